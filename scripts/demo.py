@@ -115,9 +115,10 @@ def table(reports: dict[str, Report], sweep: TargetSweep, options: Demo, minutes
     targets = {f"Decision Transformer, target {target:g}": report for target, report in sweep.reports.items()}
     result = compare(reports | targets, "T-Maze, corridor of 50 steps", "agent")
     correlation = "undefined" if sweep.spearman is None else f"{sweep.spearman:.2f}"
+    scores = "" if result.caption is None else f"\n{result.caption}"
     result.caption = (
         f"{options.steps:,} environment steps, {options.updates:,} updates, {minutes:.1f} minutes.\n"
-        f"Spearman correlation of target and achieved returns: {correlation}"
+        f"Spearman correlation of target and achieved returns: {correlation}{scores}"
     )
     return result
 

@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 import pytest
 
 from rlxf import _MODULE_OF
-from rlxf.cli import command_table
+from rlxf.cli.commands import COMMANDS as COMMAND_TABLE
 from tests.sources import imported, parsed
 
 MAY_IMPORT = {
@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "": {"agents", "attention", "collection", "envs", "evaluation"},  # rlxf/__init__.py with the public names
 }
-COMMANDS = {home.partition(":")[0] for home in command_table.COMMANDS.values()}
+COMMANDS = {home.partition(":")[0] for home in COMMAND_TABLE.values()}
 TECHNIQUES = {"positions", "patterns", "kernels", "memory", "residuals", "heads"}
 COMPOSERS = {"layer", "depth", "spec", "transformer"}
 EXTRAS = {"rlxf.attention.faiss_support": {"faiss"}}

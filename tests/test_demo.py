@@ -1,5 +1,8 @@
 """Tests of the demo: its files, and its exit status for untrained agents."""
 
+import io
+import re
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import minari
@@ -9,6 +12,7 @@ from demonstration import asking, remembering
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.data import ReferenceScores
 from rlxf.evaluation import Report, TargetSweep
 from rlxf.training import RunFolder
 from scripts import demo
@@ -31,7 +35,7 @@ DOCUMENTED = {
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory):
-    """Return exit status and folder of a demo with a single update of each agent."""
+    """Return exit status, folder and output of a demo with a single update of each agent."""
     path = tmp_path_factory.mktemp("demo") / "demo"
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
@@ -43,7 +47,9 @@ def untrained(tmp_path_factory):
             patch.setattr(demo, name, value)
         patch.setenv("MINARI_DATASETS_PATH", "")  # the demo sets it; restore it after the test
         patch.setenv("RLXF_CACHE", "")
-        return demo.main(demo.Demo(steps=4096, updates=1, run=path)), path
+        with redirect_stdout(io.StringIO()) as shown:
+            status = demo.main(demo.Demo(steps=4096, updates=1, run=path))
+        return status, path, shown.getvalue()
 
 
 def events_in(folder):
@@ -54,6 +60,22 @@ def events_in(folder):
 
 def test_untrained_agent_fails(untrained):
     assert untrained[0] == 1
+
+
+def test_progress_shows_the_mean_return(untrained):
+    assert re.search(r"steps 4,096/4,096 \| return \S+ \|", untrained[2])
+    assert re.search(r"updates 1/1 \| loss \S+ \|", untrained[2])
+
+
+def test_the_normalised_score_is_explained():
+    scale = ReferenceScores(0.1, 0.9, "a random policy and an expert")
+    report = Report(np.array([0.5, 0.5]), np.array([51, 51]), None, scale)
+    sweep = TargetSweep({1.0: report})
+    table = demo.table({"GTrXL": report}, sweep, demo.Demo(), 1.0)
+    assert "normalised score" in [column.header for column in table.columns]
+    caption = " ".join(table.caption.split())
+    assert "normalised score: 0 is a return of 0.1, 100 one of 0.9 (a random policy and an expert)" in caption
+    assert "4,000 updates" in caption
 
 
 def test_events_contain_the_documented_tags(untrained):

@@ -13,7 +13,7 @@ import pytest
 from packaging.utils import canonicalize_name
 
 import rlxf
-from rlxf.cli.command_table import COMMANDS
+from rlxf.cli.commands import COMMANDS
 from tests.lending import closure, lend, requirements
 from tests.sources import ROOT, imported, parsed
 

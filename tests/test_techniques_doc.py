@@ -2,9 +2,10 @@
 
 import re
 
+from rlxf.cli.help_text import CONTEXT_QUESTION, HEAD_QUESTION, QUESTIONS
+
 from rlxf.agents.contexts import CONTEXT_MERGERS
 from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES
-from rlxf.cli.help_text import CONTEXT_QUESTION, HEAD_QUESTION, QUESTIONS
 from rlxf.cli.technique_tables import pairs
 from tests.sources import ROOT
 
@@ -47,5 +48,5 @@ def test_page_has_the_numbers_of_techniques_and_pairs():
         (True, "{} make a causal transformer and {} are refused"),
         (False, "bidirectional transformer, the numbers are {} and {}."),
     ):
-        built = [pair.refusal is None for pair in pairs(causal)]
+        built = [pair.error is None for pair in pairs(causal)]
         assert sentence.format(sum(built), len(built) - sum(built)) in page

@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from functools import partial, reduce
 from operator import or_
 from pkgutil import resolve_name
+from shutil import get_terminal_size
+from textwrap import fill, indent
 from typing import Annotated, Any, NoReturn
 
 import tyro
@@ -18,8 +20,7 @@ from tyro.conf import Suppress, subcommand
 from tyro.constructors import ConstructorRegistry
 
 from rlxf import __version__
-from rlxf.cli.argument_checks import NotACountError
-from rlxf.cli.command_table import COMMANDS, SUMMARIES, Command
+from rlxf.cli.commands import COMMANDS, SUMMARIES, Command
 from rlxf.cli.error_reporting import (
     EXECUTION_ERRORS,
     PREPARATION_ERRORS,
@@ -30,6 +31,7 @@ from rlxf.cli.error_reporting import (
     report_errors,
     silence_disk_errors_of_threads,
 )
+from rlxf.cli.options.common import NotACountError
 from rlxf.cli.output import print_out
 from rlxf.utils.files import not_writable_by_others
 
@@ -150,42 +152,54 @@ def read_options(words: str, args: list[str]) -> Command:
         tyro.cli,
         options,
         prog=f"rlxf {words}",
+        description=_wrapped_description(options),
         default=_defaults(options, args),
         registry=_registry(options, args),
     )
     return _read_or_refuse(read, words, args)
 
 
+def _wrapped_description(options: type) -> str:
+    """Return the docstring of a command, wrapped to the width of the terminal.
+
+    Lines are indented, because tyro joins other lines again. The example can be copied: it is one line.
+    """
+    width = get_terminal_size().columns
+    text = (inspect.getdoc(options) or "").partition("\n\nArgs:")[0]
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    return "\n\n".join(
+        indent(each if each.startswith("Example:") else fill(each, width - 1, break_on_hyphens=False), " ")
+        for each in paragraphs
+    )
+
+
 def _read_or_refuse(read: Callable[..., Command], words: str, args: list[str]) -> Command:
-    """Parse the options; unknown options and invalid counts are reported before other errors."""
+    """Parse the options; unknown options and invalid counts are reported in one line."""
+    if not HELP.intersection(args):
+        refuse_unknown_options(args, option_names(read), f"rlxf {words} --help")
     try:
-        return read(args=args, console_outputs=bool(HELP.intersection(args)))
+        return read(args=args)
     except NotACountError as error:
         exit_with(error.message(args), 2)
-    except SystemExit as exit_error:
-        if exit_error.code != 2:
-            raise
-    refuse_unknown_options(args, option_names(read), f"rlxf {words} --help")
-    return read(args=args)  # tyro reports all other errors
 
 
 def _defaults(options: type, args: list[str]) -> Any:
     """Return the default options of a command with ``settings``, if published settings are named."""
     if "settings" not in inspect.signature(options).parameters:
         return tyro.MISSING_NONPROP
-    from rlxf.cli.options.published_settings import default_options, settings_name
+    from rlxf.cli.options.offline_options import default_options, settings_name
 
     name = settings_name(args)
     return tyro.MISSING_NONPROP if name is None else options(dataset=tyro.MISSING, **default_options(name))
 
 
-def _registry(options: type, args: list[str]) -> ConstructorRegistry | None:
+def _registry(options: Any, args: list[str]) -> ConstructorRegistry | None:
     """Return the tyro registry of a command with a ``core``; other commands do not import torch."""
     if "core" not in inspect.signature(options).parameters:
         return None
     from rlxf.cli.spec_options import core_registry
 
-    return core_registry(args)
+    return core_registry(args, options.core_notes)
 
 
 def show_overview(args: list[str]) -> NoReturn:

@@ -12,7 +12,7 @@ from typing import NoReturn, TextIO
 import gymnasium
 from rich import get_console
 
-from rlxf.cli.output import console, silence_output
+from rlxf.cli.output import console, end_blocks, silence_output
 from rlxf.utils.errors import FaultyEnvironmentError
 
 PREPARATION_ERRORS = (ValueError, TypeError, OSError, ImportError, NotImplementedError, gymnasium.error.Error)
@@ -107,7 +107,8 @@ def exit_on_signals() -> Iterator[None]:
 
 
 def exit_with(message: str, status: int) -> NoReturn:
-    """Print the message as one red line and exit."""
+    """Print the message as one red line, below a block that is redrawn in place, and exit."""
+    end_blocks()
     _print_line(message, "red")
     sys.exit(status)
 

@@ -43,7 +43,14 @@ def live_block() -> Iterator[Live]:
         try:
             yield live
         finally:
-            _blocks.remove(live)
+            _blocks[:] = [block for block in _blocks if block is not live]
+
+
+def end_blocks() -> None:
+    """Draw the `live_block` a last time, so that later output stands below it."""
+    for live in _blocks:
+        live.stop()
+    _blocks.clear()
 
 
 def console(stderr: bool = False) -> Console:

@@ -21,6 +21,7 @@ from stable_baselines3.common.utils import safe_mean
 
 from rlxf.cli.output import PipeSafeConsole, live_block, print_out
 from rlxf.evaluation import EvaluationCallback, TargetSweep
+from rlxf.evaluation.callback import PeriodicCallback
 
 LINE_SECONDS = 5.0
 """Seconds between two progress lines if the output is not a terminal."""
@@ -41,26 +42,34 @@ class ProgressState:
         unit: unit of progress, "steps" or "updates".
         done: number of completed steps or updates.
         total: total number, rounded up to whole rollouts or updates.
-        per_second: rate since the training was started or resumed.
-        figures: label -> value as text, e.g. of returns and losses.
+        per_second: rate since the training was started or resumed, without `evaluation_seconds`.
+        metrics: label -> value as text, e.g. of returns and losses.
         evaluation: the last evaluation and the best; "" before the first.
+        evaluation_seconds: time of evaluations and videos since the training was started or resumed.
     """
 
     unit: str
     done: int
     total: int
     per_second: float
-    figures: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, str] = field(default_factory=dict)
     evaluation: str = ""
+    evaluation_seconds: float = 0.0
 
     @property
-    def left(self) -> str:
-        """Remaining time at this rate, as hours, minutes and seconds."""
+    def remaining(self) -> str:
+        """Remaining time at this rate, without further evaluations, as hours, minutes and seconds."""
         seconds = (self.total - self.done) / self.per_second if self.per_second else 0.0
         return f"{timedelta(seconds=round(max(seconds, 0.0)))} left"
 
     @property
-    def counted(self) -> str:
+    def evaluating(self) -> str:
+        """Time of evaluations and videos as hours, minutes and seconds; "" if there were none."""
+        seconds = timedelta(seconds=round(self.evaluation_seconds))
+        return f"evaluations took {seconds}" if self.evaluation_seconds else ""
+
+    @property
+    def count(self) -> str:
         """Completed and total steps or updates."""
         return f"{self.unit} {self.done:,}/{self.total:,}"
 
@@ -72,12 +81,12 @@ class ProgressState:
     @property
     def content(self) -> tuple[Any, ...]:
         """Content of a line without the rate and the remaining time."""
-        return self.done, self.figures, self.evaluation
+        return self.done, self.metrics, self.evaluation
 
     @property
-    def metrics(self) -> list[str]:
+    def labelled(self) -> list[str]:
         """Metrics, each with its label."""
-        return [f"{label} {value}" for label, value in self.figures.items()]
+        return [f"{label} {value}" for label, value in self.metrics.items()]
 
 
 class ProgressDisplay(ABC):
@@ -86,7 +95,7 @@ class ProgressDisplay(ABC):
     every_seconds: float
 
     @abstractmethod
-    def show(self, standing: ProgressState) -> None:
+    def show(self, state: ProgressState) -> None:
         """Show the current state."""
 
 
@@ -95,10 +104,10 @@ class LineDisplay(ProgressDisplay):
 
     every_seconds = LINE_SECONDS
 
-    def show(self, standing: ProgressState) -> None:
+    def show(self, state: ProgressState) -> None:
         """Print the state as one line."""
-        parts = [standing.counted, *standing.metrics, standing.rate, standing.left, standing.evaluation]
-        print_out(" | ".join(filter(None, parts)))
+        parts = [state.count, *state.labelled, state.rate, state.remaining]
+        print_out(" | ".join(filter(None, [*parts, state.evaluating, state.evaluation])))
 
 
 class PanelDisplay(ProgressDisplay):
@@ -109,16 +118,17 @@ class PanelDisplay(ProgressDisplay):
     def __init__(self, live: Live):
         self._live = live
 
-    def show(self, standing: ProgressState) -> None:
+    def show(self, state: ProgressState) -> None:
         """Redraw the block."""
-        self._live.update(_block(standing), refresh=True)
+        self._live.update(_block(state), refresh=True)
 
 
-def _block(standing: ProgressState) -> Group:
+def _block(state: ProgressState) -> Group:
     head = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=standing.total, completed=standing.done, width=24, finished_style="green")
-    head.add_row(standing.counted, bar, standing.rate, standing.left)
-    lines = ["   ".join(standing.metrics), standing.evaluation]
+    bar = ProgressBar(total=state.total, completed=state.done, width=24, finished_style="green")
+    head.add_row(state.count, bar, state.rate, state.remaining)
+    evaluation = "; ".join(filter(None, (state.evaluation, state.evaluating)))
+    lines = ["   ".join(state.labelled), evaluation]
     return Group(head, *(Text(line) for line in lines if line))
 
 
@@ -158,9 +168,9 @@ class Progress(BaseCallback):
         view: display.
         unit: unit of progress, "steps" or "updates".
         total: total number of steps or updates.
-        figures: logged metrics to show, `ONLINE` or `OFFLINE`.
-        evaluation: callback of the evaluations during the training; None for no evaluation. It must be called
-            before this callback.
+        metrics: logged metrics to show, `ONLINE` or `OFFLINE`.
+        callbacks: callbacks of the training that are called before this one. The time of evaluations and
+            videos among them is shown separately from that of the training.
     """
 
     def __init__(
@@ -168,12 +178,14 @@ class Progress(BaseCallback):
         view: ProgressDisplay,
         unit: str,
         total: int,
-        figures: dict[str, tuple[str, int]],
-        evaluation: EvaluationCallback | None = None,
+        metrics: dict[str, tuple[str, int]],
+        callbacks: Iterable[BaseCallback] = (),
     ):
         super().__init__()
-        self.view, self.unit, self.total = view, unit, total
-        self.figures, self.evaluation = figures, evaluation
+        self.view, self.unit, self.total, self.metrics = view, unit, total, metrics
+        self._periodic = [each for each in callbacks if isinstance(each, PeriodicCallback)]
+        evaluations = (each for each in self._periodic if isinstance(each, EvaluationCallback))
+        self.evaluation = next(evaluations, None)
         self._latest = LatestValues()
         self._content: tuple[Any, ...] = ()
 
@@ -198,14 +210,15 @@ class Progress(BaseCallback):
 
     def _show(self) -> None:
         self._shown, self._evaluated = time.monotonic(), self._evaluations
-        standing = self._standing()
-        if standing.content != self._content:
-            self._content = standing.content
-            self.view.show(standing)
+        state = self._state()
+        if state.content != self._content:
+            self._content = state.content
+            self.view.show(state)
 
-    def _standing(self) -> ProgressState:
+    def _state(self) -> ProgressState:
         done = self.model.num_timesteps
-        seconds = max(time.monotonic() - self._began, 1e-9)
+        evaluation_seconds = sum(each.seconds for each in self._periodic)
+        seconds = max(time.monotonic() - self._began - evaluation_seconds, 1e-9)
         return ProgressState(
             self.unit,
             done,
@@ -213,6 +226,7 @@ class Progress(BaseCallback):
             (done - self._before) / seconds,
             self._episode_metrics() | self._logged_metrics(),
             "" if self.evaluation is None else describe_evaluation(self.evaluation),
+            evaluation_seconds,
         )
 
     def _episode_metrics(self) -> dict[str, str]:
@@ -225,7 +239,7 @@ class Progress(BaseCallback):
         logged = self._latest.values | dict(self.logger.name_to_value)
         return {
             label: f"{factor * logged[tag]:.3g}"
-            for label, (tag, factor) in self.figures.items()
+            for label, (tag, factor) in self.metrics.items()
             if tag in logged
         }
 
@@ -250,18 +264,17 @@ def progress(
     enabled: bool,
     unit: str,
     total: int,
-    figures: dict[str, tuple[str, int]],
-    evaluations: Iterable[EvaluationCallback] = (),
+    metrics: dict[str, tuple[str, int]],
+    callbacks: Iterable[BaseCallback] = (),
 ) -> Iterator[list[BaseCallback]]:
     """Yield a list with the callback that shows progress, or an empty list.
 
     Args:
         enabled: whether progress is shown.
-        unit, total, figures: as in `Progress`.
-        evaluations: at most one evaluation callback, whose results are shown.
+        unit, total, metrics, callbacks: as in `Progress`.
     """
     if not enabled:
         yield []
         return
     with view() as display:
-        yield [Progress(display, unit, total, figures, next(iter(evaluations), None))]
+        yield [Progress(display, unit, total, metrics, callbacks)]

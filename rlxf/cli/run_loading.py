@@ -1,28 +1,30 @@
-"""Agents and environments from run folders and checkpoints."""
+"""Agents and environments of runs, and the reports of their checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import torch
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.pretraining import MaskedPretraining
-from rlxf.cli.finalize_run import DATASTORE_SUFFIX
+from rlxf.cli.finalize_run import DATASTORE_SUFFIX, tables
+from rlxf.cli.options.common import Device
 from rlxf.cli.options.env_options import EnvOptions, check_env_trust, json_object
 from rlxf.cli.options.offline_options import make_offline_env
+from rlxf.cli.output import print_out
 from rlxf.cli.spec_options import parse_technique
-from rlxf.evaluation.targets import validate_targets
+from rlxf.evaluation import Report, TargetSweep
+from rlxf.evaluation.sweep import validate_targets
 from rlxf.training import RunFolder, load_normalizer
 
-PRETRAINING = "pretraining"
-"""Name of a pretraining in ``config.json``."""
-SOURCES: dict[str, Any] = {
-    PRETRAINING: MaskedPretraining,
-    "decision_transformer": DecisionTransformer,
-    "gtrxl": GTrXLPPO,
-}
+GTRXL, OFFLINE, PRETRAINING = "gtrxl", "decision_transformer", "pretraining"
+"""Names of agents in ``config.json``."""
+SOURCES: dict[str, Any] = {PRETRAINING: MaskedPretraining, OFFLINE: DecisionTransformer, GTRXL: GTrXLPPO}
+"""Name of an agent -> class with weights for `load_initial_weights`."""
+Agent = GTrXLPPO | DecisionTransformer
 
 
 def load_initial_weights(agent: Any, folder: Path | None) -> None:
@@ -40,16 +42,13 @@ def load_initial_weights(agent: Any, folder: Path | None) -> None:
     agent.load_pretrained(SOURCES[name].load(run.checkpoint, device="cpu"))
 
 
-Device = Literal["auto", "cpu", "cuda"]
-GTRXL, OFFLINE = "gtrxl", "decision_transformer"
-"""Names of agents in ``config.json``."""
-KNOWN = f"; supported agents are {GTRXL} and {OFFLINE}"
-WEIGHTS = ", which cannot act: use its weights with rlxf train --pretrained"
-Agent = GTrXLPPO | DecisionTransformer
-
-
 def make_env(
-    run: RunFolder, env: str | None, env_kwargs: dict[str, Any], n_envs: int, trust: bool = False
+    run: RunFolder,
+    env: str | None,
+    env_kwargs: dict[str, Any],
+    n_envs: int,
+    trust: bool = False,
+    seed: int | None = None,
 ) -> VecEnv:
     """Make environments for the agent of a run, with raw observations.
 
@@ -59,13 +58,14 @@ def make_env(
         env_kwargs: arguments of the environment. Without ``env`` they update those of the run.
         n_envs: number of environments.
         trust: use the full description of the environment in the run and its datasets, including code.
+        seed: seed of the environments of a `GTrXLPPO`; None for random seeds.
 
     Raises:
         ValueError, TypeError: if the environment does not exist, the agent of the run is unknown, or its
             environment needs trust.
     """
     if agent_name(run) == GTRXL:
-        return EnvOptions.of_run(run.config, env, env_kwargs, trust).make(n_envs, None)
+        return EnvOptions.of_run(run.config, env, env_kwargs, trust).make(n_envs, seed)
     agent = DecisionTransformer.load(run.checkpoint, device="cpu", trust=trust)
     if trust and agent.dataset_info.env_wrappers:  # wrappers are code: only the datasets contain them
         agent = DecisionTransformer.load(
@@ -169,6 +169,35 @@ def agent_name(run: RunFolder) -> str:
         ValueError: if this agent is not supported here.
     """
     name = run.config.get("agent")
-    if name not in (GTRXL, OFFLINE):
-        raise ValueError(f"{run.path} is a run of agent {name!r}{WEIGHTS if name == PRETRAINING else KNOWN}")
-    return name
+    if name in (GTRXL, OFFLINE):
+        return name
+    advice = f"; supported agents are {GTRXL} and {OFFLINE}"
+    if name == PRETRAINING:
+        advice = ", which cannot act: use its weights with rlxf train --pretrained"
+    raise ValueError(f"{run.path} is a run of agent {name!r}{advice}")
+
+
+def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | TargetSweep]) -> None:
+    """Print one table per checkpoint. If the best checkpoint equals the last one, only one table is printed.
+
+    Args:
+        agents: checkpoint name -> agent, of the last and the best checkpoint.
+        reports: checkpoint name -> report.
+    """
+    first, *others = agents
+    equal = [name for name in others if _equal_checkpoints(agents[first], agents[name])]
+    shown = {name: report for name, report in reports.items() if name not in equal}
+    for table in tables(shown, {name: agents[name].num_timesteps for name in shown}):
+        print_out(table)
+    if equal:
+        print_out("the best checkpoint has the same weights as the last one, so one table is shown for both")
+
+
+def _equal_checkpoints(one: Any, other: Any) -> bool:
+    """Return whether two agents have the same step and weights."""
+    if one.num_timesteps != other.num_timesteps or one.core != other.core:
+        return False
+    weights, others = one.policy.state_dict(), other.policy.state_dict()
+    return weights.keys() == others.keys() and all(
+        torch.equal(weights[name], others[name]) for name in weights
+    )

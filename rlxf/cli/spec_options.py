@@ -3,10 +3,10 @@
 import json
 import re
 import warnings
-from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from difflib import get_close_matches
 from functools import partial, reduce
 from operator import and_, or_
 from typing import Annotated, Any, get_type_hints
@@ -25,7 +25,7 @@ from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.registry import COMBINATORS, HEADS, OPTIONAL, TECHNIQUES, technique_from_json
-from rlxf.cli.help_text import QUESTIONS
+from rlxf.cli.options.common import given_options
 
 NONE, FIT_MEMORY = "None", "fitting"
 CHOOSABLE = {
@@ -38,6 +38,8 @@ The pattern ``fitting`` is the largest one that fits the memory: a token attends
 earlier tokens as the memory holds.
 """
 
+STEM = 4
+"""Letters that two words of one stem have in common, e.g. "rotary" and "rotate"."""
 OPERATORS = {"|": or_, "&": and_}
 """Operators that join patterns, in the order of increasing precedence, as in Python."""
 
@@ -50,8 +52,25 @@ def match_name(axis: str, text: str) -> str:
     """
     name = _match(axis, text)
     if name is None:
-        raise ValueError(f"unknown {axis} {text!r}; choose one of {', '.join(CHOOSABLE[axis])}")
+        near = _similar_name(axis, text)
+        hint = f"did you mean {near}? Choose" if near else "choose"
+        raise ValueError(f"unknown {axis} {text!r}; {hint} one of {', '.join(CHOOSABLE[axis])}")
     return name
+
+
+def _similar_name(axis: str, text: str) -> str | None:
+    """Return the most similar name, else the first technique whose summary has a word of the same stem."""
+    plain = {name.lower(): name for name in CHOOSABLE[axis]}
+    spelled = [plain[name] for name in get_close_matches(text.lower(), plain, n=1)]
+    techniques = HEADS if axis == "head" else TECHNIQUES[axis]
+    stem = re.compile(rf"\b{re.escape(text[:STEM])}", re.IGNORECASE)
+    described = [name for name, technique in techniques.items() if stem.search(summary(technique))]
+    return next(iter(spelled + (described if len(text) >= STEM else [])), None)
+
+
+def summary(technique: type) -> str:
+    """Return the first paragraph of a technique's docstring in one line."""
+    return " ".join((technique.__doc__ or "").split("\n\n")[0].split())
 
 
 def is_description(axis: str, text: str) -> bool:
@@ -81,15 +100,10 @@ def parse_technique(axis: str, text: str) -> Any:
 
 def given_techniques(args: Sequence[str]) -> dict[str, str]:
     """Return axis -> name or description given with ``--core.AXIS``, without names that do not exist."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    for axis in TECHNIQUES:
-        parser.add_argument(f"--core.{axis}", dest=axis, nargs="?")
-    given = vars(parser.parse_known_args(args)[0])
-    return {axis: name for axis, text in given.items() if (name := _chosen(axis, text or ""))}
-
-
-def _chosen(axis: str, text: str) -> str | None:
-    return text if is_description(axis, text) else _match(axis, text)
+    given = given_options(args, *(f"core.{axis}" for axis in TECHNIQUES))
+    texts = {option.removeprefix("core."): text for option, text in given.items()}
+    names = {axis: text if is_description(axis, text) else _match(axis, text) for axis, text in texts.items()}
+    return {axis: name for axis, name in names.items() if name}
 
 
 def _operator(axis: str, text: str) -> str | None:
@@ -105,6 +119,22 @@ def _match(axis: str, text: str) -> str | None:
     return next((name for name in CHOOSABLE[axis] if name.lower() == plain), None)
 
 
+QUESTIONS = {
+    "position": "how are token positions encoded?",
+    "pattern": "which keys may a query attend to?",
+    "kernel": "how is attention computed?",
+    "memory": "what is kept of previous segments?",
+    "residual": "how is a sublayer's output added to the residual stream?",
+    "depth": "how many layers process a token?",
+}
+"""Axis of `TransformerSpec` -> question."""
+NOTES = {
+    "position": "If this option is not given and the default is incompatible with the other choices, a "
+    "compatible position is used instead, with a warning.",
+    "pattern": f"The pattern {FIT_MEMORY} lets a token attend to itself and to as many earlier tokens as the "
+    "memory holds; without a memory it is Full.",
+}
+"""Axis -> explanation of its default."""
 SCALAR_OPTIONS = {
     "width": "Model width: features per token. 64 suits small observations, and 128 to 384 suit images.",
     "layers": "Number of layers. Each layer extends the reach of the memory by the memory length.",
@@ -114,7 +144,7 @@ SCALAR_OPTIONS = {
     "norm": "Position of the layer norm: before each sublayer (pre) or after it (post).",
     "final_norm": "Apply a final layer norm to the output.",
     "activation": "Activation function of the feed-forward sublayer.",
-    "dropout": "Dropout probability of attention weights and features. It must be 0 for PPO.",
+    "dropout": "Dropout probability of attention weights and features.",
 }
 """Help texts of the fields of `TransformerSpec` that are not techniques. Agents fix the remaining fields:
 they are causal and have no cross-attention."""
@@ -124,15 +154,19 @@ OTHER_POSITIONS = (RoPE(), Sinusoidal(), ALiBi(), None)
 """Position techniques to try, in this order, if the default is incompatible with the other choices."""
 
 
-def core_registry(args: Sequence[str]) -> ConstructorRegistry:
+def core_registry(args: Sequence[str], notes: Mapping[str, str]) -> ConstructorRegistry:
     """Return the tyro registry that parses a `TransformerSpec`.
 
     The available options depend on the techniques named in ``args``: ``--core.residual.bias 1`` needs
     ``--core.residual gru-gate``. A JSON object contains its options:
     ``--core.pattern '{"name": "Window", "size": 9}'``.
+
+    Args:
+        args: arguments of the command line.
+        notes: name of a scalar option -> sentence that is added to its help text.
     """
     registry = ConstructorRegistry()
-    registry.struct_rule(partial(_spec_rule, given_techniques(args), _names_position(args)))
+    registry.struct_rule(partial(_spec_rule, given_techniques(args), _names_position(args), notes))
     return registry
 
 
@@ -173,14 +207,14 @@ def _names_position(args: Sequence[str]) -> bool:
 
 
 def _spec_rule(
-    names: dict[str, str], position_named: bool, info: StructTypeInfo
+    names: dict[str, str], position_named: bool, notes: Mapping[str, str], info: StructTypeInfo
 ) -> StructConstructorSpec | None:
     if info.type is not TransformerSpec:
         return None
     types = get_type_hints(TransformerSpec)
+    texts = {name: f"{text} {notes.get(name, '')}".strip() for name, text in SCALAR_OPTIONS.items()}
     sizes = [
-        StructFieldSpec(name, types[name], getattr(info.default, name), SCALAR_OPTIONS[name])
-        for name in SCALAR_OPTIONS
+        StructFieldSpec(name, types[name], getattr(info.default, name), text) for name, text in texts.items()
     ]
     axes = [
         field for axis in TECHNIQUES for field in _axis(axis, getattr(info.default, axis), names.get(axis))
@@ -192,10 +226,9 @@ def _spec_rule(
 def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec]:
     """Yield the field that chooses a technique, and the options of the named or the default technique."""
     default_name = FIT_MEMORY if axis == "pattern" else NONE if default is None else type(default).__name__
-    several = "One of the following, or several joined by & and |; fitting means all keys within the memory:"
-    of = several if axis in COMBINATORS else "One of"
-    description = f"{QUESTIONS[axis].capitalize()} {of} {', '.join(CHOOSABLE[axis])}."
-    yield StructFieldSpec(axis, _name_type(axis), default_name, description)
+    of = "One of the following, or several joined by & and |:" if axis in COMBINATORS else "One of"
+    description = f"{QUESTIONS[axis].capitalize()} {of} {', '.join(CHOOSABLE[axis])}. {NOTES.get(axis, '')}"
+    yield StructFieldSpec(axis, _name_type(axis), default_name, description.strip())
     technique = TECHNIQUES[axis].get(name or default_name)
     if technique is not None and fields(technique):
         options = default if type(default) is technique else technique()

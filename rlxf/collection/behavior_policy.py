@@ -11,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.type_aliases import PolicyPredictor
 
-from rlxf.evaluation.targets import validate_targets
+from rlxf.evaluation.sweep import validate_targets
 
 
 class RandomActions:
@@ -110,7 +110,7 @@ class BehaviorPolicy:
         mixed = "" if self.random_share == 0 else f" with {self.random_share:.3g} of random actions"
         return type(self.agent).__name__ + target + mixed
 
-    def player(self, action_space: spaces.Space[Any], seed: int) -> PolicyPredictor:
+    def make_policy(self, action_space: spaces.Space[Any], seed: int) -> PolicyPredictor:
         """Return an object with SB3's ``predict`` that acts according to this policy, except the target."""
         if self.agent is None or self.random_share == 1:
             return RandomActions(action_space, seed)
@@ -130,12 +130,12 @@ def plan_policies(
     targets = [None] if target_returns is None else validate_targets(target_returns, None)
     if not mix:
         raise ValueError("mix must have at least one fraction of random actions, from 0 to 1, got none")
-    skills = [BehaviorPolicy(*combination) for combination in product(agents, mix, targets)]
-    if not skills:
+    policies = [BehaviorPolicy(*combination) for combination in product(agents, mix, targets)]
+    if not policies:
         raise ValueError(f"there is no agent to record: got agents {list(agents)} and mix {list(mix)}")
-    if episodes < len(skills):
+    if episodes < len(policies):
         raise ValueError(
-            f"episodes must be at least {len(skills)}, one for each combination of agent, fraction of random "
-            f"actions and target return, got {episodes}"
+            f"episodes must be at least {len(policies)}, one for each combination of agent, fraction of "
+            f"random actions and target return, got {episodes}"
         )
-    return skills
+    return policies

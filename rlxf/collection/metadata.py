@@ -91,7 +91,7 @@ def _check_spec(spec: EnvSpec, env: VecEnv) -> EnvSpec:
 
 
 def build_metadata(
-    skills: Sequence[BehaviorPolicy],
+    policies: Sequence[BehaviorPolicy],
     counts: Sequence[int],
     spec: EnvSpec | None,
     references: ReferenceScores | None,
@@ -102,7 +102,7 @@ def build_metadata(
     """Return Minari metadata: policies and their episodes, seed, versions and reference scores.
 
     Args:
-        skills: policies that were recorded.
+        policies: policies that were recorded.
         counts: number of episodes of each policy.
         spec: spec of the environment; None if unknown.
         references: reference scores; None if unknown.
@@ -110,8 +110,12 @@ def build_metadata(
         author: author of the dataset; None for no author.
         algorithm_name: algorithm name; None for the names of the agents' classes.
     """
-    names = dict.fromkeys("random" if skill.agent is None else type(skill.agent).__name__ for skill in skills)
-    played = "; ".join(f"{count} episodes of {skill}" for skill, count in zip(skills, counts, strict=True))
+    names = dict.fromkeys(
+        "random" if policy.agent is None else type(policy.agent).__name__ for policy in policies
+    )
+    played = "; ".join(
+        f"{count} episodes of {policy}" for policy, count in zip(policies, counts, strict=True)
+    )
     env_name = "An environment without a spec" if spec is None else spec.id
     versions = f"Recorded by rlxf {__version__} with gymnasium {gymnasium.__version__}, seed {seed}."
     source = "" if references is None else f" Reference scores: {references.source}."

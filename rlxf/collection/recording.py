@@ -1,4 +1,4 @@
-"""Recording of episodes into a Minari dataset."""
+"""Recording of episodes of vector environments into a Minari dataset."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,16 +8,16 @@ import minari
 import numpy as np
 import torch
 from minari.data_collector import EpisodeBuffer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from rlxf.collection.behavior_policy import Agent, BehaviorPolicy, plan_policies
 from rlxf.collection.metadata import build_metadata, measure_reference_scores, recreatable_spec
-from rlxf.collection.recorder import Recorder
-from rlxf.collection.storage import check_new, storage_space, write_dataset
+from rlxf.collection.storage import check_new, first_non_finite, stack, storage_space, write_dataset
 from rlxf.data import ReferenceScores
-from rlxf.envs.batches import is_filler
+from rlxf.envs.batches import is_filler, row_of
 from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from rlxf.evaluation.environment import (
     EnvLike,
@@ -25,42 +25,142 @@ from rlxf.evaluation.environment import (
     warn_of_missing_statistics,
     with_training_normalization,
 )
-from rlxf.evaluation.episode_counter import quotas
+from rlxf.evaluation.episodes import episode_progress
+from rlxf.evaluation.rollout import play, quotas
+from rlxf.utils.errors import FaultyEnvironmentError
+
+
+class EpisodeRecord:
+    """Buffer of the observations, actions and rewards of a running episode.
+
+    Args:
+        observation: first observation.
+    """
+
+    def __init__(self, observation: Any):
+        self._observations = [observation]
+        self._actions: list[NDArray[Any]] = []
+        self._rewards: list[float] = []
+
+    def add(self, action: NDArray[Any], reward: float, observation: Any) -> None:
+        """Add a step: the action, its reward and the next observation."""
+        self._actions.append(action)
+        self._rewards.append(reward)
+        self._observations.append(observation)
+
+    def finish(self, truncated: bool) -> EpisodeBuffer:
+        """Return the complete episode of T steps and T + 1 observations.
+
+        Args:
+            truncated: mark the last step as truncated instead of terminated.
+
+        Raises:
+            FaultyEnvironmentError: if an observation or a reward is NaN or infinite.
+        """
+        buffer = EpisodeBuffer(
+            observations=stack(self._observations),
+            actions=np.stack(self._actions),
+            rewards=np.array(self._rewards, np.float32),
+            terminations=self._is_last() & (not truncated),
+            truncations=self._is_last() & truncated,
+        )
+        _check(buffer)
+        return buffer
+
+    def _is_last(self) -> NDArray[np.bool_]:
+        return np.arange(len(self._rewards)) == len(self._rewards) - 1
+
+
+def _check(episode: EpisodeBuffer) -> None:
+    for name, rows in (("observation", episode.observations), ("reward", episode.rewards)):
+        row = first_non_finite(rows)
+        if row is not None:
+            raise FaultyEnvironmentError(f"the {name} of step {row} of an episode is NaN or infinite")
+
+
+class Recorder(VecEnvWrapper):
+    """Wrapper that records every step of parallel environments without changing it.
+
+    It must be inside all wrappers that change observations and rewards for the agent, such as
+    ``VecNormalize``, in order to record raw values. Filler rows (`GymnasiumVecEnv`) are left out.
+
+    Raises:
+        FaultyEnvironmentError: from ``step``, if an environment raises, or an observation or a reward of an
+            episode is NaN or infinite.
+    """
+
+    def __init__(self, venv: VecEnv):
+        super().__init__(venv)
+        self._episodes: list[EpisodeRecord] = []
+        self._finished: list[tuple[int, EpisodeBuffer]] = []
+
+    def pop_finished(self) -> list[tuple[int, EpisodeBuffer]]:
+        """Return the episodes that ended since the last call, each with the index of its environment."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def reset(self) -> VecEnvObs:
+        """Start an episode in every environment, and discard running episodes."""
+        observations = self.venv.reset()
+        self._finished = []
+        self._episodes = [EpisodeRecord(row_of(observations, i)) for i in range(self.num_envs)]
+        return observations
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Keep a copy of the actions, (E, ...), and pass them on."""
+        self._actions = np.array(actions)
+        self.venv.step_async(actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Step all environments and record the results."""
+        try:
+            observations, rewards, dones, infos = self.venv.step_wait()
+        except Exception as error:  # environments may raise any exception
+            raise FaultyEnvironmentError(f"an environment failed: {error!r}") from error
+        fillers = is_filler(infos)
+        for i, info in enumerate(infos):
+            row, is_step = row_of(observations, i), not fillers[i]
+            if is_step:
+                next_observation = info["terminal_observation"] if dones[i] else row
+                self._episodes[i].add(self._actions[i], float(rewards[i]), next_observation)
+            if dones[i] and is_step:
+                truncated = bool(info.get("TimeLimit.truncated", False))
+                self._finished.append((i, self._episodes[i].finish(truncated=truncated)))
+            if dones[i] or not is_step:
+                self._episodes[i] = EpisodeRecord(row)
+        return observations, rewards, dones, infos
 
 
 def rollout_episodes(
-    skill: BehaviorPolicy, env: VecEnv, episodes: int, deterministic: bool, seed: int
+    policy: BehaviorPolicy, env: VecEnv, episodes: int, deterministic: bool, seed: int
 ) -> Iterator[EpisodeBuffer]:
     """Yield episodes of a policy in the order in which they end, an equal share from each environment.
 
     Args:
-        skill: policy to play.
+        policy: policy to play.
         env: environments without ``VecNormalize``.
         episodes: number of episodes.
         deterministic: use the most likely action instead of a sample.
         seed: seed of the random actions and of the environments; environment i gets ``seed + i``.
     """
     recorder = Recorder(env)
-    agent_env = with_training_normalization(skill.agent, recorder)
-    warn_of_missing_statistics(skill.agent, agent_env)
-    if skill.target_return is not None:
-        agent_env = ReturnToGo(agent_env, skill.target_return)
-    player = skill.player(env.action_space, seed)
+    agent_env = with_training_normalization(policy.agent, recorder)
+    warn_of_missing_statistics(policy.agent, agent_env)
+    if policy.target_return is not None:
+        agent_env = ReturnToGo(agent_env, policy.target_return)
     env.seed(seed)
-    missing = quotas(episodes, env.num_envs)
-    obs, state, starts = agent_env.reset(), None, np.ones(env.num_envs, dtype=bool)
-    while missing.any():
-        actions, state = player.predict(obs, state, starts, deterministic)  # type: ignore[arg-type]
-        obs, _, dones, infos = agent_env.step(actions)
-        starts = dones | is_filler(infos)
-        for i, episode in recorder.take():
-            if missing[i]:
-                missing[i] -= 1
+    remaining = quotas(episodes, env.num_envs)
+    for _ in play(policy.make_policy(env.action_space, seed), agent_env, deterministic):
+        for i, episode in recorder.pop_finished():
+            if remaining[i]:
+                remaining[i] -= 1
                 yield episode
+        if not remaining.any():
+            return
 
 
 def record(
-    skills: Sequence[BehaviorPolicy],
+    policies: Sequence[BehaviorPolicy],
     env: VecEnv,
     dataset_id: str,
     episodes: int,
@@ -76,12 +176,12 @@ def record(
     check_new(dataset_id)
     _check_raw(env)
     observation_space = storage_space(env.observation_space)
-    counts = quotas(episodes, len(skills)).tolist()
-    with _seeded_sampling(skills, seed), _bar(progress_bar) as progress:
-        references = reference_scores or measure_reference_scores(skills[0], env, seed)
+    counts = quotas(episodes, len(policies)).tolist()
+    with _seeded_sampling(policies, seed), episode_progress(progress_bar) as progress:
+        references = reference_scores or measure_reference_scores(policies[0], env, seed)
         spec = recreatable_spec(env)
-        metadata = build_metadata(skills, counts, spec, references, seed, author, algorithm_name)
-        recorded = _episodes(skills, counts, env, deterministic, seed)
+        metadata = build_metadata(policies, counts, spec, references, seed, author, algorithm_name)
+        recorded = _episodes(policies, counts, env, deterministic, seed)
         return write_dataset(
             dataset_id,
             progress.track(recorded, total=episodes, description="collect"),
@@ -93,24 +193,24 @@ def record(
 
 
 def _episodes(
-    skills: Sequence[BehaviorPolicy], counts: Sequence[int], env: VecEnv, deterministic: bool, seed: int
+    policies: Sequence[BehaviorPolicy], counts: Sequence[int], env: VecEnv, deterministic: bool, seed: int
 ) -> Iterator[EpisodeBuffer]:
     """Yield the episodes of one policy after the other, with different environment seeds for each policy."""
-    for number, (skill, count) in enumerate(zip(skills, counts, strict=True)):
-        yield from rollout_episodes(skill, env, count, deterministic, seed + number * env.num_envs)
+    for number, (policy, count) in enumerate(zip(policies, counts, strict=True)):
+        yield from rollout_episodes(policy, env, count, deterministic, seed + number * env.num_envs)
 
 
 @contextmanager
-def _seeded_sampling(skills: Sequence[BehaviorPolicy], seed: int) -> Iterator[None]:
+def _seeded_sampling(policies: Sequence[BehaviorPolicy], seed: int) -> Iterator[None]:
     """Context manager that seeds the sampling of actions and restores the global generators at the end.
 
     Agents sample with the global generator of torch; DQN uses that of NumPy. The random actions of DQN come
     from its action space, which is seeded, too, but not restored.
     """
     numpy_state = np.random.get_state()  # noqa: NPY002  # the generator that SB3 draws from
-    for skill in skills:
-        if isinstance(skill.agent, BaseAlgorithm):
-            skill.agent.action_space.seed(seed)
+    for policy in policies:
+        if isinstance(policy.agent, BaseAlgorithm):
+            policy.agent.action_space.seed(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
@@ -118,11 +218,6 @@ def _seeded_sampling(skills: Sequence[BehaviorPolicy], seed: int) -> Iterator[No
             yield
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002
-
-
-def _bar(enabled: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, disable=not enabled)
 
 
 def _check_raw(env: VecEnv) -> None:
@@ -194,12 +289,12 @@ def collect(
         UserWarning: if no spec that a dataset can store recreates the environment.
     """
     agents: list[Any] = list(agent) if isinstance(agent, list | tuple) else [agent]
-    skills = plan_policies(agents, mix, target_returns, episodes)
+    policies = plan_policies(agents, mix, target_returns, episodes)
     if n_envs < 1:
         raise ValueError(f"n_envs must be at least 1, got {n_envs}")
-    with as_vectorized(env, min(n_envs, -(-episodes // len(skills)))) as vec_env:
+    with as_vectorized(env, min(n_envs, -(-episodes // len(policies)))) as vec_env:
         return record(
-            skills,
+            policies,
             vec_env,
             dataset_id,
             episodes,

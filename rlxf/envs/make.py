@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.spaces import check_playable
-from rlxf.envs.specs import argument_errors, make_single, register_envs
+from rlxf.envs.specs import creation_errors, make_single, register_envs
 from rlxf.envs.stateful_env import ActionReplay
 from rlxf.envs.vector import as_vec_env
 from rlxf.envs.workers import Workers, WorkerVecEnv
@@ -123,6 +123,8 @@ def make_vec_env(
             processes than environments.
         TypeError: if the environment does not accept env_kwargs, or a space is not supported
             (`check_playable`).
+        DependencyNotInstalled: if the environment needs an extra of rlxf that is not installed; the message
+            has the command that installs it.
     """
     if n_envs < 1:
         raise ValueError(f"n_envs must be at least 1, got {n_envs}")
@@ -240,7 +242,7 @@ def _own_vector_form(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) -> VecE
 
     Next-step autoreset costs one filler row per episode.
     """
-    with argument_errors(spec, kwargs):
+    with creation_errors(spec, kwargs):
         env = gymnasium.make_vec(spec.id, n_envs, vectorization_mode="vector_entry_point", **kwargs)
     if env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
         return as_vec_env(env)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, register, registry
 
+from rlxf.utils.extras import install_command
+
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv  # loads torch
 
@@ -81,21 +83,33 @@ class TransparentWrapper(gymnasium.Wrapper):
 UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
+EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
+"""Module of environments -> extra of rlxf with the packages that they need."""
+
+
 def make_single(spec: EnvSpec, **kwargs: Any) -> gymnasium.Env:
-    """Call ``gymnasium.make(spec, **kwargs)`` with the errors of `argument_errors`."""
-    with argument_errors(spec, kwargs):
+    """Call ``gymnasium.make(spec, **kwargs)`` with the errors of `creation_errors`."""
+    with creation_errors(spec, kwargs):
         return gymnasium.make(spec, **kwargs)
 
 
 @contextmanager
-def argument_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Replace a TypeError from the creation of an environment by one that names the environment.
+def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
+    """Name the environment in errors of its creation, and the extra of rlxf that it needs.
 
     Raises:
         TypeError: with the unknown argument and the accepted ones, or with the arguments that were passed.
+        DependencyNotInstalled: with the command that installs the extra in `EXTRAS`.
     """
     try:
         yield
+    except gymnasium.error.DependencyNotInstalled as error:
+        extra = next((extra for module, extra in EXTRAS.items() if module in str(spec.entry_point)), None)
+        if extra is None:
+            raise
+        raise gymnasium.error.DependencyNotInstalled(
+            f"{spec.id} needs packages that are not installed; install them with: {install_command(extra)}"
+        ) from error
     except TypeError as error:
         match = UNEXPECTED.search(str(error))
         if match is not None and match[1] in kwargs:

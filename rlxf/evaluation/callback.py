@@ -1,10 +1,12 @@
-"""Callback that evaluates an agent every so many steps."""
+"""Callbacks that act every so many steps, and the one that evaluates the agent."""
 
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization, unwrap_vec_normalize
 
@@ -15,37 +17,79 @@ from rlxf.evaluation.sweep import TargetSweep
 
 
 class PeriodicCallback(BaseCallback):
-    """Callback that calls `act` every ``every_steps`` training steps, counted from step 0 of the agent.
+    """Callback that calls `on_interval` every ``every_steps`` training steps, from step 0 of the agent.
+
+    The training waits for the calls. With a ``budget``, a call is left out if the environment steps of all
+    calls would then exceed this multiple of the training steps so far. This rule uses no clock, so equal
+    trainings make equal calls.
 
     Args:
-        every_steps: interval between calls, in environment steps over all environments.
+        every_steps: interval between calls, in environment steps over all environments; in updates for an
+            agent that learns offline.
+        budget: largest number of environment steps of all calls for each training step; None for no limit.
+
+    Attributes:
+        played: number of environment steps of all calls.
+        seconds: wall-clock time of all calls since the training was started or resumed.
+        on_env_step: function that is called before each environment step of a call, or None. An exception
+            that it raises ends the call and the training, e.g. after Ctrl-C.
 
     Raises:
         ValueError: if every_steps is less than 1.
     """
 
-    def __init__(self, every_steps: int):
+    def __init__(self, every_steps: int, budget: float | None = None):
         if every_steps < 1:
             raise ValueError(f"every_steps must be at least 1, got {every_steps}")
         super().__init__()
-        self.every_steps = every_steps
+        self.every_steps, self.budget = every_steps, budget
+        self.played, self.seconds = 0, 0.0
+        self.on_env_step: Callable[[], object] | None = None
         self._due = every_steps
 
+    def is_due(self, step: int) -> bool:
+        """Return whether a call is due after ``step`` training steps; the budget may still forbid it."""
+        return step >= self._due
+
     def _on_training_start(self) -> None:
-        self._due = self._next_due()
+        self._due, self.seconds = self._next_due(), 0.0
 
     def _on_step(self) -> bool:
-        if self.num_timesteps >= self._due:
+        if self.is_due(self.num_timesteps):
             self._due = self._next_due()
-            self.act()
+            if self._allowed():
+                start = time.monotonic()
+                self.played += self.on_interval()
+                self.seconds += time.monotonic() - start
         return True
 
     def _next_due(self) -> int:
         return (self.num_timesteps // self.every_steps + 1) * self.every_steps
 
+    def _allowed(self) -> bool:
+        return self.budget is None or self.played + self.expected_steps() <= self.budget * self.num_timesteps
+
+    @property
+    def _training_length(self) -> float | None:
+        """Mean length of the last training episodes; None if there are none."""
+        lengths = [episode["l"] for episode in self.model.ep_info_buffer or ()]
+        return float(np.mean(lengths)) if lengths else None
+
     @abstractmethod
-    def act(self) -> None:
-        """Perform the action of the callback."""
+    def on_interval(self) -> int:
+        """Act, and return the number of environment steps that this took."""
+
+    @abstractmethod
+    def expected_steps(self) -> float:
+        """Return the expected number of environment steps of the next call."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state that a resumed training needs, as JSON."""
+        return {"played": self.played}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Load a `state`."""
+        self.played = state["played"]
 
 
 SEED = 500_000
@@ -58,6 +102,7 @@ class EvaluationCallback(PeriodicCallback):
     All evaluations use the same seed and thus the same episodes, so they differ only by the agent.
     Observations are normalized as in training; a ``VecNormalize`` around ``env`` gets its statistics.
     Evaluations do not affect the training: the states of the global random generators are restored.
+    With a ``budget``, the agent is evaluated at least once: at the end, if it could not be evaluated before.
 
     The maximum of many evaluations is biased upwards. Evaluate the agent in ``best_path`` on other episodes,
     for example with `evaluate`, and report it in addition to the last checkpoint, not instead of it.
@@ -73,6 +118,9 @@ class EvaluationCallback(PeriodicCallback):
         seed: seed of the environments.
         best_path: path at which the agent is saved after each new highest mean return; None to save nothing.
         on_new_best: function without arguments, called before each such save, e.g. to save related files.
+        budget: see `PeriodicCallback`; None for an evaluation at every interval.
+        episode_length: expected number of steps of an episode before the first evaluation, for an agent that
+            has no training episodes.
 
     Attributes:
         reports: `Report` of each evaluation, of the first target, by the number of steps before it.
@@ -96,8 +144,10 @@ class EvaluationCallback(PeriodicCallback):
         seed: int | None = SEED,
         best_path: str | Path | None = None,
         on_new_best: Callable[[], object] | None = None,
+        budget: float | None = None,
+        episode_length: float = 0.0,
     ):
-        super().__init__(every_steps)
+        super().__init__(every_steps, budget)
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {episodes}")
         self.env = env
@@ -107,12 +157,28 @@ class EvaluationCallback(PeriodicCallback):
         self.seed = seed
         self.target_returns = target_returns
         self.best_path, self.on_new_best = best_path, on_new_best
+        self.episode_length = episode_length
         self.reports: dict[int, Report] = {}
         self.last: Report | TargetSweep | None = None
         self.best: float | None = None
         self.best_step: int | None = None
 
-    def act(self) -> None:
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due after ``step`` training steps, or must be the only one."""
+        return super().is_due(step) or self._must_be_last(step)
+
+    def _must_be_last(self, step: int) -> bool:
+        return self.budget is not None and self.best is None and step >= self.model._total_timesteps
+
+    def _allowed(self) -> bool:
+        return super()._allowed() or self._must_be_last(self.num_timesteps)
+
+    def expected_steps(self) -> float:
+        """Return the expected steps of an evaluation, from the last one or from training episodes."""
+        length = max(self.episode_length, self._training_length or 0.0)
+        return self.episodes * len(self.target_returns or (None,)) * length
+
+    def on_interval(self) -> int:
         """Evaluate and log; save the agent if it is the best so far."""
         if isinstance(self.env, VecEnv) and unwrap_vec_normalize(self.env) is not None:
             sync_envs_normalization(self.training_env, self.env)
@@ -122,6 +188,10 @@ class EvaluationCallback(PeriodicCallback):
         self.reports[self.num_timesteps] = report
         if self.best is None or report.mean > self.best:
             self._save_best(report.mean)
+        reports = self.last.reports.values() if isinstance(self.last, TargetSweep) else [self.last]
+        lengths = np.concatenate([each.lengths for each in reports])
+        self.episode_length = float(lengths.mean())
+        return int(lengths.sum())
 
     def _evaluate(self) -> Report | TargetSweep:
         return evaluate(
@@ -133,15 +203,19 @@ class EvaluationCallback(PeriodicCallback):
             n_envs=self.n_envs,
             seed=self.seed,
             logger=self.logger,
+            on_step=self.on_env_step,
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the best mean return and its step, as JSON, for a resumed training."""
-        return {"best": self.best, "best_step": self.best_step}
+        """Return the best mean return and its step, and the cost so far, as JSON, for a resumed training."""
+        best = {"best": self.best, "best_step": self.best_step}
+        return super().state() | best | {"episode_length": self.episode_length}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Load a `state`; earlier reports are not restored."""
+        super().load_state(state)
         self.best, self.best_step = state["best"], state["best_step"]
+        self.episode_length = state["episode_length"]
 
     def _save_best(self, mean: float) -> None:
         self.best, self.best_step = mean, self.num_timesteps

@@ -4,21 +4,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
-from typing import Any, overload
+from typing import overload
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.envs.batches import is_filler, rows_of
-from rlxf.envs.sb3_vec_env import pause_envs, watch_processes
-from rlxf.envs.step_checks import check_finite
+from rlxf.envs.sb3_vec_env import watch_processes
 from rlxf.envs.wrappers.return_to_go import ReturnToGo
 from rlxf.evaluation.environment import (
     EnvLike,
@@ -29,59 +23,9 @@ from rlxf.evaluation.environment import (
     warn_of_filler_rows,
     warn_of_missing_statistics,
 )
-from rlxf.evaluation.episode_counter import EpisodeCounter, accumulated_score, monitored_score, quotas
 from rlxf.evaluation.report import Report, write_scalars
-from rlxf.evaluation.sweep import TargetSweep
-from rlxf.evaluation.targets import check_return_conditioned, data_range, validate_targets
-
-
-class ActiveEnvPolicy:
-    """Agent for E environments that predicts only for the active ones.
-
-    Episodes differ in length, so few environments are active at the end of an evaluation. Inactive
-    environments repeat their last action without a prediction. This needs an agent without state, or a state
-    with ``rows(mask)``, which selects environments. For other agents, all E environments stay active.
-
-    Args:
-        agent: object with SB3's ``predict``.
-        n_envs: number of environments E.
-        deterministic: use the most likely action instead of a sample.
-    """
-
-    def __init__(self, agent: PolicyPredictor, n_envs: int, deterministic: bool):
-        self._agent, self._deterministic = agent, deterministic
-        self._rows = np.arange(n_envs)
-        self._state: Any = None
-        self._actions: NDArray[Any] | None = None
-
-    def act(self, observation: Any, starts: NDArray[np.bool_], playing: NDArray[np.bool_]) -> NDArray[Any]:
-        """Return the actions (E, ...).
-
-        Args:
-            observation: observation of all environments.
-            starts: mask of the environments at the start of an episode, (E,).
-            playing: mask of the active environments, (E,). An inactive environment stays inactive.
-        """
-        if self._actions is not None:  # the first step predicts for all, so each has an action to repeat
-            self._select(playing[self._rows])
-        predicted, self._state = self._agent.predict(
-            rows_of(observation, self._rows),
-            state=self._state,
-            episode_start=starts[self._rows],
-            deterministic=self._deterministic,
-        )
-        actions = np.array(predicted) if self._actions is None else self._actions.copy()
-        actions[self._rows] = predicted
-        self._actions = actions
-        return actions
-
-    def _select(self, playing: NDArray[np.bool_]) -> None:
-        if playing.all() or not (self._state is None or hasattr(self._state, "rows")):
-            return
-        self._rows = self._rows[playing]
-        if self._state is not None:
-            self._state = self._state.rows(torch.from_numpy(playing))
-
+from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, play, quotas
+from rlxf.evaluation.sweep import TargetSweep, check_return_conditioned, data_range, validate_targets
 
 SEED = 1_000_000
 """Default seed, far from typical training seeds, so generated levels are new to the agent."""
@@ -99,6 +43,7 @@ def evaluate(
     seed: int | None = SEED,
     progress_bar: bool = False,
     logger: Logger | SummaryWriter | None = None,
+    on_step: Callable[[], object] | None = None,
 ) -> Report: ...
 
 
@@ -114,6 +59,7 @@ def evaluate(
     seed: int | None = SEED,
     progress_bar: bool = False,
     logger: Logger | SummaryWriter | None = None,
+    on_step: Callable[[], object] | None = None,
 ) -> TargetSweep: ...
 
 
@@ -128,6 +74,7 @@ def evaluate(
     seed: int | None = SEED,
     progress_bar: bool = False,
     logger: Logger | SummaryWriter | None = None,
+    on_step: Callable[[], object] | None = None,
 ) -> Report | TargetSweep:
     """Play whole episodes in parallel environments and report the returns.
 
@@ -153,6 +100,8 @@ def evaluate(
         progress_bar: show a progress bar.
         logger: logger or writer for ``log`` of the report, at step ``agent.num_timesteps``. For an agent with
             adaptive depth, also for ``eval/mean_depth``, the mean number of layer passes per token.
+        on_step: function that is called before each step of the environments; an exception that it raises
+            ends the evaluation.
 
     Raises:
         ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite,
@@ -171,13 +120,16 @@ def evaluate(
         check_return_conditioned(agent)
     warn_of_one_episode(episodes)
     targets = None if target_returns is None else validate_targets(target_returns, data_range(agent))
-    with prepared_env(agent, env, min(n_envs, episodes), seed) as vec_env, _bar(progress_bar) as progress:
+    with (
+        prepared_env(agent, env, min(n_envs, episodes), seed) as vec_env,
+        episode_progress(progress_bar) as progress,
+    ):
         warn_of_filler_rows(agent, vec_env)
         warn_of_missing_statistics(agent, vec_env)
         watch_processes(vec_env)
         _depth_of(agent)  # resets the count of passes before the evaluation
-        play = partial(_play, agent, episodes=episodes, deterministic=deterministic, progress=progress)
-        report = play(vec_env) if targets is None else _sweep(play, vec_env, targets, seed, data_range(agent))
+        run = partial(_run, agent, episodes, deterministic, progress, on_step)
+        report = run(vec_env) if targets is None else _sweep(run, vec_env, targets, seed, data_range(agent))
     if logger is not None:
         step = getattr(agent, "num_timesteps", 0)
         if depth := _depth_of(agent):
@@ -194,7 +146,7 @@ def _depth_of(agent: PolicyPredictor) -> dict[str, float]:
 
 
 def _sweep(
-    play: Callable[[VecEnv], Report],
+    run: Callable[[VecEnv], Report],
     env: VecEnv,
     targets: list[float],
     seed: int | None,
@@ -209,34 +161,32 @@ def _sweep(
         wrapper.target_return = target
         if seed is not None:
             env.seed(seed)
-        reports[target] = play(env)
+        reports[target] = run(env)
     return TargetSweep(reports, return_range)
 
 
-def _play(
-    agent: PolicyPredictor, env: VecEnv, episodes: int, deterministic: bool, progress: Progress
+def _run(
+    agent: PolicyPredictor,
+    episodes: int,
+    deterministic: bool,
+    progress: Progress,
+    on_step: Callable[[], object] | None,
+    env: VecEnv,
 ) -> Report:
-    tally = EpisodeCounter(
-        quotas(episodes, env.num_envs), monitored_score if is_monitored(env) else accumulated_score
-    )
+    """Play the episodes, and return their report."""
+    score = monitored_score if is_monitored(env) else accumulated_score
+    counter = EpisodeCounter(quotas(episodes, env.num_envs), score)
     task = progress.add_task("evaluate", total=episodes)
-    player = ActiveEnvPolicy(agent, env.num_envs, deterministic)
-    obs, starts = env.reset(), np.ones(env.num_envs, dtype=bool)
-    for step in count():
-        check_finite("observation", obs, step)
-        playing = tally.missing > 0
-        obs, rewards, dones, infos = env.step(player.act(obs, starts, playing))
-        tally.add(raw_rewards(env, rewards), dones, infos)
-        pause_envs(env, np.flatnonzero(playing & (tally.missing == 0)).tolist())
-        # A filler row is part of no episode, so the agent resets its state after it.
-        starts = dones | is_filler(infos)
-        progress.update(task, completed=tally.count)
-        if not tally.missing.any():
+    for rewards, dones, infos in play(agent, env, deterministic, lambda: counter.remaining > 0, on_step):
+        counter.add(raw_rewards(env, rewards), dones, infos)
+        progress.update(task, completed=counter.count)
+        if not counter.remaining.any():
             break
-    return replace(tally.report(), references=reference_scores_of(agent, env))
+    return replace(counter.report(), references=reference_scores_of(agent, env))
 
 
-def _bar(enabled: bool) -> Progress:
+def episode_progress(enabled: bool) -> Progress:
+    """Return a progress bar of episodes, which shows nothing unless it is enabled."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, disable=not enabled)
 

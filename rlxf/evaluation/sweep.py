@@ -1,12 +1,14 @@
 """Evaluation at several target returns, comparison of reports, and a plot of achieved over target returns."""
 
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy  # its submodules load lazily; scipy.stats takes a second
@@ -15,6 +17,7 @@ from stable_baselines3.common.logger import Figure as LoggedFigure
 from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
 
+from rlxf.envs.wrappers.return_to_go import is_return_conditioned
 from rlxf.evaluation.report import Report, explain_scores, write_scalars
 from rlxf.utils.tables import Table, Tabular
 
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def compare(reports: Mapping[str, Report], title: str, heading: str) -> Table:
+def compare(
+    reports: Mapping[str, Report], title: str = "Comparison of agents", heading: str = "agent"
+) -> Table:
     """Return a table with a row per report: episodes, returns, and success rate and score if available.
 
     Nothing is averaged over rows, so the table can compare the last and the best checkpoint of a run.
@@ -81,6 +86,10 @@ def write_figure(
         logger.record(tag, LoggedFigure(draw(), close=False), exclude=OTHERS)
 
 
+MIN_RANKED = 3
+"""Smallest number of targets with a rank correlation; with two, it can only be -1 or 1."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class TargetSweep(Tabular):
     """Reports of a return-conditioned agent for several target returns.
@@ -120,9 +129,9 @@ class TargetSweep(Tabular):
     def spearman(self) -> float | None:
         """Spearman's rank correlation of targets and mean returns, from -1 to 1.
 
-        It is None with fewer than two targets, or if all mean returns are equal: it is then undefined.
+        It is None with fewer than three targets, where it has no meaning, or if all mean returns are equal.
         """
-        if len(self.reports) < 2 or np.ptp(self.achieved) == 0:
+        if len(self.reports) < MIN_RANKED or np.ptp(self.achieved) == 0:
             return None
         return float(scipy.stats.spearmanr(self.targets, self.achieved).statistic)
 
@@ -161,7 +170,7 @@ class TargetSweep(Tabular):
     def table(self) -> Table:
         """Return a table with a row for each target, which ``print`` renders."""
         by_name = {f"{target:g}": report for target, report in self.reports.items()}
-        title = f"Requested and achieved, Spearman's rank correlation {self._correlation}"
+        title = ", ".join(filter(None, ("Requested and achieved", self._correlation)))
         return compare(by_name, title, "target")
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -193,13 +202,15 @@ class TargetSweep(Tabular):
         )
         if self.data_range is not None:
             axes.axvspan(*self.data_range, color="tab:green", alpha=0.1, label="returns in the data")
-        axes.set(xlabel="target return", ylabel="achieved return", title=f"Spearman {self._correlation}")
+        axes.set(xlabel="target return", ylabel="achieved return", title=self._correlation)
         axes.legend()
         return figure
 
     @property
     def _correlation(self) -> str:
-        return "undefined" if self.spearman is None else f"{self.spearman:.2f}"
+        """Spearman's rank correlation in words; "" with fewer than three targets."""
+        value = "undefined" if self.spearman is None else f"{self.spearman:.2f}"
+        return "" if len(self.reports) < MIN_RANKED else f"Spearman's rank correlation {value}"
 
 
 def _of_target(report: Report) -> dict[str, float]:
@@ -213,3 +224,50 @@ def _of_target(report: Report) -> dict[str, float]:
         "normalized_score": report.normalized_score,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def validate_targets(targets: Sequence[float], data_range: tuple[float, float] | None) -> list[float]:
+    """Return the targets as floats; warn about those outside the range of returns in the data.
+
+    Raises:
+        ValueError: if there is no target, or a target is not finite or a duplicate.
+    """
+    values = [float(target) for target in targets]
+    if not values or not all(map(math.isfinite, values)) or len(set(values)) < len(values):
+        raise ValueError(
+            f"target_returns must be one or more finite numbers without duplicates, got {list(targets)}"
+        )
+    if data_range is not None:
+        _warn_outside(values, *data_range)
+    return values
+
+
+def check_return_conditioned(agent: Any) -> None:
+    """Raise if the agent is known not to be conditioned on a return.
+
+    Agents trained offline, and agents with the observation space of `ReturnToGo`, are conditioned.
+
+    Raises:
+        ValueError: if the agent is not conditioned on a return.
+    """
+    space = getattr(agent, "observation_space", None)
+    if data_range(agent) is None and space is not None and not is_return_conditioned(space):
+        raise ValueError(
+            f"target_returns needs an agent that is conditioned on a return, such as DecisionTransformer, "
+            f"got {type(agent).__name__}: leave target_returns out"
+        )
+
+
+def data_range(agent: Any) -> tuple[float, float] | None:
+    """Return the smallest and the largest return of an episode in the agent's data; None if unknown."""
+    return getattr(agent, "return_range", None)
+
+
+def _warn_outside(targets: list[float], low: float, high: float) -> None:
+    outside = [target for target in targets if not low <= target <= high]
+    if outside:
+        warnings.warn(
+            f"target returns {', '.join(f'{target:g}' for target in outside)} are outside the range of "
+            f"returns in the data, {low:g} to {high:g}: the agent must extrapolate",
+            stacklevel=4,
+        )

@@ -3,7 +3,9 @@
 import math
 import os
 import sys
+from collections.abc import Callable
 from io import BytesIO
+from itertools import islice
 from typing import Any
 
 import gymnasium
@@ -19,6 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from rlxf.evaluation.callback import PeriodicCallback
 from rlxf.evaluation.environment import prepared_env
 from rlxf.evaluation.episodes import SEED
+from rlxf.evaluation.rollout import play
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 DRIVER = "SDL_VIDEODRIVER"
@@ -133,7 +136,11 @@ class FrameRecorder(gymnasium.Wrapper):
 
 
 def record_frames(
-    agent: PolicyPredictor, env: gymnasium.Env, seed: int | None, deterministic: bool
+    agent: PolicyPredictor,
+    env: gymnasium.Env,
+    seed: int | None,
+    deterministic: bool,
+    on_step: Callable[[], object] | None = None,
 ) -> NDArray[np.uint8]:
     """Play an episode, at most 500 steps, and return its T frames, uint8 (T, H, W, 3).
 
@@ -142,14 +149,12 @@ def record_frames(
         env: environment created with ``render_mode="rgb_array"``; it stays open.
         seed: seed of the episode.
         deterministic: use the most likely action instead of a sample.
+        on_step: function that is called before each step; an exception that it raises ends the episode.
     """
     filmed = FrameRecorder(env)
     with prepared_env(agent, filmed, 1, seed) as vec_env:
-        obs, state, starts = vec_env.reset(), None, np.ones(1, dtype=bool)
-        for _ in range(MAX_STEPS):
-            actions, state = agent.predict(obs, state, starts, deterministic)  # type: ignore[arg-type]
-            obs, _, starts, _ = vec_env.step(actions)
-            if starts[0]:
+        for _, dones, _ in islice(play(agent, vec_env, deterministic, on_step=on_step), MAX_STEPS):
+            if dones[0]:
                 break
     return np.stack(filmed.episodes[0])
 
@@ -185,13 +190,14 @@ class VideoCallback(PeriodicCallback):
     """Record a video of an episode at regular intervals for TensorBoard's images, with tag ``eval/video``.
 
     All videos use the same seed and end after at most 500 steps. Observations are normalized as in training.
-    Without TensorBoard, no episode is played.
+    Without TensorBoard, no episode is played. A frame costs about as much time as ten steps of a training.
 
     Args:
         env: environment created with ``render_mode="rgb_array"``; not the training environment.
         every_steps: interval between videos, in environment steps over all environments.
         deterministic: use the most likely action instead of a sample.
         seed: seed of the environment.
+        budget: see `PeriodicCallback`; None for a video at every interval.
 
     Raises:
         ValueError: if the environment renders no images, or every_steps is less than 1.
@@ -205,17 +211,24 @@ class VideoCallback(PeriodicCallback):
         *,
         deterministic: bool = True,
         seed: int | None = SEED,
+        budget: float | None = None,
     ):
-        super().__init__(every_steps)
+        super().__init__(every_steps, budget)
         check_rendering(env)
         self.env = env
         self.deterministic = deterministic
         self.seed = seed
 
-    def act(self) -> None:
+    def expected_steps(self) -> float:
+        """Return the mean length of the last training episodes, at most 500."""
+        return min(self._training_length or 0.0, MAX_STEPS)
+
+    def on_interval(self) -> int:
         """Record an episode, which the logger writes with the scalars of the rollout."""
         if not attach_gifs(self.logger):
-            return
-        frames = torch.from_numpy(record_frames(self.model, self.env, self.seed, self.deterministic))
-        video = Video(frames.permute(0, 3, 1, 2)[None], self.env.metadata.get("render_fps") or FPS)
-        self.logger.record("eval/video", video, exclude=EXCLUDED_FORMATS)
+            return 0
+        frames = record_frames(self.model, self.env, self.seed, self.deterministic, self.on_env_step)
+        video = torch.from_numpy(frames).permute(0, 3, 1, 2)[None]
+        fps = self.env.metadata.get("render_fps") or FPS
+        self.logger.record("eval/video", Video(video, fps), exclude=EXCLUDED_FORMATS)
+        return len(frames) - 1

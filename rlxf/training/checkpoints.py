@@ -49,6 +49,11 @@ class StopRequest:
 
     signal: Signals | None = None
 
+    def check(self) -> None:
+        """Raise `Interrupted` if a stop was requested, to end work that a resumed training repeats."""
+        if self.signal is not None:
+            raise Interrupted(self.signal)
+
     def handle_signal(self, number: int, frame: FrameType | None = None) -> None:
         """Record a stop request (signal handler), and restore the default handler of SIGINT."""
         self.signal = Signals(number)
@@ -223,6 +228,9 @@ class CheckpointWriter(BaseCallback):
             document "stateful" of the file, for their ``load_state``.
         stop: stop request. Once it is set, the callback saves the agent at the next moment from which
             training can be resumed, and stops training. None: no stop request is possible.
+        save_before: function of a number of steps that returns whether work that a stop request interrupts,
+            e.g. an evaluation, is due by then. The agent is then saved at the last moment before this work
+            from which training can be resumed, so that the work can be repeated. None: there is no such work.
 
     Attributes:
         stopped: whether the callback stopped training, after it saved the agent.
@@ -240,17 +248,20 @@ class CheckpointWriter(BaseCallback):
         every_seconds: float = EVERY_SECONDS,
         stateful: Mapping[str, Stateful] | None = None,
         stop: StopRequest | None = None,
+        save_before: Callable[[int], bool] | None = None,
     ):
         super().__init__()
         if not every_seconds >= 0:
             raise ValueError(f"every_seconds must be at least 0, got {every_seconds}")
         self.folder, self.every_seconds = folder, every_seconds
         self.stateful, self.stop, self.stopped = dict(stateful or {}), stop or StopRequest(), False
+        self.save_before = save_before or (lambda step: False)
         self.ranks = process_group()
         self._writer = BackgroundWriter()
 
     def _on_training_start(self) -> None:
         self._last, self._saved = time.monotonic(), self._progress()
+        self._moment = self.model.num_timesteps
 
     def _on_rollout_start(self) -> None:
         self._save_if_due()
@@ -278,10 +289,20 @@ class CheckpointWriter(BaseCallback):
 
     def _synchronize(self) -> tuple[int, bool]:
         """Return the signal that any process received (0: none), and whether a checkpoint is due."""
-        own = self.stop.signal or 0
-        due = self.ranks.writes and time.monotonic() - self._last >= self.every_seconds
-        agreed = self.ranks.all_reduce_max(2 * own + (due and not self._writer.busy))
+        own, ahead = self.stop.signal or 0, self._next_moment()
+        due = time.monotonic() - self._last >= self.every_seconds and not self._writer.busy
+        due = self.ranks.writes and (due or self.save_before(ahead))
+        agreed = self.ranks.all_reduce_max(2 * own + due)
         return agreed // 2, agreed % 2 == 1
+
+    def _next_moment(self) -> int:
+        """Return the expected number of steps at the next moment from which training can be resumed."""
+        before, self._moment = self._moment, self.model.num_timesteps
+        return 2 * self._moment - before
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is written."""
+        self._writer.wait()
 
     def save(self) -> None:
         """Save a checkpoint now."""

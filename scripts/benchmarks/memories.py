@@ -140,7 +140,7 @@ class Memories:
         callback = TimedEvaluations(tests, self.episodes, self.steps // self.evaluations)
         start = time.process_time()
         agent.learn(self.steps, callback=callback)
-        training = 1000 * (time.process_time() - start - callback.seconds) / agent.num_timesteps
+        training = 1000 * (time.process_time() - start - callback.processor_seconds) / agent.num_timesteps
         step = step_in_episode(agent, make_vec_env("rlxf/TMaze-v0", 1, seed, env_kwargs=task))
         acting = 1000 * median(processor_seconds(step) for _ in range(CALLS))
         curve = [(step, report.success_rate or 0.0) for step, report in callback.reports.items()]
@@ -171,11 +171,14 @@ class Memories:
 class TimedEvaluations(EvaluationCallback):
     """Evaluation callback that measures its CPU time."""
 
-    seconds = 0.0
+    processor_seconds = 0.0
 
-    def act(self) -> None:
-        """Evaluate and add the CPU time to ``seconds``."""
-        self.seconds += processor_seconds(super().act)
+    def on_interval(self) -> int:
+        """Evaluate and add the CPU time to ``processor_seconds``."""
+        start = time.process_time()
+        steps = super().on_interval()
+        self.processor_seconds += time.process_time() - start
+        return steps
 
 
 def cells(runs: list[Run], name: str) -> list[str]:

@@ -12,6 +12,7 @@ from demonstration.remembering import CORRIDOR, TASK
 from rlxf import DecisionTransformer, collect
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.attention import XL, TransformerSpec
+from rlxf.cli.progress import OFFLINE, progress
 from rlxf.data import load_trajectories
 from rlxf.evaluation import Report
 from rlxf.training import RunFolder, linear
@@ -64,7 +65,8 @@ def train(run: RunFolder) -> DecisionTransformer:
         seed=run.config["seed"],
     )
     agent.set_logger(run.make_logger())
-    agent.learn(run.config["updates"], progress_bar=True)
+    with progress(True, "updates", run.config["updates"], OFFLINE) as display:
+        agent.learn(run.config["updates"], display)
     agent.save(run.checkpoint)
     return agent
 

@@ -13,6 +13,7 @@ from stable_baselines3.common.callbacks import CheckpointCallback
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
+from rlxf.cli.progress import ONLINE, progress
 from rlxf.evaluation import EvaluationCallback, Report, VideoCallback
 from rlxf.training import RunFolder
 
@@ -62,7 +63,9 @@ def train(run: RunFolder, stages: int, episodes: int) -> tuple[GTrXLPPO, dict[in
     checkpoints = CheckpointCallback(max(1, every // agent.n_envs), str(run.path / STAGES))
     video = VideoCallback(gymnasium.make(TASK, render_mode="rgb_array"), every_steps=steps)
     diagnostics = [AttentionMapCallback(), MemoryCallback(), HistogramCallback(), video]
-    agent.learn(steps, [evaluations, checkpoints, *diagnostics], progress_bar=True)
+    callbacks = [evaluations, checkpoints, *diagnostics]
+    with progress(True, "steps", steps, ONLINE, callbacks) as display:
+        agent.learn(steps, [*callbacks, *display])
     agent.save(run.checkpoint)
     return agent, evaluations.reports
 

@@ -134,7 +134,7 @@ def test_missing_contrib_is_named(tmp_path, monkeypatch):
 
 
 def test_importing_rlxf_does_not_import_sb3_import():
-    modules = "import sys, rlxf, rlxf.cli.commands.collect"
+    modules = "import sys, rlxf, rlxf.cli.commands.datasets"
     script = f"{modules}; print({{'torch', 'stable_baselines3'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "set()\n"
 

@@ -104,8 +104,18 @@ def test_last_and_best_checkpoint_are_reported_separately(offline, capsys):
         assert events.Scalars("eval/mean_reward")[-1].step == step
 
 
+def test_equal_checkpoints_have_one_table(finished, capsys, tmp_path):
+    shutil.copytree(finished, tmp_path / "equal")
+    shutil.copy(finished / "checkpoint.zip", tmp_path / "equal/best.zip")
+    main(["evaluate", "equal", "--episodes", "3", "--no-progress-bar"])
+    shown = capsys.readouterr().out
+    assert shown.count("Evaluation over 3 episodes") == 1
+    assert "the best checkpoint has the same weights as the last one" in shown
+    assert EventAccumulator("equal/evaluation-best").Reload().Scalars("eval/mean_reward")
+
+
 def test_several_target_returns_are_evaluated(offline, capsys, tmp_path):
-    args = ["--target-returns", "1", "0", "--episodes", "2", "--no-progress-bar"]
+    args = ["--target-returns", "1", "0", "2", "--episodes", "2", "--no-progress-bar"]
     main(["evaluate", offline, *args])
     assert capsys.readouterr().out.count("Spearman") == 2
     assert (tmp_path / offline / "evaluation/targets.png").stat().st_size > 1000

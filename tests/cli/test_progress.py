@@ -4,16 +4,21 @@ import io
 import json
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.live import Live
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
 
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.cli import main, output, progress
-from rlxf.cli.options.logging_options import interval
+from rlxf.cli.error_reporting import exit_with
 from rlxf.cli.output import PipeSafeConsole
 from rlxf.cli.progress import LineDisplay, PanelDisplay, ProgressState
+from rlxf.cli.training_command import interval
+from rlxf.evaluation import EvaluationCallback, callback
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole
 
@@ -63,7 +68,7 @@ def test_a_single_rollout_shows_its_update_without_repeated_lines(capsys):
 
 
 def test_progress_of_an_offline_training(data, capsys):
-    main([*OFFLINE, "--target-returns", "9", "3"])
+    main([*OFFLINE, "--target-returns", "9", "3", "--evaluate-every", "1"])
     found = lines(capsys.readouterr().out)
     assert found[-1].startswith("updates 4/4 | loss ")
     assert re.search(r"evaluation at 4: 9 -> \S+, 3 -> \S+; best \S+ at [1-4]$", found[-1])
@@ -114,6 +119,78 @@ def test_other_output_is_printed_above_the_block(capsys):
     assert capsys.readouterr().out == "afterwards\n"
 
 
+def test_the_last_message_stands_below_the_block(monkeypatch):
+    """On a terminal, the block is drawn a last time before the message, and not again afterwards."""
+    shown = io.StringIO()
+    terminal = partial(PipeSafeConsole, file=shown, force_terminal=True, width=120)
+    monkeypatch.setattr(output, "PipeSafeConsole", terminal)
+
+    def stop():
+        with output.live_block() as live:
+            PanelDisplay(live).show(ProgressState("steps", 10, 40, 10.0))
+            exit_with("stopped by SIGINT; resume with: rlxf resume run", 75)
+
+    with pytest.raises(SystemExit):
+        stop()
+    before, message, after = shown.getvalue().partition("resume with")
+    assert message
+    assert "steps 10/40" in before
+    assert "steps 10/40" not in after
+
+
+class Clock:
+    """Fake clock for progress and evaluations."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Evaluations(EvaluationCallback):
+    """Evaluations of 100 seconds without episodes."""
+
+    def __init__(self, clock):
+        super().__init__("CartPole-v1", every_steps=10)
+        self.clock = clock
+
+    def on_interval(self):
+        self.clock.now += 100.0
+        return 0
+
+
+class Shown(LineDisplay):
+    """Display that keeps all states."""
+
+    def __init__(self):
+        self.states = []
+
+    def show(self, state):
+        self.states.append(state)
+
+
+def test_the_rate_and_the_remaining_time_do_not_include_evaluations(monkeypatch):
+    """A step takes a second: 40 steps take 40 seconds, and 4 evaluations take 400."""
+    clock, shown = Clock(), Shown()
+    monkeypatch.setattr(callback, "time", clock)
+    monkeypatch.setattr(progress, "time", clock)
+
+    class Second(BaseCallback):
+        def _on_step(self):
+            clock.now += 1.0
+            return True
+
+    evaluations = Evaluations(clock)
+    display = progress.Progress(shown, "steps", 40, {}, [evaluations])
+    agent = PPO("MlpPolicy", "CartPole-v1", n_steps=20, batch_size=20, n_epochs=1, device="cpu")
+    agent.learn(40, [Second(), evaluations, display])
+    states = {state.done: state for state in shown.states}
+    assert {state.per_second for state in shown.states} == {1.0}
+    assert states[20].remaining == "0:00:20 left"
+    took = [states[done].evaluating for done in (1, 20, 40)]
+    assert took == ["", "evaluations took 0:03:20", "evaluations took 0:06:40"]
+
+
 def test_lines_are_printed_without_a_terminal(capsys):
     with progress.view() as view:
         assert isinstance(view, LineDisplay)
@@ -155,7 +232,7 @@ def test_the_best_checkpoint_is_saved_by_default(capsys, data):
     assert best.num_timesteps in (32, 64)
     assert f"at step {best.num_timesteps}, saved in run/best.zip\n" in output
     assert Path("run/best-normalizer.zip").is_file()
-    assert json.loads(Path("run/config.json").read_text())["evaluate_every"] == 32
+    assert json.loads(Path("run/config.json").read_text())["evaluate_every"] is None
     main([*OFFLINE[:-1], "offline", "--quiet"])
     best = DecisionTransformer.load("offline/best.zip", device="cpu")
     assert f"at update {best.num_timesteps}, saved in offline/best.zip\n" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from rlxf import GTrXLPPO
 from rlxf.cli import main
 from rlxf.cli.commands.train_gtrxl import TrainGTrXL
 from rlxf.cli.entry_point import parse
+from rlxf.evaluation import EvaluationCallback
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import BackgroundWriter
 from tests.cli.running import refused
@@ -120,6 +121,58 @@ def test_a_signal_stops_the_run_after_the_current_update(whole, at_update, capsy
     assert_same_runs(whole.path, Path("cut"))
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_signal_ends_an_evaluation_at_its_next_step(whole, monkeypatch, capsys, number):
+    """The resumed run repeats the evaluation with the weights and statistics of its step."""
+    evaluated, evaluate = [], EvaluationCallback.on_interval
+
+    def interrupted(self):
+        evaluated.append(self.num_timesteps)
+        check, steps = self.on_env_step, []
+
+        def signal_at_the_second_step():
+            steps.append(None)
+            if len(steps) == 2 and len(evaluated) == number:
+                os.kill(os.getpid(), signal.SIGINT)
+            check()
+
+        self.on_env_step = signal_at_the_second_step
+        try:
+            return evaluate(self)
+        finally:
+            self.on_env_step = check
+            assert len(steps) == 2 or len(evaluated) < number
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluationCallback, "on_interval", interrupted)
+        with pytest.raises(SystemExit) as left:
+            main(["train", "gtrxl", *TINY, "--checkpoint-seconds", "1000", "--run", "cut"])
+    assert left.value.code == 75
+    assert "stopped by SIGINT; resume with: rlxf resume cut" in capsys.readouterr().err
+    newest = RunFolder.reopen("cut").checkpoints.newest()
+    before = GTrXLPPO.load(newest, device="cpu").num_timesteps
+    assert evaluated[-1] - ROLLOUT <= before < evaluated[-1]
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+def test_a_run_interrupted_in_its_first_rollout_begins_again(monkeypatch):
+    def stop(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        self.on_env_step()
+
+    every = ["--evaluate-every", "10"]
+    main(["train", "gtrxl", *TINY, *every, "--run", "whole"])
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluationCallback, "on_interval", stop)
+        with pytest.raises(SystemExit) as left:
+            main(["train", "gtrxl", *TINY, *every, "--checkpoint-seconds", "1000", "--run", "cut"])
+    assert left.value.code == 75
+    assert not Path("cut/checkpoint.zip").exists()
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(Path("whole"), Path("cut"))
+
+
 def test_a_signal_during_the_last_update_stops_the_run(whole, at_update, capsys):
     at_update(ROLLOUTS, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
     with pytest.raises(SystemExit) as left:
@@ -155,7 +208,7 @@ def test_resume_repeats_a_failed_evaluation(whole, monkeypatch, capsys):
         raise OSError("no display")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.commands.train_gtrxl.evaluate", fail)
+        patch.setattr("rlxf.cli.training_command.evaluate", fail)
         assert "resume with: rlxf resume cut" in refused(capsys, "train", "gtrxl", *TINY, "--run", "cut")
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
@@ -177,6 +230,6 @@ def test_options_are_read_from_the_run(whole):
     original = parse(["train", "gtrxl", *TINY, "--run", "whole"])
     options = TrainGTrXL.of_run(whole, original.progress_bar)
     assert options.policy == "MlpGTrXLPolicy"
-    parts = ("task", "processes", "learner", "looks", "core")
+    parts = ("task", "processes", "learner", "tensorboard", "core")
     for name in (*parts, "total_timesteps", "seed", "checkpoint_seconds"):
         assert getattr(options, name) == getattr(original, name)

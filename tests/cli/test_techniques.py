@@ -12,9 +12,8 @@ from rlxf.attention import ALiBi, Dilated, FixedColumns, Linformer, TransformerS
 from rlxf.attention.positions.base import Position
 from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES
 from rlxf.cli import main
-from rlxf.cli.commands.techniques import with_memory
-from rlxf.cli.help_text import QUESTIONS, summary
-from rlxf.cli.technique_tables import distinct_masks, mask_image, pairs, read_pattern
+from rlxf.cli.spec_options import QUESTIONS, summary
+from rlxf.cli.technique_tables import distinct_masks, mask_image, pairs, read_pattern, with_memory
 from tests.cli.running import refused
 
 
@@ -75,19 +74,19 @@ def test_incompatible_pairs_are_listed(capsys, monkeypatch):
     shown = capsys.readouterr().out
     for causal in (True, False):
         every = list(pairs(causal))
-        valid = sum(pair.refusal is None for pair in every)
+        valid = sum(pair.error is None for pair in every)
         line = f"causal={causal}: {valid} pairs of techniques are compatible, {len(every) - valid} are not"
         assert line in shown
     sizes = [len(techniques) + (axis in OPTIONAL) for axis, techniques in TECHNIQUES.items()]
     assert len(every) == sum(math.prod(two) for two in combinations(sizes, 2))
     rows = [[cell.strip() for cell in line.split("│")] for line in shown.splitlines()]
-    refused = [[*pair.names, pair.refusal] for pair in pairs(causal=True) if pair.refusal]
+    refused = [[*pair.names, pair.error] for pair in pairs(causal=True) if pair.error]
     assert ["position XLRelative", "kernel Linformer"] in [names for *names, _ in refused]
     assert [row[1:4] for row in rows if len(row) == 5] == refused
 
 
 def test_pairs_are_rejected_with_the_message_of_the_spec():
-    alibi = {pair.names[1]: pair.refusal for pair in pairs(causal=False) if pair.names[0] == "position ALiBi"}
+    alibi = {pair.names[1]: pair.error for pair in pairs(causal=False) if pair.names[0] == "position ALiBi"}
     assert alibi["kernel Softmax"] is None
     with pytest.raises(ValueError, match="Linformer") as refused:
         TransformerSpec(position=ALiBi(), kernel=Linformer(), causal=False)

@@ -19,7 +19,6 @@ from rlxf.agents.decision_transformer import KZL, ODT, Imitation
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objectives import OBJECTIVES
 from rlxf.cli import main
-from rlxf.cli.commands.train_dt import TrainDecisionTransformer
 from rlxf.cli.entry_point import parse
 from rlxf.cli.options.offline_options import OfflineOptions
 from rlxf.training import RunFolder
@@ -194,13 +193,6 @@ def test_arguments_of_the_environment(data, env, capsys):
     shutil.rmtree("run/evaluation")
     main([*again, "--env-kwargs", '{"sutton_barto_reward": false}'])
     assert mean_reward("run/evaluation") > 5
-
-
-def test_runs_without_newer_options_can_be_resumed(data):
-    train("--dataset", data, "--run", "run", "--episodes", "0")
-    config = json.loads(Path("run/config.json").read_text())
-    del config["env_kwargs"], config["settings"]
-    assert TrainDecisionTransformer.of_run(RunFolder(Path("run"), config), True).env_kwargs == {}
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import GTrXLPPO, TransformerSpec
-from rlxf.agents.gtrxl.policy import POLICIES
+from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
 from rlxf.attention.registry import TECHNIQUES
 from rlxf.cli import main
 from rlxf.cli.entry_point import parse
 from rlxf.cli.options.env_options import EnvOptions
-from rlxf.cli.options.ppo_options import PPOOptions
+from rlxf.cli.options.online_options import PPOOptions
 from rlxf.envs import make_vec_env
 from rlxf.training import load_normalizer, schedule_to_json
 from tests.cli.running import TASK, TINY, refused, train
@@ -54,9 +54,14 @@ def test_help_contains_the_syntax_of_schedules(capsys):
     assert "linear:START:END[:FRACTION]" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", [*POLICIES])
+@pytest.mark.parametrize("name", [*POLICIES, *SB3_POLICIES])
 def test_every_policy_can_be_chosen(name):
     assert parse(["train", "gtrxl", "--env", "x", "--policy", name]).policy == name
+
+
+def test_policies_can_have_the_names_of_stable_baselines3(tmp_path):
+    train("--policy", "MlpPolicy", "--run", "run")
+    assert json.loads((tmp_path / "run/config.json").read_text())["policy"] == "MlpGTrXLPolicy"
 
 
 # Files of a run
@@ -132,6 +137,7 @@ def test_equal_seeds_train_equal_agents(tmp_path):
         (["--env", "CartPole-v1", "--evaluation-episodes", "0"], "evaluation_episodes must be at least 1"),
         (["--env", "CartPole-v1", "--n-envs", "0"], "n_envs must be at least 1, got 0"),
         (["--env", "CartPole-v1", "--policy", "CnnGTrXLPolicy"], "MlpGTrXLPolicy"),
+        (["--env", "CartPole-v1", "--policy", "MlpGTrXLPolic"], "did you mean 'MlpGTrXLPolicy'?"),
         (["--env", "CartPole-v1", "--learning-rate", "fast"], "fast"),
         (["--env", "CartPole-v1", "--env-kwargs", '{"wind": 1}'], "takes no argument 'wind'; it takes "),
         (["--env", "CartPole-v1", "--env-kwargs", "[1]"], "[1]"),
@@ -222,7 +228,7 @@ def test_every_environment_is_closed(monkeypatch):
 
     monkeypatch.setattr(EnvOptions, "make", watched)
     train("--evaluate-every", "32")
-    assert len(made) == 4, "training, evaluations, and the final ones of the last and the best checkpoint"
+    assert len(made) == 3, "training, evaluations during the training, and final evaluation"
     assert closed == made[1:] + made[:1]
 
 

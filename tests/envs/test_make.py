@@ -1,6 +1,7 @@
 """Tests of the creation of environments, also of memory tasks of other packages."""
 
 import re
+import sys
 import warnings
 from functools import partial
 
@@ -8,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.error import DependencyNotInstalled
 from gymnasium.wrappers import FilterObservation, TransformObservation
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
@@ -137,6 +139,21 @@ def test_missing_extra_raises_with_the_install_command(monkeypatch):
     command = re.escape(install_command("memory"))
     with pytest.raises(ValueError, match=rf"popgym-RepeatPreviousEasy-v0.*{command}"):
         make_vec_env("popgym-RepeatPreviousEasy-v0", 1)
+
+
+@pytest.mark.parametrize(
+    ("package", "env_id", "extra"), [("Box2D", "LunarLander-v3", "box2d"), ("mujoco", "Hopper-v5", "mujoco")]
+)
+def test_a_missing_simulator_raises_with_the_install_command(monkeypatch, package, env_id, extra):
+    module = f"gymnasium.envs.{extra}"
+    for name in [name for name in sys.modules if name.startswith(module)]:
+        monkeypatch.delitem(sys.modules, name)  # its import is attempted again
+    monkeypatch.setitem(sys.modules, package, None)
+    message = re.escape(f"{env_id} needs packages that are not installed; install them with: ")
+    with pytest.raises(DependencyNotInstalled, match=message) as error:
+        make_vec_env(env_id, 1)
+    assert install_command(extra) in str(error.value)
+    assert f"gymnasium[{extra}]" not in str(error.value)
 
 
 def test_n_envs_must_be_positive():

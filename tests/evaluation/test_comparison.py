@@ -13,6 +13,19 @@ def lines(table) -> list[str]:
     return [line for line in text(table).splitlines() if "│" in line]
 
 
+def test_default_title_and_headings():
+    report = Report(np.array([1.0, 2.0]), np.array([3, 3]))
+    table = compare({"one": report, "other": report})
+    assert table.title == "Comparison of agents"
+    assert [column.header for column in table.columns] == [
+        "agent",
+        "episodes",
+        "mean return",
+        "95% interval",
+        "IQM",
+    ]
+
+
 def test_each_report_has_a_row():
     last, best = np.array([1.0, 3.0]), np.array([6.0, 8.0])
     reports = {"last": Report(last, last, references=SCALE), "best": Report(best, best, references=SCALE)}

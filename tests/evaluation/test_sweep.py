@@ -109,12 +109,15 @@ def test_spearman_equals_scipy():
     assert 0 < expected < 1
 
 
-@pytest.mark.parametrize("achieved", [{1.0: 5.0}, {1.0: 5.0, 2.0: 5.0}], ids=["one target", "equal returns"])
+@pytest.mark.parametrize("achieved", [{1.0: 5.0}, {1.0: 5.0, 2.0: 6.0}, {1.0: 5.0, 2.0: 5.0, 3.0: 5.0}])
 def test_undefined_correlation_is_none(achieved):
+    """With fewer than three targets, tables and figures do not mention it."""
     sweep = sweep_of(achieved)
     assert sweep.spearman is None
     assert "eval/spearman" not in sweep.scalars()
-    assert "undefined" in text(sweep.table())
+    expected = ", Spearman's rank correlation undefined" if len(achieved) > 2 else ""
+    assert " ".join(sweep.table().title.split()) == f"Requested and achieved{expected}"
+    assert sweep.figure().axes[0].get_title() == expected.removeprefix(", ")
     assert json.loads(sweep.to_json())["spearman"] is None
 
 

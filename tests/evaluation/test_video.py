@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Video, configure
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -157,6 +158,28 @@ def test_no_episode_is_played_without_tensorboard(tmp_path):
     before = env.resets
     agent.learn(8, callback)
     assert env.resets == before
+
+
+def test_videos_beyond_the_budget_are_left_out(tmp_path):
+    """A video has 3 steps. With a quarter of a step per training step, one fits in 12 steps."""
+    agent, callback = learner(vec(Monitor(Countdown(3)))), VideoCallback(Drawn(3), every_steps=8, budget=0.25)
+    agent.set_logger(configure(str(tmp_path), ["tensorboard"]))
+    agent.learn(48, callback)
+    assert [event.step for event in written_videos(tmp_path)] == [16, 24, 40, 48]
+    assert callback.played == 12
+
+
+def test_an_exception_before_a_step_ends_the_video():
+    calls = []
+
+    def stop():
+        calls.append(None)
+        if len(calls) == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        record_frames(Idle(), Drawn(5), seed=0, deterministic=True, on_step=stop)
+    assert len(calls) == 2
 
 
 def test_other_videos_are_written(tmp_path):

@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.agents.common.numerics import check_initial_observations, check_step_results, restore_stats_on_error
 from rlxf.agents.offline.trajectory_model import ContextWindow
 from rlxf.data import Trajectories, return_to_go
+from rlxf.envs.batches import is_filler
 from rlxf.envs.step_checks import with_checked_steps
 
 
@@ -188,7 +189,7 @@ class EpisodeCollector:
                 dones=dones,
             )
         self._steps.append(Transitions(observations, encoded_actions, np.asarray(rewards, np.float32)))
-        fillers = np.array([info.get("filler", False) for info in infos], np.bool_)
+        fillers = is_filler(infos)
         episodes = [self._episode(row) for row in np.flatnonzero(dones & ~fillers).tolist()]
         self._starts = dones | fillers
         self._first[self._starts] = len(self._steps)

@@ -22,6 +22,7 @@ from rlxf.agents.gtrxl.config import as_training_env
 from rlxf.agents.gtrxl.distributions import same_most_likely_action
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.attention.validation import check_int
+from rlxf.envs.batches import is_filler
 
 
 class CalibrationRollout:
@@ -87,7 +88,7 @@ class CalibrationRollout:
         for state in (self._full, *self._early):
             state.action = self.policy.encode_actions(actions)
         self._obs, _, dones, infos = self.env.step(self.policy.to_environment(actions))
-        real = ~np.array([info.get("filler", False) for info in infos], np.bool_)
+        real = ~is_filler(infos)
         self._different += different.T.cpu().numpy() * real[:, None]
         self._steps += real
         self._start = dones | ~real
@@ -171,9 +172,7 @@ class CalibrationMixin(BaseAlgorithm):
         check_thresholds(candidates)
         check_levels(alpha, delta)
         check_int("episodes", episodes)
-        vec_env = self._wrap_env(
-            as_training_env(env, self.n_envs, self.seed), verbose=0, monitor_wrapper=False
-        )
+        vec_env = self._wrap_env(as_training_env(env, self.n_envs, seed), verbose=0, monitor_wrapper=False)
         with closing(vec_env) if isinstance(env, str) else nullcontext(), restored(depth.threshold):
             check_for_correct_spaces(vec_env, self.observation_space, self.action_space)
             if seed is not None:

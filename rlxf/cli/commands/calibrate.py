@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from rlxf.cli.argument_checks import Count, check_counts, check_from_zero
+from rlxf.cli.options.common import Count, Device, Trust, check_counts, check_from_zero, options
 from rlxf.cli.output import print_out
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ EPISODES = 100
 """Default number of episodes for a GTrXLPPO."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class Calibrate:
     """Calibrate the early-exit threshold of the agent of a run, and save it in its checkpoints.
 
@@ -56,18 +55,14 @@ class Calibrate:
     """Number of parallel environments, at most one per episode."""
     seed: int = 2_000_000
     """Seed of the environments. The default differs from those of training and of "rlxf evaluate"."""
-    trust: bool = False
-    """Trust the authors of the run and of its data.
-    The module that their environment names is imported, and its arguments and wrappers are used.
-    Without this flag, only registered environments are used."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the tensors. "auto" selects the GPU if there is one."""
+    trust: Trust = False
+    device: Device = "auto"
 
     def prepare(self) -> Callable[[], None]:
         """Load the agents, make the environments, and return the calibration to run."""
         from rlxf.agents.calibration import calibratable_exit, check_levels
         from rlxf.cli.finalize_run import checkpoints_of
-        from rlxf.cli.run_loading import OFFLINE, agent_name
+        from rlxf.cli.run_loading import OFFLINE, agent_name, make_env
         from rlxf.cli.torchrun_job import init_distributed
         from rlxf.training import RunFolder
         from rlxf.training.distributed import process_group
@@ -82,7 +77,8 @@ class Calibrate:
         agents = {name: load(run, path) for name, path in checkpoints_of(run).items()}
         for agent in agents.values():
             calibratable_exit(agent.policy.transformer)
-        env = None if agent_name(run) == OFFLINE else self._env(run)
+        n_envs = min(self.n_envs, self.episodes or EPISODES)
+        env = None if agent_name(run) == OFFLINE else make_env(run, None, {}, n_envs, self.trust)
         return partial(self._calibrate, agents, env, run)
 
     def _offline(self, run: "RunFolder", path: Path) -> Any:
@@ -110,12 +106,6 @@ class Calibrate:
         check_independent_episodes(agent.policy)
         return agent
 
-    def _env(self, run: "RunFolder") -> "VecEnv":
-        """Make the environments of a run, with raw observations."""
-        from rlxf.cli.run_loading import make_env
-
-        return make_env(run, None, {}, min(self.n_envs, self.episodes or EPISODES), self.trust)
-
     def _calibrate(self, agents: Mapping[str, Any], env: "VecEnv | None", run: "RunFolder") -> None:
         from rlxf.cli.finalize_run import HEADINGS, checkpoints_of
         from rlxf.cli.run_loading import normalize_as_in_training
@@ -132,13 +122,12 @@ class Calibrate:
                 print_out(table)
                 print_out(_describe(calibration, path))
 
-    def _calibrate_agent(self, agent: Any, env: "VecEnv | None") -> "Calibration":
+    def _calibrate_agent(self, agent: Any, env: "VecEnv | None") -> Any:
         if env is None:
-            calibration: Calibration = agent.calibrate(self.alpha, self.delta)
-        else:
-            episodes = self.episodes or EPISODES
-            calibration = agent.calibrate(env, self.alpha, self.delta, episodes=episodes, seed=self.seed)
-        return calibration
+            return agent.calibrate(self.alpha, self.delta)
+        return agent.calibrate(
+            env, self.alpha, self.delta, episodes=self.episodes or EPISODES, seed=self.seed
+        )
 
 
 def _describe(calibration: "Calibration", path: Path) -> str:

@@ -1,10 +1,29 @@
-"""``rlxf datasets``: list the Minari datasets on this machine."""
+"""``rlxf datasets`` and ``rlxf collect``: list Minari datasets, and record agents into a new one."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rlxf.cli.dataset_table import show_summaries
+from rich.box import HEAVY_HEAD, Box
+from rich.console import Console
+from rich.table import Column
+from tyro.conf import Positional
+
+from rlxf.cli.options.common import Count, Device, Json, Trust, check_counts, check_from_zero, options
+from rlxf.cli.options.env_options import EnvOptions
 from rlxf.cli.output import print_out
+from rlxf.utils.tables import WIDTH, Table
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from rlxf.collection.behavior_policy import Agent, BehaviorPolicy
+    from rlxf.data import DatasetSummary
+    from rlxf.training import RunFolder
 
 
 @dataclass(frozen=True)
@@ -41,3 +60,189 @@ def show_datasets() -> None:
         print_out(f"no datasets in {local_folder()}; record one with rlxf collect, or run minari download ID")
     for error_text in errors:
         print_out(error_text)
+
+
+TEXTS = ("dataset", "environment")
+NUMBERS = ("steps", "episodes", "return: min", "mean", "max", "MB")
+
+
+def show_summaries(title: str, summaries: "Sequence[DatasetSummary]") -> None:
+    """Print one row per dataset. Ids are never wrapped, so that they can be copied.
+
+    The table has a frame if the output is a terminal that is wide enough. Otherwise the title and plain
+    columns are printed, with one line per dataset that begins with its id.
+    """
+    console = Console(markup=False, highlight=False)
+    framed = _table(summaries, HEAVY_HEAD, title=title)
+    if console.is_terminal and _width(framed, console) <= console.width:
+        console.print(framed)
+    else:
+        console.print(f"{title}\n{_table(summaries, None, pad_edge=False)}", soft_wrap=True)
+
+
+def row(summary: "DatasetSummary") -> list[str]:
+    """Return the cells of a dataset, one for each of `TEXTS` and `NUMBERS`.
+
+    "(JPEG)" follows the environment if images are stored with lossy compression.
+    """
+    returns = (summary.returns.min(), summary.returns.mean(), summary.returns.max())
+    return [
+        summary.id,
+        (summary.environment or "unknown") + " (JPEG)" * summary.lossy_images,
+        f"{summary.lengths.sum():,}",
+        f"{len(summary.lengths):,}",
+        *(f"{value:,.1f}" for value in returns),
+        f"{summary.size / 1e6:.1f}",
+    ]
+
+
+def _width(table: Table, console: Console) -> int:
+    return console.measure(table, options=console.options.update(max_width=WIDTH)).maximum
+
+
+def _table(summaries: "Sequence[DatasetSummary]", box: Box | None, **options: Any) -> Table:
+    texts = [Column(name, no_wrap=True) for name in TEXTS]
+    numbers = [Column(name, justify="right", no_wrap=True) for name in NUMBERS]
+    table = Table(*texts, *numbers, box=box, **options)
+    for summary in summaries:
+        table.add_row(*row(summary))
+    return table
+
+
+@options
+class SB3Files:
+    """Agents saved by Stable-Baselines3 or sb3-contrib. Their files contain code; see --sb3.trust."""
+
+    files: tuple[Path, ...] = ()
+    """Files of agents, NAME.zip. Each agent plays the same number of episodes. They need --env or a run."""
+    trust: bool = False
+    """Trust the authors of these files. Loading a file executes the code that it contains."""
+    normalizers: tuple[Path, ...] = ()
+    """VecNormalize file of each agent, e.g. NAME/vecnormalize.pkl of the RL Zoo.
+    By default observations are not normalized."""
+    algorithm: str | None = None
+    """Algorithm of the agents, named as in the RL Zoo, e.g. ppo or sac. None reads it from the files."""
+
+    def check(self) -> None:
+        """Raise ValueError if the files are not trusted, or the number of normalizers is wrong."""
+        if self.files and not self.trust:
+            raise ValueError(
+                f"{self.files[0]} is not opened: loading a file of Stable-Baselines3 executes the code that "
+                f"it contains. If you trust its author, add --sb3.trust"
+            )
+        if self.normalizers and len(self.normalizers) != len(self.files):
+            raise ValueError(
+                f"--sb3.normalizers must name one file for each of {len(self.files)} agents, or none, got "
+                f"{len(self.normalizers)}"
+            )
+
+    def agents(self, env: "VecEnv", device: str) -> "list[BaseAlgorithm]":
+        """Load the agents to act in ``env``, which has raw observations.
+
+        Raises:
+            ValueError, OSError, ImportError: as in `rlxf.import_sb3`.
+        """
+        from rlxf.agents.sb3 import import_sb3
+
+        normalizers = self.normalizers or (None,) * len(self.files)
+        return [
+            import_sb3(
+                file, self.trust, env=env, normalizer=normalizer, algorithm=self.algorithm, device=device
+            )
+            for file, normalizer in zip(self.files, normalizers, strict=True)
+        ]
+
+
+@options
+class Collect:
+    """Record agents of runs, agents of Stable-Baselines3, or a random policy into a Minari dataset.
+
+    The dataset holds whole episodes and names the agents that played them. Train on it with "rlxf train dt",
+    list it with "rlxf datasets". With --mix 0 0.1 1, a third of the episodes is played by the agent itself, a
+    third with 10 % random actions, and a third with random actions only.
+
+    Example: rlxf collect runs/gtrxl-rlxf-TMaze-v0-0 --dataset rlxf/tmaze/mixed-v0 --mix 0 0.1 1
+    """
+
+    runs: Positional[tuple[Path, ...]] = ()
+    """Folders of runs. Each agent plays the same number of episodes. By default actions are random."""
+    dataset: str
+    """Minari id of the new dataset: namespace/name-v0.
+    Datasets are stored in the folder MINARI_DATASETS_PATH, by default ~/.minari/datasets."""
+    episodes: Count = 1000
+    """Total number of episodes to record."""
+    mix: tuple[float, ...] = (0.0,)
+    """Fractions of random actions, from 0 to 1. The episodes are divided equally among them."""
+    target_returns: tuple[float, ...] = ()
+    """Target returns for Decision Transformers. The episodes are divided equally among them.
+    By default the target is the largest return in their training data."""
+    env: str | None = None
+    """Gymnasium id of the environment. None means that of the first run; it is required without a run."""
+    env_kwargs: Json = field(default_factory=dict)
+    """Arguments of the environment as a JSON object. Without --env they update those of the run."""
+    deterministic: bool = False
+    """Take the most likely action instead of a sample."""
+    n_envs: Count = 32
+    """Number of parallel environments."""
+    seed: int = 0
+    """Seed of environments, random actions and samples. The same seed records the same dataset."""
+    author: str | None = None
+    """Author in the metadata of the dataset."""
+    trust: Trust = False
+    progress_bar: bool = True
+    """Show a progress bar."""
+    sb3: SB3Files = field(default_factory=SB3Files)
+    """Agents saved by Stable-Baselines3, in addition to those of runs. Their files contain code."""
+    device: Device = "auto"
+
+    def prepare(self) -> Callable[[], None]:
+        """Check the options, load the agents, and return the recording to run."""
+        from rlxf.collection.storage import check_new, storage_space
+        from rlxf.training import RunFolder
+
+        check_counts(self, "episodes", "n_envs")
+        check_from_zero(self, "seed")
+        check_new(self.dataset)
+        self.sb3.check()
+        runs = [RunFolder.open(path) for path in self.runs]
+        env = self._env(runs)
+        storage_space(env.observation_space)  # raises if datasets cannot store it
+        return partial(self._collect, self._skills(runs, env), env)
+
+    def _env(self, runs: list["RunFolder"]) -> "VecEnv":
+        from rlxf.cli.run_loading import make_env
+
+        n_envs = min(self.n_envs, self.episodes)
+        if runs:
+            return make_env(runs[0], self.env, self.env_kwargs, n_envs, self.trust)
+        if self.env is None:
+            raise ValueError(
+                "no environment given: pass the folder of a run, or --env for random actions and --sb3.files"
+            )
+        return EnvOptions(env=self.env, env_kwargs=self.env_kwargs).make(n_envs, None)
+
+    def _skills(self, runs: list["RunFolder"], env: "VecEnv") -> list["BehaviorPolicy"]:
+        from rlxf.cli.run_loading import default_target_returns, load_agent
+        from rlxf.collection.behavior_policy import plan_policies
+
+        agents: list[Agent] = [load_agent(run, env, run.checkpoint, self.device) for run in runs]
+        agents += self.sb3.agents(env, self.device)
+        targets = default_target_returns(agents, self.target_returns)
+        return plan_policies(agents or [None], self.mix, targets, self.episodes)
+
+    def _collect(self, skills: list["BehaviorPolicy"], env: "VecEnv") -> None:
+        from rlxf.collection.recording import record
+        from rlxf.data import summarize
+
+        with closing(env):
+            record(
+                skills,
+                env,
+                self.dataset,
+                self.episodes,
+                deterministic=self.deterministic,
+                seed=self.seed,
+                author=self.author,
+                progress_bar=self.progress_bar,
+            )
+        show_summaries("recorded", [summarize(self.dataset)])

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,20 +14,19 @@ from rlxf.agents.common.losses import Distillation
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.attention import TransformerSpec
-from rlxf.cli.argument_checks import Count, check_counts
 from rlxf.cli.finalize_run import error_context, save_agent
-from rlxf.cli.options.env_options import EnvOptions
+from rlxf.cli.options.common import Count, Device, Quiet, Trust, check_counts, options
 from rlxf.cli.output import as_table, print_out
 from rlxf.cli.progress import OFFLINE as OFFLINE_FIGURES
 from rlxf.cli.progress import ONLINE as ONLINE_FIGURES
 from rlxf.cli.progress import progress
-from rlxf.cli.run_loading import OFFLINE, Agent, agent_name, load_agent
+from rlxf.cli.run_loading import OFFLINE, Agent, agent_name, load_agent, make_env
 from rlxf.cli.torchrun_job import init_distributed
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class Distill:
     """Distill the agent of a run into a smaller student, and save the student in a new folder.
 
@@ -58,16 +57,11 @@ class Distill:
     run: Path | None = None
     """New folder of the run. None means the folder of the teacher with the suffix "-student".
     It must not exist."""
-    trust: bool = False
-    """Trust the authors of the run and of its data.
-    The module that their environment names is imported, and its arguments and wrappers are used.
-    Without this flag, only registered environments are used."""
+    trust: Trust = False
     progress_bar: bool = True
     """Show steps, returns and losses every few seconds."""
-    quiet: bool = False
-    """Print only warnings, errors and the final result, without settings and progress."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the tensors. "auto" selects the GPU if there is one."""
+    quiet: Quiet = False
+    device: Device = "auto"
 
     def prepare(self) -> Callable[[], None]:
         """Load the teacher, build the student, create the run, and return the training to run."""
@@ -101,8 +95,7 @@ class Distill:
 
     def _online(self, source: RunFolder) -> tuple[Agent, Agent]:
         """Return the teacher, and a student in environments with the same task and normalization."""
-        n_envs = source.config["n_envs"]
-        env = EnvOptions.of_run(source.config, None, {}, self.trust).make(n_envs, self.seed)
+        env = make_env(source, None, {}, source.config["n_envs"], self.trust, self.seed)
         teacher = load_agent(source, env, source.checkpoint, self.device)
         assert isinstance(teacher, GTrXLPPO)
         settings = teacher.constructor_settings() | self._own(teacher.core)
@@ -124,15 +117,12 @@ class Distill:
         if not self.quiet:
             print_out(as_table(str(run.path), run.config))
         online = isinstance(student, GTrXLPPO)
-        actor = {"actor": self.actor} if online else {}
-        unit, figures = (
-            ("steps", ONLINE_FIGURES | OFFLINE_FIGURES) if online else ("updates", OFFLINE_FIGURES)
-        )
+        unit, actor = ("steps", {"actor": self.actor}) if online else ("updates", {})
         verbose = self.progress_bar and not self.quiet
         with (
             error_context(run),
             closing(student.logger),
-            progress(verbose, unit, self.steps, figures) as callbacks,
+            progress(verbose, unit, self.steps, ONLINE_FIGURES | OFFLINE_FIGURES) as callbacks,
         ):
             try:
                 student.distill(teacher, self.steps, distillation, callback=callbacks, **actor)

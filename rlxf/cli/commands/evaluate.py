@@ -2,26 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from rlxf.cli.argument_checks import Count, check_counts, check_from_zero
-from rlxf.cli.options.env_options import Json
-from rlxf.cli.output import print_out
+from rlxf.cli.options.common import Count, Device, Json, Trust, check_counts, check_from_zero, options
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
     from rlxf.cli.run_loading import Agent
-    from rlxf.evaluation import Report, TargetSweep
     from rlxf.training import RunFolder
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class Evaluate:
     """Evaluate the agent of a run over whole episodes, and report its returns.
 
@@ -58,14 +55,10 @@ class Evaluate:
     None means knn-lm."""
     seed: int = 1_000_000
     """Seed of the environments. The default differs from usual training seeds, so that levels are new."""
-    trust: bool = False
-    """Trust the authors of the run and of its data.
-    The module that their environment names is imported, and its arguments and wrappers are used.
-    Without this flag, only registered environments are used."""
+    trust: Trust = False
     progress_bar: bool = True
     """Show a progress bar."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the tensors. "auto" selects the GPU if there is one."""
+    device: Device = "auto"
 
     def prepare(self) -> Callable[[], None]:
         """Load the agents, make the environments, and return the evaluation to run."""
@@ -86,32 +79,25 @@ class Evaluate:
     def _evaluate(
         self, agents: "dict[str, Agent]", env: "VecEnv", targets: Sequence[float] | None, run: "RunFolder"
     ) -> None:
-        from rlxf.cli.finalize_run import FOLDERS, plot_targets, tables
-
-        with closing(env):
-            reports = {name: self._report(agent, name, env, targets, run) for name, agent in agents.items()}
-        steps = {name: agent.num_timesteps for name, agent in agents.items()}
-        for table in tables(reports, steps):
-            print_out(table)
-        plot_targets(reports, {name: run.path / folder for name, folder in FOLDERS.items()})
-
-    def _report(
-        self, agent: "Agent", name: str, env: "VecEnv", targets: Sequence[float] | None, run: "RunFolder"
-    ) -> "Report | TargetSweep":
         from torch.utils.tensorboard import SummaryWriter
 
-        from rlxf.cli.finalize_run import FOLDERS
+        from rlxf.cli.finalize_run import FOLDERS, plot_targets
+        from rlxf.cli.run_loading import print_reports
         from rlxf.evaluation import evaluate
-        from rlxf.evaluation.environment import with_training_normalization
 
-        with SummaryWriter(str(run.path / FOLDERS[name])) as writer:
-            return evaluate(
-                agent,
-                with_training_normalization(agent, env),
-                self.episodes,
-                target_returns=targets,
-                deterministic=self.deterministic,
-                seed=self.seed,
-                progress_bar=self.progress_bar,
-                logger=writer,
-            )
+        folders, reports = {name: run.path / folder for name, folder in FOLDERS.items()}, {}
+        with closing(env):
+            for name, agent in agents.items():
+                with SummaryWriter(str(folders[name])) as writer:
+                    reports[name] = evaluate(
+                        agent,
+                        env,
+                        self.episodes,
+                        target_returns=targets,
+                        deterministic=self.deterministic,
+                        seed=self.seed,
+                        progress_bar=self.progress_bar,
+                        logger=writer,
+                    )
+        print_reports(agents, reports)
+        plot_targets(reports, folders)

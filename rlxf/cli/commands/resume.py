@@ -1,19 +1,19 @@
 """``rlxf resume``: resume an interrupted run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 
 from tyro.conf import Positional
 
-from rlxf.cli.command_table import COMMANDS
+from rlxf.cli.commands import COMMANDS
+from rlxf.cli.options.common import Quiet, Trust, options
 
 PROGRAM = "program"
 """Key in ``config.json`` with the name of the program that started a run, if it was not rlxf."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class Resume:
     """Resume an interrupted run of "rlxf train" or "rlxf pretrain".
 
@@ -28,39 +28,37 @@ class Resume:
 
     run: Positional[Path]
     """Folder of the run."""
-    trust: bool = False
-    """Trust the authors of the run and of its data.
-    The module that their environment names is imported, and its arguments and wrappers are used.
-    Without this flag, only registered environments are used."""
+    trust: Trust = False
     progress_bar: bool = True
     """Show steps, returns and losses every few seconds, and progress bars."""
-    quiet: bool = False
-    """Print only warnings, errors and the final result, without settings and progress."""
+    quiet: Quiet = False
 
     def prepare(self) -> Callable[[], None]:
         """Read the options of the run, load its checkpoint, and return the training to run."""
+        from rlxf.cli.run_config import check_memory, check_types
         from rlxf.cli.run_loading import GTRXL, OFFLINE, PRETRAINING
-        from rlxf.cli.training_session import check_memory, check_types
         from rlxf.training import RunFolder
 
         run = RunFolder.reopen(self.run)
         if "teacher" in run.config:
             raise ValueError(f"{self.run} is a run of rlxf distill, which cannot be resumed: distill again")
-        commands = {GTRXL: "train gtrxl", OFFLINE: "train dt", PRETRAINING: "pretrain"}
         if PROGRAM in run.config:
             raise ValueError(
                 f"{self.run} was made by {run.config[PROGRAM]}, which saves no checkpoints to resume from; "
                 f"run it again, or evaluate the run: rlxf evaluate {self.run}"
             )
-        command = commands.get(run.config.get("agent", ""))
-        if command is None:
+        words = {GTRXL: "train gtrxl", OFFLINE: "train dt", PRETRAINING: "pretrain"}
+        agent = run.config.get("agent", "")
+        if agent not in words:
             raise ValueError(
-                f"{self.run} is a run of agent {run.config.get('agent')!r}; only runs of rlxf train gtrxl, "
-                f"rlxf train dt and rlxf pretrain can be resumed"
+                f"{self.run} is a run of agent {agent!r}; only runs of rlxf train gtrxl, rlxf train dt and "
+                f"rlxf pretrain can be resumed"
             )
-        options = resolve_name(COMMANDS[command])
-        check_types(options, run)
-        training = options.of_run(run, self.progress_bar, self.quiet, trust=self.trust)
+        command = resolve_name(COMMANDS[words[agent]])
+        check_types(command, run)
+        if not self.trust:
+            command.check_trust(run)
+        training = command.of_run(run, self.progress_bar, self.quiet)
         check_memory(run, training.core, training.learner)
-        work: Callable[[], None] = training.prepare_again(run)
+        work: Callable[[], None] = (training.with_trust() if self.trust else training).prepare_resume(run)
         return work

@@ -1,11 +1,10 @@
 """Options of environments, and the trust in descriptions of environments."""
 
-import json
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Self
 
-from tyro.conf import arg
+from rlxf.cli.options.common import Json, options
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -13,11 +12,7 @@ if TYPE_CHECKING:
     from rlxf.envs.workers import Workers
 
 
-Json = Annotated[dict[str, Any], arg(constructor=json.loads, metavar="JSON")]
-"""Type of an option that is a JSON object."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@options
 class EnvOptions:
     """Options of the training environments."""
 
@@ -50,9 +45,9 @@ class EnvOptions:
             ValueError: if the configuration names no environment, the arguments are not a JSON object, or
                 they need trust (`check_env_trust`).
         """
-        shown = {name: config.get(name, False) for name in ("previous_reward", "previous_transition")}
+        extended = {name: config.get(name, False) for name in ("previous_reward", "previous_transition")}
         if env is not None:
-            return cls(env=env, env_kwargs=env_kwargs, **shown)
+            return cls(env=env, env_kwargs=env_kwargs, **extended)
         if not isinstance(config.get("env"), str):
             raise ValueError(
                 f"env in config.json must be a Gymnasium id, got {config.get('env')!r}: correct it, or pass "
@@ -61,7 +56,7 @@ class EnvOptions:
         if not trust:
             check_env_trust(config, env_kwargs)
         kwargs = json_object(config.get("env_kwargs", {})) | json_object(env_kwargs)
-        return cls(env=config["env"], env_kwargs=kwargs, **shown)
+        return cls(env=config["env"], env_kwargs=kwargs, **extended)
 
     def make(self, n_envs: int, seed: int | None, workers: "Workers | None" = None) -> "VecEnv":
         """Make ``n_envs`` parallel environments with `make_vec_env`.
@@ -73,10 +68,10 @@ class EnvOptions:
         from rlxf.envs.make import make_vec_env
 
         kwargs = json_object(self.env_kwargs)
-        return make_vec_env(self.env, n_envs, seed, kwargs, workers=workers, **self.shown)
+        return make_vec_env(self.env, n_envs, seed, kwargs, workers=workers, **self.observation_options)
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def observation_options(self) -> dict[str, Any]:
         """Return the arguments of `make_vec_env` and `make_env` that extend the observations."""
         return {"previous_reward": self.previous_reward, "previous_transition": self.previous_transition}
 

@@ -1,47 +1,62 @@
-"""Options of offline training and of the environment to evaluate in."""
+"""Options of offline training, published settings, and the environment to evaluate in."""
 
+import inspect
 import warnings
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.decision_transformer import DecisionTransformer
+from rlxf.agents.decision_transformer import KZL, ODT, DecisionTransformer, Imitation
 from rlxf.agents.decision_transformer.objectives import OBJECTIVES
-from rlxf.cli.argument_checks import Count
+from rlxf.attention import TransformerSpec
+from rlxf.cli.options.common import Count, Device, given_options, options
 from rlxf.cli.options.env_options import EnvOptions, json_object
-from rlxf.training import parse_schedule
+from rlxf.cli.run_config import FLOAT32_BYTES
+from rlxf.training import parse_schedule, schedule_to_text
+
+DEFAULTS = {name: each.default for name, each in inspect.signature(DecisionTransformer).parameters.items()}
+"""Argument of `DecisionTransformer` -> default."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class WindowOptions:
     """Options of AdamW and of the windows of the data."""
 
-    context_length: Count = 20
+    context_length: Count = DEFAULTS["context_length"]
     """Context length in environment steps, including the current one."""
-    batch_size: Count = 64
+    batch_size: Count = DEFAULTS["batch_size"]
     """Number of windows per update."""
     learning_rate: str = "0.0001"
     """Learning rate of AdamW over the training: NUMBER, linear:START:END or cosine:START:END."""
-    weight_decay: float = 1e-4
+    weight_decay: float = DEFAULTS["weight_decay"]
     """Weight decay coefficient of AdamW."""
-    warmup_updates: Count | None = None
+    warmup_updates: Count | None = DEFAULTS["warmup_updates"]
     """Number of updates in which the learning rate rises from 0. None means a tenth of the training."""
-    max_grad_norm: float = 0.25
+    max_grad_norm: float = DEFAULTS["max_grad_norm"]
     """Maximum norm of the gradient; larger gradients are clipped."""
-    return_scale: float | None = None
+    return_scale: float | None = DEFAULTS["return_scale"]
     """Divisor of returns. None means the standard deviation of the returns-to-go in the data."""
-    episode_length: Count | None = None
+    episode_length: Count | None = DEFAULTS["episode_length"]
     """Number of time steps with an embedding. None means the longest episode of the data."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the tensors. "auto" selects the GPU if there is one."""
+    device: Device = "auto"
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as arguments of the agent or of the pretraining."""
         return asdict(self) | {"learning_rate": parse_schedule(self.learning_rate)}
 
+    def memory_usage(self, core: TransformerSpec) -> dict[str, int]:
+        """Return the bytes of a batch, three tokens per step, and of the time-step embeddings."""
+        tokens = 3 * self.context_length * self.batch_size
+        windows = f"windows of batch_size {self.batch_size}, context_length {self.context_length}"
+        return {
+            windows: tokens * core.width * FLOAT32_BYTES,
+            f"episode_length {self.episode_length}": (self.episode_length or 0) * core.width * FLOAT32_BYTES,
+        }
 
-@dataclass(frozen=True, kw_only=True)
+
+@options
 class OfflineOptions(WindowOptions):
     """`WindowOptions` and the training objective."""
 
@@ -57,6 +72,25 @@ class OfflineOptions(WindowOptions):
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
         return super().arguments() | {"objective": OBJECTIVES[self.objective]()}
+
+
+PUBLISHED = {"kzl": KZL, "odt": ODT}
+"""Name on the command line -> settings."""
+
+
+def settings_name(args: Sequence[str]) -> str | None:
+    """Return the value of ``--settings NAME``; None if it is missing or unknown."""
+    name = given_options(args, "settings").get("settings")
+    return name if name in PUBLISHED else None
+
+
+def default_options(name: str) -> dict[str, Any]:
+    """Return the default options of the command with the published settings of this name."""
+    learner = {**PUBLISHED[name]}
+    core = learner.pop("core")
+    learner["learning_rate"] = str(schedule_to_text(learner["learning_rate"]))
+    learner["objective"] = type(learner.get("objective", Imitation())).__name__
+    return {"settings": name, "learner": OfflineOptions(**learner), "core": core}
 
 
 def make_offline_env(

@@ -245,13 +245,24 @@ def test_help_lists_the_techniques(axis, capsys):
     with pytest.raises(SystemExit):
         core("--help")
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert f"{', '.join(TECHNIQUES[axis])}. (default:" in shown
+    assert f"{', '.join(TECHNIQUES[axis])}. " in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "required"), [("train gtrxl", True), ("train dt", False), ("pretrain", False)]
+)
+def test_help_explains_defaults_of_the_command(words, required, capsys):
+    with pytest.raises(SystemExit):
+        parse([*words.split(), "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert ("features. It must be 0 for PPO. (default: 0.0)" in shown) is required
+    assert "The pattern fitting lets a token attend to itself and to as many earlier tokens as" in shown
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("--core.position rop", "unknown position 'rop'; choose one of None, Sinusoidal"),
+        ("--core.position rop", "unknown position 'rop'; did you mean RoPE? Choose one of None, Sinusoidal"),
         ("--core.position", "--core.position"),
         ("--core.position alibi --core.position.base 3", "unknown option --core.position.base"),
         ("--core.pattern zigzag|window", "unknown pattern 'zigzag'; choose one of fitting, Full"),

@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 import pytest
 
 import rlxf
-from rlxf.cli.command_table import COMMANDS, SUMMARIES
+from rlxf.cli.commands import COMMANDS, SUMMARIES
 from rlxf.cli.entry_point import main, parse
 from tests.cli.running import train
 from tests.datasets import record_cartpole
@@ -87,20 +87,47 @@ def test_every_option_of_the_help_text_is_known(capsys):
         assert (status, "unknown option" in text) == (2, False), name
 
 
-@pytest.mark.parametrize("text", ["1e5", "100_000", "100000", "1.0e5", "0.1e6"])
+@pytest.mark.parametrize("text", ["1e5", "100_000", "100000", "1.0e5", "0.1e6", "100k", "100K", "0.1M"])
 @pytest.mark.parametrize("words", ["train gtrxl --env x --total-timesteps", "train dt --dataset x --updates"])
 def test_counts_can_have_an_exponent(words, text):
     options = parse([*words.split(), text])
     assert getattr(options, words.rpartition("--")[2].replace("-", "_")) == 100_000
 
 
-@pytest.mark.parametrize("text", ["1.5", "1e-3", "many", "nan", "inf", "1e30", "1e999999999", ""])
+@pytest.mark.parametrize(
+    "text", ["1.5", "1e-3", "1.5005k", "k", "1m", "many", "nan", "inf", "1e30", "1e999999999", ""]
+)
 @pytest.mark.parametrize("option", ["--total-timesteps", "--evaluate-every"])
 def test_invalid_counts_are_one_line(option, text, capsys):
     for words in ([option, text], [f"{option}={text}"]):
         status, message = parse_output(capsys, "train", "gtrxl", "--env", "x", *words)
-        expected = f"rlxf: {option} must be a whole number such as 100000, 100_000 or 1e5, got {text}"
+        expected = f"rlxf: {option} must be a whole number such as 100000, 100_000, 100k or 1e5, got {text}"
         assert (status, message) == (2, f"{expected.rstrip()}\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--seed", "1.5", "Error parsing --seed: invalid literal for int() with base 10: '1.5'"),
+        ("--core.position", "rotary", "unknown position 'rotary'; did you mean RoPE? Choose one of None,"),
+    ],
+)
+def test_invalid_values_are_reported_once(option, value, message, capsys):
+    status, text = parse_output(capsys, "train", "gtrxl", "--env", "x", option, value)
+    assert (status, text.count("Value error")) == (2, 1)
+    assert message in " ".join(text.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_help_texts_are_wrapped_once(words, capsys, monkeypatch):
+    """A line of the help text of an option ends where the next word would not fit. No line is too long."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, text = parse_output(capsys, *words.split(), "--help")
+    assert all(len(line) <= 80 for line in text.splitlines() if "Example: rlxf" not in line)
+    lines = [re.fullmatch(r"│ {7}(\S.*?) *│", line) for line in text.splitlines()]
+    for line, after in pairwise(lines):
+        if line and after:
+            assert len(f"{line[1]} {after[1].split()[0]}") > 70, line[1]
 
 
 def test_the_version(capsys):
@@ -145,19 +172,23 @@ def test_overview_and_help_of_a_command_agree(words):
 
 
 def options() -> dict[str, ast.ClassDef]:
-    """Return the dataclasses that are parsed from the command line: those with ``kw_only``."""
+    """Return the classes that are parsed from the command line: those with the decorator ``options``."""
     nodes = [node for tree in parsed("rlxf/cli").values() for node in ast.walk(tree)]
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
-    return {
-        node.name: node for node in classes if any("kw_only" in ast.unparse(d) for d in node.decorator_list)
-    }
+    return {node.name: node for node in classes if "options" in [ast.unparse(d) for d in node.decorator_list]}
+
+
+SHARED = {"CheckpointSeconds", "Device", "LogInterval", "Pretrained", "Quiet", "Trust"}
+"""Types of options that contain the help text."""
 
 
 @pytest.mark.parametrize("name", options())
 def test_every_option_has_a_help_text(name):
     body = options()[name].body
     for line, after in pairwise(body):
-        if isinstance(line, ast.AnnAssign) and "name=''" not in ast.unparse(line):
+        if not isinstance(line, ast.AnnAssign) or ast.unparse(line.annotation) in SHARED:
+            continue
+        if "name=''" not in ast.unparse(line):
             assert isinstance(after, ast.Expr), f"{name}: {ast.unparse(line)}"
             assert len(ast.literal_eval(after.value)) > 10
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlxf.envs.batches import LOST
-from rlxf.evaluation.episode_counter import EpisodeCounter, accumulated_score, monitored_score, quotas
+from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, quotas
 
 counts = st.integers(1, 300)
 
@@ -24,7 +24,7 @@ def test_equals_a_loop_over_single_environments(data, n_envs, episodes):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     steps = []
     tally = EpisodeCounter(quotas(episodes, n_envs), accumulated_score)
-    while tally.missing.any():
+    while tally.remaining.any():
         rewards, dones, filler = rng.normal(size=n_envs), rng.random(n_envs) < 0.4, rng.random(n_envs) < 0.2
         infos = [{"filler": True} if row else {} for row in filler]
         steps.append((rewards, dones, filler))
@@ -51,7 +51,7 @@ def test_lost_life_does_not_end_an_episode():
     tally = EpisodeCounter(np.array([1]), monitored_score)
     life_lost, episode_ended = {}, {"episode": {"r": 21.5, "l": 4}}
     tally.add(np.array([1.0]), np.array([True]), [life_lost])
-    assert tally.missing[0] == 1
+    assert tally.remaining[0] == 1
     tally.add(np.array([1.0]), np.array([True]), [episode_ended])
     report = tally.report()
     assert report.returns.tolist() == [21.5]

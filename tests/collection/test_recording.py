@@ -5,7 +5,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from rlxf.collection.recorder import Recorder
+from rlxf.collection.recording import Recorder
 from tests.envs.workers.worlds import breaking
 
 
@@ -19,7 +19,7 @@ def test_only_episodes_lost_to_a_failure_are_left_out(tmp_path):
         while env.restarts < 2 or env.failed_envs() or len(ended) < 30:
             *_, infos = recorder.step(np.zeros(3, np.int64))
             ended += [(i, info["episode"]) for i, info in enumerate(infos) if "episode" in info]
-            recorded += recorder.take()
+            recorded += recorder.pop_finished()
     assert [i for i, _ in ended] == [i for i, _ in recorded]
     for (_, info), (_, episode) in zip(ended, recorded, strict=True):
         assert len(episode.rewards) == info["l"]

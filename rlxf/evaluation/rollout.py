@@ -1,0 +1,203 @@
+"""Rollouts of agents in parallel environments: the loop of all steps, and the count of whole episodes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.type_aliases import PolicyPredictor
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlxf.envs.batches import LOST, is_filler, rows_of
+from rlxf.envs.sb3_vec_env import pause_envs
+from rlxf.envs.step_checks import check_finite
+from rlxf.evaluation.report import Report
+from rlxf.utils.errors import FaultyEnvironmentError
+
+Info = dict[str, Any]
+Score = tuple[float, int]
+"""Return and length of an episode."""
+
+
+def play(
+    agent: PolicyPredictor,
+    env: VecEnv,
+    deterministic: bool,
+    active: Callable[[], NDArray[np.bool_]] | None = None,
+    on_step: Callable[[], object] | None = None,
+) -> Iterator[tuple[NDArray[Any], NDArray[np.bool_], Sequence[Info]]]:
+    """Reset the environments, and step them with the agent's actions without end.
+
+    Evaluation, videos and recording share this loop. It yields rewards (E,), dones (E,) and infos of each
+    step of the E environments.
+
+    Args:
+        agent: object with SB3's ``predict``.
+        env: the environments.
+        deterministic: use the most likely action instead of a sample.
+        active: function that returns the mask (E,) of the environments whose steps are still needed; the
+            others are paused, and stay inactive. None means all environments.
+        on_step: function that is called before each step; an exception that it raises ends the loop.
+
+    Raises:
+        FaultyEnvironmentError: if an observation is NaN or infinite.
+    """
+    policy = ActiveEnvPolicy(agent, env.num_envs, deterministic)
+    obs, starts = env.reset(), np.ones(env.num_envs, dtype=bool)
+    playing = starts if active is None else active()
+    for step in count():
+        check_finite("observation", obs, step)
+        if on_step is not None:
+            on_step()
+        obs, rewards, dones, infos = env.step(policy.act(obs, starts, playing))
+        yield rewards, dones, infos
+        # A filler row is part of no episode, so the agent resets its state after it.
+        starts = dones | is_filler(infos)
+        if active is not None:
+            before, playing = playing, active()
+            pause_envs(env, np.flatnonzero(before & ~playing).tolist())
+
+
+class ActiveEnvPolicy:
+    """Agent for E environments that predicts only for the active ones.
+
+    Episodes differ in length, so few environments are active at the end of an evaluation. Inactive
+    environments repeat their last action without a prediction. This needs an agent without state, or a state
+    with ``rows(mask)``, which selects environments. For other agents, all E environments stay active.
+
+    Args:
+        agent: object with SB3's ``predict``.
+        n_envs: number of environments E.
+        deterministic: use the most likely action instead of a sample.
+    """
+
+    def __init__(self, agent: PolicyPredictor, n_envs: int, deterministic: bool):
+        self._agent, self._deterministic = agent, deterministic
+        self._rows = np.arange(n_envs)
+        self._state: Any = None
+        self._actions: NDArray[Any] | None = None
+
+    def act(self, observation: Any, starts: NDArray[np.bool_], playing: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return the actions (E, ...).
+
+        Args:
+            observation: observation of all environments.
+            starts: mask of the environments at the start of an episode, (E,).
+            playing: mask of the active environments, (E,). An inactive environment stays inactive.
+        """
+        if self._actions is not None:  # the first step predicts for all, so each has an action to repeat
+            self._select(playing[self._rows])
+        predicted, self._state = self._agent.predict(
+            rows_of(observation, self._rows),
+            state=self._state,
+            episode_start=starts[self._rows],
+            deterministic=self._deterministic,
+        )
+        actions = np.array(predicted) if self._actions is None else self._actions.copy()
+        actions[self._rows] = predicted
+        self._actions = actions
+        return actions
+
+    def _select(self, playing: NDArray[np.bool_]) -> None:
+        if playing.all() or not (self._state is None or hasattr(self._state, "rows")):
+            return
+        self._rows = self._rows[playing]
+        if self._state is not None:
+            self._state = self._state.rows(torch.from_numpy(playing))
+
+
+def quotas(episodes: int, n_envs: int) -> np.ndarray:
+    """Return the number of episodes that each environment contributes, int64 (n_envs,), split evenly.
+
+    Counting the first ``episodes`` that end would be biased to short episodes. SB3 uses the same quotas.
+    """
+    return (episodes + np.arange(n_envs)) // n_envs
+
+
+def accumulated_score(info: Info, score: Score) -> Score | None:
+    """Return the score accumulated by `EpisodeCounter`."""
+    return score
+
+
+def monitored_score(info: Info, score: Score) -> Score | None:
+    """Return the score of SB3's ``Monitor``, which is inside wrappers that change rewards.
+
+    It is None if a wrapper outside the monitor ended the episode early, as Atari wrappers do when a life is
+    lost.
+    """
+    episode = info.get("episode")
+    return None if episode is None else (float(episode["r"]), int(episode["l"]))
+
+
+class EpisodeCounter:
+    """Accumulator of rewards and of the scores of the episodes that count.
+
+    Args:
+        quota: number of episodes to count for each environment, int64 (n_envs,).
+        score: `accumulated_score` or `monitored_score`.
+
+    Attributes:
+        remaining: number of episodes still to be counted for each environment, int64 (n_envs,).
+    """
+
+    def __init__(self, quota: np.ndarray, score: Callable[[Info, Score], Score | None]):
+        self.remaining = quota.copy()
+        self._score = score
+        self._sums = np.zeros(len(quota))
+        self._steps = np.zeros(len(quota), dtype=np.int64)
+        self._scores: list[Score] = []
+        self._successes: list[Any] = []
+
+    @property
+    def count(self) -> int:
+        """Number of episodes counted so far."""
+        return len(self._scores)
+
+    def add(self, rewards: np.ndarray, dones: np.ndarray, infos: Sequence[Info]) -> None:
+        """Count one step of every environment.
+
+        Raises:
+            FaultyEnvironmentError: if a reward is NaN or infinite.
+        """
+        played = ~is_filler(infos)
+        self._steps += played
+        self._check_rewards(rewards, played)
+        self._sums += np.where(played, rewards, 0.0)
+        self._drop([i for i, info in enumerate(infos) if info.get(LOST, False)])
+        for i in np.flatnonzero(dones & played).tolist():
+            self._end(i, infos[i])
+
+    def report(self) -> Report:
+        """Return a report of the counted episodes, in the order in which they ended."""
+        returns, lengths = zip(*self._scores, strict=True)
+        return Report(
+            np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64), self._success_array()
+        )
+
+    def _drop(self, lost: list[int]) -> None:
+        """Discard the running episodes of environments that failed."""
+        self._sums[lost] = self._steps[lost] = 0
+
+    def _end(self, i: int, info: Info) -> None:
+        score = self._score(info, (float(self._sums[i]), int(self._steps[i])))
+        if score is None:
+            return
+        self._sums[i] = self._steps[i] = 0
+        if self.remaining[i]:
+            self.remaining[i] -= 1
+            self._scores.append(score)
+            self._successes.append(info.get("is_success"))
+
+    def _success_array(self) -> np.ndarray | None:
+        # Some environments report only successes; a missing report is then a failure.
+        unreported = all(success is None for success in self._successes)
+        return None if unreported else np.array(self._successes).astype(bool)
+
+    def _check_rewards(self, rewards: np.ndarray, played: np.ndarray) -> None:
+        for i in np.flatnonzero(played & ~np.isfinite(rewards)):
+            raise FaultyEnvironmentError(
+                f"reward must be finite, got {rewards[i]} from environment {i} "
+                f"at step {self._steps[i]} of its episode"
+            )
