@@ -14,8 +14,8 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-from rlxf.cli.command_table import COMMANDS
 
+from rlxf.cli.commands import COMMANDS
 from tests.sources import ROOT, parsed
 
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]

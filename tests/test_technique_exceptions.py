@@ -18,23 +18,6 @@ SOURCES = parsed("rlxf")
 COMPOSER = "rlxf/attention/registry.py"
 """The table of techniques, which names all of them."""
 
-KNOWN = {
-    ("rlxf/agents/calibration.py", "CALM"),
-    ("rlxf/agents/calibration.py", "CALMController"),
-    ("rlxf/agents/common/distributed.py", "Routing"),
-    ("rlxf/agents/common/losses.py", "CALM"),
-    ("rlxf/agents/common/retrieval.py", "ExitDepth"),
-    ("rlxf/agents/gtrxl/config.py", "Compressive"),
-    ("rlxf/agents/gtrxl/core.py", "Floater"),
-    ("rlxf/agents/gtrxl/core.py", "LearnedAbsolute"),
-    ("rlxf/agents/gtrxl/core.py", "Multiplicative"),
-    ("rlxf/agents/gtrxl/core.py", "Performer"),
-    ("rlxf/agents/gtrxl/core.py", "Tupe"),
-    ("rlxf/agents/gtrxl/memory_recompute.py", "KNN"),
-    ("rlxf/agents/gtrxl/rollout_buffer.py", "KNN"),
-}
-"""File and class of comparisons that are still to be replaced."""
-
 
 def topic(path: str) -> tuple[str, str]:
     """Return package and first word of a file: ``memory/knn.py`` -> ("rlxf/attention/memory", "knn")."""
@@ -129,4 +112,4 @@ def test_techniques_own_their_exceptions():
     found = {
         offense for path, tree in SOURCES.items() if path != COMPOSER for offense in offenses(path, tree)
     }
-    assert found == KNOWN
+    assert found == set()

@@ -2,11 +2,10 @@
 
 import re
 
-from rlxf.cli.help_text import CONTEXT_QUESTION, HEAD_QUESTION, QUESTIONS
-
 from rlxf.agents.contexts import CONTEXT_MERGERS
 from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES
-from rlxf.cli.technique_tables import pairs
+from rlxf.cli.spec_options import QUESTIONS
+from rlxf.cli.technique_tables import CONTEXT_QUESTION, HEAD_QUESTION, pairs
 from tests.sources import ROOT
 
 ROW = re.compile(

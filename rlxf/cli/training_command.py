@@ -123,7 +123,7 @@ class TrainingCommand(ABC):
 
     @property
     def verbose(self) -> bool:
-        """Whether this process shows progress."""
+        """True if this process shows progress."""
         return self.progress_bar and not self.quiet and process_group().writes
 
     @classmethod

@@ -65,8 +65,9 @@ def train(run: RunFolder) -> DecisionTransformer:
         seed=run.config["seed"],
     )
     agent.set_logger(run.make_logger())
-    with progress(True, "updates", run.config["updates"], OFFLINE) as display:
-        agent.learn(run.config["updates"], display)
+    updates = run.config["updates"]
+    with progress(True, "updates", updates, OFFLINE) as display:
+        agent.learn(updates, display, log_interval=min(100, updates))
     agent.save(run.checkpoint)
     return agent
 

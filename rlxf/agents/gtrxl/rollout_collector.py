@@ -40,9 +40,9 @@ class RolloutCollector:
     obs: Any
     """Observations (E, ...) before the next step, as the environments returned them."""
     episode_start: Tensor
-    """Whether the next step is the first of its episode, or follows a filler row, (E,) bool."""
+    """True where the next step is the first of its episode, or follows a filler row, (E,) bool."""
     filler: Tensor
-    """Whether the next step is a filler row, (E,) bool."""
+    """True where the next step is a filler row, (E,) bool."""
     state: RecurrentPolicyState
     """Recurrent state of the policy."""
 

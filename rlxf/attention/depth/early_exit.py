@@ -42,6 +42,11 @@ class ExitDepth(Depth):
                 f"{self} lets tokens exit before the last layer and requires at least 2 layers, got layers=1"
             )
 
+    def check_no_early_exit(self, use: str) -> None:
+        raise ValueError(
+            f"{use} needs outputs of one depth, but {self} exits early; use a core without early exits"
+        )
+
     @abstractmethod
     def build(self, width: int, passes: int) -> "EarlyExitController":
         """Return the module."""

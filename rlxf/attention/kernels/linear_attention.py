@@ -75,7 +75,7 @@ class LinearAttention(RecurrentAttentionKernel):
 
     @abstractmethod
     def key_features(self, k: Tensor) -> KeyFeatures:
-        """Return phi of keys (B, H, T, D + F), which `among` has transformed."""
+        """Return phi of keys (B, H, T, D + F), which `contextualize_keys` has transformed."""
 
     def contextualize_keys(self, k: Tensor, index: TokenIndex) -> Tensor:
         """Transform keys (B, H, S, D + F) by terms that depend on the other keys; by default not at all."""
