@@ -141,10 +141,11 @@ class RFAAttention(LinearAttention):
 class GatedRFAAttention(RFAAttention):
     """`RFAAttention` with a gate, ``gate`` (C -> H), computed from the token.
 
-    The extra feature of a key is the logit of its gate. `contextualize_keys` replaces it with the logarithm of the key's
-    weight, ``l_j = log(1 - g_j) - log g_j - ... - log g_1``, summed from the first available token of the
-    episode: terms that all keys of a query share cancel. l grows with time and only its differences matter,
-    so it is float64. It is stored as two numbers: its value, and a 0 that carries its gradient.
+    The extra feature of a key is the logit of its gate. `contextualize_keys` replaces it with the logarithm
+    of the key's weight, ``l_j = log(1 - g_j) - log g_j - ... - log g_1``, summed from the first available
+    token of the episode: terms that all keys of a query share cancel. l grows with time and only its
+    differences matter, so it is float64. It is stored as two numbers: its value, and a 0 that carries its
+    gradient.
     """
 
     def __init__(self, spec: RFA, width: int, heads: int):
