@@ -48,7 +48,7 @@ class KNNView(MemoryView):
         return tokens.at(slice(0, max(0, tokens.shape[1] - self.memory.length - 1)))
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        return KNNMask.extend(masks, self.number, self.memory, self.far)
+        return KNNMask.extend(masks, self.number, self.memory.sees_far, self.far)
 
     def tokens(self, number: int, x: Tensor) -> Tensor | None:
         """Return the memory tokens of a pass; in the kNN layer far tokens come first, (B, F + M, C)."""
@@ -279,7 +279,7 @@ class KNNCache(KVCache):
         self.layers = layers
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        return KNNMask.extend(masks, self.number, self.memory, self.far, self.far_slot - 1)
+        return KNNMask.extend(masks, self.number, self.memory.sees_far, self.far, self.far_slot - 1)
 
     def rows(self, rows: Tensor) -> "KNNCache":
         local = super().rows(rows)

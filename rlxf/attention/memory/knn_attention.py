@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,6 @@ from rlxf.attention.faiss_support import check_search_backend, import_faiss, to_
 from rlxf.attention.kernels.base import Kernel, RecurrentKernelState
 from rlxf.attention.positions.base import Position
 from rlxf.attention.token_index import EMPTY, TokenIndex
-
-if TYPE_CHECKING:
-    from rlxf.attention.memory.knn import KNN
 
 MAX_SCORES = 2**24
 """Maximum number of scores in memory at a time during the search: 64 MB in float32."""
@@ -66,22 +63,27 @@ class KNNMask(AttentionMask):
     """`AttentionMask` with an additional mask over far tokens.
 
     Args:
-        memory: memory technique, which defines the far tokens.
+        sees_far: rule (i, j) -> bool on positions: whether a query sees a key as a far token.
         far: index of the candidate far tokens, (B, F).
         slot: slot of the current token among them, for acting.
     """
 
-    memory: "KNN"
+    sees_far: Callable[[Tensor, Tensor], Tensor]
     far: TokenIndex
     slot: int = 0
 
     @classmethod
     def extend(
-        cls, masks: Sequence[AttentionMask], number: int, memory: "KNN", far: TokenIndex, slot: int = 0
+        cls,
+        masks: Sequence[AttentionMask],
+        number: int,
+        sees_far: Callable[[Tensor, Tensor], Tensor],
+        far: TokenIndex,
+        slot: int = 0,
     ) -> list[AttentionMask]:
         """Return the masks of all passes, with the far tokens added in pass ``number``."""
         local = {field.name: getattr(masks[number], field.name) for field in fields(AttentionMask)}
-        extended = cls(**local, memory=memory, far=far, slot=slot)
+        extended = cls(**local, sees_far=sees_far, far=far, slot=slot)
         return [*masks[:number], extended, *masks[number + 1 :]]
 
     def far_mask(self, queries: slice = slice(None)) -> Tensor:
@@ -89,7 +91,7 @@ class KNNMask(AttentionMask):
         query = self.query.at(queries)
         i, j = query.position[:, :, None], self.far.position[:, None, :]
         same = query.episode[:, :, None] == self.far.episode[:, None, :]
-        return same & (self.far.episode != EMPTY)[:, None, :] & self.memory.sees_far(i, j)
+        return same & (self.far.episode != EMPTY)[:, None, :] & self.sees_far(i, j)
 
 
 SearchFn = Callable[[Tensor, Tensor, Tensor, int], Tensor]
