@@ -3,8 +3,10 @@
 import importlib
 import os
 import signal
+import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -217,3 +219,32 @@ def test_single_process_does_not_import_rank_group(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert importlib.import_module(package).init_process_group().count == 1
     assert name not in sys.modules
+
+
+LEAVE = """
+import os, socket, torch
+import torch.distributed as dist
+from rlxf.training.distributed.rank_group import TorchProcessGroup
+
+with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
+os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+TorchProcessGroup.join().all_reduce_max(1)
+import torch._dynamo  # as many modules of torch and Stable-Baselines3 do
+dist.destroy_process_group()
+names = [open(f"/proc/self/task/{thread}/comm").read() for thread in os.listdir("/proc/self/task")]
+print([name for name in names if "gloo" in name])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_no_thread_of_the_process_group_lives_until_shutdown():
+    result = subprocess.run(
+        [sys.executable, "-c", LEAVE],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert result.stdout.splitlines()[-1] == "[]"

@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before `join`, see there
 from torch import Tensor, nn
 
 from rlxf.training.archive import Archive
@@ -44,6 +45,11 @@ class TorchProcessGroup(ProcessGroup):
     @classmethod
     def join(cls) -> Self:
         """Initialize torch.distributed from the environment variables of torchrun.
+
+        The module ``torch.distributed.nn.functional`` is imported before, because its functions have the
+        current process group as default argument. If it was imported afterwards, they would keep the group
+        and its threads alive until the interpreter shuts down, where a thread that releases a tensor aborts
+        the process.
 
         Raises:
             ValueError: if this machine has GPUs, but fewer than processes.
