@@ -94,7 +94,7 @@ class Calibration(Tabular):
     ``print(calibration)`` shows one line; ``print(calibration.table())`` and notebooks show the table.
 
     Args:
-        thresholds: K thresholds in falling order, the safest first.
+        thresholds: K thresholds in decreasing order, the safest first.
         risk: share of an episode's steps whose action differs from the full-depth action, averaged over
             episodes, for each threshold, (K,).
         depth: mean number of passes through the layers for each threshold, (K,).
@@ -161,7 +161,7 @@ def calibratable_exit(transformer: Transformer) -> CalibratableExit:
 
 
 class CalibrationMixin:
-    """Agent whose early exits can be calibrated and counted."""
+    """Mixin of agents: calibration of early exits, and the mean depth of predictions."""
 
     policy: Any
 
@@ -206,7 +206,11 @@ def check_exit_confidence(depth: Depth, action_space: spaces.Space[Any]) -> None
 
 
 def check_thresholds(thresholds: tuple[float, ...]) -> None:
-    """Raise ValueError unless thresholds fall strictly within [0, 1]; TypeError if one is not a number."""
+    """Raise ValueError unless thresholds are strictly decreasing and in [0, 1].
+
+    Raises:
+        TypeError: if a threshold is not a number.
+    """
     for each in thresholds:
         check_finite_number("a threshold", each.item() if isinstance(each, np.floating) else each)
     falling = all(later < earlier for earlier, later in pairwise(thresholds))

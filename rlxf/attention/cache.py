@@ -25,7 +25,7 @@ class KVCache:
         layers: for each pass, a ring buffer, or the state of a recurrent kernel.
         index: (B, S), position and episode of the token in each slot.
         slot: slot of the next token.
-        tables: distances of the layers' tables, and the table that the layers share.
+        tables: distances for which position tables are computed, and the table that all layers share.
         context: projected context for cross-attention; None without it.
     """
 
@@ -44,7 +44,9 @@ class KVCache:
         return slot
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        """Return the attention masks between a token and the slots in each pass, adapted to this cache.
+        """Return the attention masks between a token and the slots in each pass; by default unchanged.
+
+        Caches whose keys are not the tokens themselves override this method.
 
         Args:
             masks: masks of each pass, as derived from index and pattern.
@@ -52,7 +54,10 @@ class KVCache:
         return masks
 
     def observe_input(self, number: int, x: Tensor) -> None:
-        """Process the input x (B, 1, C) of a pass. `write` has already stored the token's index."""
+        """Receive the input x (B, 1, C) of a pass, for caches that store it; by default do nothing.
+
+        `write` has already stored the token's index.
+        """
 
     def rows(self, rows: Tensor) -> "KVCache":
         """Return a copy of the selected rows of the batch.

@@ -101,9 +101,9 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run a command.
 
     The exit status is 0 after success, and 2 with a one-line message after an error that the user can fix.
-    It is 75 if a signal stopped a training that can be resumed. Otherwise it is 130 after Ctrl-C, 143 after
-    SIGTERM and 138 after SIGUSR1; temporary files are removed. It is 141 without a message if the standard
-    output is a closed pipe.
+    It is 75 if a signal stopped a training run that can be resumed. Otherwise it is 130 after Ctrl-C, 143
+    after SIGTERM and 138 after SIGUSR1; temporary files are removed. It is 141 without a message if the
+    standard output is a closed pipe.
 
     Args:
         args: arguments of the command line; None for ``sys.argv[1:]``.

@@ -1,4 +1,4 @@
-"""End of a run: the final evaluation, the checkpoints that were kept, and errors."""
+"""Results of a run: its last and best checkpoints, reports of evaluations, and messages for errors."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

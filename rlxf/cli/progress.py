@@ -119,7 +119,7 @@ class PanelDisplay(ProgressDisplay):
         self._live = live
 
     def show(self, state: ProgressState) -> None:
-        """Redraw the block."""
+        """Redraw the panel."""
         self._live.update(_block(state), refresh=True)
 
 

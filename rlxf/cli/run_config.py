@@ -1,4 +1,4 @@
-"""Options of a training in the ``config.json`` of its run: writing, reading and checks."""
+"""Options of a training run in the ``config.json`` of its run: writing, reading and checks."""
 
 import reprlib
 from collections.abc import Iterator, Mapping
@@ -116,7 +116,7 @@ class Learner(Protocol):
     """Options of a training algorithm."""
 
     def memory_usage(self, core: TransformerSpec) -> dict[str, int]:
-        """Return a lower bound of the memory in bytes that a training needs, by description."""
+        """Return a lower bound of the memory in bytes that a training run needs, by description."""
         ...
 
 

@@ -21,7 +21,7 @@ class PeriodicCallback(BaseCallback):
 
     The training waits for the calls. With a ``budget``, a call is left out if the environment steps of all
     calls would then exceed this multiple of the training steps so far. This rule uses no clock, so equal
-    trainings make equal calls.
+    training runs make equal calls.
 
     Args:
         every_steps: interval between calls, in environment steps over all environments; in updates for an

@@ -1,4 +1,4 @@
-"""Evaluation at several target returns, comparison of reports, and a plot of achieved over target returns."""
+"""Evaluation at several target returns, comparison of reports, plot of achieved against target returns."""
 
 import json
 import math

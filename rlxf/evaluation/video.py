@@ -190,7 +190,7 @@ class VideoCallback(PeriodicCallback):
     """Record a video of an episode at regular intervals for TensorBoard's images, with tag ``eval/video``.
 
     All videos use the same seed and end after at most 500 steps. Observations are normalized as in training.
-    Without TensorBoard, no episode is played. A frame costs about as much time as ten steps of a training.
+    Without TensorBoard, no episode is played. A frame costs about as much time as ten training steps.
 
     Args:
         env: environment created with ``render_mode="rgb_array"``; not the training environment.

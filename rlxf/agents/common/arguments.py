@@ -1,4 +1,4 @@
-"""Checks of the arguments of constructors, ``load`` and ``predict`` that all agents share."""
+"""Checks that all agents share: arguments of constructors, of ``load`` and of ``predict``."""
 
 import inspect
 import warnings

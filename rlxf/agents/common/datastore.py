@@ -65,7 +65,7 @@ class DatastoreMixin:
 
         Raises:
             DatasetError: if the dataset is unknown, empty or damaged, or its spaces differ.
-            ValueError: if the head needs more neighbours than there are steps or, with a gate, than there are
+            ValueError: if the head needs more neighbors than there are steps or, with a gate, than there are
                 steps in other episodes. Also if the core has early exits, since their outputs come from
                 different depths.
             ImportError: if the head needs faiss, which is not installed.
@@ -96,7 +96,7 @@ def check_datastore_spaces(
 
     Raises:
         DatasetError: if the spaces of the data differ from the agent's.
-        ValueError: if head needs more neighbours than there are steps.
+        ValueError: if head needs more neighbors than there are steps.
         ImportError: if head needs faiss, which is not installed.
     """
     check_search_backend(head.index)

@@ -17,10 +17,10 @@ from rlxf.training.state_checks import check_weights_fit
 DATASTORE_GROUP = "memory"
 """Name of the document and of the tensor group of a datastore in a checkpoint."""
 GATE_ENTRIES, GATE_STEPS, GATE_BATCH = 4096, 100, 256
-"""Pairs that the gate is trained on, its optimizer steps, and pairs per batch of the neighbour search."""
+"""Pairs that the gate is trained on, its optimizer steps, and pairs per batch of the neighbor search."""
 
 Error = Callable[[Tensor, Neighbours, Tensor], Tensor]
-"""Prediction error for actions (B, ...), given outputs (B, C) and their neighbours -> (B,)."""
+"""Prediction error for actions (B, ...), given outputs (B, C) and their neighbors -> (B,)."""
 
 
 class ActionDatastore:
@@ -30,10 +30,10 @@ class ActionDatastore:
 
     Args:
         store: the pairs; their groups are episodes. It stays on its device.
-        head: combines the agent's own actions with those of the neighbours.
+        head: combines the agent's own actions with those of the neighbors.
 
     Raises:
-        ValueError: if head needs more neighbours than there are pairs.
+        ValueError: if head needs more neighbors than there are pairs.
         ImportError: if head needs faiss, which is not installed.
     """
 
@@ -48,12 +48,12 @@ class ActionDatastore:
         return self.store.neighbours(h, self._search(h, self.head.k))
 
     def mean(self, h: Tensor, near: Neighbours, own: Tensor) -> Tensor:
-        """``(1 - w) own + w * (weighted mean of the neighbours' actions)``, (B, A) like ``own``."""
+        """``(1 - w) own + w * (weighted mean of the neighbors' actions)``, (B, A) like ``own``."""
         neighbour_mean = torch.einsum("bk,bka->ba", self.head.weights(near), near.values)
         return torch.lerp(own, neighbour_mean, self.reader.neighbour_weight(h)[:, None])
 
     def sample(self, h: Tensor, near: Neighbours, own: Tensor) -> Tensor:
-        """Replace each row of ``own`` (B, A) by a neighbour's action with probability w, as in `mean`."""
+        """Replace each row of ``own`` (B, A) by a neighbor's action with probability w, as in `mean`."""
         chosen = self.head.weights(near).multinomial(1)
         neighbour_actions = near.values.take_along_dim(chosen[..., None], dim=1)[:, 0]
         weight = self.reader.neighbour_weight(h)
@@ -62,7 +62,7 @@ class ActionDatastore:
     def train_gate(self, error: Error, generator: torch.Generator) -> None:
         """Train the gate of the head, if it has one; nothing else changes.
 
-        The gate minimizes the mean error over at most `GATE_ENTRIES` pairs with L-BFGS. Neighbours from the
+        The gate minimizes the mean error over at most `GATE_ENTRIES` pairs with L-BFGS. Neighbors from the
         pair's own episode are excluded, because they would predict its action too well.
 
         Args:
@@ -91,7 +91,7 @@ class ActionDatastore:
         optimizer.step(closure)
 
     def _elsewhere(self, entries: Tensor) -> Neighbours:
-        """Return the neighbours of the pairs ``entries`` (B,) from other episodes."""
+        """Return the neighbors of the pairs ``entries`` (B,) from other episodes."""
         search = TorchSearch(self.store)
         parts = [
             search(self.store.keys[part], self.head.k, self.store.groups[part])
@@ -157,7 +157,7 @@ class DiscreteHead(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class BoxRetrievalPolicy:
-    """Retrieval policy for Box actions: a mixture of the agent's own actions and those of the neighbours.
+    """Retrieval policy for Box actions: a mixture of the agent's own actions and those of the neighbors.
 
     Actions are mixed in units of the environment. A sample is always one whole action vector: components of
     different actions are never combined.
@@ -173,7 +173,7 @@ class BoxRetrievalPolicy:
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         """Return actions for y (E, C): a sample of the mixture, or its mean if ``deterministic``.
 
-        The mean combines the neighbours' actions with the deterministic action of the agent's head. For a
+        The mean combines the neighbors' actions with the deterministic action of the agent's head. For a
         deterministic head this is the mean of the mixture. For a Gaussian head its mode replaces its mean.
         """
         near, own = self.datastore.near(y), self.own.choose(y, deterministic)
@@ -189,7 +189,7 @@ class BoxRetrievalPolicy:
 
 @dataclass(frozen=True, eq=False)
 class DiscreteRetrievalPolicy:
-    """Retrieval policy for discrete actions: mixes the distribution of each choice with the neighbours'.
+    """Retrieval policy for discrete actions: mixes the distribution of each choice with the neighbors'.
 
     Args:
         own: action head of the agent.

@@ -39,7 +39,7 @@ def encode_dataset(
 
 
 def starts(windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first steps of the windows that begin an episode, and those of the later, full windows."""
+    """Return the first step of the window at each episode start, and those of all later full windows."""
     offsets = windows.trajectories.offsets
     step = np.arange(windows.trajectories.steps)
     end = np.repeat(offsets[1:], windows.trajectories.lengths)
@@ -49,7 +49,7 @@ def starts(windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def first_steps(
     model: DecisionTransformerModel, windows: Windows, first: NDArray[np.int64], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the indices (N,) of the steps in windows that begin episodes, and the outputs (N, C) there."""
+    """Encode the windows at episode starts: return the indices (N,) of their steps and the outputs (N, C)."""
     batch = windows.starting_at(first).to(device)
     y, mask = model.outputs(model.steps(batch)), batch.mask[:, model.burn_in_steps :]
     steps = torch.from_numpy(first).to(device)[:, None] + batch.time_steps[:, model.burn_in_steps :]

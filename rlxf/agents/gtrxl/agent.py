@@ -1,4 +1,4 @@
-"""Base of GTrXLPPO: what the agent does without training: acting, datastore, calibration and files."""
+"""Base class of `GTrXLPPO` without training: acting, datastore, calibration and files."""
 
 import os
 from typing import Any, ClassVar, Self

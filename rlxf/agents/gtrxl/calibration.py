@@ -153,7 +153,7 @@ class CalibrationMixin(BaseAlgorithm):
                 closed at the end. Observations are normalized as in training.
             alpha: bound on the risk, the expected share of steps with different actions.
             delta: probability with which the guarantee may fail.
-            thresholds: confidence thresholds in falling order from 1 to 0, the safest first.
+            thresholds: confidence thresholds in decreasing order from 1 to 0, the safest first.
             episodes: minimum number of episodes, in equal shares of the environments.
             seed: seed of the environments and of torch's global generator, which samples the actions; None
                 to leave them unchanged.

@@ -184,7 +184,7 @@ class DatastoreMixin(BaseAlgorithm):
         current statistics of the ``VecNormalize`` around the agent's environment, if there is one. N steps
         need ``4 N (C + A) + 8 N`` bytes, with C the width of the core and A the size of an action. The
         datastore is saved with the agent. If ``head`` is a `SPALM`, its gate is trained here on these steps,
-        with neighbours from other episodes. Box actions are clipped to their bounds before they are mixed.
+        with neighbors from other episodes. Box actions are clipped to their bounds before they are mixed.
 
         An agent with a datastore cannot be trained, since its stored outputs would become stale. Call
         `detach_datastore`, train, and call `attach_datastore` again.
@@ -198,7 +198,7 @@ class DatastoreMixin(BaseAlgorithm):
 
         Raises:
             DatasetError: if the dataset is unknown, empty, damaged, or has other spaces.
-            ValueError: if head needs more neighbours than there are steps, or, with a gate, than there are
+            ValueError: if head needs more neighbors than there are steps, or, with a gate, than there are
                 steps in other episodes; or if the core has early exits, since stored outputs must come from
                 the same depth.
             ImportError: if head needs faiss, which is not installed.

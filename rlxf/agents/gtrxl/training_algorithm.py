@@ -81,7 +81,7 @@ class TrainingAlgorithm(ABC):
     @property
     @abstractmethod
     def resumable(self) -> bool:
-        """True if the algorithm has no state between two rollouts, so that a training can be resumed."""
+        """True if the algorithm has no state between two rollouts, so that a training run can be resumed."""
 
     @abstractmethod
     def start_rollout(self) -> None:

@@ -52,7 +52,7 @@ class DatasetInfo:
         """Return the information about these trajectories.
 
         Raises:
-            DatasetError: if a return to go is NaN or infinite.
+            DatasetError: if a return-to-go is NaN or infinite.
         """
         _check_returns(trajectories)
         spec = trajectories.eval_env_spec

@@ -44,7 +44,7 @@ class ACT(Universal):
     """
 
     paper: ClassVar[str] = "Graves 2016, arXiv:1603.08983"
-    cost: ClassVar[str] = "L, for fewer passes"
+    cost: ClassVar[str] = "L, with fewer passes"
     ponder_cost: float = 0.01
     epsilon: float = 0.01
     bias: float = 1.0

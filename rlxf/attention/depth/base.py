@@ -11,7 +11,7 @@ from rlxf.attention.technique import LayerPasses, Technique
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
 ConfidenceFn = Callable[[Tensor], Tensor]
-"""Confidence function: outputs (..., C) -> lead of the most likely choice, (...); see `lead`."""
+"""Confidence function: outputs (..., C) -> difference of the two largest probabilities, (...)."""
 
 
 StreamFn = Callable[[Tensor], Tensor]
@@ -77,7 +77,7 @@ class CalibratableExit(Protocol):
             number: number of the pass, from 0.
             before: states before the pass, (B, T, C).
             after: states after the pass, (B, T, C).
-            lead: function that computes the `ConfidenceFn` of the current outputs.
+            lead: function that applies the `ConfidenceFn` to the current outputs.
         """
         ...
 
@@ -101,7 +101,7 @@ class DepthCounter:
 
 
 class DepthController(nn.Module):
-    """Controller of the passes. By default each token takes each pass once."""
+    """Controller of the passes, i.e. applications of a layer. By default each token takes each pass once."""
 
     def forward(self, x: Tensor, passes: LayerPasses) -> Tensor:
         """Process tokens x (B, T, C) and return the selected outputs, (B, Tq, C)."""

@@ -52,7 +52,7 @@ class CALM(ExitDepth):
     """
 
     paper: ClassVar[str] = "Schuster et al. 2022, arXiv:2207.07061"
-    cost: ClassVar[str] = "L, for fewer passes while acting"
+    cost: ClassVar[str] = "L, with fewer passes while acting"
     confidence: Confidence = "classifier"
     threshold: float = 1.0
     exit_coef: float = 1.0

@@ -59,7 +59,7 @@ class DepthAdaptive(ExitDepth):
     """
 
     paper: ClassVar[str] = "Elbayad et al. 2020, arXiv:1910.10073"
-    cost: ClassVar[str] = "L, for fewer passes while acting"
+    cost: ClassVar[str] = "L, with fewer passes while acting"
     by: By = "multinomial"
     oracle: Oracle = "likelihood"
     penalty: float = 0.1

@@ -1,1 +1,1 @@
-"""Output heads that retrieve neighbours from a datastore. They are attached to a trained transformer."""
+"""Output heads that retrieve neighbors from a datastore. They are attached to a trained transformer."""

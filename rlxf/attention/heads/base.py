@@ -1,4 +1,4 @@
-"""Base classes of output heads, which combine the transformer's output with retrieved neighbours."""
+"""Base classes of output heads, which combine the transformer's output with retrieved neighbors."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from rlxf.attention.validation import check_choice, check_finite_number, check_i
 
 @dataclass(frozen=True)
 class OutputHead(ABC):
-    """Base of the output heads: frozen dataclasses with the options of the neighbour search.
+    """Base of the output heads: frozen dataclasses with the options of the neighbor search.
 
     Args:
-        k: number of neighbours.
+        k: number of neighbors.
         temperature: temperature T of the distance weights.
         index: search backend: "torch", or "faiss", which needs the extra ``knn``. Results are equal.
 
@@ -40,7 +40,7 @@ class OutputHead(ABC):
         check_choice(f"{name} index", self.index, tuple(SEARCHES))
 
     def weights(self, near: Neighbours) -> Tensor:
-        """Return the weights of the neighbours, ``exp(-d_i^2 / T)`` divided by their sum, (B, k)."""
+        """Return the weights of the neighbors, ``exp(-d_i^2 / T)`` divided by their sum, (B, k)."""
         return (-near.squared / self.temperature).softmax(dim=1)
 
     @abstractmethod
@@ -53,7 +53,7 @@ class OutputHeadModule(nn.Module, ABC):
 
     @abstractmethod
     def neighbour_weight(self, h: Tensor) -> Tensor:
-        """Return the mixing weight of the neighbours for continuous values: h (B, C) -> (B,), from 0 to 1."""
+        """Return the mixing weight of the neighbors for continuous values: h (B, C) -> (B,), from 0 to 1."""
 
     @abstractmethod
     def log_prob(self, h: Tensor, near: Neighbours, weight: Tensor, bias: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class OutputHeadModule(nn.Module, ABC):
 
         Args:
             h: outputs of the transformer, (B, C).
-            near: their neighbours, with values int64 (B, k) from 0 to V - 1.
+            near: their neighbors, with values int64 (B, k) from 0 to V - 1.
             weight: weight of the model's logit layer, (V, C).
             bias: bias of the model's logit layer, (V,).
 

@@ -102,7 +102,7 @@ class TorchSearch:
 
         Args:
             queries: (B, C).
-            k: number of neighbours.
+            k: number of neighbors.
             without: int64 (B,), group to exclude for each query; None for none.
 
         Raises:

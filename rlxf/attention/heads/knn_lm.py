@@ -16,17 +16,17 @@ from rlxf.attention.validation import check_finite_number
 class KNNLM(OutputHead):
     r"""Interpolation ``p(v | x) = lambda p_kNN(v | x) + (1 - lambda) p_model(v | x)`` without training.
 
-    ``p_kNN(v | x)`` is the sum of ``exp(-d_i^2 / T)`` over neighbours i with value v, divided by the sum over
-    all k neighbours. Here ``d_i = |key_i - h(x)|`` and h is the transformer's output. The paper states the L2
+    ``p_kNN(v | x)`` is the sum of ``exp(-d_i^2 / T)`` over neighbors i with value v, divided by the sum over
+    all k neighbors. Here ``d_i = |key_i - h(x)|`` and h is the transformer's output. The paper states the L2
     distance. The authors' code, which produced the results, uses its square, and so do we. T is 1 in both.
 
     Source: Khandelwal et al. 2020, arXiv:1911.00172, section 2, and the authors' code.
 
     Args:
-        k: number of neighbours; 1024 of 100 million pairs in the paper.
-        temperature: temperature T; large values weight all neighbours equally.
+        k: number of neighbors; 1024 of 100 million pairs in the paper.
+        temperature: temperature T; large values weight all neighbors equally.
         index: search backend: "torch", or "faiss", which needs the extra ``knn``. Results are equal.
-        weight: lambda, from 0 (model only) to 1 (neighbours only); 0.25 in the paper.
+        weight: lambda, from 0 (model only) to 1 (neighbors only); 0.25 in the paper.
 
     Raises:
         TypeError: if k is not an int, or another number is not a number.

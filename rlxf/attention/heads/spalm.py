@@ -1,4 +1,4 @@
-"""SPALM: features of the neighbours' values, mixed in by a learned gate."""
+"""SPALM: features of the neighbors' values, mixed in by a learned gate."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,17 +16,17 @@ class SPALM(OutputHead):
     r"""Output ``p(v | x) = softmax(W z)`` with ``z = (1 - g) m + g h`` and gate ``g = sigmoid(w_g . h)``.
 
     ``m = sum_i softmax_i(y_i . h) y_i``, where ``y_i = W[v_i]`` is the row of the output layer for the
-    neighbour's value. Neighbours are weighted by their values, not by distance. h is the transformer's
+    neighbor's value. Neighbors are weighted by their values, not by distance. h is the transformer's
     output; g = 1 uses h only. The gate starts at 0.5. It must be trained on queries whose own pair is
-    excluded from their neighbours.
+    excluded from their neighbors.
 
     Continuous values have no row in W. For them the gate mixes the values themselves, which is our extension:
-    the weight of the neighbours is 1 - g, and neighbours are weighted by distance, as in `KNNLM`.
+    the weight of the neighbors is 1 - g, and neighbors are weighted by distance, as in `KNNLM`.
 
     Source: Yogatama et al. 2021, arXiv:2102.02557, section 2.3, equations 3 to 5.
 
     Args:
-        k: number of neighbours; 4 in the paper.
+        k: number of neighbors; 4 in the paper.
         temperature: temperature T of the distance weights; used for continuous values only.
         index: search backend: "torch", or "faiss", which needs the extra ``knn``. Results are equal.
 
@@ -57,7 +57,7 @@ class SPALMModule(OutputHeadModule):
         return 1 - self.model_weight(h)
 
     def features(self, h: Tensor, y: Tensor) -> Tensor:
-        """Return z of outputs h (B, C) and the features y (B, k, C) of their neighbours' values."""
+        """Return z of outputs h (B, C) and the features y (B, k, C) of their neighbors' values."""
         g = self.model_weight(h)[:, None]
         return (1 - g) * aggregate_neighbours(h, y) + g * h
 

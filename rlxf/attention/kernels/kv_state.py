@@ -30,8 +30,8 @@ class KeyFeatures(NamedTuple):
 class KVState(NamedTuple):
     """Key-value state ``sum_j phi(k_j) [v_j, 1]``: total (B, H, M, V + 1), times e^scale (B, H).
 
-    ``energy`` (B, H, 1, 1), times e^(2 scale), is ``sum_j |phi(k_j)|^2``: a measure of the noise of an
-    estimate.
+    ``energy`` (B, H, 1, 1), times e^(2 scale), is ``sum_j |phi(k_j)|^2``. `RFA` estimates the noise of
+    its denominator from it.
     """
 
     total: Tensor
@@ -119,7 +119,7 @@ def scan_chunk(
 ) -> tuple[Tensor, KVState]:
     """Attend from T queries to the state and to the keys up to their own, and update the state.
 
-    The backward pass stores the arguments and the T^2 weights. It recomputes the features, which are larger.
+    The arguments and the T^2 weights are stored for the backward pass, which recomputes the larger features.
 
     Args:
         kernel: computes the features.

@@ -49,7 +49,7 @@ class LinearAttention(RecurrentAttentionKernel):
     There are three implementations. The first computes all pairs, for any pattern, memory and episodes. The
     second uses `KVState`, in time and memory linear in the length, where each token of a row sees all of the
     row or its past. The third processes one token at a time, with `KVState` as recurrent state. The last two
-    compute no weights, so the transformer's dropout has no effect on this average.
+    do not compute all weights, so none of the three applies the transformer's dropout to weights.
     """
 
     features: int
@@ -89,7 +89,7 @@ class LinearAttention(RecurrentAttentionKernel):
         return k.new_zeros(k.shape[:-1], dtype=torch.float64)
 
     def allows_gathering(self, mask: AttentionMask) -> bool:
-        """Return False where running sums replace pairs."""
+        """Return False if `forward` uses running sums instead of pairs of queries and keys."""
         return not is_single_contiguous_episode(mask)
 
     def before_gathering(self, q: Tensor, k: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
@@ -112,7 +112,7 @@ class LinearAttention(RecurrentAttentionKernel):
         return torch.cat(list(attend(q, k, values, empty)), dim=2)
 
     def _causal(self, q: Tensor, k: Tensor, values: Tensor, empty: Tensor) -> Iterator[Tensor]:
-        """Yield the results of queries over the keys up to their own; queries are the last of the keys."""
+        """Yield the results of queries over the keys up to their own; q belongs to the last tokens of k."""
         earlier, size = k.shape[2] - q.shape[2], CAUSAL_CHUNK
         sizes = [*chunk_sizes(earlier, size), *chunk_sizes(q.shape[2], size)]
         parts = zip(k.split(sizes, 2), values.split(sizes, 2), empty.split(sizes, 1), strict=True)

@@ -37,7 +37,8 @@ class Linformer(Kernel):
     tokens are seen individually, in the same softmax. A block may therefore be cut by a window or by the end
     of memory. L tokens cost L (L k / n + n) pairs: n / k times fewer than all pairs, but not linear.
 
-    Source: Wang et al. 2020, arXiv:2006.04768, section 4. The paper has no bias; public code has one.
+    Source: Wang et al. 2020, arXiv:2006.04768, section 4. The paper has no bias;
+    public implementations have one.
 
     Args:
         length: n, in tokens: the longest sequence; in a causal transformer the length of a block. Episodes,

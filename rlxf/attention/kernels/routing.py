@@ -32,7 +32,8 @@ class Routing(PairwiseKernel):
     ``x / |x|`` over all queries and keys of each cluster. The next update moves the centroids:
     ``decay mu + (1 - decay) sum / |sum|``, normalized to length 1. A cluster without tokens does not move.
     Between updates all passes use the same centroids, so acting equals learning. The loss gets
-    ``commitment mean (x / |x| - mu_c(x))^2``, once for each pass of each layer, as in public code.
+    ``commitment mean (x / |x| - mu_c(x))^2``, once for each pass of each layer, as in public
+    implementations.
 
     The paper's formula defines this S_i, but the paper computes clusters of even size: each consists of the w
     queries and the w keys that are nearest to its centroid. Later tokens then determine which keys an earlier
@@ -48,8 +49,8 @@ class Routing(PairwiseKernel):
         clusters: n; the paper uses about sqrt(L) for L tokens.
         window: w, number of queries and of keys of each cluster; None for clusters of any size.
         decay: decay of the centroids; 0.999 as in the paper.
-        commitment: coefficient of the distance to the centroids in the loss; 1e-4 as in public code, absent
-            in the paper.
+        commitment: coefficient of the distance to the centroids in the loss; 1e-4 as in public
+            implementations, absent in the paper.
         seed: seed of the initial centroids, which are random directions: the same in all layers, different in
             all heads.
 

@@ -68,9 +68,9 @@ class Compressive(Memory):
         ratio: compression ratio c, in tokens per block.
         method: compression function f.
         loss: auxiliary loss of a convolution; the other methods ignore it.
-        measure: size of a difference: "mean-square", as in public code, or "norm", as in the paper. The
-            gradient of a norm grows with the number of queries. It would dominate the task gradient
-            where both are clipped jointly, as in PPO.
+        measure: size of a difference: "mean-square", as in public implementations, or "norm", as in the
+            paper. The gradient of a norm grows with the number of queries. It would dominate the task
+            gradient where both are clipped jointly, as in PPO.
         loss_coef: coefficient of the auxiliary loss.
 
     Raises:
@@ -80,7 +80,7 @@ class Compressive(Memory):
 
     paper: ClassVar[str] = "Rae et al. 2019, arXiv:1911.05507"
     causal: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "recent + compressed pairs a token"
+    cost: ClassVar[str] = "recent + compressed pairs per token"
     recent: int = 64
     compressed: int = 64
     ratio: int = 4

@@ -107,7 +107,7 @@ class KNN(Memory):
 
     paper: ClassVar[str] = "Wu et al. 2022, arXiv:2203.08913"
     causal: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "length pairs a token, in one layer length + far"
+    cost: ClassVar[str] = "length pairs per token, in one layer length + far"
     length: int = 128
     far: int = 8192
     top: int = 32

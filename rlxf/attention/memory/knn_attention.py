@@ -25,7 +25,7 @@ MIN_SPARSITY = 4
 """Candidate tokens are compacted before the search if fewer than 1 / MIN_SPARSITY are visible to a query."""
 
 INITIAL_SCALE = 20.0
-"""Initial value of exp(s), as in public code: unscaled cosine scores are too uniform to select by."""
+"""Initial value of exp(s), as in public implementations. Unscaled cosine scores are too uniform."""
 
 
 @dataclass(frozen=True, eq=False)

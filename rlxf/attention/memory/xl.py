@@ -12,7 +12,7 @@ class XL(Memory):
     """Transformer-XL memory ``m <- SG([m ; h])[-M:]``: keys and values come from ``[m ; h]``, queries from h.
 
     m of layer n holds its inputs ``h^(n-1)``. Keys and values are projected from m with the
-    current weights. m has no gradient. The index separates episodes.
+    current weights. m has no gradient. The token index separates episodes.
 
     Source: Dai et al. 2019, arXiv:1901.02860, section 3.2.
 
@@ -26,7 +26,7 @@ class XL(Memory):
 
     paper: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860"
     causal: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "length pairs a token"
+    cost: ClassVar[str] = "length pairs per token"
     length: int = 128
 
     def __post_init__(self) -> None:

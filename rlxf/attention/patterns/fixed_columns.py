@@ -20,8 +20,8 @@ class FixedColumns(Pattern):
     different summaries.
 
     In layers or heads with only A2, the first tokens of an episode see no keys, and their output is 0. The
-    bidirectional form is ours: it includes summaries of later blocks. The paper calls the pattern fixed; here
-    `Fixed` is a depth.
+    bidirectional form is ours: it includes summaries of later blocks. The paper calls this pattern
+    "fixed"; in this package, `Fixed` is a depth technique.
 
     Source: Child et al. 2019, arXiv:1904.10509, sections 4.2 and 4.3.
 

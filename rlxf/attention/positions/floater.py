@@ -47,7 +47,7 @@ class Floater(Position):
     """
 
     paper: ClassVar[str] = "Liu et al. 2020, arXiv:2003.09229"
-    cost: ClassVar[str] = "L, one by one"
+    cost: ClassVar[str] = "L sequential steps"
     step: float = 0.01
     substeps: int = 1
 

@@ -14,7 +14,7 @@ from rlxf.attention.validation import check_int
 
 @dataclass(frozen=True)
 class T5Bias(PairwisePosition):
-    r"""``s_ij += b[h, bucket(i - j)]``: near distances get a bucket each, far ones share.
+    r"""``s_ij += b[h, bucket(i - j)]``. Each small distance has its own bucket; large ones share buckets.
 
     With n buckets and e = n // 2, distance d falls in bucket d if d < e, else in
     ``e + (n - e) * log(d / e) / log(D / e)``, at most n - 1 (D: ``max_distance``). In a bidirectional

@@ -33,7 +33,7 @@ class Reversible(Residual):
     """
 
     paper: ClassVar[str] = "Kitaev et al. 2020, arXiv:2001.04451"
-    cost: ClassVar[str] = "L, a third more to learn"
+    cost: ClassVar[str] = "L, a third more in training"
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless inputs of layers can be recomputed from their outputs."""

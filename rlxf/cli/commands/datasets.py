@@ -157,9 +157,9 @@ class SB3Files:
 class Collect:
     """Record agents of runs, agents of Stable-Baselines3, or a random policy into a Minari dataset.
 
-    The dataset holds whole episodes and names the agents that played them. Train on it with "rlxf train dt",
-    list it with "rlxf datasets". With --mix 0 0.1 1, a third of the episodes is played by the agent itself, a
-    third with 10 % random actions, and a third with random actions only.
+    The dataset holds whole episodes and names the agents that played them. Train on it with "rlxf train dt";
+    "rlxf datasets" lists it. With --mix 0 0.1 1, a third of the episodes is played by the agent itself, a
+    third with 10% random actions, and a third with random actions only.
 
     Example: rlxf collect runs/gtrxl-rlxf-TMaze-v0-0 --dataset rlxf/tmaze/mixed-v0 --mix 0 0.1 1
     """

@@ -43,7 +43,7 @@ class Distill:
     width: Count | None = None
     """Model width: features per token. None means half of the teacher's."""
     layers: Count | None = None
-    """Number of layers. None means that of the teacher. Fewer layers act faster."""
+    """Number of layers. None means that of the teacher. With fewer layers, the student acts faster."""
     heads: Count | None = None
     """Number of attention heads. None means that of the teacher."""
     temperature: float = 2.0

@@ -37,8 +37,8 @@ class Evaluate:
     """Number of episodes. With 200, the 95% confidence interval of a success rate is at most +-0.07."""
     env: str | None = None
     """Gymnasium id of another environment with the same spaces.
-    None means that of the training, or of the training data.
-    With an id, the arguments of the run are not used; the environment of the data keeps its own."""
+    None means the environment of the training, or of the training data.
+    With an id, the arguments of the run are not used; those of the data are used if they name the same id."""
     env_kwargs: Json = field(default_factory=dict)
     """Arguments of the environment as a JSON object. Without --env they update those of the run."""
     deterministic: bool = True
@@ -54,7 +54,7 @@ class Evaluate:
     """Output head that reads the datastore: knn-lm, spalm, or JSON like {"name": "KNNLM", "k": 8}.
     None means knn-lm."""
     seed: int = 1_000_000
-    """Seed of the environments. The default differs from usual training seeds, so that levels are new."""
+    """Seed of the environments. The default differs from usual training seeds; generated levels are new."""
     trust: Trust = False
     progress_bar: bool = True
     """Show a progress bar."""

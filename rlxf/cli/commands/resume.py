@@ -17,11 +17,11 @@ PROGRAM = "program"
 class Resume:
     """Resume an interrupted run of "rlxf train" or "rlxf pretrain".
 
-    The training continues from the newest intact checkpoint, with bitwise the same results as without the
-    interruption on the same machine. Log entries after this checkpoint are removed and written again. A run
-    without any checkpoint starts from the beginning. After the last update, only missing stages such as the
-    evaluation are done. A complete run is not changed. Under torchrun the number of processes may differ from
-    that of the start; then the results are equal up to rounding.
+    The training continues from the newest intact checkpoint. On the same machine, the results are bitwise
+    equal to those of an uninterrupted run. Log entries after this checkpoint are removed and written again. A
+    run without any checkpoint starts from the beginning. After the last update, only missing stages such
+    as the evaluation are done. A complete run is not changed. Under torchrun the number of processes may
+    differ from that at the start. In this case, the results are equal up to rounding.
 
     Example: rlxf resume runs/dt-rlxf-cartpole-mixed-v0-0
     """

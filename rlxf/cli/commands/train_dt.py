@@ -63,7 +63,7 @@ class TrainDecisionTransformer(EvaluatedTrainingCommand):
     """Number of weight updates, each on one batch."""
     target_returns: tuple[float, ...] | None = None
     """Target returns of the evaluations. None means the largest return in the data.
-    With several targets, targets.png in the folder plots the achieved returns."""
+    With several targets, targets.png in the folder plots achieved against requested returns."""
     download: bool = False
     """Download datasets that are not on this machine."""
     trust_data: bool = False
@@ -74,7 +74,8 @@ class TrainDecisionTransformer(EvaluatedTrainingCommand):
     """Gymnasium id of the environment for evaluations. None means that of the data.
     With package:id, the package is imported first."""
     env_kwargs: Json = field(default_factory=dict)
-    """Arguments of the environment as a JSON object. In the environment of the data, they update its own."""
+    """Arguments of the environment as a JSON object. In the environment of the data,
+    they override its arguments."""
     seed: int = 0
     """Seed of weights, windows and dropout. Equal seeds give equal runs on one machine."""
     pretrained: Pretrained = None

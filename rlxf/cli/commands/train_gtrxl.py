@@ -84,13 +84,13 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     evaluation_budget = 0.2
     """Default largest number of environment steps of evaluations for each step of the training.
 
-    A step of a training with 32 environments takes about three times as long as one of an evaluation, because
-    it includes the update. Evaluations take thus at most about a tenth of the training time.
+    A training step with 32 environments takes about three times as long as one of an evaluation, because
+    it includes the update. Evaluations therefore take at most about a tenth of the training time.
     """
     video_budget = 0.004
     """Default largest number of recorded steps for each training step.
 
-    Rendering and compression make a recorded step about 12 times as long as a training step: 5 % of the time.
+    Rendering and compression make a recorded step about 12 times as long as a training step: 5% of the time.
     """
     core_notes = MappingProxyType({"dropout": "It must be 0 for PPO."})
 

@@ -124,9 +124,9 @@ CheckpointSeconds = Annotated[
     float,
     arg(help='Seconds between two checkpoints for "rlxf resume". The last three are kept.'),
 ]
-"""Option of all trainings that can be resumed."""
+"""Option of all commands whose training can be resumed."""
 LogInterval = Annotated[Count, arg(help="Number of updates between two log entries.")]
-"""Option of all trainings on datasets."""
+"""Option of all commands that train on datasets."""
 
 
 def given_options(args: Sequence[str], *names: str) -> dict[str, str]:

@@ -61,7 +61,7 @@ class OfflineOptions(WindowOptions):
     """`WindowOptions` and the training objective."""
 
     objective: Literal["Imitation", "MaximumEntropy"] = "Imitation"
-    """Training objective. MaximumEntropy trains a stochastic policy, which can be finetuned online."""
+    """Training objective. MaximumEntropy trains a stochastic policy, which can be fine-tuned online."""
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as arguments of the agent.

@@ -127,7 +127,7 @@ class PPOOptions:
 
 @options
 class TensorBoardOptions:
-    """Options of additional TensorBoard output. With the defaults it takes about 2 % of the training time."""
+    """Options of additional TensorBoard output. With the defaults it takes about 2% of the training time."""
 
     attention_maps_every: Count | None = 100
     """Number of rollouts between images of the attention of each layer and head. None turns them off."""
@@ -137,7 +137,7 @@ class TensorBoardOptions:
     """Number of rollouts between histograms, e.g. of weights and gradients. None turns them off."""
     videos: bool = True
     """Record a video of an episode as often as evaluations are made, if the environment renders images.
-    By default videos are left out where they would take more than about 5 % of the training time."""
+    By default videos are left out where they would take more than about 5% of the training time."""
 
     def check(self) -> None:
         """Raise ValueError unless each number is None or at least 1."""

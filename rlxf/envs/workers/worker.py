@@ -131,7 +131,7 @@ class Worker:
             self.pipe.send((self._number, dict(calls)))
 
     def receive(self, deadline: float) -> dict[int, Any]:
-        """Return the result of each call, or its `CallFailure`; a fatal fault is returned for all
+        """Return the result of each call, or its `CallFailure`; a fatal failure is returned for all
         environments.
 
         Args:

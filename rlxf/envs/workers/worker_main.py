@@ -44,7 +44,7 @@ class CallFailure:
 
     @classmethod
     def raised(cls, error: Exception, where: str) -> "CallFailure":
-        """Return the fault of an exception raised in ``where``, for example the name of a method."""
+        """Return the failure for an exception raised in ``where``, for example the name of a method."""
         message = "".join(traceback.format_exception_only(error)).strip()
         *_, frame = traceback.extract_tb(error.__traceback__)
         cause = f"raised in {where}: {message} ({frame.filename}, line {frame.lineno})"

@@ -119,7 +119,7 @@ class WorkerPool:
         """Wait for the results of the calls.
 
         Returns:
-            The result of each call, or its `CallFailure`. If a process is lost, the fault is returned for
+            The result of each call, or its `CallFailure`. If a process is lost, its failure is returned for
             all of its environments, including those that were not called.
         """
         deadline = monotonic() + seconds
@@ -127,7 +127,7 @@ class WorkerPool:
         return {i: result for worker in called for i, result in worker.receive(deadline).items()}
 
     def find_dead(self) -> dict[int, CallFailure]:
-        """Return the faults of environments whose process ended between calls."""
+        """Return the failures of environments whose process ended between calls."""
         dead_workers = [worker for worker in set(self._workers_by_env.values()) if worker.is_dead]
         return {i: fault for worker in dead_workers for i, fault in worker.receive(monotonic()).items()}
 
@@ -248,7 +248,7 @@ def env_label(environments: Sequence[int]) -> str:
 def failure_error(
     environments: Sequence[int], fault: CallFailure, reason: str = ""
 ) -> BrokenEnvironmentError:
-    """Return the error for a fault, with the traceback of the environment as a note."""
+    """Return the error for a failure, with the traceback of the environment as a note."""
     error = BrokenEnvironmentError(f"{env_label(environments)} {fault.cause}{reason}")
     if fault.traceback:
         error.add_note(f"In the environment:\n{fault.traceback}")

@@ -21,7 +21,7 @@ LEFT, RIGHT, TOP, BOTTOM, GAP = 0.75, 1.0, 0.6, 0.65, (0.15, 0.35)
 """Sizes in inches. Fixed, because matplotlib's layout engines take three times as long as the drawing."""
 COLOURS = matplotlib.colormaps["magma"]
 HIDDEN = "0.85"
-"""Grey level of masked entries: future steps, steps beyond the memory, and other episodes."""
+"""Gray level of masked entries: future steps, steps beyond the memory, and other episodes."""
 EPISODE: dict[str, Any] = {"color": "tab:blue", "linewidth": 0.8, "linestyle": "--", "zorder": 1}
 MEMORY: dict[str, Any] = {"color": "tab:green", "linewidth": 1.2, "zorder": 3}
 
@@ -109,7 +109,7 @@ def _add_legend(figure: Figure, image: AxesImage) -> None:
 
 
 class AttentionMapCallback(RolloutCallback):
-    """Write attention maps to TensorBoard's images every ``every`` rollouts: tag ``attention/maps``.
+    """Write attention maps to TensorBoard's images every ``every`` rollouts, with tag ``attention/maps``.
 
     The plot shows the attention weights of each layer and head for the last segment of the first environment,
     read with its memory as in training.

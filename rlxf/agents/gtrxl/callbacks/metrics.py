@@ -58,8 +58,8 @@ class HistogramCallback(RolloutCallback):
     - ``weights/GROUP`` for each group of `parameter_groups`, e.g. ``weights/layer_1/attention_gate``.
     - ``gradients/GROUP``: gradients of the last minibatch, clipped to ``max_grad_norm``. The first rollout
       has none, since it precedes the first update.
-    - ``rollout/advantages`` before normalization, ``rollout/values`` and ``rollout/actions`` as sampled, with
-      all components in one histogram: over all steps of the rollout.
+    - ``rollout/advantages`` before normalization, ``rollout/values``, and ``rollout/actions`` as sampled,
+      over all steps of the rollout. All components of actions are in one histogram.
 
     Each histogram has at most 10,000 evenly spaced values. NaN and infinite values are left out.
 
@@ -125,7 +125,7 @@ class MemoryCallback(RolloutCallback):
     - ``memory/layer_1/attention_on_memory``: share of attention on steps before the segment.
     - ``memory/layer_1/attended_distance``: mean distance of attention, in steps before the query.
     - ``memory/layer_1/attention_gate``, ``feed_forward_gate``: mean of z of the GRU gates after the two
-      sublayers: 0 ignores the sublayer, 1 replaces the residual stream. Only with `GRUGate`.
+      sublayers: 0 skips the sublayer, 1 replaces the residual stream. Only with `GRUGate`.
 
     The metrics are means over heads and steps of the last segments of the first 4 environments.
 
