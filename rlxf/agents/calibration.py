@@ -175,7 +175,7 @@ class CalibrationMixin:
 
     def _calibrate(
         self,
-        measure: Callable[[tuple[float, ...]], Calibration],
+        measure: Callable[[tuple[float, ...]], tuple[Losses, NDArray[np.float64]]],
         thresholds: Sequence[float],
         alpha: float,
         delta: float,
@@ -183,7 +183,8 @@ class CalibrationMixin:
         """Check the arguments, measure the risk of each threshold, and set the chosen threshold.
 
         Args:
-            measure: function that measures risk and depth of the thresholds.
+            measure: function of K thresholds that returns the losses (n, K) of n episodes and the mean depth
+                of each threshold, (K,).
             thresholds: candidate thresholds, the safest first.
             alpha: bound on the risk.
             delta: probability with which the guarantee may fail.
@@ -195,7 +196,7 @@ class CalibrationMixin:
         rule, candidates = calibratable_exit(self.policy.transformer), tuple(thresholds)
         check_thresholds(candidates)
         check_levels(alpha, delta)
-        calibration = measure(candidates)
+        calibration = Calibration.of(candidates, *measure(candidates), alpha, delta)
         rule.threshold.fill_(calibration.threshold)
         return calibration
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import gymnasium
@@ -10,7 +11,6 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf import __version__
 from rlxf.collection.behavior_policy import BehaviorPolicy, RandomActions
 from rlxf.data import ReferenceScores
 from rlxf.evaluation import evaluate
@@ -117,7 +117,7 @@ def build_metadata(
         f"{count} episodes of {policy}" for policy, count in zip(policies, counts, strict=True)
     )
     env_name = "An environment without a spec" if spec is None else spec.id
-    versions = f"Recorded by rlxf {__version__} with gymnasium {gymnasium.__version__}, seed {seed}."
+    versions = f"Recorded by rlxf {version('rlxf')} with gymnasium {gymnasium.__version__}, seed {seed}."
     source = "" if references is None else f" Reference scores: {references.source}."
     return {
         "algorithm_name": algorithm_name or ", ".join(names),

@@ -17,7 +17,7 @@ from benchmarks.kept import run_missing
 from benchmarks.offline_setting import SHORT
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.common.retrieval import ActionDatastore
-from rlxf.agents.decision_transformer.retrieval import encode_dataset
+from rlxf.agents.decision_transformer.acting import encode_dataset
 from rlxf.attention import KNNLM, SPALM
 from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.heads.datastore import Datastore

@@ -2,14 +2,14 @@
 
 import inspect
 import os
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
 
-from rlxf.agents.common.actions import BoxActions, DiscreteActions
-from rlxf.agents.common.retrieval import DATASTORE_GROUP, ActionDatastore
 from rlxf.attention import TransformerSpec
 from rlxf.attention.memory.base import State
 from rlxf.training import (
@@ -20,6 +20,7 @@ from rlxf.training import (
     read_archive,
     write_archive,
 )
+from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import (
     NOTHING,
     Rule,
@@ -44,6 +45,60 @@ PROGRESS = {
     "_current_progress_remaining": number(most=1),
 }
 """Progress attributes of the agent; the last one is negative if a rollout exceeded the total steps."""
+
+
+class CheckpointMixin(BaseAlgorithm):
+    """Agent that is saved to a file, or copied to memory, in the format of `Archive`."""
+
+    @abstractmethod
+    def _description(self) -> dict[str, Any]:
+        """Return name, settings, spaces or dataset information, and progress as JSON data."""
+
+    @abstractmethod
+    def _checkpoint(self) -> Archive:
+        """Return the content of `save`; tensors are not copied."""
+
+    @abstractmethod
+    def _restore(self, archive: Archive) -> None:
+        """Load the content of `save` of an agent with the same settings.
+
+        Raises:
+            CheckpointError: if it does not fit the agent.
+        """
+
+    def save(  # type: ignore[override]
+        self, path: str | os.PathLike[str], exclude: None = None, include: None = None
+    ) -> None:
+        """Save settings, weights, optimizer state, progress and datastore to one file, atomically.
+
+        The file is a zip of JSON and safetensors with a checksum of each. It contains no executable code and
+        no training data.
+
+        Args:
+            path: path of the file; ".zip" is added if it has no suffix.
+            exclude, include: arguments of SB3 that are not supported; leave them out.
+
+        Raises:
+            OSError: if the file cannot be written, e.g. the disk is full; an existing file stays unchanged.
+            ValueError: if exclude or include is given.
+        """
+        if exclude is not None or include is not None:
+            raise ValueError("a checkpoint always contains the whole agent: leave out exclude and include")
+        save_archive(self._checkpoint(), path)
+
+    def snapshot(self) -> Archive:
+        """Return a copy of the content of `save`. For `rlxf.training.CheckpointWriter`."""
+        archive = self._checkpoint()
+        return Archive(archive.documents, clone_tensors(archive.tensors))
+
+    def _progress(self) -> dict[str, Any]:
+        """Return the values of `PROGRESS` by name."""
+        return {name: getattr(self, name) for name in PROGRESS}
+
+    def _restore_progress(self, archive: Archive) -> None:
+        """Restore the values of `PROGRESS`."""
+        stored = archive.documents["agent"]["progress"]
+        vars(self).update({name: stored[name] for name in PROGRESS})
 
 
 def setting_rules(agent: type[Any], names: Collection[str], bounds: Mapping[str, Rule]) -> dict[str, Rule]:
@@ -117,36 +172,6 @@ def stored_settings(archive: Archive, rules: Mapping[str, Rule]) -> dict[str, An
     check_known(agent["settings"], list(rules), agent.get("rlxf"))
     check_fields(agent["settings"], rules, "settings")
     return dict(agent["settings"])
-
-
-def datastore_archive(datastore: ActionDatastore | None) -> Archive:
-    """Return the part of a checkpoint that holds the datastore; empty if there is none."""
-    if datastore is None:
-        return Archive({}, {})
-    return Archive({DATASTORE_GROUP: datastore.to_json()}, {DATASTORE_GROUP: datastore.tensors()})
-
-
-def read_datastore(
-    archive: Archive, width: int, actions: BoxActions | DiscreteActions, device: torch.device
-) -> ActionDatastore | None:
-    """Return the datastore in a checkpoint; None if there is none.
-
-    Args:
-        archive: content of the file.
-        width: width of the agent's transformer.
-        actions: encoding of the agent's actions.
-        device: device of the datastore.
-
-    Raises:
-        ValueError, KeyError, CheckpointError: if it does not fit the agent.
-        ImportError: if its head needs faiss, which is not installed.
-    """
-    if DATASTORE_GROUP not in archive.tensors:
-        return None
-    document, tensors = archive.documents[DATASTORE_GROUP], archive.tensors[DATASTORE_GROUP]
-    datastore = ActionDatastore.from_tensors(document, tensors, device)
-    datastore.check_fits(width, actions)
-    return datastore
 
 
 CACHE_COPIES = 8

@@ -4,9 +4,16 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
+import torch
 from gymnasium import spaces
 
-from rlxf.agents.common.retrieval import ActionDatastore, RetrievalPolicy, build_action_datastore
+from rlxf.agents.common.actions import action_encoder
+from rlxf.agents.common.retrieval import (
+    DATASTORE_GROUP,
+    ActionDatastore,
+    RetrievalPolicy,
+    build_action_datastore,
+)
 from rlxf.attention import KNNLM, TransformerSpec
 from rlxf.attention.faiss_support import check_search_backend
 from rlxf.attention.heads.base import OutputHead
@@ -14,6 +21,7 @@ from rlxf.attention.heads.datastore import Datastore
 from rlxf.data import DatasetError, Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.spaces import action_mismatch, observation_mismatch
+from rlxf.training import Archive
 
 
 class DatastoreMixin:
@@ -23,6 +31,7 @@ class DatastoreMixin:
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     seed: int | None
+    device: torch.device
     datastore: ActionDatastore | None = None
     """Datastore of `attach_datastore`; None if there is none."""
 
@@ -47,7 +56,10 @@ class DatastoreMixin:
         the logged action. For each action the agent retrieves the nearest keys and mixes their actions into
         its prediction. Keys depend on what the transformer reads. For a `DecisionTransformer` this includes
         the return-to-go, so steps with a return near the target are nearer. Keys of a `GTrXLPPO` do not
-        depend on rewards, so its trajectories should show good behavior.
+        depend on rewards, so its trajectories should show good behavior. A `GTrXLPPO` encodes each episode
+        with memory as while acting, normalizes observations with the current statistics of the
+        ``VecNormalize`` around its environment, if there is one, and clips its Box actions to their bounds
+        before they are mixed.
 
         N steps take ``4 N (C + A) + 8 N`` bytes, with C the width of the core and A the number of values in
         an action: 106 MB for 200,000 steps of Hopper at width 128. The datastore is saved with the agent. The
@@ -84,6 +96,27 @@ class DatastoreMixin:
         """Detach the datastore of `attach_datastore`."""
         self.datastore = None
         return self
+
+    def _add_datastore(self, archive: Archive) -> Archive:
+        """Return the checkpoint of an agent with its datastore, if there is one; tensors are not copied."""
+        if self.datastore is None:
+            return archive
+        documents = archive.documents | {DATASTORE_GROUP: self.datastore.to_json()}
+        return Archive(documents, archive.tensors | {DATASTORE_GROUP: self.datastore.tensors()})
+
+    def _restore_datastore(self, archive: Archive) -> None:
+        """Attach the datastore in a checkpoint, if there is one.
+
+        Raises:
+            ValueError, KeyError, CheckpointError: if it does not fit the agent.
+            ImportError: if its head needs faiss, which is not installed.
+        """
+        if DATASTORE_GROUP not in archive.tensors:
+            return
+        document, tensors = archive.documents[DATASTORE_GROUP], archive.tensors[DATASTORE_GROUP]
+        datastore = ActionDatastore.from_tensors(document, tensors, self.device)
+        datastore.check_fits(self.core.width, action_encoder(self.action_space))
+        self.datastore = datastore
 
 
 def check_datastore_spaces(

@@ -1,4 +1,4 @@
-"""Acting with a Decision Transformer: predictions from its context window, with or without a datastore."""
+"""Acting with a Decision Transformer: predictions from its context window, and encoding of a datastore."""
 
 from typing import Any
 
@@ -6,12 +6,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from rich.progress import track
 from stable_baselines3.common.callbacks import BaseCallback
+from torch import Tensor
 
 from rlxf.agents.calibration import CalibrationMixin, reset_calibration
 from rlxf.agents.common.actions import to_environment
 from rlxf.agents.common.arguments import MissingStateWarning
-from rlxf.agents.common.checkpoint import datastore_archive, read_datastore
 from rlxf.agents.common.datastore import DatastoreMixin, check_no_datastore
 from rlxf.agents.common.retrieval import ActionDatastore, RetrievalPolicy
 from rlxf.agents.decision_transformer.heads import Head
@@ -21,13 +22,15 @@ from rlxf.agents.decision_transformer.policy_state import (
     encode_observations,
     extend_context,
 )
-from rlxf.agents.decision_transformer.retrieval import encode_dataset
 from rlxf.agents.offline.algorithm import OfflineAlgorithm
 from rlxf.agents.offline.trajectory_model import ContextWindow
 from rlxf.attention.heads.datastore import Datastore
 from rlxf.data import Trajectories, Windows, action_encoder
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
+
+ENCODING_BATCH = 256
+"""Number of windows in one forward pass."""
 
 
 class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, OfflineAlgorithm):
@@ -100,7 +103,7 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, OfflineAlgorithm
         observation: NDArray[Any] | dict[str, NDArray[Any]],
         state: Any = None,
         episode_start: NDArray[np.bool_] | None = None,
-    ) -> tuple[torch.Tensor, Any]:
+    ) -> tuple[Tensor, Any]:
         """Return the logits (E, A) that `predict` samples from, and the state; arguments as in `predict`.
 
         Raises the errors of `predict`.
@@ -115,7 +118,7 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, OfflineAlgorithm
         (logits,) = head.logits(self.policy.newest_output(state))
         return logits, state
 
-    def observe_action(self, state: ContextWindow, actions: torch.Tensor) -> ContextWindow:
+    def observe_action(self, state: ContextWindow, actions: Tensor) -> ContextWindow:
         """Return the state after a step with actions (E,), unchanged; the next observation contains them."""
         return state
 
@@ -140,12 +143,55 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, OfflineAlgorithm
         return self.policy.loss.head.with_datastore(datastore)
 
     def _checkpoint(self) -> Archive:
-        own, datastore = super()._checkpoint(), datastore_archive(self.datastore)
-        return Archive(own.documents | datastore.documents, own.tensors | datastore.tensors)
+        return self._add_datastore(super()._checkpoint())
 
     @checkpoint_errors()
     def _restore(self, archive: Archive) -> None:
         super()._restore(archive)
-        actions = self.policy.tokens.actions
-        if (datastore := read_datastore(archive, self.core.width, actions, self.device)) is not None:
-            self.datastore = datastore
+        self._restore_datastore(archive)
+
+
+@torch.no_grad()
+def encode_dataset(
+    model: DecisionTransformerModel, windows: Windows, device: torch.device, progress_bar: bool = False
+) -> Datastore:
+    """Return a datastore with the key, the action and the episode of each step of the data.
+
+    The key is the input of the head while acting: the output at the state token of the newest of K steps.
+    Each step is therefore encoded from the window that ends with it, which takes about one window per step.
+    The first K steps of an episode come from one window, since the model is causal.
+    """
+    data = windows.trajectories
+    keys = torch.empty(data.steps, model.transformer.spec.width, device=device)
+    with_first, later = starts(windows)
+    for batch in track(_batches(with_first), "encode starts", disable=not progress_bar):
+        steps, y = first_steps(model, windows, batch, device)
+        keys[steps] = y
+    for batch in track(_batches(later), "encode steps", disable=not progress_bar):
+        window = windows.starting_at(batch).to(device)
+        keys[torch.from_numpy(batch + windows.length - 1)] = model.newest_output(model.steps(window))
+    episodes = np.repeat(np.arange(data.episodes), data.lengths)
+    actions = torch.from_numpy(np.array(data.actions))
+    return Datastore(keys, actions.to(device), torch.from_numpy(episodes).to(device))
+
+
+def starts(windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first steps of the windows that begin an episode, and those of the later, full windows."""
+    offsets = windows.trajectories.offsets
+    step = np.arange(windows.trajectories.steps)
+    end = np.repeat(offsets[1:], windows.trajectories.lengths)
+    return offsets[:-1].copy(), np.setdiff1d(step[step + windows.length <= end], offsets[:-1])
+
+
+def first_steps(
+    model: DecisionTransformerModel, windows: Windows, first: NDArray[np.int64], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the indices (N,) of the steps in windows that begin episodes, and the outputs (N, C) there."""
+    batch = windows.starting_at(first).to(device)
+    y, mask = model.outputs(model.steps(batch)), batch.mask[:, model.burn_in_steps :]
+    steps = torch.from_numpy(first).to(device)[:, None] + batch.time_steps[:, model.burn_in_steps :]
+    return steps[mask], y[mask]
+
+
+def _batches(starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    return [starts[i : i + ENCODING_BATCH] for i in range(0, len(starts), ENCODING_BATCH)]

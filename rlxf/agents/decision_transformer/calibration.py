@@ -4,9 +4,10 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rlxf.agents.calibration import Calibration, calibratable_exit
+from rlxf.agents.calibration import calibratable_exit
 from rlxf.agents.decision_transformer.model import NEWEST_STATE_TOKEN, DecisionTransformerModel
 from rlxf.data import Windows
 
@@ -14,17 +15,15 @@ BATCH = 512
 """Number of windows in one forward pass."""
 
 
-def calibrate_exits(
+def measure_exits(
     model: DecisionTransformerModel,
     windows: Windows,
     thresholds: tuple[float, ...],
-    alpha: float,
-    delta: float,
     steps: int,
     generator: torch.Generator,
     device: torch.device,
-) -> Calibration:
-    """Measure the risk and the mean depth of each threshold, at random steps of each episode.
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Measure losses (episodes, K) and mean depth (K,) of K thresholds, at random steps of each episode.
 
     Episodes are the independent samples. The loss of an episode is the fraction of its sampled steps at which
     the early-exit action differs from the full-depth action. While acting, only the newest token exits early.
@@ -34,8 +33,6 @@ def calibrate_exits(
         model: its depth is `CALM`.
         windows: windows of one step, with the whole context before it as burn-in.
         thresholds: the safest first.
-        alpha: guaranteed risk, the bound on the mean loss.
-        delta: probability that the guarantee does not hold.
         steps: number of steps drawn from each episode, with replacement.
         generator: random generator of the draws, on the CPU.
         device: device of the model.
@@ -48,7 +45,7 @@ def calibrate_exits(
     different = ~same.gather(0, exits).unflatten(1, tuple(chosen.shape))
     losses = different.double().mean(dim=-1).T.cpu().numpy()
     depth = (exits.double() + 1).mean(dim=-1).cpu().numpy()
-    return Calibration.of(thresholds, losses, depth, alpha, delta)
+    return losses, depth
 
 
 def _draw_steps(windows: Windows, steps: int, generator: torch.Generator) -> Tensor:

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -15,7 +17,7 @@ from rlxf.agents.common.datastore import check_no_datastore, check_teacher_witho
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.sb3_arguments import OFFLINE_SB3_ARGUMENTS
 from rlxf.agents.common.weight_transfer import transfer_weights
-from rlxf.agents.decision_transformer.calibration import calibrate_exits
+from rlxf.agents.decision_transformer.calibration import measure_exits
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.objectives import Imitation, Objective
@@ -236,20 +238,16 @@ class DecisionTransformer(OnlineFinetuning):
                 or a threshold, alpha, delta or steps is out of range.
             TypeError: if one of them is not a number.
         """
-        return self._calibrate(
-            partial(self._measure_exits, alpha, delta, steps, dataset), thresholds, alpha, delta
-        )
+        return self._calibrate(partial(self._measure_exits, steps, dataset), thresholds, alpha, delta)
 
     def _measure_exits(
-        self, alpha: float, delta: float, steps: int, dataset: Any, thresholds: tuple[float, ...]
-    ) -> Calibration:
+        self, steps: int, dataset: Any, thresholds: tuple[float, ...]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         check_int("steps", steps)
         data = self._data() if dataset is None else as_trajectories(dataset, False)
         windows = Windows(data, 1, burn_in=self.context_length + self.policy.burn_in_steps - 1)
         generator = torch.Generator().manual_seed(self.seed or 0)
-        return calibrate_exits(
-            self.policy.eval(), windows, thresholds, alpha, delta, steps, generator, self.device
-        )
+        return measure_exits(self.policy.eval(), windows, thresholds, steps, generator, self.device)
 
     @classmethod
     def load(  # type: ignore[override]

@@ -1,36 +1,45 @@
 """Base class of `GTrXLPPO` without training: acting, datastore, calibration and files."""
 
 import os
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.utils import check_for_correct_spaces, set_random_seed
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from rlxf.agents.calibration import reset_calibration
+from rlxf.agents.calibration import THRESHOLDS, Calibration, CalibrationMixin, reset_calibration
 from rlxf.agents.common.arguments import check_device, load_settings
-from rlxf.agents.common.checkpoint import PROGRESS, save_archive, state_memory
-from rlxf.agents.common.datastore import check_no_datastore
+from rlxf.agents.common.checkpoint import CheckpointMixin, state_memory
+from rlxf.agents.common.datastore import DatastoreMixin, check_no_datastore
+from rlxf.agents.common.retrieval import ActionDatastore, RetrievalPolicy
 from rlxf.agents.common.weight_transfer import core_error_context, transfer_weights
 from rlxf.agents.gtrxl import checkpoint
-from rlxf.agents.gtrxl.calibration import CalibrationMixin
+from rlxf.agents.gtrxl.calibration import check_independent_episodes, measure_exits
 from rlxf.agents.gtrxl.config import as_training_env, policy_class_by_name, warn_of_filler_rows
 from rlxf.agents.gtrxl.core import check_episode_length
 from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES, GTrXLPolicy
-from rlxf.agents.gtrxl.retrieval import DatastoreMixin
+from rlxf.agents.gtrxl.retrieval import encode_dataset, retrieval_policy
 from rlxf.attention import TransformerSpec
+from rlxf.attention.heads.datastore import Datastore
+from rlxf.attention.validation import check_int
+from rlxf.data import Trajectories
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.distributed.group import ProcessGroup
 from rlxf.training.state_checks import check_buildable
 
 
-class GTrXLAgent(DatastoreMixin, CalibrationMixin, OnPolicyAlgorithm):
+class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgorithm):
     """Agent with a `GTrXLPolicy` on SB3's interface, which acts and is saved, without its training."""
 
     policy: GTrXLPolicy  # type: ignore[assignment]
@@ -125,54 +134,97 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, OnPolicyAlgorithm):
         reset_calibration(self.policy.transformer)
         return self
 
+    def calibrate(
+        self,
+        env: str | Env[Any, Any] | VecEnv | VectorEnv[Any, Any, Any],
+        alpha: float = 0.05,
+        delta: float = 0.05,
+        thresholds: Sequence[float] = THRESHOLDS,
+        episodes: int = 100,
+        seed: int | None = None,
+    ) -> Calibration:
+        """Calibrate and set the exit threshold of `predict`, for a core with depth `CALM`.
+
+        The risk is the expected share of an episode's steps whose most likely early-exit action differs from
+        the full-depth action. It is at most ``alpha``, with probability at least ``1 - delta`` over the
+        sampled episodes. The expectation is over episodes that the agent plays at full depth, with equal
+        weight for short and long episodes. Box actions count as the same if they differ by at most half a
+        standard deviation of the policy. The threshold is saved with the agent. It is valid only for the
+        current weights: training resets it, with a warning.
+
+        Source: Schuster et al. 2022, arXiv:2207.07061, section 3.2 ("textual consistency"); Learn then Test:
+        Angelopoulos et al. 2021, arXiv:2110.01052.
+
+        Args:
+            env: environment to act in, other than the training environment, or an id, whose environment is
+                closed at the end. Observations are normalized as in training.
+            alpha: bound on the risk, the expected share of steps with different actions.
+            delta: probability with which the guarantee may fail.
+            thresholds: confidence thresholds in falling order from 1 to 0, the safest first.
+            episodes: minimum number of episodes, in equal shares of the environments.
+            seed: seed of the environments and of torch's global generator, which samples the actions; None
+                to leave them unchanged.
+
+        Returns:
+            The results of each threshold.
+
+        Raises:
+            ValueError: before the first step, if the core has another depth, memory persists across episodes,
+                the environment has other spaces, thresholds do not decrease, or thresholds, alpha, delta or
+                episodes are out of range.
+            TypeError: if one of them is not a number.
+        """
+        check_independent_episodes(self.policy)
+        return self._calibrate(partial(self._measure_exits, env, episodes, seed), thresholds, alpha, delta)
+
+    def _measure_exits(
+        self, env: Any, episodes: int, seed: int | None, thresholds: tuple[float, ...]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        check_int("episodes", episodes)
+        vec_env = self._wrap_env(as_training_env(env, self.n_envs, seed), verbose=0, monitor_wrapper=False)
+        with closing(vec_env) if isinstance(env, str) else nullcontext():
+            check_for_correct_spaces(vec_env, self.observation_space, self.action_space)
+            if seed is not None:
+                set_random_seed(seed)
+                vec_env.seed(seed)
+            normalization = None if unwrap_vec_normalize(vec_env) else self.get_vec_normalize_env()
+            return measure_exits(self.policy, vec_env, thresholds, normalization, episodes)
+
+    @property
+    def datastore(self) -> ActionDatastore | None:
+        """Datastore of `attach_datastore`; None if there is none."""
+        return None if self.policy.retrieval is None else self.policy.retrieval.datastore
+
+    @datastore.setter
+    def datastore(self, datastore: ActionDatastore | None) -> None:
+        self.policy.retrieval = None if datastore is None else self._retrieval_policy(datastore)
+
+    def _encode_dataset(self, data: Trajectories, progress_bar: bool) -> Datastore:
+        self.policy.set_training_mode(False)
+        return encode_dataset(self.policy, data, self.get_vec_normalize_env(), progress_bar)
+
+    def _retrieval_policy(self, datastore: ActionDatastore) -> RetrievalPolicy:
+        return retrieval_policy(self.policy, datastore)
+
     def constructor_settings(self) -> dict[str, Any]:
         """Return the constructor arguments by name, except policy, environment and device."""
         attributes = {"stats_window_size": "_stats_window_size", "n_envs": "n_envs_total"}
         names = checkpoint.setting_names(type(self))
         return {name: getattr(self, attributes.get(name, name)) for name in names}
 
-    def _document(self) -> dict[str, Any]:
-        """Return settings, spaces and progress as JSON data."""
-        progress = {name: getattr(self, name) for name in PROGRESS}
-        settings = self.constructor_settings()
-        return checkpoint.describe(settings, self.policy, progress, self.normalized_observations)
+    def _description(self) -> dict[str, Any]:
+        normalized = self.normalized_observations
+        return checkpoint.describe(self.constructor_settings(), self.policy, self._progress(), normalized)
 
-    def _archive(self) -> Archive:
-        """Return the contents of `save`; tensors are not copied."""
-        return checkpoint.build_archive(self._document(), self.policy)
+    def _checkpoint(self) -> Archive:
+        return self._add_datastore(checkpoint.build_archive(self._description(), self.policy))
 
     @checkpoint_errors()
     def _restore(self, archive: Archive) -> None:
-        """Load weights, optimizer state, progress and datastore of a file with the same settings.
-
-        Raises:
-            CheckpointError: if they do not fit.
-        """
         self.set_parameters(checkpoint.read_parameters(archive, self.policy))
-        document = archive.documents["agent"]
-        for name in PROGRESS:
-            setattr(self, name, document["progress"][name])
-        self.normalized_observations = bool(document["normalized_observations"])
-        checkpoint.restore_datastore(archive, self.policy)
-
-    def save(  # type: ignore[override]
-        self, path: str | os.PathLike[str], exclude: None = None, include: None = None
-    ) -> None:
-        """Write settings, weights, optimizer state, progress and datastore to a file, atomically.
-
-        The file is a zip archive of JSON and safetensors with checksums. Loading it runs no code.
-
-        Args:
-            path: path of the file; ".zip" is added if it has no suffix.
-            exclude, include: arguments of SB3 that must be None.
-
-        Raises:
-            ValueError: if exclude or include is not None.
-            OSError: if the file cannot be written, e.g. the disk is full; an existing file is unchanged.
-        """
-        if exclude is not None or include is not None:
-            raise ValueError("a checkpoint always holds the whole agent: leave out exclude and include")
-        save_archive(self._archive(), path)
+        self._restore_progress(archive)
+        self.normalized_observations = bool(archive.documents["agent"]["normalized_observations"])
+        self._restore_datastore(archive)
 
     @classmethod
     def load(  # type: ignore[override]

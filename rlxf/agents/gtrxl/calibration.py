@@ -1,27 +1,21 @@
 """Calibration of the exit threshold of a GTrXL: early-exit actions are compared with full-depth actions."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Env
-from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
-from stable_baselines3.common.utils import check_for_correct_spaces, set_random_seed
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import Tensor
 
-from rlxf.agents.calibration import THRESHOLDS, Calibration, calibratable_exit, check_levels, check_thresholds
-from rlxf.agents.gtrxl.config import as_training_env
-from rlxf.agents.gtrxl.distributions import same_most_likely_action
+from rlxf.agents.calibration import calibratable_exit
+from rlxf.agents.gtrxl.heads import same_most_likely_action
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.attention.validation import check_int
 from rlxf.envs.batches import is_filler
 
 
@@ -122,76 +116,21 @@ def check_independent_episodes(policy: GTrXLPolicy) -> None:
         )
 
 
-class CalibrationMixin(BaseAlgorithm):
-    """Methods of an agent that calibrate and measure the early exits of its policy."""
+def measure_exits(
+    policy: GTrXLPolicy,
+    env: VecEnv,
+    thresholds: tuple[float, ...],
+    normalization: VecNormalize | None,
+    episodes: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the loss of each episode and threshold, (N, K), and the mean depth of each threshold, (K,).
 
-    policy: GTrXLPolicy
-
-    def calibrate(
-        self,
-        env: str | Env[Any, Any] | VecEnv | VectorEnv[Any, Any, Any],
-        alpha: float = 0.05,
-        delta: float = 0.05,
-        thresholds: Sequence[float] = THRESHOLDS,
-        episodes: int = 100,
-        seed: int | None = None,
-    ) -> Calibration:
-        """Calibrate and set the exit threshold of `predict`, for a core with depth `CALM`.
-
-        The risk is the expected share of an episode's steps whose most likely early-exit action differs from
-        the full-depth action. It is at most ``alpha``, with probability at least ``1 - delta`` over the
-        sampled episodes. The expectation is over episodes that the agent plays at full depth, with equal
-        weight for short and long episodes. Box actions count as the same if they differ by at most half a
-        standard deviation of the policy. The threshold is saved with the agent. It is valid only for the
-        current weights: training resets it, with a warning.
-
-        Source: Schuster et al. 2022, arXiv:2207.07061, section 3.2 ("textual consistency"); Learn then Test:
-        Angelopoulos et al. 2021, arXiv:2110.01052.
-
-        Args:
-            env: environment to act in, other than the training environment, or an id, whose environment is
-                closed at the end. Observations are normalized as in training.
-            alpha: bound on the risk, the expected share of steps with different actions.
-            delta: probability with which the guarantee may fail.
-            thresholds: confidence thresholds in decreasing order from 1 to 0, the safest first.
-            episodes: minimum number of episodes, in equal shares of the environments.
-            seed: seed of the environments and of torch's global generator, which samples the actions; None
-                to leave them unchanged.
-
-        Returns:
-            The results of each threshold.
-
-        Raises:
-            ValueError: before the first step, if the core has another depth, memory persists across episodes,
-                the environment has other spaces, thresholds do not decrease, or thresholds, alpha, delta or
-                episodes are out of range.
-            TypeError: if one of them is not a number.
-        """
-        check_independent_episodes(self.policy)
-        depth, candidates = calibratable_exit(self.policy.transformer), tuple(thresholds)
-        check_thresholds(candidates)
-        check_levels(alpha, delta)
-        check_int("episodes", episodes)
-        vec_env = self._wrap_env(as_training_env(env, self.n_envs, seed), verbose=0, monitor_wrapper=False)
-        with closing(vec_env) if isinstance(env, str) else nullcontext(), restored(depth.threshold):
-            check_for_correct_spaces(vec_env, self.observation_space, self.action_space)
-            if seed is not None:
-                set_random_seed(seed)
-                vec_env.seed(seed)
-            self.policy.set_training_mode(False)
-            normalization = None if unwrap_vec_normalize(vec_env) else self.get_vec_normalize_env()
-            rollout = CalibrationRollout(self.policy, vec_env, candidates, normalization)
-            losses = rollout.losses(episodes)
-        calibration = Calibration.of(candidates, losses, rollout.passes, alpha, delta)
-        depth.threshold.fill_(calibration.threshold)
-        return calibration
-
-    def mean_predict_depth(self) -> float | None:
-        """Return the mean number of passes per token in `predict` since the last call.
-
-        The start of `evaluate` also resets the count.
-
-        None if the core has no adaptive depth, or nothing was predicted. See `ACT`, `CALM`, `DepthAdaptive`.
-        """
-        depth = self.policy.transformer.acting_depth()
-        return None if depth is None else depth.item()
+    Args:
+        policy, env, thresholds, normalization: see `CalibrationRollout`. The policy is switched to evaluation
+            mode; its exit threshold is restored at the end.
+        episodes: minimum number N of episodes, in equal shares of the environments.
+    """
+    policy.set_training_mode(False)
+    with restored(calibratable_exit(policy.transformer).threshold):
+        rollout = CalibrationRollout(policy, env, thresholds, normalization)
+        return rollout.losses(episodes), rollout.passes

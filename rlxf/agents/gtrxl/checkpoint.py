@@ -10,18 +10,14 @@ import torch
 from gymnasium import Space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
-from rlxf.agents.common.actions import action_encoder
 from rlxf.agents.common.checkpoint import (
-    datastore_archive,
     read_agent_archive,
-    read_datastore,
     setting_rules,
     stored_settings,
 )
 from rlxf.agents.gtrxl.config import BOUNDS, SCHEDULES
+from rlxf.agents.gtrxl.heads import check_statistics
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
-from rlxf.agents.gtrxl.retrieval import retrieval_policy
-from rlxf.agents.gtrxl.value_head import check_statistics
 from rlxf.attention import TransformerSpec
 from rlxf.training import (
     Archive,
@@ -63,15 +59,14 @@ CLASSES: dict[str, type] = {
 
 
 def build_archive(document: dict[str, Any], policy: GTrXLPolicy) -> Archive:
-    """Return the contents of a checkpoint; tensors are not copied.
+    """Return the contents of a checkpoint without a datastore; tensors are not copied.
 
     Args:
         document: result of `describe`.
-        policy: policy with its optimizer and, if attached, its datastore.
+        policy: policy with its optimizer.
     """
     tensors = {"policy": policy.state_dict(), "optimizer": optimizer_tensors(policy.optimizer)}
-    datastore = datastore_archive(None if policy.retrieval is None else policy.retrieval.datastore)
-    return Archive({"agent": document} | datastore.documents, tensors | datastore.tensors)
+    return Archive({"agent": document}, tensors)
 
 
 def read_checkpoint(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
@@ -145,18 +140,6 @@ def read_parameters(archive: Archive, policy: GTrXLPolicy) -> dict[str, Any]:
     updates = archive.documents["agent"]["progress"]["_n_updates"]
     state = optimizer_state(policy.optimizer, archive.tensors["optimizer"], updates)
     return {"policy": archive.tensors["policy"], "policy.optimizer": state}
-
-
-@checkpoint_errors()
-def restore_datastore(archive: Archive, policy: GTrXLPolicy) -> None:
-    """Attach the datastore in the file, if there is one, to a policy.
-
-    Raises:
-        CheckpointError: if it does not fit.
-    """
-    actions = action_encoder(policy.action_space)
-    if (datastore := read_datastore(archive, policy.core.width, actions, policy.device)) is not None:
-        policy.retrieval = retrieval_policy(policy, datastore)
 
 
 def setting_names(agent: type[Any]) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlxf.agents.common.datastore import check_teacher_without_datastore
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
-from rlxf.agents.gtrxl.distributions import divergence
+from rlxf.agents.gtrxl.heads import divergence
 from rlxf.agents.gtrxl.losses import PPOLoss, auxiliary_losses
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch, SegmentBuffer

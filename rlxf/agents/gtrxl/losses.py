@@ -10,8 +10,8 @@ from torch.distributions import Normal
 from torch.nn import functional as F
 
 from rlxf.agents.common.losses import masked_mean
-from rlxf.agents.gtrxl.distributions import divergence, same_most_likely_action
 from rlxf.agents.gtrxl.gae import approximate_kl, clipped_objective, clipped_values
+from rlxf.agents.gtrxl.heads import divergence, same_most_likely_action
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
 from rlxf.attention import ExitTargets

@@ -1,9 +1,7 @@
 """Actor-critic policy with a shared transformer."""
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.distributions import (
@@ -23,19 +21,20 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
 from rlxf.agents.common.arguments import MissingStateWarning, reject_unknown_arguments
-from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
 from rlxf.agents.common.sb3_arguments import SB3_POLICY_ARGUMENTS
 from rlxf.agents.gtrxl.core import check_exits
-from rlxf.agents.gtrxl.distributions import choice_logits, probability_margins
-from rlxf.agents.gtrxl.policy_state import PersistentPolicyState, RecurrentPolicyState
-from rlxf.agents.gtrxl.value_head import PopArtHead
+from rlxf.agents.gtrxl.heads import PopArtHead, probability_margins
+from rlxf.agents.gtrxl.recurrent_policy import (
+    PersistentPolicyState,
+    RecurrentPolicy,
+    RecurrentPolicyState,
+)
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.init import orthogonal_linear
-from rlxf.data.spaces import discrete_start
 
 
-class GTrXLPolicy(BasePolicy):
+class GTrXLPolicy(RecurrentPolicy):
     """``observation -> features -> token -> transformer -> (action distribution, value)``.
 
     Features of unit variance give tokens of unit variance. The embedding of the previous action is initially
@@ -67,8 +66,6 @@ class GTrXLPolicy(BasePolicy):
     """
 
     extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
-    retrieval: RetrievalPolicy | None = None
-    """Retrieval policy used by `predict` after `GTrXLPPO.attach_datastore`; None to use `heads`."""
 
     @reject_unknown_arguments(SB3_POLICY_ARGUMENTS)
     def __init__(
@@ -158,16 +155,7 @@ class GTrXLPolicy(BasePolicy):
 
     @torch.no_grad()
     def act(self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex) -> tuple[Tensor, Tensor]:
-        """Run the transformer for one step of E environments; the cache of ``state`` is updated in place.
-
-        Args:
-            obs: a batch of E observations.
-            state: recurrent state, advanced to this step.
-            index: (E, 1), position and episode of the step.
-
-        Returns:
-            The outputs (E, C) for `heads`, and the inputs of all layers, (L, E, C), for the memory.
-        """
+        """Run the transformer for one step of E environments; see `RecurrentPolicy.act`."""
         return self.transformer.step(self.tokens(obs, state.action), index, state.cache)
 
     @torch.no_grad()
@@ -235,172 +223,6 @@ class GTrXLPolicy(BasePolicy):
         flat = torch.cat([part.flatten(1) for part in parts], dim=1)
         return (self.reconstruction_net(latent) - flat).square().mean(dim=1)
 
-    def predict(  # type: ignore[override]
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        state: RecurrentPolicyState | None = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-    ) -> tuple[np.ndarray, RecurrentPolicyState]:
-        """Choose actions, as in SB3; ``state`` holds the memory.
-
-        Args:
-            observation: an observation or a batch of observations.
-            state: state returned by the previous call; None to start.
-            episode_start: (E,) bool, which observations are the first of an episode. Memory is cleared there,
-                unless it persists across episodes: then this has no effect. None: no observation is the
-                first, unless state is None.
-            deterministic: take the most likely action instead of a sample.
-
-        Returns:
-            The actions, and the state for the next call. The state passed in is not modified.
-
-        Raises:
-            ValueError: if the observation does not fit the space, or the batch sizes of observation, state
-                and episode_start differ.
-
-        Warns:
-            UserWarning: once, if ten consecutive calls have neither state nor episode_start, or state is None
-                although episode_start marks an observation as not the first of its episode.
-        """
-        latent, state, batched = self._early_output(observation, state, episode_start)
-        with torch.no_grad():
-            actions = self._chosen(latent, deterministic)
-            state.action = self.encode_actions(actions)
-        chosen = self.to_environment(actions)
-        return (chosen if batched else chosen.squeeze(axis=0)), state
-
-    @torch.no_grad()
-    def action_logits(
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        state: RecurrentPolicyState | None = None,
-        episode_start: np.ndarray | None = None,
-    ) -> tuple[Tensor, RecurrentPolicyState]:
-        """Return the logits (E, A) from which `predict` chooses, and the state; arguments as in `predict`.
-
-        To continue from the state, pass it to `observe_action` with the actions that were taken.
-
-        Raises:
-            TypeError: if the action space is not Discrete.
-        """
-        if not isinstance(self.action_space, spaces.Discrete):
-            raise TypeError(f"choices needs a Discrete action space, got {self.action_space}")
-        latent, state, _ = self._early_output(observation, state, episode_start)
-        if self.retrieval is None:
-            return choice_logits(self.heads(latent)[0])[0], state
-        assert isinstance(self.retrieval, DiscreteRetrievalPolicy)
-        return self.retrieval.logits(latent)[0], state
-
-    @torch.no_grad()
-    def forward(
-        self,
-        obs: PyTorchObs,
-        state: RecurrentPolicyState | None = None,
-        episode_starts: Tensor | None = None,
-        deterministic: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor, RecurrentPolicyState]:
-        """Choose actions and estimate values for one step, like SB3's ``RecurrentPPO``, without gradient.
-
-        Unlike `predict`, this method takes tensors, does not clip Box actions, and uses all layers. It does
-        not use a datastore.
-
-        Args:
-            obs: a batch of E observations, as ``obs_to_tensor`` returns them.
-            state: state returned by the previous call; None to start E episodes. It is not modified.
-            episode_starts: (E,), nonzero where an observation is the first of an episode. None: no
-                observation is the first, unless state is None.
-            deterministic: take the most likely action instead of a sample.
-
-        Returns:
-            Actions (E, ...), values (E,), log probabilities of the actions (E,), and the next state.
-
-        Raises:
-            ValueError: if the batch sizes of obs, state and episode_starts differ.
-        """
-        distribution, values, state = self._evaluated(obs, state, episode_starts)
-        actions = distribution.get_actions(deterministic=deterministic)
-        state.action = self.encode_actions(actions)
-        return actions.reshape(-1, *self.action_space.shape), values, distribution.log_prob(actions), state  # type: ignore[misc]
-
-    @torch.no_grad()
-    def get_distribution(
-        self, obs: PyTorchObs, state: RecurrentPolicyState | None = None, episode_starts: Tensor | None = None
-    ) -> tuple[Distribution, RecurrentPolicyState]:
-        """Return the action distribution of one step, and the next state; arguments as in `forward`.
-
-        To continue from the state, pass it to `observe_action` with the actions that were taken.
-        """
-        distribution, _, state = self._evaluated(obs, state, episode_starts)
-        return distribution, state
-
-    @torch.no_grad()
-    def predict_values(
-        self, obs: PyTorchObs, state: RecurrentPolicyState | None = None, episode_starts: Tensor | None = None
-    ) -> Tensor:
-        """Return the values (E,) of one step; arguments as in `forward`."""
-        return self._evaluated(obs, state, episode_starts)[1]
-
-    def _evaluated(
-        self, obs: PyTorchObs, state: RecurrentPolicyState | None, episode_starts: Tensor | None
-    ) -> tuple[Distribution, Tensor, RecurrentPolicyState]:
-        """Return distribution, values (E,) and state after a step with all layers."""
-        state, start = self._continue(state, episode_starts, _batch_size(obs))
-        latent, _ = self.act(obs, state, state.advance(start))
-        distribution, values = self.heads(latent)
-        return distribution, values, state
-
-    def observe_action(self, state: RecurrentPolicyState, actions: Tensor) -> RecurrentPolicyState:
-        """Return the state after a step in which actions (E,) were taken."""
-        return replace(state, action=self.encode_actions(actions))
-
-    @torch.no_grad()
-    def _early_output(
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        state: RecurrentPolicyState | None,
-        episode_start: np.ndarray | None,
-    ) -> tuple[Tensor, RecurrentPolicyState, bool]:
-        """Return early-exit outputs (E, C), the state, and whether the observation had a batch axis."""
-        if self.training:  # set_training_mode visits every module, which takes time in every step
-            self.set_training_mode(False)
-        obs, batched = self.obs_to_tensor(observation)
-        self._stateless.record(state, None if episode_start is None else bool(np.all(episode_start)))
-        state, start = self._continue(state, episode_start, _batch_size(obs))
-        latent = self.act_early(obs, state, state.advance(start))
-        return latent, state, batched
-
-    def _chosen(self, latent: Tensor, deterministic: bool) -> Tensor:
-        """Return actions (E, ...) for outputs (E, C)."""
-        if self.retrieval is not None:
-            return self.retrieval.choose(latent, deterministic)
-        return self.heads(latent)[0].get_actions(deterministic=deterministic)
-
-    def _continue(
-        self, state: RecurrentPolicyState | None, episode_start: np.ndarray | Tensor | None, batch: int
-    ) -> tuple[RecurrentPolicyState, Tensor]:
-        """Return a copy of the state, and which environments start an episode, (E,) bool."""
-        if state is None:
-            return self.initial_state(batch), torch.ones(batch, dtype=torch.bool, device=self.device)
-        if state.position.shape[0] != batch:
-            raise ValueError(
-                f"the state is of {state.position.shape[0]} environments, the observation of {batch}; "
-                f"pass state=None to start new episodes"
-            )
-        if episode_start is None:
-            return state.copy(), torch.zeros(batch, dtype=torch.bool, device=self.device)
-        start = torch.atleast_1d(torch.as_tensor(episode_start, dtype=torch.bool, device=self.device))
-        if start.shape != (batch,):
-            raise ValueError(f"episode_start must have shape ({batch},), got {tuple(start.shape)}")
-        return state.copy(), start
-
-    def to_environment(self, actions: Tensor) -> np.ndarray:
-        """Convert actions (E, ...) to the action space: shape, bounds, and ``start`` of Discrete spaces."""
-        array = actions.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
-        if isinstance(self.action_space, spaces.Box):
-            return np.clip(array, self.action_space.low, self.action_space.high)
-        return array + discrete_start(self.action_space)
-
     def save(self, path: str) -> None:
         """Raise TypeError, since SB3 would pickle the policy; use `GTrXLPPO.save` instead."""
         raise TypeError(f"a policy alone would be saved as a pickle; save the agent: agent.save({path!r})")
@@ -410,23 +232,12 @@ class GTrXLPolicy(BasePolicy):
         """Raise TypeError, since SB3 would unpickle the file; use `GTrXLPPO.load` instead."""
         raise TypeError(f"a policy alone would be unpickled; load the agent: GTrXLPPO.load({path!r})")
 
-    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
-        """Return actions for first steps of episodes, without memory."""
-        state = self.initial_state(_batch_size(observation))
-        start = torch.ones_like(state.episode, dtype=torch.bool)
-        latent, _ = self.act(observation, state, state.advance(start))
-        return self._chosen(latent, deterministic)
-
 
 def _scaled(linear: nn.Linear, gain: float) -> nn.Linear:
     """Multiply the weight of ``linear`` by ``gain`` in place."""
     with torch.no_grad():
         linear.weight *= gain
     return linear
-
-
-def _batch_size(obs: PyTorchObs) -> int:
-    return len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
 
 
 class MlpGTrXLPolicy(GTrXLPolicy):

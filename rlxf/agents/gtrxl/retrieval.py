@@ -1,36 +1,29 @@
-"""Datastore of GTrXLPPO: encoding of trajectories and the policy that reads it."""
+"""Retrieval of GTrXLPPO: encoding of trajectories as a datastore, and the policy that reads it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Self
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from rich.progress import track
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder
-from rlxf.agents.common.datastore import check_datastore_spaces
 from rlxf.agents.common.retrieval import (
     ActionDatastore,
     BoxRetrievalPolicy,
     DiscreteRetrievalPolicy,
     RetrievalPolicy,
-    build_action_datastore,
 )
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.attention import KNNLM, TokenIndex
-from rlxf.attention.heads.base import OutputHead
+from rlxf.attention import TokenIndex
 from rlxf.attention.heads.datastore import Datastore
 from rlxf.attention.token_index import EMPTY
-from rlxf.data import Trajectories, as_trajectories
-from rlxf.data.dataset_source import Dataset
+from rlxf.data import Trajectories
 
 EPISODES, SEGMENT = 64, 64
 """Batch size in episodes, and length of a segment in steps."""
@@ -159,65 +152,3 @@ def retrieval_policy(policy: GTrXLPolicy, memory: ActionDatastore) -> RetrievalP
     if isinstance(actions, BoxActions):
         return BoxRetrievalPolicy(PolicyBoxHead(policy, actions), memory)
     return DiscreteRetrievalPolicy(PolicyDiscreteHead(policy, actions), memory)
-
-
-class DatastoreMixin(BaseAlgorithm):
-    """Methods of an agent that attach a datastore of logged actions to its policy."""
-
-    policy: GTrXLPolicy
-
-    def attach_datastore(
-        self,
-        dataset: Dataset | Sequence[Dataset] | Trajectories,
-        head: OutputHead | None = None,
-        download: bool = False,
-        progress_bar: bool = False,
-    ) -> Self:
-        """Use trajectories as a datastore for retrieval in `predict`, without training.
-
-        For each step of the trajectories, the datastore holds the transformer's output, which is the input of
-        the action head, and the action taken. An earlier datastore is replaced. For every action, `predict`
-        searches the nearest stored outputs and mixes their actions with the agent's own. Outputs depend on
-        observations and actions, not on rewards, so the trajectories should show good behavior.
-
-        Each episode is encoded once, with memory as while acting. Observations are normalized with the
-        current statistics of the ``VecNormalize`` around the agent's environment, if there is one. N steps
-        need ``4 N (C + A) + 8 N`` bytes, with C the width of the core and A the size of an action. The
-        datastore is saved with the agent. If ``head`` is a `SPALM`, its gate is trained here on these steps,
-        with neighbors from other episodes. Box actions are clipped to their bounds before they are mixed.
-
-        An agent with a datastore cannot be trained, since its stored outputs would become stale. Call
-        `detach_datastore`, train, and call `attach_datastore` again.
-
-        Args:
-            dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`, with the spaces
-                of the agent.
-            head: `KNNLM` or `SPALM`; None for ``KNNLM()``.
-            download: whether to download a dataset that is not on this machine.
-            progress_bar: show a progress bar.
-
-        Raises:
-            DatasetError: if the dataset is unknown, empty, damaged, or has other spaces.
-            ValueError: if head needs more neighbors than there are steps, or, with a gate, than there are
-                steps in other episodes; or if the core has early exits, since stored outputs must come from
-                the same depth.
-            ImportError: if head needs faiss, which is not installed.
-        """
-        self.policy.core.depth.check_no_early_exit("attach_datastore")
-        data, head = as_trajectories(dataset, download), KNNLM() if head is None else head
-        check_datastore_spaces(data, head, self.observation_space, self.action_space)
-        self.policy.set_training_mode(False)
-        store = encode_dataset(self.policy, data, self.get_vec_normalize_env(), progress_bar)
-        build = partial(retrieval_policy, self.policy)
-        self.policy.retrieval = build(build_action_datastore(store, head, build, self.seed))
-        return self
-
-    def detach_datastore(self) -> Self:
-        """Remove the datastore of `attach_datastore`."""
-        self.policy.retrieval = None
-        return self
-
-    @property
-    def datastore(self) -> ActionDatastore | None:
-        """Datastore of `attach_datastore`; None if there is none."""
-        return None if self.policy.retrieval is None else self.policy.retrieval.datastore

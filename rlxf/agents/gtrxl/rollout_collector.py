@@ -11,7 +11,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor
 
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.agents.gtrxl.policy_state import RecurrentPolicyState, mark_filler_rows
+from rlxf.agents.gtrxl.recurrent_policy import RecurrentPolicyState, mark_filler_rows
 from rlxf.agents.gtrxl.rollout_buffer import RolloutStep, SegmentBuffer
 from rlxf.agents.gtrxl.rollout_memory import RecentSteps, map_obs, memory_receptive_field
 from rlxf.attention import State, TokenIndex

@@ -243,9 +243,8 @@ class TrainingLoop(GTrXLAgent):
         run = resume.run_document(self.iterations, episodes, successes, self.logger, environment)
         groups = {RNG_GROUP: resume.generator_states(self.order)} | groups
         groups[resume.GRADIENTS] = resume.gradients(self.policy, self.logger)
-        archive = self._archive()
-        tensors = archive.tensors | {name: group for name, group in groups.items() if group}
-        return Archive(archive.documents | {resume.RUN: run}, clone_tensors(tensors))
+        own, groups = super().snapshot(), {name: group for name, group in groups.items() if group}
+        return Archive(own.documents | {resume.RUN: run}, own.tensors | clone_tensors(groups))
 
     def load_training_state(self, path: str | os.PathLike[str]) -> Self:
         """Restore the state in a file of `rlxf.training.CheckpointWriter`, without further training.
@@ -260,19 +259,19 @@ class TrainingLoop(GTrXLAgent):
         Raises:
             FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
         """
-        archive = resume.read_matching_run(self._document(), path)
-        self._restore_progress(archive)
+        archive = resume.read_matching_run(self._description(), path)
+        self._restore_run(archive)
         resume.restore_generators(archive, self.logger, self.order)
         return self
 
     def _read_run(self, path: str | os.PathLike[str], total_timesteps: int) -> Archive:
         """Read the file of a run to resume, which has fewer steps than ``total_timesteps``."""
-        archive = resume.read_matching_run(self._document(), path)
+        archive = resume.read_matching_run(self._description(), path)
         done = archive.documents["agent"]["progress"]["num_timesteps"]
         check_unfinished(done, total_timesteps, "total_timesteps", newest_checkpoint_file(path))
         return archive
 
-    def _restore_progress(self, archive: Archive) -> tuple[dict[str, Any], resume.Groups]:
+    def _restore_run(self, archive: Archive) -> tuple[dict[str, Any], resume.Groups]:
         """Restore weights, progress and statistics from the file.
 
         Returns:
@@ -300,7 +299,7 @@ class TrainingLoop(GTrXLAgent):
         reset, with seeds that the run has not used.
         """
         assert self.env is not None
-        environment, own = self._restore_progress(archive)
+        environment, own = self._restore_run(archive)
         with checkpoint_errors():
             self.collector.load_state_dict(own[resume.AGENT_STATE])
         self._last_obs = self.collector.obs

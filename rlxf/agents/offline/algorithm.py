@@ -9,13 +9,12 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import configure_logger, update_learning_rate
 
 from rlxf.agents.common.arguments import check_device, load_settings, reject_unknown_arguments
-from rlxf.agents.common.checkpoint import PROGRESS, save_archive
+from rlxf.agents.common.checkpoint import CheckpointMixin
 from rlxf.agents.common.distributed import sync_processes
 from rlxf.agents.common.numerics import numerical_error_context
 from rlxf.agents.common.sb3_arguments import SB3_LEARN_ARGUMENTS
@@ -29,14 +28,13 @@ from rlxf.attention import TransformerSpec
 from rlxf.data import Trajectories, Windows, as_trajectories, check_spaces_match
 from rlxf.data.dataset_source import Dataset
 from rlxf.training import Archive
-from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.distributed import process_group
 from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
 from rlxf.training.state_checks import check_buildable
 
 
-class OfflineAlgorithm(BaseAlgorithm):
+class OfflineAlgorithm(CheckpointMixin):
     """Base class with SB3's interface for training on windows of K steps; ``num_timesteps`` counts updates.
 
     Args:
@@ -293,50 +291,16 @@ class OfflineAlgorithm(BaseAlgorithm):
         self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
         self.logger.dump(self.num_timesteps)
 
-    def save(  # type: ignore[override]
-        self, path: str | os.PathLike[str], exclude: None = None, include: None = None
-    ) -> None:
-        """Save settings, weights, optimizer state and progress to one file, atomically, without the dataset.
-
-        The datastore of an agent (`DecisionTransformer.attach_datastore`) is saved, too.
-
-        The file is a zip of JSON and safetensors with a checksum of each. It contains no executable code.
-
-        Args:
-            path: path of the file; ".zip" is added if it has no suffix.
-            exclude, include: arguments of SB3 that are not supported; leave them out.
-
-        Raises:
-            OSError: if the file cannot be written, e.g. the disk is full; an existing file stays unchanged.
-            ValueError: if exclude or include is given.
-        """
-        if exclude is not None or include is not None:
-            raise ValueError("a checkpoint always contains the whole agent: leave out exclude and include")
-        save_archive(self._checkpoint(), path)
-
-    def snapshot(self) -> Archive:
-        """Return a copy of the content of `save`. For `rlxf.training.CheckpointWriter`."""
-        archive = self._checkpoint()
-        return Archive(archive.documents, clone_tensors(archive.tensors))
-
     def _checkpoint(self) -> Archive:
-        """Return the content of `save`; tensors are not copied."""
         return checkpoint.build_archive(self._description(), self._update, self.generator)
 
-    def _description(self) -> Any:
-        """Return name, settings, dataset information and progress as JSON data."""
-        progress = {name: getattr(self, name) for name in PROGRESS}
-        return checkpoint.describe(self.NAME, self.config, self.dataset_info, progress)
+    def _description(self) -> dict[str, Any]:
+        return checkpoint.describe(self.NAME, self.config, self.dataset_info, self._progress())
 
     @checkpoint_errors()
     def _restore(self, archive: Archive) -> None:
-        """Load weights, optimizer state, generator and progress of an agent of the same architecture.
-
-        Raises:
-            CheckpointError: if a tensor does not fit the agent.
-        """
         checkpoint.restore(self._update, self.generator, archive)
-        vars(self).update({name: archive.documents["agent"]["progress"][name] for name in PROGRESS})
+        self._restore_progress(archive)
 
     def load_training_state(self, path: str | os.PathLike[str]) -> Self:
         """Restore the training state of a file of `rlxf.training.CheckpointWriter`, without further training.

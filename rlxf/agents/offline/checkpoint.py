@@ -41,7 +41,9 @@ METRICS = "notes"
 """Name of the group of tensors with the metrics since the last log output."""
 
 
-def describe(name: str, config: OfflineConfig, info: DatasetInfo, progress: Mapping[str, Any]) -> Any:
+def describe(
+    name: str, config: OfflineConfig, info: DatasetInfo, progress: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return name, settings, dataset information and progress of an agent as JSON data."""
     return {
         "name": name,

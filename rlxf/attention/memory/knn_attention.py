@@ -58,6 +58,10 @@ class FarLayerCache(LayerCache):
         return FarLayerCache(self.keys, self.values, self.table, *far)
 
 
+VisibilityFn = Callable[[Tensor, Tensor], Tensor]
+"""Maps positions of queries and keys, which broadcast, to whether the query may attend to the key, bool."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KNNMask(AttentionMask):
     """`AttentionMask` with an additional mask over far tokens.
@@ -68,7 +72,7 @@ class KNNMask(AttentionMask):
         slot: slot of the current token among them, for acting.
     """
 
-    sees_far: Callable[[Tensor, Tensor], Tensor]
+    sees_far: VisibilityFn
     far: TokenIndex
     slot: int = 0
 
@@ -77,7 +81,7 @@ class KNNMask(AttentionMask):
         cls,
         masks: Sequence[AttentionMask],
         number: int,
-        sees_far: Callable[[Tensor, Tensor], Tensor],
+        sees_far: VisibilityFn,
         far: TokenIndex,
         slot: int = 0,
     ) -> list[AttentionMask]:

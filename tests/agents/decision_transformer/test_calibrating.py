@@ -115,7 +115,7 @@ def test_invalid_arguments_are_refused():
 
 
 def test_levels_are_validated_before_any_computation(monkeypatch):
-    monkeypatch.setattr("rlxf.agents.decision_transformer.learner.calibrate_exits", lambda *_: 1 / 0)
+    monkeypatch.setattr("rlxf.agents.decision_transformer.learner.measure_exits", lambda *_: 1 / 0)
     for wrong in ({"alpha": 1.0}, {"delta": 0.0}):
         with pytest.raises(ValueError, match="must lie between 0 and 1"):
             agent().calibrate(**wrong)

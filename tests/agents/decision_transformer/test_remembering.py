@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlxf import DecisionTransformer
-from rlxf.agents.decision_transformer import MaximumEntropy, retrieval
+from rlxf.agents.decision_transformer import MaximumEntropy, acting
 from rlxf.attention import KNNLM, SPALM
 from rlxf.data import DatasetError
 from rlxf.training import CheckpointError, read_archive, write_archive
@@ -232,7 +232,7 @@ def test_more_neighbours_than_steps_are_refused():
 
 def test_a_missing_faiss_is_reported_before_encoding(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.setattr(retrieval, "encode_dataset", None)
+    monkeypatch.setattr(acting, "encode_dataset", None)
     with pytest.raises(ImportError, match=r"pip install .*\[knn\]'"):
         small_agent().attach_datastore(others(), KNNLM(k=4, index="faiss"))
 

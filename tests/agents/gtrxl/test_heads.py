@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl.config import PPOConfig
-from rlxf.agents.gtrxl.value_head import LEAST_DEVIATION, PopArtHead
+from rlxf.agents.gtrxl.heads import LEAST_DEVIATION, PopArtHead
 from rlxf.training import CheckpointError
 from tests.agents.gtrxl.worlds import scripts, shifted, small_core
 

@@ -1,0 +1,293 @@
+"""Policy with a recurrent state: interface of SB3 for acting step by step, and state per environment."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import PyTorchObs
+from torch import Tensor
+
+from rlxf.agents.common.arguments import MissingStateWarning
+from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
+from rlxf.agents.gtrxl.heads import choice_logits
+from rlxf.attention.cache import KVCache
+from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.data.spaces import discrete_start
+
+
+@dataclass(eq=False)
+class RecurrentPolicyState:
+    """Recurrent state of the policy for E environments.
+
+    `predict` returns it as ``state`` and accepts it in the next call. Its contents are internal.
+
+    Args:
+        cache: KV cache of the last tokens.
+        position: (E,) int64, steps since the start of the episode.
+        episode: (E,) int64, number of the episode.
+        action: (E, A), the encoded previous action; 0 at the start of an episode.
+    """
+
+    cache: KVCache
+    position: Tensor
+    episode: Tensor
+    action: Tensor
+
+    def advance(self, episode_start: Tensor) -> TokenIndex:
+        """Advance to the next token and return its index (E, 1); ``episode_start`` (E,) bool marks resets."""
+        self.position = torch.where(episode_start, 0, self.position + 1)
+        self.episode = self.episode + episode_start.long()
+        self.action = self.action.masked_fill(episode_start[:, None], 0.0)
+        return TokenIndex(self.position[:, None], self.episode[:, None])
+
+    def observe_action(self, action: Tensor, index: TokenIndex) -> None:
+        """Store encoded actions (E, A), except for environments with an empty slot in ``index`` (E, 1)."""
+        self.action = torch.where(index.episode == EMPTY, self.action, action)
+
+    def reset(self, rows: Tensor) -> None:
+        """Clear the memory of the environments ``rows`` (E,) bool, even if it persists across episodes."""
+        self.position = self.position.masked_fill(rows, -1)
+        self.episode = self.episode + rows.long()
+        self.action = self.action.masked_fill(rows[:, None], 0.0)
+
+    def rows(self, rows: Tensor) -> Self:
+        """Return a copy of the chosen environments; ``rows`` is a bool (E,) or an int64 (N,) tensor."""
+        position, episode, action = self.position[rows], self.episode[rows], self.action[rows]
+        return replace(self, cache=self.cache.rows(rows), position=position, episode=episode, action=action)
+
+    def copy(self) -> Self:
+        """Return a copy of the state."""
+        return replace(self, cache=self.cache.copy())
+
+
+@dataclass(eq=False)
+class PersistentPolicyState(RecurrentPolicyState):
+    """Recurrent state that persists across episodes: positions count from the first step of all episodes."""
+
+    def advance(self, episode_start: Tensor) -> TokenIndex:
+        """Advance like `RecurrentPolicyState`, but reset only environments without any previous step."""
+        return super().advance(self.episode == EMPTY)
+
+
+def mark_filler_rows(index: TokenIndex, filler: Tensor) -> TokenIndex:
+    """Return ``index`` (E, 1) with the environments ``filler`` (E,) bool marked as empty slots."""
+    return TokenIndex(index.position, index.episode.masked_fill(filler[:, None], EMPTY))
+
+
+class RecurrentPolicy(BasePolicy):
+    """Policy that acts step by step with a recurrent state; its subclass defines the network."""
+
+    retrieval: RetrievalPolicy | None = None
+    """Retrieval policy used by `predict` after `GTrXLPPO.attach_datastore`; None to use `heads`."""
+    _stateless: MissingStateWarning
+
+    @abstractmethod
+    def initial_state(self, batch: int) -> RecurrentPolicyState:
+        """Return the initial state for ``batch`` environments before their first episode."""
+
+    @abstractmethod
+    def act(self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex) -> tuple[Tensor, Tensor]:
+        """Run the network for one step of E environments; the cache of ``state`` is updated in place.
+
+        Args:
+            obs: a batch of E observations.
+            state: recurrent state, advanced to this step.
+            index: (E, 1), position and episode of the step.
+
+        Returns:
+            The outputs (E, C) for `heads`, and the inputs of all layers, (L, E, C), for the memory.
+        """
+
+    @abstractmethod
+    def act_early(self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex) -> Tensor:
+        """Run the network like `act`, but with early exits; return only the outputs (E, C)."""
+
+    @abstractmethod
+    def heads(self, latent: Tensor) -> tuple[Distribution, Tensor]:
+        """Return the action distribution and the values (N,) for outputs (N, C)."""
+
+    @abstractmethod
+    def encode_actions(self, actions: Tensor) -> Tensor:
+        """Encode actions (N, ...) -> (N, A): discrete ones as one-hot vectors, Box actions flattened."""
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: RecurrentPolicyState | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, RecurrentPolicyState]:
+        """Choose actions, as in SB3; ``state`` holds the memory.
+
+        Args:
+            observation: an observation or a batch of observations.
+            state: state returned by the previous call; None to start.
+            episode_start: (E,) bool, which observations are the first of an episode. Memory is cleared there,
+                unless it persists across episodes: then this has no effect. None: no observation is the
+                first, unless state is None.
+            deterministic: take the most likely action instead of a sample.
+
+        Returns:
+            The actions, and the state for the next call. The state passed in is not modified.
+
+        Raises:
+            ValueError: if the observation does not fit the space, or the batch sizes of observation, state
+                and episode_start differ.
+
+        Warns:
+            UserWarning: once, if ten consecutive calls have neither state nor episode_start, or state is None
+                although episode_start marks an observation as not the first of its episode.
+        """
+        latent, state, batched = self._early_output(observation, state, episode_start)
+        with torch.no_grad():
+            actions = self._chosen(latent, deterministic)
+            state.action = self.encode_actions(actions)
+        chosen = self.to_environment(actions)
+        return (chosen if batched else chosen.squeeze(axis=0)), state
+
+    @torch.no_grad()
+    def action_logits(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: RecurrentPolicyState | None = None,
+        episode_start: np.ndarray | None = None,
+    ) -> tuple[Tensor, RecurrentPolicyState]:
+        """Return the logits (E, A) from which `predict` chooses, and the state; arguments as in `predict`.
+
+        To continue from the state, pass it to `observe_action` with the actions that were taken.
+
+        Raises:
+            TypeError: if the action space is not Discrete.
+        """
+        if not isinstance(self.action_space, spaces.Discrete):
+            raise TypeError(f"choices needs a Discrete action space, got {self.action_space}")
+        latent, state, _ = self._early_output(observation, state, episode_start)
+        if self.retrieval is None:
+            return choice_logits(self.heads(latent)[0])[0], state
+        assert isinstance(self.retrieval, DiscreteRetrievalPolicy)
+        return self.retrieval.logits(latent)[0], state
+
+    @torch.no_grad()
+    def forward(
+        self,
+        obs: PyTorchObs,
+        state: RecurrentPolicyState | None = None,
+        episode_starts: Tensor | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, RecurrentPolicyState]:
+        """Choose actions and estimate values for one step, like SB3's ``RecurrentPPO``, without gradient.
+
+        Unlike `predict`, this method takes tensors, does not clip Box actions, and uses all layers. It does
+        not use a datastore.
+
+        Args:
+            obs: a batch of E observations, as ``obs_to_tensor`` returns them.
+            state: state returned by the previous call; None to start E episodes. It is not modified.
+            episode_starts: (E,), nonzero where an observation is the first of an episode. None: no
+                observation is the first, unless state is None.
+            deterministic: take the most likely action instead of a sample.
+
+        Returns:
+            Actions (E, ...), values (E,), log probabilities of the actions (E,), and the next state.
+
+        Raises:
+            ValueError: if the batch sizes of obs, state and episode_starts differ.
+        """
+        distribution, values, state = self._evaluated(obs, state, episode_starts)
+        actions = distribution.get_actions(deterministic=deterministic)
+        state.action = self.encode_actions(actions)
+        return actions.reshape(-1, *self.action_space.shape), values, distribution.log_prob(actions), state  # type: ignore[misc]
+
+    @torch.no_grad()
+    def get_distribution(
+        self, obs: PyTorchObs, state: RecurrentPolicyState | None = None, episode_starts: Tensor | None = None
+    ) -> tuple[Distribution, RecurrentPolicyState]:
+        """Return the action distribution of one step, and the next state; arguments as in `forward`.
+
+        To continue from the state, pass it to `observe_action` with the actions that were taken.
+        """
+        distribution, _, state = self._evaluated(obs, state, episode_starts)
+        return distribution, state
+
+    @torch.no_grad()
+    def predict_values(
+        self, obs: PyTorchObs, state: RecurrentPolicyState | None = None, episode_starts: Tensor | None = None
+    ) -> Tensor:
+        """Return the values (E,) of one step; arguments as in `forward`."""
+        return self._evaluated(obs, state, episode_starts)[1]
+
+    def _evaluated(
+        self, obs: PyTorchObs, state: RecurrentPolicyState | None, episode_starts: Tensor | None
+    ) -> tuple[Distribution, Tensor, RecurrentPolicyState]:
+        """Return distribution, values (E,) and state after a step with all layers."""
+        state, start = self._continue(state, episode_starts, _batch_size(obs))
+        latent, _ = self.act(obs, state, state.advance(start))
+        distribution, values = self.heads(latent)
+        return distribution, values, state
+
+    def observe_action(self, state: RecurrentPolicyState, actions: Tensor) -> RecurrentPolicyState:
+        """Return the state after a step in which actions (E,) were taken."""
+        return replace(state, action=self.encode_actions(actions))
+
+    @torch.no_grad()
+    def _early_output(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: RecurrentPolicyState | None,
+        episode_start: np.ndarray | None,
+    ) -> tuple[Tensor, RecurrentPolicyState, bool]:
+        """Return early-exit outputs (E, C), the state, and whether the observation had a batch axis."""
+        if self.training:  # set_training_mode visits every module, which takes time in every step
+            self.set_training_mode(False)
+        obs, batched = self.obs_to_tensor(observation)
+        self._stateless.record(state, None if episode_start is None else bool(np.all(episode_start)))
+        state, start = self._continue(state, episode_start, _batch_size(obs))
+        latent = self.act_early(obs, state, state.advance(start))
+        return latent, state, batched
+
+    def _chosen(self, latent: Tensor, deterministic: bool) -> Tensor:
+        """Return actions (E, ...) for outputs (E, C)."""
+        if self.retrieval is not None:
+            return self.retrieval.choose(latent, deterministic)
+        return self.heads(latent)[0].get_actions(deterministic=deterministic)
+
+    def _continue(
+        self, state: RecurrentPolicyState | None, episode_start: np.ndarray | Tensor | None, batch: int
+    ) -> tuple[RecurrentPolicyState, Tensor]:
+        """Return a copy of the state, and which environments start an episode, (E,) bool."""
+        if state is None:
+            return self.initial_state(batch), torch.ones(batch, dtype=torch.bool, device=self.device)
+        if state.position.shape[0] != batch:
+            raise ValueError(
+                f"the state is of {state.position.shape[0]} environments, the observation of {batch}; "
+                f"pass state=None to start new episodes"
+            )
+        if episode_start is None:
+            return state.copy(), torch.zeros(batch, dtype=torch.bool, device=self.device)
+        start = torch.atleast_1d(torch.as_tensor(episode_start, dtype=torch.bool, device=self.device))
+        if start.shape != (batch,):
+            raise ValueError(f"episode_start must have shape ({batch},), got {tuple(start.shape)}")
+        return state.copy(), start
+
+    def to_environment(self, actions: Tensor) -> np.ndarray:
+        """Convert actions (E, ...) to the action space: shape, bounds, and ``start`` of Discrete spaces."""
+        array = actions.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
+        if isinstance(self.action_space, spaces.Box):
+            return np.clip(array, self.action_space.low, self.action_space.high)
+        return array + discrete_start(self.action_space)
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
+        """Return actions for first steps of episodes, without memory."""
+        state = self.initial_state(_batch_size(observation))
+        start = torch.ones_like(state.episode, dtype=torch.bool)
+        latent, _ = self.act(observation, state, state.advance(start))
+        return self._chosen(latent, deterministic)
+
+
+def _batch_size(obs: PyTorchObs) -> int:
+    return len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
