@@ -13,7 +13,6 @@ from rlxf.evaluation import Report, TargetSweep
 from rlxf.training import CheckpointError, NumericalError, ResumeError, RunFolder, save_normalizer
 from rlxf.training.distributed import process_group
 from rlxf.utils.errors import FaultyEnvironmentError
-from rlxf.utils.tables import Table
 
 DATASTORE_SUFFIX = ", remembering"
 """Suffix of the name of a checkpoint with a datastore of trajectories."""
@@ -24,13 +23,6 @@ FOLDERS = {
     f"best{DATASTORE_SUFFIX}": "evaluation-best-remembering",
 }
 """Checkpoint name -> subfolder of its evaluation logs; each is a separate run in TensorBoard."""
-HEADINGS = {
-    "last": "Last checkpoint, step {:,}",
-    "best": "Best checkpoint, step {:,}, selected on other episodes during training",
-    f"last{DATASTORE_SUFFIX}": "Last checkpoint, step {:,}, with a datastore of trajectories",
-    f"best{DATASTORE_SUFFIX}": "Best checkpoint, step {:,}, with a datastore of trajectories",
-}
-"""Checkpoint name -> title of its report."""
 
 
 def checkpoints_of(run: RunFolder) -> dict[str, Path]:
@@ -58,19 +50,6 @@ def select_checkpoints(run: RunFolder, which: str) -> dict[str, Path]:
             f"checkpoint with --checkpoint last"
         )
     return {which: files[which]}
-
-
-def tables(reports: Mapping[str, Report | TargetSweep], steps: Mapping[str, int]) -> list[Table]:
-    """Return one table per evaluated checkpoint, titled with its name.
-
-    Args:
-        reports: checkpoint name -> report.
-        steps: checkpoint name -> training steps.
-    """
-    rendered = [report.table() for report in reports.values()]
-    for table, name in zip(rendered, reports, strict=True):
-        table.title = f"{HEADINGS[name].format(steps[name])}\n{table.title}"
-    return rendered
 
 
 def plot_targets(reports: Mapping[str, Report | TargetSweep], folders: Mapping[str, Path]) -> None:

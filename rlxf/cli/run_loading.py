@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.pretraining import MaskedPretraining
-from rlxf.cli.finalize_run import DATASTORE_SUFFIX, tables
+from rlxf.cli.finalize_run import DATASTORE_SUFFIX
 from rlxf.cli.options.common import Device
 from rlxf.cli.options.env_options import EnvOptions, check_env_trust, json_object
 from rlxf.cli.options.offline_options import make_offline_env
@@ -22,6 +22,13 @@ from rlxf.training import RunFolder, load_normalizer
 
 GTRXL, OFFLINE, PRETRAINING = "gtrxl", "decision_transformer", "pretraining"
 """Names of agents in ``config.json``."""
+HEADINGS = {
+    "last": "Last checkpoint, {}",
+    "best": "Best checkpoint, {}, selected on other episodes during training",
+    f"last{DATASTORE_SUFFIX}": "Last checkpoint, {}, with a datastore of trajectories",
+    f"best{DATASTORE_SUFFIX}": "Best checkpoint, {}, with a datastore of trajectories",
+}
+"""Checkpoint name -> title of its report."""
 SOURCES: dict[str, Any] = {PRETRAINING: MaskedPretraining, OFFLINE: DecisionTransformer, GTRXL: GTrXLPPO}
 """Name of an agent -> class with weights for `load_initial_weights`."""
 Agent = GTrXLPPO | DecisionTransformer
@@ -177,6 +184,12 @@ def agent_name(run: RunFolder) -> str:
     raise ValueError(f"{run.path} is a run of agent {name!r}{advice}")
 
 
+def heading(name: str, agent: Any) -> str:
+    """Return the title of the report on a checkpoint, with its steps or, offline, its updates."""
+    unit = "update" if isinstance(agent, DecisionTransformer) else "step"
+    return HEADINGS[name].format(f"{unit} {agent.num_timesteps:,}")
+
+
 def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | TargetSweep]) -> None:
     """Print one table per checkpoint. If the best checkpoint equals the last one, only one table is printed.
 
@@ -187,7 +200,9 @@ def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | Targ
     first, *others = agents
     equal = [name for name in others if _equal_checkpoints(agents[first], agents[name])]
     shown = {name: report for name, report in reports.items() if name not in equal}
-    for table in tables(shown, {name: agents[name].num_timesteps for name in shown}):
+    for name, report in shown.items():
+        table = report.table()
+        table.title = f"{heading(name, agents[name])}\n{table.title}"
         print_out(table)
     if equal:
         print_out("the best checkpoint has the same weights as the last one, so one table is shown for both")

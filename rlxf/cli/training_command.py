@@ -181,7 +181,7 @@ class TrainingCommand(ABC):
             return ""
         changed = ", ".join(run.completion.changed(run.path))
         since = f" ({changed} changed afterwards)" if changed else ""
-        return f"{run.path} is complete: {run.completion.steps} {self.unit}{since}"
+        return f"{run.path} is complete: {run.completion.steps:,} {self.unit}{since}"
 
     def _train(self, agent: Any, run: RunFolder, start: Start) -> None:
         learn, finish = partial(self._learn, agent, run, start), partial(self.finish, agent, run)

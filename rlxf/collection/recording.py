@@ -225,7 +225,7 @@ def _check_raw(env: VecEnv) -> None:
         raise ValueError(
             "env has a VecNormalize, but a dataset stores raw observations and rewards: pass the "
             "environments without VecNormalize. An agent that was trained with VecNormalize still gets "
-            "normalised observations"
+            "normalized observations"
         )
 
 

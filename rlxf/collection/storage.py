@@ -130,7 +130,8 @@ def check_new(dataset_id: str) -> None:
         parse_dataset_id(dataset_id)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{dataset_id!r} is not a Minari id; write namespace/name-v0, for example rlxf/tmaze/mixed-v0"
+            f"{dataset_id!r} is not a Minari id; write namespace/name-v0, for example rlxf/tmaze/mixed-v0; "
+            "a namespace has at least two characters"
         ) from error
     if get_dataset_path(dataset_id).exists():
         raise FileExistsError(

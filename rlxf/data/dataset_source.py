@@ -173,7 +173,8 @@ def _check_id(dataset_id: str) -> None:
         parse_dataset_id(dataset_id)
     except (ValueError, TypeError) as error:
         raise DatasetError(
-            f"{dataset_id!r} is not a Minari id; use namespace/name-v0, for example mujoco/hopper/medium-v0"
+            f"{dataset_id!r} is not a Minari id; use namespace/name-v0, for example mujoco/hopper/medium-v0; "
+            "a namespace has at least two characters"
         ) from error
 
 

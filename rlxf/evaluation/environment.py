@@ -90,7 +90,7 @@ def warn_of_missing_statistics(agent: Any, env: VecEnv) -> None:
     """Warn if the agent was trained with a ``VecNormalize``, but observations are raw here."""
     if getattr(agent, "normalized_observations", False) and unwrap_vec_normalize(env) is None:
         warnings.warn(
-            "the agent was trained on observations normalised by VecNormalize, but env returns raw ones: "
+            "the agent was trained on observations normalized by VecNormalize, but env returns raw ones: "
             "wrap env with the statistics of the training, rlxf.training.load_normalizer(path, env), or load "
             "the agent with the wrapped environment, load(path, env=...)",
             stacklevel=3,

@@ -196,7 +196,7 @@ class Report(Tabular):
         if self.success_rate is not None:
             parts.append(f"success rate {self.success_rate:.1%}")
         if self.normalized_score is not None:
-            parts.append(f"normalised score {self.normalized_score:.1f}")
+            parts.append(f"normalized score {self.normalized_score:.1f}")
         return ", ".join(parts)
 
     def __repr__(self) -> str:
@@ -205,14 +205,15 @@ class Report(Tabular):
     def table(self) -> Table:
         """Return the statistics as a table that ``print`` renders."""
         table = Table(title=f"Evaluation over {self.episodes} episodes", show_header=False)
-        table.add_row("mean return", f"{self.mean:.4g} ± {self.std:.2g}")
+        spread = f"{float(f'{self.std:.2g}'):.6g}"  # two significant digits, without an exponent
+        table.add_row("mean return", f"{self.mean:.4g} ± {spread}")
         table.add_row("95% interval of the mean", "{:.4g} to {:.4g}".format(*self.ci))
         table.add_row("interquartile mean", f"{self.iqm:.4g}")
         table.add_row("mean episode length", f"{self.mean_length:.4g}")
         if self.success_rate is not None:
             table.add_row("success rate", f"{self.success_rate:.1%}")
         if self.references is not None:
-            table.add_row("normalised score", f"{self.normalized_score:.1f}")
+            table.add_row("normalized score", f"{self.normalized_score:.1f}")
             table.caption = explain_scores(self.references)
         return table
 
@@ -220,4 +221,4 @@ class Report(Tabular):
 def explain_scores(references: ReferenceScores) -> str:
     """Explain the scale of normalized scores and its source in one line."""
     low, high = references.minimum, references.maximum
-    return f"normalised score: 0 is a return of {low:.6g}, 100 one of {high:.6g} ({references.source})"
+    return f"normalized score: 0 is a return of {low:.6g}, 100 one of {high:.6g} ({references.source})"

@@ -65,7 +65,7 @@ COLUMNS = {
     "95% interval": lambda report: "{:.4g} to {:.4g}".format(*report.ci),
     "IQM": lambda report: f"{report.iqm:.4g}",
     "success": _success,
-    "normalised score": _score,
+    "normalized score": _score,
 }
 
 

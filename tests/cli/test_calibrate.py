@@ -78,7 +78,7 @@ def offline(minari_root):
 def test_decision_transformer_is_calibrated_on_data(offline, data, capsys):
     main(["calibrate", offline, *EASY, *data])
     shown = capsys.readouterr().out
-    for name, heading in (("checkpoint", "Last checkpoint, step 3"), ("best", "Best checkpoint, step 2")):
+    for name, heading in (("checkpoint", "Last checkpoint, update 3"), ("best", "Best checkpoint, update 2")):
         assert heading in shown
         assert threshold(f"dt/{name}.zip", DecisionTransformer) == 0.0
 

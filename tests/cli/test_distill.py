@@ -1,6 +1,7 @@
 """Tests of ``rlxf distill``: files of a run, and errors."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -44,6 +45,13 @@ def test_distill_a_gtrxl(actor):
     teacher, student = (Path(run, "normalizer.zip").read_bytes() for run in ("maze", "small"))
     assert student == teacher, "the student should have the normalization of its teacher"
     main(["evaluate", "small", "--episodes", "2", "--n-envs", "2", *QUIET])
+
+
+def test_progress_counts_whole_rollouts(capsys):
+    train("--run", "teacher")
+    capsys.readouterr()
+    main(["distill", "teacher", "--run", "rounded", "--steps", "33"])
+    assert set(re.findall(r"steps [\d,]+/([\d,]+)", capsys.readouterr().out)) == {"64"}
 
 
 def test_errors_are_one_line_and_no_folder_is_created(offline, capsys):

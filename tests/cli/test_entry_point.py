@@ -97,7 +97,7 @@ def test_counts_can_have_an_exponent(words, text):
 @pytest.mark.parametrize(
     "text", ["1.5", "1e-3", "1.5005k", "k", "1m", "many", "nan", "inf", "1e30", "1e999999999", ""]
 )
-@pytest.mark.parametrize("option", ["--total-timesteps", "--evaluate-every"])
+@pytest.mark.parametrize("option", ["--total-timesteps", "--evaluate-every", "--seed"])
 def test_invalid_counts_are_one_line(option, text, capsys):
     for words in ([option, text], [f"{option}={text}"]):
         status, message = parse_output(capsys, "train", "gtrxl", "--env", "x", *words)
@@ -108,7 +108,7 @@ def test_invalid_counts_are_one_line(option, text, capsys):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--seed", "1.5", "Error parsing --seed: invalid literal for int() with base 10: '1.5'"),
+        ("--core.width", "1.5", "Error parsing --core.width: invalid literal for int() with base 10: '1.5'"),
         ("--core.position", "rotary", "unknown position 'rotary'; did you mean RoPE? Choose one of None,"),
     ],
 )

@@ -97,8 +97,8 @@ def offline(minari_root, capsys):
 def test_last_and_best_checkpoint_are_reported_separately(offline, capsys):
     main(["evaluate", offline, "--episodes", "3", "--no-progress-bar"])
     shown = capsys.readouterr().out
-    assert "Last checkpoint, step 3" in shown
-    assert "Best checkpoint, step 2, selected on other episodes" in " ".join(shown.split())
+    assert "Last checkpoint, update 3" in shown
+    assert "Best checkpoint, update 2, selected on other episodes" in " ".join(shown.split())
     for folder, step in (("evaluation", 3), ("evaluation-best", 2)):
         events = EventAccumulator(f"{offline}/{folder}").Reload()
         assert events.Scalars("eval/mean_reward")[-1].step == step
@@ -136,7 +136,7 @@ def test_wrappers_of_the_environment_are_read_from_the_data(minari_root, capsys)
     again = ["evaluate", "wrapped", "--episodes", "2", "--no-progress-bar"]
     assert "wrapper FlattenObservation" in refused(capsys, *again)
     main([*again, "--trust"])
-    assert "Last checkpoint, step 3" in capsys.readouterr().out
+    assert "Last checkpoint, update 3" in capsys.readouterr().out
 
 
 def test_targets_outside_the_data_emit_one_warning(offline, capsys, minari_root):
@@ -156,7 +156,7 @@ def test_a_decision_transformer_uses_a_datastore(offline, capsys, tmp_path):
         words = ["evaluate", offline, "--remember", *2 * [ID], "--episodes", "2", "--no-progress-bar"]
         main([*words, *args])
         shown = " ".join(capsys.readouterr().out.split())
-        assert "Last checkpoint, step 3, with a datastore of trajectories" in shown
+        assert "Last checkpoint, update 3, with a datastore of trajectories" in shown
     for folder in ("evaluation-remembering", "evaluation-best-remembering"):
         assert EventAccumulator(f"{offline}/{folder}").Reload().Scalars("eval/mean_reward")
 

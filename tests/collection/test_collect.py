@@ -123,7 +123,7 @@ def test_load_trajectories_reads_the_dataset():
     assert data.terminated.sum() == data.truncated.sum() == 4
 
 
-def test_dataset_has_raw_observations_if_the_agent_needs_normalised_ones():
+def test_dataset_has_raw_observations_if_the_agent_needs_normalized_ones():
     train_env = VecNormalize(vec(Diary(), Diary()))
     agent = PPO("MlpPolicy", train_env, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(32)
     observations = []
@@ -352,7 +352,7 @@ def test_existing_dataset_is_not_changed():
         ({"env": "Nope-v0"}, ValueError, "Nope-v0"),
         ({"env": VecNormalize(DummyVecEnv([Diary]))}, ValueError, "without VecNormalize"),
     ],
-    ids=["none", "too few", "no mix", "mix", "n_envs", "agent", "no agent", "target", "id", "normalised"],
+    ids=["none", "too few", "no mix", "mix", "n_envs", "agent", "no agent", "target", "id", "normalized"],
 )
 def test_invalid_arguments_raise(given, error, message, minari_root):
     with pytest.raises(error, match=message):
@@ -360,6 +360,8 @@ def test_invalid_arguments_raise(given, error, message, minari_root):
     assert folders(minari_root) == []
 
 
-def test_invalid_id_raises():
-    with pytest.raises(ValueError, match="'my data' is not a Minari id; write namespace/name-v0"):
-        collect(None, "CartPole-v1", "my data", 1)
+@pytest.mark.parametrize("wrong", ["my data", "a/data-v0"], ids=["no version", "short namespace"])
+def test_invalid_id_raises(wrong):
+    message = f"'{wrong}' is not a Minari id; write namespace/name-v0, .*; a namespace has at least two char"
+    with pytest.raises(ValueError, match=message):
+        collect(None, "CartPole-v1", wrong, 1)

@@ -45,7 +45,7 @@ def test_logs_under_the_tags_of_the_report(tmp_path):
     assert logged["time/total_timesteps"] == 8
 
 
-def test_normalisation_statistics_are_those_of_the_training():
+def test_normalization_statistics_are_those_of_the_training():
     train_env, eval_env = VecNormalize(vec(Countdown(9))), VecNormalize(vec(Countdown(4)))
     callback = EvaluationCallback(eval_env, episodes=1, every_steps=32)
     learner(train_env).learn(32, callback)

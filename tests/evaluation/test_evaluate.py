@@ -158,7 +158,7 @@ def test_returns_are_those_of_the_monitor():
     assert evaluate(Idle(), VecMonitor(vec(Countdown(4))), 2).returns.tolist() == [10.0] * 2
 
 
-def test_reward_normalisation_is_undone_and_statistics_are_not_updated():
+def test_reward_normalization_is_undone_and_statistics_are_not_updated():
     env = VecNormalize(vec(Countdown(4), Countdown(6)))
     mean, count = env.obs_rms.mean.copy(), env.obs_rms.count
     report = evaluate(Idle(), env, 4)
@@ -175,7 +175,7 @@ def test_statistics_are_updated_again_after_an_error():
     assert env.training
 
 
-def test_observations_are_normalised_as_in_training():
+def test_observations_are_normalized_as_in_training():
     train_env = VecNormalize(sb3_make_vec_env("CartPole-v1", 2, seed=0))
     agent = PPO("MlpPolicy", train_env, n_steps=64, batch_size=64, seed=0, device="cpu").learn(256)
     same = VecNormalize(make_vec_env("CartPole-v1", 4), training=False)
@@ -196,12 +196,12 @@ def monitored() -> VecMonitor:
     return VecMonitor(bare())
 
 
-def normalised() -> VecNormalize:
+def normalized() -> VecNormalize:
     return VecNormalize(sb3_make_vec_env("CartPole-v1", 3), training=False)
 
 
 @pytest.mark.parametrize(("kind", "policy"), [(PPO, "MlpPolicy"), (RecurrentPPO, "MlpLstmPolicy")])
-@pytest.mark.parametrize("make", [bare, monitored, normalised])
+@pytest.mark.parametrize("make", [bare, monitored, normalized])
 @pytest.mark.filterwarnings("ignore:Evaluation environment is not wrapped")
 def test_agrees_with_sb3(kind, policy, make):
     agent = kind(policy, "CartPole-v1", n_steps=32, batch_size=32, seed=0, device="cpu")

@@ -73,6 +73,15 @@ def test_table_shows_the_numbers(report):
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("returns", "shown"),
+    [([0, 9], "4.5 ± 4.5"), ([300, 508], "404 ± 100"), ([0, 2870], "1435 ± 1400"), ([7, 7], "7 ± 0")],
+)
+def test_standard_deviation_has_two_digits_without_an_exponent(returns, shown):
+    report = Report(np.array(returns, dtype=np.float64), np.array([1, 1]), None)
+    assert f"{shown} " in _text(report.table())
+
+
 def test_sb3_logger_and_tensorboard_writer_get_the_same_tags(report, tmp_path):
     logger = configure(str(tmp_path / "logger"), ["tensorboard"])
     report.log(logger, 640)

@@ -89,7 +89,7 @@ def test_large_frames_are_reduced():
     assert max(height, width) <= MAX_FRAME_SIZE
 
 
-def test_observations_are_normalised_as_in_training():
+def test_observations_are_normalized_as_in_training():
     train_env = VecNormalize(vec(Countdown(9)))
     train_env.obs_rms.mean[:], train_env.obs_rms.var[:] = 1.0, 4.0
     agent = Recording(train_env)

@@ -36,9 +36,9 @@ def pendulum():
 
 
 @pytest.fixture(scope="module")
-def normalised(tmp_path_factory):
+def normalized(tmp_path_factory):
     """Folder with the files of an agent trained with ``VecNormalize``, and of its statistics."""
-    folder = tmp_path_factory.mktemp("normalised")
+    folder = tmp_path_factory.mktemp("normalized")
     env = VecNormalize(pendulum())
     trained(env).save(folder / "agent.zip")
     save_normalizer(folder / "normalizer.zip", env)
@@ -49,20 +49,20 @@ def normalizer_warnings(play):
     return warning_files(play, "VecNormalize")
 
 
-def test_missing_statistics_warn(normalised):
-    agent = GTrXLPPO.load(normalised / "agent.zip", device="cpu")
+def test_missing_statistics_warn(normalized):
+    agent = GTrXLPPO.load(normalized / "agent.zip", device="cpu")
     assert normalizer_warnings(lambda: evaluate(agent, "Pendulum-v1", 2, n_envs=2)) == [__file__]
-    agent = GTrXLPPO.load(normalised / "agent.zip", env=pendulum(), device="cpu")
+    agent = GTrXLPPO.load(normalized / "agent.zip", env=pendulum(), device="cpu")
     assert len(normalizer_warnings(lambda: evaluate(agent, episodes=2))) == 1
 
 
-def test_available_statistics_do_not_warn(normalised):
+def test_available_statistics_do_not_warn(normalized):
     def env():
-        return load_normalizer(normalised / "normalizer.zip", pendulum())
+        return load_normalizer(normalized / "normalizer.zip", pendulum())
 
-    agent = GTrXLPPO.load(normalised / "agent.zip", device="cpu")
+    agent = GTrXLPPO.load(normalized / "agent.zip", device="cpu")
     assert normalizer_warnings(lambda: evaluate(agent, env(), 2)) == []
-    agent = GTrXLPPO.load(normalised / "agent.zip", env=env(), device="cpu")
+    agent = GTrXLPPO.load(normalized / "agent.zip", env=env(), device="cpu")
     assert normalizer_warnings(lambda: evaluate(agent, "Pendulum-v1", 2, n_envs=2)) == []
 
 
@@ -77,13 +77,13 @@ def test_training_with_raw_observations_does_not_warn(tmp_path, env):
     assert normalizer_warnings(lambda: evaluate(agent, "Pendulum-v1", 2, n_envs=2)) == []
 
 
-def test_collect_warns_of_missing_statistics(normalised, minari_root):
-    agent = GTrXLPPO.load(normalised / "agent.zip", device="cpu")
+def test_collect_warns_of_missing_statistics(normalized, minari_root):
+    agent = GTrXLPPO.load(normalized / "agent.zip", device="cpu")
     assert len(normalizer_warnings(lambda: collect(agent, pendulum(), "test/raw-v0", episodes=2))) >= 1
 
 
-def test_continued_training_with_raw_observations_warns_once(normalised):
-    agent = GTrXLPPO.load(normalised / "agent.zip", env=pendulum(), device="cpu")
+def test_continued_training_with_raw_observations_warns_once(normalized):
+    agent = GTrXLPPO.load(normalized / "agent.zip", env=pendulum(), device="cpu")
     assert len(normalizer_warnings(lambda: agent.learn(32))) == 1
     assert normalizer_warnings(lambda: agent.learn(32)) == []
 

@@ -53,7 +53,7 @@ class Calibrate:
     By default its training data are used, which weakens the guarantee."""
     n_envs: Count = 32
     """Number of parallel environments, at most one per episode."""
-    seed: int = 2_000_000
+    seed: Count = 2_000_000
     """Seed of the environments. The default differs from those of training and of "rlxf evaluate"."""
     trust: Trust = False
     device: Device = "auto"
@@ -107,8 +107,8 @@ class Calibrate:
         return agent
 
     def _calibrate(self, agents: Mapping[str, Any], env: "VecEnv | None", run: "RunFolder") -> None:
-        from rlxf.cli.finalize_run import HEADINGS, checkpoints_of
-        from rlxf.cli.run_loading import normalize_as_in_training
+        from rlxf.cli.finalize_run import checkpoints_of
+        from rlxf.cli.run_loading import heading, normalize_as_in_training
 
         with ExitStack() as stack:
             if env is not None:
@@ -118,7 +118,7 @@ class Calibrate:
                 calibration = self._calibrate_agent(agent, env and normalize_as_in_training(run, env, path))
                 agent.save(path)
                 table = calibration.table()
-                table.title = f"{HEADINGS[name].format(agent.num_timesteps)}\n{table.title}"
+                table.title = f"{heading(name, agent)}\n{table.title}"
                 print_out(table)
                 print_out(_describe(calibration, path))
 

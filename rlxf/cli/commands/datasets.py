@@ -184,7 +184,7 @@ class Collect:
     """Take the most likely action instead of a sample."""
     n_envs: Count = 32
     """Number of parallel environments."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of environments, random actions and samples. The same seed records the same dataset."""
     author: str | None = None
     """Author in the metadata of the dataset."""

@@ -52,7 +52,7 @@ class Distill:
     """Coefficient of the loss between hidden states. 0 turns it off."""
     actor: Literal["student", "teacher"] = "student"
     """Agent that acts in the environments of a GTrXLPPO. It does not apply to Decision Transformers."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of weights, windows, actions and environments. Equal seeds give equal runs on one machine."""
     run: Path | None = None
     """New folder of the run. None means the folder of the teacher with the suffix "-student".
@@ -118,11 +118,13 @@ class Distill:
             print_out(as_table(str(run.path), run.config))
         online = isinstance(student, GTrXLPPO)
         unit, actor = ("steps", {"actor": self.actor}) if online else ("updates", {})
+        rollout = student.n_envs_total * student.n_steps if online else 1
+        total = -(-self.steps // rollout) * rollout
         verbose = self.progress_bar and not self.quiet
         with (
             error_context(run),
             closing(student.logger),
-            progress(verbose, unit, self.steps, ONLINE_FIGURES | OFFLINE_FIGURES) as callbacks,
+            progress(verbose, unit, total, ONLINE_FIGURES | OFFLINE_FIGURES) as callbacks,
         ):
             try:
                 student.distill(teacher, self.steps, distillation, callback=callbacks, **actor)

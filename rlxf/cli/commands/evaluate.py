@@ -53,7 +53,7 @@ class Evaluate:
     head: str | None = None
     """Output head that reads the datastore: knn-lm, spalm, or JSON like {"name": "KNNLM", "k": 8}.
     None means knn-lm."""
-    seed: int = 1_000_000
+    seed: Count = 1_000_000
     """Seed of the environments. The default differs from usual training seeds; generated levels are new."""
     trust: Trust = False
     progress_bar: bool = True

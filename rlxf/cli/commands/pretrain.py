@@ -37,7 +37,7 @@ class Pretrain(TrainingCommand):
     """Probability with which a token is selected for prediction."""
     download: bool = False
     """Download datasets that are not on this machine."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of weights, windows, masks and dropout. Equal seeds give equal runs on one machine."""
     run: Path | None = None
     """New folder of the run. None means runs/pretraining-DATASET-SEED. It must not exist."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from rlxf.cli.options.common import Count
+
 
 @dataclass(frozen=True)
 class Techniques:
@@ -20,7 +22,7 @@ class Techniques:
     """
 
     draw: str | None = None
-    length: int = 128
+    length: Count = 128
     output: Path | None = None
     pairs: bool = False
 

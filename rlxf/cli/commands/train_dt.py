@@ -76,7 +76,7 @@ class TrainDecisionTransformer(EvaluatedTrainingCommand):
     env_kwargs: Json = field(default_factory=dict)
     """Arguments of the environment as a JSON object. In the environment of the data,
     they override its arguments."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of weights, windows and dropout. Equal seeds give equal runs on one machine."""
     pretrained: Pretrained = None
     run: Path | None = None

@@ -46,7 +46,7 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     """Number of environment steps, over all environments, e.g. 1e6.
     It is rounded up to whole rollouts of n_envs * n_steps steps.
     The default is sufficient for a T-Maze with a corridor of 50."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of weights, actions, minibatches and environments. Equal seeds give equal runs on one machine."""
     pretrained: Pretrained = None
     run: Path | None = None
