@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
@@ -155,9 +156,9 @@ def learn_resumably(
     try:
         restart = False
         try:
-            learn(callback=[*callbacks, saving], resume_from=start.file)
+            with closing(saving):  # an error names the checkpoint to resume from, which may be in writing
+                learn(callback=[*callbacks, saving], resume_from=start.file)
         except Interrupted:
-            saving.close()
             restart = not run.checkpoints.files()  # checkpoint.zip would make the run appear trained
         finally:
             if not restart:

@@ -5,6 +5,7 @@ import inspect
 import json
 import shlex
 import shutil
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from rlxf.cli import main
 from rlxf.cli.entry_point import parse
 from rlxf.cli.options.offline_options import OfflineOptions
 from rlxf.training import RunFolder
+from rlxf.training.checkpoints import CheckpointFolder
 from tests.cli.running import refused
 from tests.datasets import ID, random_episodes, record, record_cartpole
 
@@ -243,6 +245,12 @@ def test_error_of_a_nan_loss_says_how_to_resume(data, capsys, monkeypatch):
         factor = float("nan") if next(calls) == 2 else 1.0
         return {name: part * factor for name, part in original(self, batch).items()}
 
+    def write_slowly(self, *args):
+        time.sleep(1.0)
+        write(self, *args)
+
+    write = CheckpointFolder.write
+    monkeypatch.setattr(CheckpointFolder, "write", write_slowly)
     monkeypatch.setattr(DecisionTransformerModel, "losses", losses)
     settings = [*TINY, "--dataset", data, "--run", "run", "--checkpoint-seconds", "0"]
     message = refused(capsys, "train", "dt", *settings)

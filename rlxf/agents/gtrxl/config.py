@@ -86,7 +86,7 @@ class PPOConfig:
         self._check_sizes()
         self._check_coefficients()
         for name in SCHEDULES:
-            if getattr(self, name) is not None:
+            if name != "clip_range_vf" or self.clip_range_vf is not None:
                 check_schedule(name, getattr(self, name))
         if self.clip_range_vf == 0:
             raise ValueError("clip_range_vf must be more than 0, or None for no clipping, got 0")

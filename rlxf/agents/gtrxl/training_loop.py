@@ -188,7 +188,7 @@ class TrainingLoop(GTrXLAgent):
         """
         check_has_env(self.env)
         for name in SCHEDULES:
-            if getattr(self, name) is not None:
+            if name != "clip_range_vf" or self.clip_range_vf is not None:
                 check_schedule(name, getattr(self, name), progress=0.0)
         run = None if resume_from is None else self._read_run(resume_from, total_timesteps)
         self.iterations = 0 if reset_num_timesteps else self.iterations
