@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.checkpoint import check_unfinished, newest_checkpoint_file
@@ -43,6 +43,7 @@ class TrainingLoop(GTrXLAgent):
 
     segment_length: int
     critic_lambda: float | None
+    clip_range_vf: float | Schedule | None
     recompute_memory: bool
     order: torch.Generator
     """Generator of the order of minibatches."""
