@@ -67,14 +67,14 @@ def test_progress_shows_the_mean_return(untrained):
     assert re.search(r"updates 1/1 \| loss \S+ \|", untrained[2])
 
 
-def test_the_normalised_score_is_explained():
+def test_the_normalized_score_is_explained():
     scale = ReferenceScores(0.1, 0.9, "a random policy and an expert")
     report = Report(np.array([0.5, 0.5]), np.array([51, 51]), None, scale)
     sweep = TargetSweep({1.0: report})
     table = demo.table({"GTrXL": report}, sweep, demo.Demo(), 1.0)
-    assert "normalised score" in [column.header for column in table.columns]
+    assert "normalized score" in [column.header for column in table.columns]
     caption = " ".join(table.caption.split())
-    assert "normalised score: 0 is a return of 0.1, 100 one of 0.9 (a random policy and an expert)" in caption
+    assert "normalized score: 0 is a return of 0.1, 100 one of 0.9 (a random policy and an expert)" in caption
     assert "4,000 updates" in caption
 
 

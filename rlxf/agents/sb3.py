@@ -138,7 +138,7 @@ def import_sb3(
     with _import_errors(path):
         name = algorithm or detect_algorithm(path)
     agent_class = algorithm_class(name)
-    vec_env = _normalised(as_training_env(env, 1, None), normalizer)
+    vec_env = _normalized(as_training_env(env, 1, None), normalizer)
     with _import_errors(path):
         return agent_class.load(path, env=vec_env, device=device)
 
@@ -157,7 +157,7 @@ def _check_normalizer(path: Path, has_env: bool, normalizer: str | os.PathLike[s
     statistics = path.with_suffix("") / NORMALIZER
     if normalizer is None and statistics.is_file():
         warnings.warn(
-            f"{statistics} exists next to {path}, so the agent was trained on normalised observations, but "
+            f"{statistics} exists next to {path}, so the agent was trained on normalized observations, but "
             f"it gets raw ones; pass normalizer={str(statistics)!r}",
             stacklevel=3,
         )
@@ -165,16 +165,16 @@ def _check_normalizer(path: Path, has_env: bool, normalizer: str | os.PathLike[s
         raise ValueError(f"normalizer {normalizer} needs an environment to wrap: pass env=..., too")
 
 
-def _normalised(env: Env | VecEnv | None, normalizer: str | os.PathLike[str] | None) -> Env | VecEnv | None:
+def _normalized(env: Env | VecEnv | None, normalizer: str | os.PathLike[str] | None) -> Env | VecEnv | None:
     if normalizer is None or env is None:
         return env
     if not Path(normalizer).is_file():
         raise FileNotFoundError(f"the file {normalizer} does not exist; check the path of the normalizer")
     with _import_errors(normalizer):
         vec_env = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
-        normalised = VecNormalize.load(str(normalizer), vec_env)
-    normalised.training = normalised.norm_reward = False
-    return normalised
+        normalized = VecNormalize.load(str(normalizer), vec_env)
+    normalized.training = normalized.norm_reward = False
+    return normalized
 
 
 @contextmanager
