@@ -65,7 +65,7 @@ def test_rich_and_html_output_of_results(content):
 
 def test_text_of_a_report():
     line = (
-        "mean return 4 over 4 episodes, 95% interval 1.5 to 7.25, success rate 75.0%, normalised score 20.0"
+        "mean return 4 over 4 episodes, 95% interval 1.5 to 7.25, success rate 75.0%, normalized score 20.0"
     )
     assert str(REPORT) == line
     assert repr(REPORT) == f"<Report: {line}>"
