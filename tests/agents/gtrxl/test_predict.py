@@ -36,6 +36,20 @@ def agent(request):
     return small_agent(env, core=request.param)
 
 
+@pytest.fixture(scope="module", params=CORES.values(), ids=CORES)
+def precise_agent(request):
+    """Return an agent that computes in float64: sharp attention to far tokens amplifies rounding errors."""
+    env = scripts(shifted(ENVS), action_space=ACTIONS["Box of two axes"])
+    agent = small_agent(env, core=request.param)
+    for module in agent.policy.double().modules():
+        module.register_forward_pre_hook(lambda _, inputs: tuple(map(to_float64, inputs)))
+    return agent
+
+
+def to_float64(x):
+    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
 def observations(seed=0, envs=ENVS, steps=STEPS):
     return np.random.default_rng(seed).uniform(-1, 1, (steps, envs, 3)).astype(np.float32)
 
@@ -55,14 +69,14 @@ def never(steps=STEPS, envs=ENVS):
 
 @settings(max_examples=20, deadline=None)
 @given(flags=st.lists(st.booleans(), min_size=STEPS * ENVS, max_size=STEPS * ENVS), seed=st.integers(0, 9))
-def test_predict_equals_segment_pass(agent, flags, seed):
+def test_predict_equals_segment_pass(precise_agent, flags, seed):
     starts = np.array(flags).reshape(STEPS, ENVS)
     starts[0] = True
     seen = observations(seed)
-    acted, _ = play(agent, seen, starts)
-    expected = segment_pass(agent.policy, seen, starts, acted)
+    acted, _ = play(precise_agent, seen, starts)
+    expected = segment_pass(precise_agent.policy, seen, starts, acted)
     # acted is clipped to the bounds of the action space
-    np.testing.assert_allclose(acted.reshape(STEPS, ENVS, -1), expected, atol=2e-5)
+    np.testing.assert_allclose(acted.reshape(STEPS, ENVS, -1), expected, atol=1e-6)
 
 
 def segment_pass(policy, seen, starts, acted):
