@@ -221,14 +221,18 @@ class BlockPattern(Pattern):
         return self.block_mask_mod(*(x.div(self.block, rounding_mode="floor") for x in (i, j)))
 
     def group(self, i: Tensor) -> Tensor:
-        """Return the block of each position, with large blocks divided into groups."""
-        return i.div(self.block, rounding_mode="floor") * self.block + i % self.block // GROUP_SIZE
+        return group_in_blocks(i, self.block)
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
         a, blocks = (x.div(self.block, rounding_mode="floor") for x in (i, positions))
         a = a.unique_consecutive()
         b, block = blocks.unique_consecutive(return_inverse=True)
         return positions[self.block_mask_mod(a[:, None], b).expand(len(a), len(b)).any(0)[block]]
+
+
+def group_in_blocks(i: Tensor, size: int) -> Tensor:
+    """Return the group of each position: its block of ``size``, divided into parts of `GROUP_SIZE`."""
+    return i.div(size, rounding_mode="floor") * size + i % size // GROUP_SIZE
 
 
 def positions_near(i: Tensor, distance: int, positions: Tensor) -> Tensor:

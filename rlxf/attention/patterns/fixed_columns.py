@@ -5,7 +5,7 @@ from typing import ClassVar, get_args
 
 from torch import Tensor
 
-from rlxf.attention.patterns.base import GROUP_SIZE, BlockPattern, Either, Pattern
+from rlxf.attention.patterns.base import BlockPattern, Either, Pattern, group_in_blocks
 from rlxf.attention.patterns.strided import Combination
 from rlxf.attention.validation import check_choice, check_int
 
@@ -143,7 +143,7 @@ class Columns(Pattern):
 
     def group(self, i: Tensor) -> Tensor:
         """Return the block of each position, with large blocks divided into groups."""
-        return i.div(self.stride, rounding_mode="floor") * self.stride + i % self.stride // GROUP_SIZE
+        return group_in_blocks(i, self.stride)
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
         return positions[self.mask_mod(positions, positions)]

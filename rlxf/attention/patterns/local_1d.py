@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rlxf.attention.patterns.base import GROUP_SIZE, Pattern, positions_between
+from rlxf.attention.patterns.base import Pattern, group_in_blocks, positions_between
 from rlxf.attention.validation import check_int
 
 
@@ -55,8 +55,7 @@ class Local1D(Pattern):
         return (j >= start - self.margin) & (j < start + self.block + self.margin)
 
     def group(self, i: Tensor) -> Tensor:
-        """Return the block of each position, with large blocks divided into groups."""
-        return i.div(self.block, rounding_mode="floor") * self.block + i % self.block // GROUP_SIZE
+        return group_in_blocks(i, self.block)
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
         first, last = int(i.min()), int(i.max())

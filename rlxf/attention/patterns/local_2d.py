@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rlxf.attention.patterns.base import GROUP_SIZE, Pattern, positions_near
+from rlxf.attention.patterns.base import Pattern, group_in_blocks, positions_near
 from rlxf.attention.validation import check_int
 
 
@@ -81,7 +81,7 @@ class Local2D(Pattern):
     def group(self, i: Tensor) -> Tensor:
         """Return the rectangle of each position, with large rectangles divided into groups."""
         size = self.rows * self.columns
-        return i.div(size, rounding_mode="floor") * size + i % size // GROUP_SIZE
+        return group_in_blocks(i, size)
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
         return super().candidate_keys(i, positions_near(i, self.max_distance, positions))
