@@ -85,9 +85,7 @@ class PPOConfig:
     def __post_init__(self) -> None:
         self._check_sizes()
         self._check_coefficients()
-        for name in SCHEDULES:
-            if name != "clip_range_vf" or self.clip_range_vf is not None:
-                check_schedule(name, getattr(self, name))
+        check_schedules(self)
         if self.clip_range_vf == 0:
             raise ValueError("clip_range_vf must be more than 0, or None for no clipping, got 0")
 
@@ -148,6 +146,14 @@ ROLLOUT_STEPS = 2048
 """Minimum steps of a rollout over all environments if ``n_steps`` is None, as in SB3's PPO."""
 BATCH_STEPS = 256
 """Minimum steps of a minibatch if ``batch_size`` is None."""
+
+
+def check_schedules(settings: Any, progress: float = 1.0) -> None:
+    """Check the attributes `SCHEDULES` of ``settings``; only clip_range_vf may be None."""
+    for name in SCHEDULES:
+        value = getattr(settings, name)
+        if value is not None or name != "clip_range_vf":
+            check_schedule(name, value, progress)
 
 
 def check_schedule(name: str, value: float | Schedule, progress: float = 1.0) -> None:

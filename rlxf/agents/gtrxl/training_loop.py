@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
+from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.checkpoint import check_unfinished, newest_checkpoint_file
@@ -23,7 +23,7 @@ from rlxf.agents.common.numerics import (
 )
 from rlxf.agents.gtrxl import resume
 from rlxf.agents.gtrxl.agent import GTrXLAgent
-from rlxf.agents.gtrxl.config import SCHEDULES, check_has_env, check_schedule, hyperparameters
+from rlxf.agents.gtrxl.config import check_has_env, check_schedules, hyperparameters
 from rlxf.agents.gtrxl.core import check_filler_rows
 from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
@@ -43,7 +43,6 @@ class TrainingLoop(GTrXLAgent):
 
     segment_length: int
     critic_lambda: float | None
-    clip_range_vf: float | Schedule | None
     recompute_memory: bool
     order: torch.Generator
     """Generator of the order of minibatches."""
@@ -188,9 +187,7 @@ class TrainingLoop(GTrXLAgent):
                 before that optimizer step.
         """
         check_has_env(self.env)
-        for name in SCHEDULES:
-            if name != "clip_range_vf" or self.clip_range_vf is not None:
-                check_schedule(name, getattr(self, name), progress=0.0)
+        check_schedules(self, progress=0.0)
         run = None if resume_from is None else self._read_run(resume_from, total_timesteps)
         self.iterations = 0 if reset_num_timesteps else self.iterations
         if run is not None:

@@ -31,16 +31,20 @@ CORES = {
 
 @pytest.fixture(scope="module", params=CORES.values(), ids=CORES)
 def agent(request):
+    """Return an agent that computes in float32, as users do."""
+    return box_agent(request.param)
+
+
+def box_agent(core):
     """Return an agent with Box actions, which show the smallest difference in memory."""
     env = scripts(shifted(ENVS), action_space=ACTIONS["Box of two axes"])
-    return small_agent(env, core=request.param)
+    return small_agent(env, core=core)
 
 
 @pytest.fixture(scope="module", params=CORES.values(), ids=CORES)
 def precise_agent(request):
     """Return an agent that computes in float64: sharp attention to far tokens amplifies rounding errors."""
-    env = scripts(shifted(ENVS), action_space=ACTIONS["Box of two axes"])
-    agent = small_agent(env, core=request.param)
+    agent = box_agent(request.param)
     for module in agent.policy.double().modules():
         module.register_forward_pre_hook(lambda _, inputs: tuple(map(to_float64, inputs)))
     return agent
