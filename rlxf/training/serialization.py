@@ -5,8 +5,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -130,6 +132,16 @@ def check_tensors(tensors: Mapping[str, Tensor]) -> None:
             raise TypeError(
                 f"tensor {name!r} is {tensor.layout} {tensor.dtype}; use a dense tensor of one of {DTYPES}"
             )
+
+
+def arrays_to_tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    """Copy arrays to tensors in row-major order."""
+    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in arrays.items()}
+
+
+def tensors_to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    """Return views of CPU tensors as arrays."""
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
-from torch import Tensor
 
 from rlxf.agents.common.checkpoint import check_same_settings, check_unfinished, newest_checkpoint_file
 from rlxf.agents.decision_transformer.episode_collector import EpisodeCollector, ReplayBuffer
@@ -18,6 +17,7 @@ from rlxf.agents.offline.checkpoint import read_matching_run
 from rlxf.envs import resume
 from rlxf.training import Archive, CheckpointError
 from rlxf.training.compat import checkpoint_errors
+from rlxf.training.serialization import arrays_to_tensors, tensors_to_arrays
 from rlxf.utils.errors import EpisodeLostError
 
 ONLINE = "online"
@@ -88,7 +88,7 @@ class OnlineRounds:
             COLLECTOR: self.collector.arrays(),
             REPLAY: self.replay.arrays(),
         }
-        tensors = {name: _tensors(group) for name, group in groups.items() if group}
+        tensors = {name: arrays_to_tensors(group) for name, group in groups.items() if group}
         return Archive({ONLINE: document}, tensors)
 
     def load_state(self, archive: Archive, device: torch.device, seed: int | None) -> None:
@@ -109,10 +109,10 @@ class OnlineRounds:
         document, groups, env = archive.documents[ONLINE], archive.tensors, self.collector.env
         with checkpoint_errors():
             self._steps_taken, self.completed = (document["rounds"][name] for name in ("played", "rounds"))
-            self.replay.load_arrays(_arrays(groups.get(REPLAY, {})), document["rounds"]["added"])
-            self.collector.load_arrays(_arrays(groups[COLLECTOR]), device)
-        resume.load_wrapper_state(env, _arrays(groups.get(WRAPPERS, {})))
-        lost = _why_lost(env, document["environment"], _arrays(groups.get(EPISODES, {})))
+            self.replay.load_arrays(tensors_to_arrays(groups.get(REPLAY, {})), document["rounds"]["added"])
+            self.collector.load_arrays(tensors_to_arrays(groups[COLLECTOR]), device)
+        resume.load_wrapper_state(env, tensors_to_arrays(groups.get(WRAPPERS, {})))
+        lost = _why_lost(env, document["environment"], tensors_to_arrays(groups.get(EPISODES, {})))
         if lost is not None:
             warnings.warn(
                 f"the environments are reset, so results will not be bitwise equal to those of the "
@@ -164,11 +164,3 @@ def _why_lost(env: VecEnv, document: Mapping[str, Any], actions: Mapping[str, ND
     except EpisodeLostError as error:
         return str(error)
     return None
-
-
-def _tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in arrays.items()}
-
-
-def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    return {name: tensor.numpy() for name, tensor in tensors.items()}

@@ -21,6 +21,7 @@ from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.distributed.group import ProcessGroup
 from rlxf.training.resumed_logger import writes_tensorboard
+from rlxf.training.serialization import arrays_to_tensors, tensors_to_arrays
 from rlxf.training.state_checks import RNG_GROUP, get_rng_states, set_rng_states
 from rlxf.utils.errors import EpisodeLostError
 
@@ -143,9 +144,9 @@ def gather_environments(
         episodes, actions = resume.episode_state(env)
     except EpisodeLostError as error:
         episodes, actions = {LOST: str(error)}, {}
-    wrappers = _tensors(resume.wrapper_state(env))
+    wrappers = arrays_to_tensors(resume.wrapper_state(env))
     return gather_state(
-        ranks, episodes, {AGENT_STATE: agent_state, WRAPPERS: wrappers, EPISODES: _tensors(actions)}
+        ranks, episodes, {AGENT_STATE: agent_state, WRAPPERS: wrappers, EPISODES: arrays_to_tensors(actions)}
     )
 
 
@@ -162,7 +163,7 @@ def restore_wrappers(env: VecEnv, ranks: ProcessGroup, archive: Archive) -> tupl
     with checkpoint_errors():
         document = archive.documents[RUN][ENVIRONMENT]
         environment, own = shard_state(ranks, env.num_envs, document, archive.tensors)
-    resume.load_wrapper_state(env, _arrays(own[WRAPPERS]))
+    resume.load_wrapper_state(env, tensors_to_arrays(own[WRAPPERS]))
     return environment, own
 
 
@@ -179,7 +180,7 @@ def _resume_episodes(env: VecEnv, document: dict[str, Any], actions: Mapping[str
     if LOST in document:
         return str(document[LOST])
     try:
-        resume.resume_episodes(env, document, _arrays(actions))
+        resume.resume_episodes(env, document, tensors_to_arrays(actions))
     except EpisodeLostError as error:
         return str(error)
     return None
@@ -188,14 +189,6 @@ def _resume_episodes(env: VecEnv, document: dict[str, Any], actions: Mapping[str
 def new_episode_seed(seed: int, steps: int) -> int:
     """Return a seed of environments that a run with this seed has not used in its first ``steps`` steps."""
     return int(np.random.SeedSequence([seed, steps]).generate_state(1)[0])
-
-
-def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in arrays.items()}
-
-
-def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def gather_state(
