@@ -87,7 +87,7 @@ def error_context(run: RunFolder) -> Iterator[None]:
         exit_with(str(error), 2)
     except (ReceivedSignal, KeyboardInterrupt):
         if (
-            process_group().writes
+            process_group().is_main
             and run.path.exists()
             and not run.checkpoints.files()
             and not run.checkpoint.is_file()
@@ -111,7 +111,7 @@ def save_agent(agent: BaseAlgorithm, run: RunFolder) -> None:
     If the agent made no update, nothing is saved, and the folder of the run is removed. The folder stays if
     it has checkpoints: loading them failed, or the resumed run was stopped before its first update.
     """
-    if not process_group().writes:
+    if not process_group().is_main:
         return
     if agent._n_updates == 0:
         _discard(agent, run)

@@ -98,7 +98,7 @@ def init_distributed() -> None:
         ValueError: if there are more processes than GPUs.
         ConnectionError: if other processes do not connect.
     """
-    if not init_process_group().writes:
+    if not init_process_group().is_main:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # stays open until the process ends
         warnings.simplefilter("ignore", UserWarning)
 
@@ -110,16 +110,16 @@ def create_run(path: Path, config: dict[str, Any]) -> RunFolder:
         FileExistsError, OSError: as in `RunFolder.create`, in the writing process.
     """
     job = TorchrunJob.current()
-    process_group().wait()
-    if process_group().writes:
+    process_group().barrier()
+    if process_group().is_main:
         RunFolder.create(path, config, fill=lambda folder: None if job is None else job.mark(folder))
-    process_group().wait()
+    process_group().barrier()
     return RunFolder(path, config)
 
 
 def rank_zero_logger(make: Callable[[], Logger]) -> Logger:
     """Return ``make()`` in the writing process, and a logger without outputs in the others."""
-    return make() if process_group().writes else Logger(folder=None, output_formats=[])
+    return make() if process_group().is_main else Logger(folder=None, output_formats=[])
 
 
 def restarted_run(path: Path) -> RunFolder | None:
@@ -131,12 +131,12 @@ def restarted_run(path: Path) -> RunFolder | None:
     job = TorchrunJob.current()
     if job is None:
         return None
-    state = process_group().all_reduce_max(_run_state(job, path) if process_group().writes else NOTHING)
+    state = process_group().all_reduce_max(_run_state(job, path) if process_group().is_main else NOTHING)
     if state == CHECKPOINTS:
         return _reopen(job, path)
-    if state == FOLDER and process_group().writes:
+    if state == FOLDER and process_group().is_main:
         _clear(path)
-    process_group().wait()
+    process_group().barrier()
     return None
 
 
@@ -162,7 +162,7 @@ def _run_state(job: TorchrunJob, path: Path) -> int:
 
 
 def _reopen(job: TorchrunJob, path: Path) -> RunFolder:
-    if process_group().writes:
+    if process_group().is_main:
         job.mark(path)  # machines may have joined the job
     return RunFolder.reopen(path)
 
@@ -172,6 +172,6 @@ def ignore_signals() -> None:
 
     When the first process exits, torchrun sends signals to the others while they still save.
     """
-    if process_group().count > 1:
+    if process_group().world_size > 1:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)

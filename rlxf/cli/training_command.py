@@ -124,7 +124,7 @@ class TrainingCommand(ABC):
     @property
     def verbose(self) -> bool:
         """True if this process shows progress."""
-        return self.progress_bar and not self.quiet and process_group().writes
+        return self.progress_bar and not self.quiet and process_group().is_main
 
     @classmethod
     def of_run(cls, run: RunFolder, progress_bar: bool, quiet: bool = False) -> Self:
@@ -267,7 +267,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
     def evaluations(self, agent: Any, run: RunFolder) -> Iterator[dict[str, EvaluationCallback]]:
         """Context manager for the callback that evaluates during the training, by its name."""
         every, episodes = self.evaluation_interval(agent), self.evaluation_episodes
-        if not every or not process_group().writes:
+        if not every or not process_group().is_main:
             yield {}
             return
         options, on_new_best = self.callback_options(agent), partial(_save_statistics, agent, run)
@@ -285,7 +285,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
 
     def finish(self, agent: Any, run: RunFolder) -> None:
         """Evaluate and report the last checkpoint, and the best one if there is one."""
-        if not process_group().writes:
+        if not process_group().is_main:
             return
         with self.fresh_env(agent, self.episodes) as env:
             agents = {"last": agent} | self._best(run, env)

@@ -64,7 +64,7 @@ class Start:
 
 def is_complete(run: RunFolder, total: int) -> bool:
     """Return whether the run has a completion marker for ``total`` steps; the writing process decides."""
-    done = process_group().writes and run.completion is not None and run.completion.steps >= total
+    done = process_group().is_main and run.completion is not None and run.completion.steps >= total
     return bool(process_group().all_reduce_max(int(done)))
 
 
@@ -105,7 +105,7 @@ def _complete(agent: Any, run: RunFolder, finish: Callable[[], None], stop: Stop
                 raise Interrupted(stop.signal)
             finish()
             agent.logger.close()
-            if process_group().writes:
+            if process_group().is_main:
                 run.complete(agent.num_timesteps)
     except Interrupted as stopped:
         _leave(stopped.signal, run)
@@ -139,7 +139,7 @@ def learn_resumably(
         stop: reports whether to stop.
     """
     periodic = [each for each in callbacks if isinstance(each, PeriodicCallback)]
-    if process_group().count == 1:
+    if process_group().world_size == 1:
         for each in periodic:
             each.on_env_step = stop.check
     others = {type(each).__name__: each for each in periodic if each not in stateful.values()}
@@ -181,7 +181,7 @@ def _load_states(stateful: Mapping[str, Stateful], checkpoint: Path) -> None:
 
 def _leave(signal: Signals, run: RunFolder) -> None:
     ignore_signals()
-    if not process_group().writes:
+    if not process_group().is_main:
         sys.exit(EXIT_RESUMABLE)
     exit_with(
         f"stopped by {signal.name}; resume with: rlxf resume {run.path}{trust_option(run.config)}",

@@ -291,7 +291,7 @@ class CheckpointWriter(BaseCallback):
         """Return the signal that any process received (0: none), and whether a checkpoint is due."""
         own, ahead = self.stop.signal or 0, self._next_moment()
         due = time.monotonic() - self._last >= self.every_seconds and not self._writer.busy
-        due = self.ranks.writes and (due or self.save_before(ahead))
+        due = self.ranks.is_main and (due or self.save_before(ahead))
         agreed = self.ranks.all_reduce_max(2 * own + due)
         return agreed // 2, agreed % 2 == 1
 
@@ -308,7 +308,7 @@ class CheckpointWriter(BaseCallback):
         """Save a checkpoint now."""
         step, archive = self.model.num_timesteps, self.model.snapshot()
         archive.documents[STATEFUL_DOCUMENT] = {name: each.state() for name, each in self.stateful.items()}
-        if self.ranks.writes:
+        if self.ranks.is_main:
             self._writer.start(lambda: self.folder.write(step, archive))
         self._last, self._saved = time.monotonic(), self._progress()
 

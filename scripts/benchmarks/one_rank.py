@@ -89,7 +89,7 @@ def longest(results: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]
 def keep_gradients(path: Path, module: nn.Module) -> None:
     """Save the gradients of the last update, which are equal on all ranks."""
     results: Any = {name: x.grad.numpy() for name, x in module.named_parameters() if x.grad is not None}
-    if process_group().writes:
+    if process_group().is_main:
         np.savez(path, **results)
 
 
@@ -118,7 +118,7 @@ def main(folder: Path, rollouts: int, updates: int) -> None:
     torch.set_num_threads(1)
     init_process_group()
     results = longest(online(folder, rollouts) | offline(folder, updates))
-    if process_group().writes:
+    if process_group().is_main:
         (folder / "found.json").write_text(json.dumps(results))
 
 

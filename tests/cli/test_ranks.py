@@ -77,7 +77,7 @@ def at_step(monkeypatch, agent, step, action):
     train = agent.train
 
     def watched(self, *args):
-        if self.num_timesteps >= step and process_group().rank == process_group().count - 1:
+        if self.num_timesteps >= step and process_group().rank == process_group().world_size - 1:
             action()
         train(self, *args)
 

@@ -28,14 +28,14 @@ ROWS = 4
 def test_join_without_torchrun_gives_a_single_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert init_process_group() is process_group()
-    assert (process_group().rank, process_group().count, process_group().writes) == (0, 1, True)
+    assert (process_group().rank, process_group().world_size, process_group().is_main) == (0, 1, True)
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert init_process_group().count == 1
+    assert init_process_group().world_size == 1
 
 
 def test_part_rejects_totals_that_are_not_divisible():
     def work():
-        return process_group().part("n_envs", 6), process_group().part("n_envs", 7)
+        return process_group().split_total("n_envs", 6), process_group().split_total("n_envs", 7)
 
     for error in on_ranks(2, work):
         assert error.startswith("ValueError: n_envs is 7 in total, which is not divisible by the 2 processes")
@@ -100,7 +100,9 @@ def test_rows_and_indices_of_ranks():
         own = torch.arange(3.0)[:, None] + 10 * process_group().rank
         every = process_group().all_gather(own)
         alone = process_group().embed_rows(own)
-        same = torch.equal(process_group().own(alone), own) and torch.equal(process_group().own(every), own)
+        same = torch.equal(process_group().local_rows(alone), own) and torch.equal(
+            process_group().local_rows(every), own
+        )
         chosen = process_group().local_indices(torch.tensor([4, 0, 2, 5]), 3)
         return (
             every[:, 0].tolist(),
@@ -146,10 +148,10 @@ def test_check_same_reports_different_numbers():
 
 
 def killed():
-    process_group().wait()
+    process_group().barrier()
     if process_group().rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    process_group().wait()
+    process_group().barrier()
 
 
 @pytest.mark.faults
@@ -217,7 +219,7 @@ def test_single_process_does_not_import_rank_group(monkeypatch):
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(rlxf.training, "distributed", rlxf.training.distributed)  # restored after the test
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert importlib.import_module(package).init_process_group().count == 1
+    assert importlib.import_module(package).init_process_group().world_size == 1
     assert name not in sys.modules
 
 

@@ -39,7 +39,7 @@ class SyncedRunningMeanStd(RunningMeanStd):
 def sync_normalization_statistics(env: VecEnv | None, ranks: ProcessGroup) -> None:
     """Synchronize the statistics of a ``VecNormalize`` across all processes at every step."""
     normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
-    if normalizer is None or ranks.count == 1:
+    if normalizer is None or ranks.world_size == 1:
         return
     normalizer.ret_rms = SyncedRunningMeanStd(normalizer.ret_rms, ranks)
     if not normalizer.norm_obs:  # then there are no statistics of observations
@@ -74,8 +74,8 @@ def sync_processes(
         ValueError: if a number differs between processes, or the core supports only one process.
         ConnectionError: if a process has ended.
     """
-    core.kernel.check_processes(ranks.count)
+    core.kernel.check_processes(ranks.world_size)
     ranks.check_equal_on_ranks(numbers)
     ranks.broadcast_module(policy, generator)
-    if not ranks.writes:
+    if not ranks.is_main:
         set_logger(Logger(folder=None, output_formats=[]))

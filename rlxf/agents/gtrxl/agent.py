@@ -71,7 +71,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgo
         """Set seeds as in SB3; the environments of all processes get consecutive seeds."""
         super().set_random_seed(seed)
         if seed is not None and self.env is not None:
-            self.env.seed(seed + self.ranks.numbers(self.n_envs).start)
+            self.env.seed(seed + self.ranks.row_indices(self.n_envs).start)
 
     def predict(
         self,
@@ -93,7 +93,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgo
     @property
     def n_envs_total(self) -> int:
         """Number of environments of all processes; ``n_envs`` is that of this process."""
-        return self.n_envs * self.ranks.count
+        return self.n_envs * self.ranks.world_size
 
     def set_parameters(
         self,
@@ -292,7 +292,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgo
         agent: Self = constructor(policy, env, device=device, **settings, _init_setup_model=False)
         if env is None:
             agent.observation_space, agent.action_space = checkpoint.read_spaces(archive)
-            agent.n_envs = agent.ranks.part("n_envs", settings["n_envs"])
+            agent.n_envs = agent.ranks.split_total("n_envs", settings["n_envs"])
         checkpoint.check_spaces_match(archive, agent.observation_space, agent.action_space)
         agent._setup_model()
         return agent

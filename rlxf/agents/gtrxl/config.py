@@ -110,7 +110,7 @@ class PPOConfig:
         if self.n_steps is not None:
             return self.n_steps
         per_process = env.num_envs if isinstance(env, VecEnv) else 1
-        n_envs = self.n_envs if env is None else per_process * process_group().count
+        n_envs = self.n_envs if env is None else per_process * process_group().world_size
         segments = -(-ROLLOUT_STEPS // max(1, n_envs * self.segment_length))
         return max(1, segments) * self.segment_length
 
@@ -187,7 +187,7 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
     if env is None:
         return None
     if isinstance(env, str):
-        env = make_vec_env(env, process_group().part("n_envs", n_envs), seed)
+        env = make_vec_env(env, process_group().split_total("n_envs", n_envs), seed)
     if isinstance(env, VectorEnv):
         env = as_vec_env(env)
     if not isinstance(env, Env | VecEnv):

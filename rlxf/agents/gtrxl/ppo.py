@@ -252,7 +252,7 @@ class GTrXLPPO(TrainingLoop):
         buffer, ranks = self.rollout_buffer, self.ranks
         epsilon = self.advantage_epsilon * float(self.policy.value_net.deviation)
         advantages, weight = ranks.all_gather(buffer.advantages), ranks.all_gather(buffer.weight)
-        return ranks.own(normalize_advantages(advantages, weight, epsilon))
+        return ranks.local_rows(normalize_advantages(advantages, weight, epsilon))
 
     def _real(self, x: Tensor) -> Tensor:
         """Return the values of x (E, steps) of all processes at steps of weight 1, (N,)."""

@@ -231,7 +231,7 @@ def shard_state(
         environment: document of all episodes.
         groups: tensors of all environments.
     """
-    rows = ranks.rows(number)
+    rows = ranks.row_slice(number)
     own: Groups = {AGENT_STATE: {}, WRAPPERS: {}}
     for name, x in groups.get(AGENT_STATE, {}).items():
         own[AGENT_STATE][name] = x.movedim(_axis(name), 0)[rows].movedim(0, _axis(name)).contiguous()
@@ -240,7 +240,7 @@ def shard_state(
     episodes = {
         name: x for name, x in groups.get(EPISODES, {}).items() if rows.start <= _env_number(name) < rows.stop
     }
-    document = _shard(environment, number * ranks.count, rows)
+    document = _shard(environment, number * ranks.world_size, rows)
     return document, own | {EPISODES: _shifted(episodes, -rows.start)}
 
 

@@ -248,7 +248,7 @@ class SegmentBuffer:
             ranks: the process group; all processes have the same number of environments.
         """
         number = self.n_envs * self._per_environment
-        for chosen in _shuffled(number * ranks.count, segments, generator):
+        for chosen in _shuffled(number * ranks.world_size, segments, generator):
             own = ranks.local_indices(chosen, number).to(self.hidden.device)
             yield self.segments(own, advantages) if len(own) else self._of_no_weight(advantages)
 

@@ -94,7 +94,7 @@ class RolloutCollector:
             distribution, values = self.policy.heads(self.ranks.embed_rows(latent))
             actions = sample(obs, index, distribution)
             log_probs = distribution.log_prob(actions)
-            actions, values, log_probs = map(self.ranks.own, (actions, values, log_probs))
+            actions, values, log_probs = map(self.ranks.local_rows, (actions, values, log_probs))
             self.state.observe_action(self.policy.encode_actions(actions), index)
         return RolloutStep(obs, previous, index, hidden, actions, values, log_probs)
 
@@ -170,7 +170,7 @@ class RolloutCollector:
     @property
     def env_numbers(self) -> range:
         """Numbers of this process's environments among those of all processes."""
-        return self.ranks.numbers(self.buffer.n_envs)
+        return self.ranks.row_indices(self.buffer.n_envs)
 
     def finish_rollout(self, gamma: float, gae_lambda: float, critic_lambda: float) -> None:
         """Compute advantages and returns; see `SegmentBuffer.finish`."""

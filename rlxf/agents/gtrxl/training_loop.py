@@ -117,7 +117,7 @@ class TrainingLoop(GTrXLAgent):
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         """Update episode statistics as in SB3; several processes exchange them after the rollout."""
-        if self.ranks.count == 1 or dones is None:
+        if self.ranks.world_size == 1 or dones is None:
             super()._update_info_buffer(infos, dones)
         else:
             self._episodes.record(infos, dones)
@@ -137,7 +137,7 @@ class TrainingLoop(GTrXLAgent):
             result = super()._setup_learn(*args, **kwargs)
             assert self._last_obs is not None
             check_initial_observations(
-                self.env, self._last_obs, self._env_steps, self.ranks.numbers(self.n_envs)
+                self.env, self._last_obs, self._env_steps, self.ranks.row_indices(self.n_envs)
             )
         if writes_tensorboard(self.logger):
             names = type(self).__name__, type(self.policy).__name__
@@ -310,5 +310,5 @@ class TrainingLoop(GTrXLAgent):
         )
         self._last_obs = None
         if self.seed is not None:
-            first = self.ranks.rows(self.n_envs).start
+            first = self.ranks.row_slice(self.n_envs).start
             self.env.seed(resume.new_episode_seed(self.seed, self.num_timesteps) + first)

@@ -75,7 +75,7 @@ class OfflineAlgorithm(CheckpointMixin):
         check_no_policy(dataset)
         config.check()
         self.ranks = process_group()
-        self.ranks.part("batch_size", config.batch_size)
+        self.ranks.split_total("batch_size", config.batch_size)
         vars(self).update(vars(config))
         super().__init__(
             policy_class,  # type: ignore[arg-type]  # SB3 expects a BasePolicy
@@ -237,7 +237,7 @@ class OfflineAlgorithm(CheckpointMixin):
     def _batch(self, windows: Windows) -> Any:
         """Sample the batch of an update."""
         starts = windows.draw(self.batch_size, self.generator)
-        return windows.starting_at(self.ranks.own(starts)).to(self.device)
+        return windows.starting_at(self.ranks.local_rows(starts)).to(self.device)
 
     def windows(self, trajectories: Trajectories) -> Windows:
         """Return windows of K steps, with the preceding steps that fill the core's memory as burn-in."""

@@ -112,8 +112,8 @@ class TrainGTrXL(EvaluatedTrainingCommand):
 
     def build(self) -> GTrXLPPO:
         """Make the environments of this process, and return an agent in them."""
-        number = process_group().part("n_envs", self.learner.n_envs)
-        env = self._envs(number, self.seed + process_group().rows(number).start)
+        number = process_group().split_total("n_envs", self.learner.n_envs)
+        env = self._envs(number, self.seed + process_group().row_slice(number).start)
         env = normalize_env(env, self.normalize_observations, self.normalize_rewards, self.learner.gamma)
         policy = self.policy or default_policy_name(env.observation_space)
         return GTrXLPPO(policy, env, core=self.core, seed=self.seed, **self.learner.arguments())
@@ -135,7 +135,7 @@ class TrainGTrXL(EvaluatedTrainingCommand):
 
         Videos are recorded as often as evaluations are made.
         """
-        if not process_group().writes:
+        if not process_group().is_main:
             return nullcontext([])
         every = self.evaluation_interval(agent) or self.total_timesteps
         return self.tensorboard.callbacks(

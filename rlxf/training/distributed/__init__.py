@@ -29,7 +29,7 @@ def init_process_group() -> ProcessGroup:
         ValueError: if a machine has GPUs, but fewer than processes.
         ConnectionError: if another process does not connect.
     """
-    if process_group().count == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if process_group().world_size == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from rlxf.training.distributed.rank_group import (
             TorchProcessGroup,  # torch.distributed is imported only if needed
         )

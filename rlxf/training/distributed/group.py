@@ -19,44 +19,44 @@ class ProcessGroup:
 
     Attributes:
         rank: rank of this process.
-        count: number of processes (world size).
+        world_size: number of processes.
     """
 
     rank = 0
-    count = 1
+    world_size = 1
 
     @property
-    def writes(self) -> bool:
+    def is_main(self) -> bool:
         """True if this process writes files and logs, i.e. on rank 0."""
         return self.rank == 0
 
-    def part(self, name: str, total: int) -> int:
-        """Return the part of a total for each process: ``total / count``.
+    def split_total(self, name: str, total: int) -> int:
+        """Return the part of a total for each process: ``total / world_size``.
 
         Raises:
             ValueError: if ``total`` is not divisible by the number of processes.
         """
-        if total % self.count:
+        if total % self.world_size:
             raise ValueError(
-                f"{name} is {total} in total, which is not divisible by the {self.count} processes: choose a "
-                f"multiple of {self.count}"
+                f"{name} is {total} in total, which is not divisible by the {self.world_size} processes: "
+                f"choose a multiple of {self.world_size}"
             )
-        return total // self.count
+        return total // self.world_size
 
-    def rows(self, number: int) -> slice:
+    def row_slice(self, number: int) -> slice:
         """Return the slice of this rank's rows in a global batch with ``number`` rows per rank."""
         return slice(self.rank * number, (self.rank + 1) * number)
 
-    def numbers(self, number: int) -> range:
+    def row_indices(self, number: int) -> range:
         """Return the indices of this rank's rows in a global batch with ``number`` rows per rank."""
-        return range(self.count * number)[self.rows(number)]
+        return range(self.world_size * number)[self.row_slice(number)]
 
-    def own(self, x: Tensor) -> Tensor:
-        """Return this rank's rows of a global batch, (count N, ...) -> (N, ...)."""
+    def local_rows(self, x: Tensor) -> Tensor:
+        """Return this rank's rows of a global batch, (world_size N, ...) -> (N, ...)."""
         return x
 
     def embed_rows(self, x: Tensor) -> Tensor:
-        """Embed this rank's rows (N, ...) in a global batch (count N, ...) with zeros for other ranks."""
+        """Embed this rank's rows (N, ...) in a global batch (world_size N, ...), other ranks' rows zero."""
         return x
 
     def local_indices(self, chosen: Tensor, number: int) -> Tensor:
@@ -87,7 +87,7 @@ class ProcessGroup:
         """Replace the gradient of each parameter by its sum over all ranks."""
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Gather the rows of all ranks, (N, ...) -> (count N, ...)."""
+        """Gather the rows of all ranks, (N, ...) -> (world_size N, ...)."""
         return x
 
     def gather_archives(self, own: Archive) -> list[Archive]:
@@ -98,7 +98,7 @@ class ProcessGroup:
         """Return the maximum of ``number`` over all ranks."""
         return number
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait until all ranks reach this call (barrier)."""
 
     def main_first(self, work: Callable[[], Work]) -> Work:

@@ -36,11 +36,11 @@ class TorchProcessGroup(ProcessGroup):
 
     Args:
         rank: rank of this process.
-        count: number of processes (world size).
+        world_size: number of processes.
     """
 
-    def __init__(self, rank: int, count: int):
-        self.rank, self.count = rank, count
+    def __init__(self, rank: int, world_size: int):
+        self.rank, self.world_size = rank, world_size
 
     @classmethod
     def join(cls) -> Self:
@@ -64,19 +64,19 @@ class TorchProcessGroup(ProcessGroup):
         atexit.register(dist.destroy_process_group)  # its threads must end before interpreter shutdown
         return cls(rank, count)
 
-    def own(self, x: Tensor) -> Tensor:
+    def local_rows(self, x: Tensor) -> Tensor:
         """See `ProcessGroup`."""
-        return x[self.rows(len(x) // self.count)]
+        return x[self.row_slice(len(x) // self.world_size)]
 
     def embed_rows(self, x: Tensor) -> Tensor:
         """See `ProcessGroup`."""
-        padded = x.new_zeros(self.count * len(x), *x.shape[1:])
-        padded[self.rows(len(x))] = x
+        padded = x.new_zeros(self.world_size * len(x), *x.shape[1:])
+        padded[self.row_slice(len(x))] = x
         return padded
 
     def local_indices(self, chosen: Tensor, number: int) -> Tensor:
         """See `ProcessGroup`."""
-        rows = self.rows(number)
+        rows = self.row_slice(number)
         return chosen[(chosen >= rows.start) & (chosen < rows.stop)] - rows.start
 
     def reduce_means(self, parts: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
@@ -123,23 +123,23 @@ class TorchProcessGroup(ProcessGroup):
         """See `ProcessGroup`."""
         return int(self.all_gather(torch.tensor([number])).max())
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """See `ProcessGroup`."""
         self.all_reduce_max(0)
 
     def main_first(self, work: Callable[[], Work]) -> Work:
         """See `ProcessGroup`."""
-        if self.writes:
+        if self.is_main:
             done = work()
-            self.wait()
+            self.barrier()
             return done
-        self.wait()
+        self.barrier()
         return work()
 
     @torch.no_grad()
     def broadcast_module(self, module: nn.Module, order: torch.Generator) -> None:
         """See `ProcessGroup`."""
-        with _connection_errors(self.count):
+        with _connection_errors(self.world_size):
             for tensor in module.state_dict().values():
                 dist.broadcast(tensor, 0)
         order.set_state(self._broadcast(order.get_state()))
@@ -164,7 +164,9 @@ class TorchProcessGroup(ProcessGroup):
 
     def check_single_process(self, what: str) -> None:
         """See `ProcessGroup`."""
-        raise ValueError(f"{what} supports a single process, got {self.count}: start it without torchrun")
+        raise ValueError(
+            f"{what} supports a single process, got {self.world_size}: start it without torchrun"
+        )
 
     def check_equal_on_ranks(self, numbers: Mapping[str, int]) -> None:
         """See `ProcessGroup`."""
@@ -174,18 +176,18 @@ class TorchProcessGroup(ProcessGroup):
                 raise ValueError(f"{name} must be the same in all processes, got {column} by rank")
 
     def _broadcast(self, x: Tensor) -> Tensor:
-        with _connection_errors(self.count):
+        with _connection_errors(self.world_size):
             dist.broadcast(x, 0)
         return x
 
     def _all_reduce(self, x: Tensor) -> None:
         """Replace x in place by its sum over all ranks."""
-        with _connection_errors(self.count):
+        with _connection_errors(self.world_size):
             dist.all_reduce(x)
 
     def _all_gather(self, x: Tensor) -> list[Tensor]:
-        outputs = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.count)]
-        with _connection_errors(self.count):
+        outputs = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.world_size)]
+        with _connection_errors(self.world_size):
             dist.all_gather(outputs, x.contiguous())
         return outputs
 

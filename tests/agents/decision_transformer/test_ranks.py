@@ -93,7 +93,7 @@ def interrupted(folder):
     with stop_on_signals() as stop:
         saving = CheckpointWriter(CheckpointFolder(folder), every_seconds=0, stop=stop)
         learner = agent().learn(STEPS, [SignalRankOne(), saving])
-    process_group().wait()
+    process_group().barrier()
     return learner.num_timesteps, saving.stopped, int(stop.signal)
 
 

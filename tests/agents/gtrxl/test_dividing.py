@@ -16,7 +16,7 @@ class OneOf(ProcessGroup):
     """Process of a group whose gathered archives are a given list."""
 
     def __init__(self, rank, archives):
-        self.rank, self.count, self.archives = rank, len(archives), archives
+        self.rank, self.world_size, self.archives = rank, len(archives), archives
 
     def gather_archives(self, own):
         return copy.deepcopy(self.archives)

@@ -32,7 +32,7 @@ def lively(action_space=ACTIONS["Discrete"], kind=Lively, observation_space=VECT
     def make():
         return ActionReplay(Monitor(kind((), *copy.deepcopy((observation_space, action_space)))))
 
-    return DummyVecEnv([make] * process_group().part("n_envs", ENVS))
+    return DummyVecEnv([make] * process_group().split_total("n_envs", ENVS))
 
 
 def agent(env=None, **changes):
@@ -122,7 +122,7 @@ def test_two_processes_have_weights_and_logs_of_one(changes):
 
 def half_brief():
     """Return this process's share of four environments; episodes of the last two have one step."""
-    numbers = process_group().numbers(process_group().part("n_envs", ENVS))
+    numbers = process_group().row_indices(process_group().split_total("n_envs", ENVS))
     return scripts([[TERMINATED if number >= 2 else GOES_ON] for number in numbers])
 
 
@@ -185,7 +185,10 @@ class Signalled(BaseCallback):
     """Send a signal to one of the processes during a rollout."""
 
     def _on_step(self):
-        if self.num_timesteps == ROLLOUT + ENVS * 3 and process_group().rank == process_group().count - 1:
+        if (
+            self.num_timesteps == ROLLOUT + ENVS * 3
+            and process_group().rank == process_group().world_size - 1
+        ):
             os.kill(os.getpid(), signal.SIGTERM)
         return True
 
@@ -194,7 +197,7 @@ def cut(folder, env):
     with stop_on_signals() as stop:
         saving = CheckpointWriter(CheckpointFolder(folder), every_seconds=99, stop=stop)
         actual = learned(env=env(), rollouts=3, callbacks=[saving, Signalled()])
-    process_group().wait()
+    process_group().barrier()
     return len(actual["lines"])
 
 
@@ -249,7 +252,7 @@ def test_all_processes_start_new_episodes_if_one_must(tmp_path):
 
     def work():
         learned(rollouts=1, env=normalised(), callbacks=[CheckpointWriter(CheckpointFolder(tmp_path))])
-        process_group().wait()
+        process_group().barrier()
         with pytest.warns(UserWarning, match=r"start new episodes.*another episode") as caught:
             actual = learned(env=VecNormalize(lively(kind=Forgetful)), resume_from=tmp_path)
         return [str(each.message) for each in caught], actual["done"]
