@@ -20,7 +20,7 @@ from typing import Any
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 
 from rlxf.envs.workers import worker_main
-from rlxf.envs.workers.worker_main import CLOSE, Call, CallFailure, Make, end_group, serve
+from rlxf.envs.workers.worker_main import CLOSE, STOP, Call, CallFailure, Make, end_group, serve
 
 MAX_BACK_OFF = 60.0
 """Maximum delay of a restart in seconds."""
@@ -186,7 +186,8 @@ class Worker:
             deadline: by ``time.monotonic``.
         """
         self.receive(deadline)
-        self.pipe.close()
+        with suppress(OSError):  # the process is dead or stalls
+            self.pipe.send(STOP)
         self._process.join(max(0.0, deadline - monotonic()))
         self.end()
 

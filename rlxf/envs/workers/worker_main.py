@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, parent_process
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
@@ -98,26 +98,35 @@ def call(method: str, *arguments: Any, **keywords: Any) -> Call:
 
 CLOSE = call("close")
 """Close the environment, if it was created, and ignore its errors."""
+STOP = "stop"
+"""Message in place of calls, at which the process exits normally."""
 
 
 def serve(pipe: connection.Connection) -> None:
-    """Run calls until the other end of the pipe is closed; each environment is created at its first call.
+    """Run calls until `STOP` is received; each environment is created at its first call.
+
+    If the pipe is closed without `STOP`, the parent was killed, and the process ends with its group at once:
+    a normal exit would leave the programs that environments started.
 
     Args:
         pipe: the first message has the functions that create the environments, by index, in a
-            `CloudpickleWrapper`. Each later message has a number and the calls by environment. The reply has
-            the same number, and the result or the `CallFailure` of each call.
+            `CloudpickleWrapper`. Each later message has a number and the calls by environment, or is `STOP`.
+            The reply has the same number, and the result or the `CallFailure` of each call.
     """
     _isolate_process()
     _ignore_parent_signals()
     makes: Mapping[int, Make] = pipe.recv().var
     served: dict[int, EnvServer] = {}
-    while True:
-        try:
-            number, calls = pipe.recv()
-        except (EOFError, ConnectionResetError):  # ConnectionResetError: the parent left a reply unread
-            return
+    while (message := _receive(pipe)) != STOP:
+        number, calls = message
         _send(pipe, number, {i: _run_call(served, makes, i, call) for i, call in calls.items()})
+
+
+def _receive(pipe: connection.Connection) -> Any:
+    try:
+        return pipe.recv()
+    except (EOFError, ConnectionResetError):  # ConnectionResetError: the parent left a reply unread
+        _end_at_once()
 
 
 def _isolate_process() -> None:
@@ -160,6 +169,10 @@ def _end_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
+    _end_at_once()
+
+
+def _end_at_once() -> NoReturn:
     end_group(os.getpid())
     os._exit(1)
 

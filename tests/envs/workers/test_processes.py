@@ -130,3 +130,14 @@ def test_no_process_is_left_after_the_parent_is_killed(tmp_path):
         os.kill(*pids_of(env), signal.SIGKILL)
         for pid in pids:
             wait_until(is_gone, pid)
+
+
+@needs_proc
+def test_no_program_is_left_after_the_pipe_is_closed():
+    """The pipe of a killed parent may be closed before the worker can detect the end of the parent."""
+    with closing(WorkerVecEnv([Driven], Workers(1))) as env:
+        pids = [*env.get_attr("engines")[0], *pids_of(env)]
+        assert not any(map(is_gone, pids))
+        env.pool._workers_by_env[0].pipe.close()
+        for pid in pids:
+            wait_until(is_gone, pid)
