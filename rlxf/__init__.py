@@ -4,11 +4,12 @@
 names below are imported on first use.
 """
 
+import os
+import signal
+import sys
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
-
-from rlxf.envs.specs import register_envs
 
 if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.agents.decision_transformer import DecisionTransformer
@@ -31,7 +32,19 @@ _MODULE_OF = {
 
 __all__ = ["GTrXLPPO", "DecisionTransformer", "TransformerSpec", "evaluate", "collect", "import_sb3"]
 
-register_envs()
+
+def exit_on_interrupt(*_: object) -> None:
+    """Exit with status 130 and one line: handler of Ctrl-C while the program ``rlxf`` imports its modules."""
+    os.write(2, b"rlxf: interrupted\n")
+    os._exit(130)
+
+
+_program = sys.argv[0] if sys.argv else ""
+_is_program = os.path.basename(_program) == "rlxf" or (_program == "-m" and "rlxf" in sys.orig_argv)
+if _is_program and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, exit_on_interrupt)  # until the start of `rlxf.cli.main`
+
+import_module("rlxf.envs")  # registers the environments; this imports Gymnasium, which takes a second
 
 
 def __getattr__(name: str) -> object:

@@ -8,15 +8,15 @@ from benchmarks.attention import Attention
 from benchmarks.context import Context
 from benchmarks.defaults import Defaults
 from benchmarks.depth import DepthBench
-from benchmarks.distilling import Distilling
+from benchmarks.distillation import Distillation
 from benchmarks.faults import Faults
 from benchmarks.learning import Learning
-from benchmarks.memories import Memories
+from benchmarks.memory import MemoryBench
 from benchmarks.offline import Offline
 from benchmarks.online import Online
 from benchmarks.pretraining import Pretraining
 from benchmarks.ranks import Ranks
-from benchmarks.remembering import Remembering
+from benchmarks.retrieval import Retrieval
 from benchmarks.returns import Returns
 from benchmarks.reversible import ReversibleLayers
 from benchmarks.speed import Speed
@@ -26,15 +26,15 @@ BENCHMARKS: dict[str, Any] = {
     "attention": Attention,
     "learning": Learning,
     "defaults": Defaults,
-    "memories": Memories,
+    "memory": MemoryBench,
     "offline": Offline,
     "returns": Returns,
     "online": Online,
     "context": Context,
     "reversible": ReversibleLayers,
-    "remembering": Remembering,
+    "retrieval": Retrieval,
     "pretraining": Pretraining,
-    "distilling": Distilling,
+    "distillation": Distillation,
     "depth": DepthBench,
     "faults": Faults,
     "ranks": Ranks,

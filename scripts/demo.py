@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import tyro
-from demonstration import asking, remembering
+from demonstration import decision_transformer, gtrxl
 from rich.console import Console
 from rich.table import Table
 
@@ -39,9 +39,9 @@ class Demo:
 
     The run folder contains gtrxl and decision_transformer, each with TensorBoard events, log (progress.csv),
     configuration (config.json) and agent (checkpoint.zip); the learning curve of GTrXL (curve.png); the
-    target and achieved returns of the Decision Transformer (asked.png); and the dataset (datasets). The exit
-    status is 1 if the success rate of GTrXL is below 95%, or if a mean return differs from its target by more
-    than 0.1.
+    target and achieved returns of the Decision Transformer (target_returns.png); and the dataset (datasets).
+    The exit status is 1 if the success rate of GTrXL is below 95%, or if a mean return differs from its
+    target by more than 0.1.
 
     Example: scripts/demo.sh --seed 1
     """
@@ -62,11 +62,11 @@ def main(options: Demo) -> int:
     torch.set_num_threads(1)
     start = time.monotonic()
     folder = next(path for path in numbered(options.run) if not path.exists())
-    console.print(f"{remembering.TASK}: a corridor of 50 steps. Run folder: {folder}")
-    asking.keep_datasets_in(folder / "datasets")
+    console.print(f"{gtrxl.TASK}: a corridor of 50 steps. Run folder: {folder}")
+    decision_transformer.set_dataset_folder(folder / "datasets")
     reports, first = train_gtrxl(folder, options)
-    reports["what was recorded"] = asking.record(
-        remembering.load_stages(first), RECORDED_EPISODES, options.seed
+    reports["what was recorded"] = decision_transformer.record(
+        gtrxl.load_stages(first), RECORDED_EPISODES, options.seed
     )
     sweep = train_decision_transformer(folder, options)
     console.print(table(reports, sweep, options, (time.monotonic() - start) / 60))
@@ -83,30 +83,34 @@ def numbered(path: Path) -> Iterator[Path]:
 
 def train_gtrxl(folder: Path, options: Demo) -> tuple[dict[str, Report], RunFolder]:
     """Train GTrXL; return evaluations with its own and with exchanged memory, and its run folder."""
-    run = remembering.make_run(folder / "gtrxl", options.steps, options.seed)
-    agent, curve = remembering.train(run, STAGES, EPISODES // 2)
-    task = remembering.TASK
+    run = gtrxl.make_run(folder / "gtrxl", options.steps, options.seed)
+    agent, curve = gtrxl.train(run, STAGES, EPISODES // 2)
+    task = gtrxl.TASK
     reports = {
         "GTrXL": evaluate(GTrXLPPO.load(run.checkpoint), task, EPISODES, logger=agent.logger),
-        "  memories exchanged half-way": evaluate(remembering.Exchanged(agent), task, EPISODES),
+        "  memories swapped halfway": evaluate(gtrxl.Exchanged(agent), task, EPISODES),
     }
     agent.logger.close()
-    remembering.draw(run.path, curve, folder / "curve.png")
-    for scene in remembering.scenes(agent):
+    gtrxl.draw(run.path, curve, folder / "curve.png")
+    for scene in gtrxl.scenes(agent):
         console.print(scene)
     return reports, run
 
 
 def train_decision_transformer(folder: Path, options: Demo) -> TargetSweep:
     """Train the Decision Transformer; return its evaluation over target returns."""
-    run = asking.create_run(folder / "decision_transformer", options.updates, options.seed)
-    logger = asking.train(run).logger
+    run = decision_transformer.create_run(folder / "decision_transformer", options.updates, options.seed)
+    logger = decision_transformer.train(run).logger
     agent = DecisionTransformer.load(run.checkpoint)
     sweep = evaluate(
-        agent, episodes=TARGET_EPISODES, target_returns=asking.TARGETS, n_envs=TARGET_EPISODES, logger=logger
+        agent,
+        episodes=TARGET_EPISODES,
+        target_returns=decision_transformer.TARGETS,
+        n_envs=TARGET_EPISODES,
+        logger=logger,
     )
     logger.close()
-    sweep.plot(folder / "asked.png")
+    sweep.plot(folder / "target_returns.png")
     return sweep
 
 
@@ -125,7 +129,9 @@ def table(reports: dict[str, Report], sweep: TargetSweep, options: Demo, minutes
 
 def print_paths(folder: Path) -> None:
     """Print the paths of the results."""
-    console.print(f"Curve: {folder / 'curve.png'}. Target and achieved returns: {folder / 'asked.png'}")
+    console.print(
+        f"Curve: {folder / 'curve.png'}. Target and achieved returns: {folder / 'target_returns.png'}"
+    )
     console.print(f"More: .venv/bin/tensorboard --logdir {folder}")
 
 

@@ -1,14 +1,30 @@
-"""Fixtures of all tests."""
+"""Fixtures of all tests, and the selection of ``--fast``."""
+
+import os
+from pathlib import Path
 
 import pytest
 import torch
 
-CONTRACTS = (
-    "tests/attention/test_contracts.py::test_acting_with_ring_buffer_equals_learning_in_segments",
-    "tests/agents/gtrxl/test_techniques.py",
-    "tests/agents/decision_transformer/test_techniques.py",
-)
-"""Tests of which ``--fast`` runs all cases: one for each technique."""
+CONTRACTS = {
+    "test_acting_with_ring_buffer_equals_learning_in_segments",
+    "test_changed_token_does_not_affect_earlier_outputs",
+    "test_other_episodes_and_empty_slots_have_no_effect",
+    "test_input_state_is_not_modified",
+    "test_full_memory_equals_one_long_segment",
+    "test_every_parameter_gets_a_gradient",
+}
+"""One test of each contract (tests/attention/test_contracts.py). ``--fast`` runs all techniques of each."""
+TRAININGS = {
+    "test_two_updates",
+    "test_all_weights_change_in_two_updates",
+    "test_training_reduces_the_loss_of_predictable_tokens",
+}
+"""One training of each agent, which ``--fast`` runs although it may be long."""
+LONG_TESTS = Path(__file__).with_name("long_tests.txt")
+"""Names of the tests that need more than `LONG_SECONDS`; most of them train agents or start processes."""
+LONG_SECONDS = 0.5
+"""CPU time of a long test, including its fixtures and processes."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +44,10 @@ def minari_root(tmp_path, monkeypatch):
 
 
 def pytest_addoption(parser):
-    """Add ``--fast``."""
+    """Add ``--fast`` and ``--record-long``."""
+    parser.addoption("--fast", action="store_true", help="run short tests only, and one case of each")
     parser.addoption(
-        "--fast",
-        action="store_true",
-        help="run one case of each test and all techniques of each contract, without slow and fault tests",
+        "--record-long", action="store_true", help=f"add the tests that are long to {LONG_TESTS.name}"
     )
 
 
@@ -40,13 +55,37 @@ def pytest_collection_modifyitems(config, items):
     """Select the tests of ``--fast``."""
     if not config.getoption("--fast"):
         return
-    selected, seen = [], set()
-    for item in items:
-        test = item.nodeid.partition("[")[0]
-        repeated = test in seen and not test.startswith(CONTRACTS)
-        if not repeated and not {"slow", "faults"} & {mark.name for mark in item.iter_markers()}:
-            seen.add(test)
-            selected.append(item)
-    kept = set(selected)
+    long, covered = set(LONG_TESTS.read_text().split()), {}
+    fast = [item for item in items if item.originalname not in long and adds_coverage(item, covered)]
+    kept = set(fast)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = selected
+    items[:] = fast
+
+
+def adds_coverage(item, covered):
+    """Return whether a case is the first of its test, or, for a contract, the first with some technique.
+
+    Args:
+        item: case of a test.
+        covered: types of the techniques that the selected cases of each test have; it is updated.
+    """
+    if item.get_closest_marker("slow") or item.get_closest_marker("faults"):
+        return False
+    test = item.nodeid.partition("[")[0]
+    spec = item.callspec.params["spec"] if item.originalname in CONTRACTS else None
+    techniques = set() if spec is None else {type(value) for value in vars(spec).values()}
+    if test in covered and techniques <= covered[test]:
+        return False
+    covered[test] = covered.get(test, set()) | techniques
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Record the test in `LONG_TESTS` if it is long."""
+    before = sum(os.times()[:4])
+    result = yield
+    if item.config.getoption("--record-long") and sum(os.times()[:4]) - before > LONG_SECONDS:
+        names = {*LONG_TESTS.read_text().split(), item.originalname} - CONTRACTS - TRAININGS
+        LONG_TESTS.write_text("\n".join(sorted(names)) + "\n")
+    return result

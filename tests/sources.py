@@ -2,13 +2,18 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
+@cache
 def parsed(folder: str) -> dict[str, ast.Module]:
-    """Return the syntax tree of each Python file below ``folder``, by its path relative to the repository."""
+    """Return the syntax tree of each Python file below ``folder``, by its path in the repository.
+
+    The trees are cached. Tests must not modify them.
+    """
     files = sorted((ROOT / folder).rglob("*.py"))
     return {str(file.relative_to(ROOT)): ast.parse(file.read_text(encoding="utf-8")) for file in files}
 

@@ -5,11 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks import depth, memories, promises, remembering, reversible
-from benchmarks import kept as kept_module
+from benchmarks import depth, memory, promises, result_cache, retrieval, reversible
 from benchmarks.depth import DepthBench
-from benchmarks.kept import read_runs, run_missing
-from benchmarks.memories import Memories, Run, cells
+from benchmarks.memory import MemoryBench, Run, cells
+from benchmarks.result_cache import read_runs, run_missing
 from benchmarks.reversible import AGREE, Point, difference
 from rich.console import Console
 
@@ -32,10 +31,10 @@ class InProcessPool:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(kept_module, "fresh_processes", lambda number: InProcessPool())
-    for bench in (depth, memories):
+    monkeypatch.setattr(result_cache, "fresh_processes", lambda number: InProcessPool())
+    for bench in (depth, memory):
         monkeypatch.setattr(bench, "ENVS", 4)
-    monkeypatch.setattr(memories, "CALLS", 3)
+    monkeypatch.setattr(memory, "CALLS", 3)
 
 
 def printed(table):
@@ -69,7 +68,7 @@ def test_completed_runs_are_not_repeated(tmp_path):
 @pytest.mark.parametrize(("name", "reaches"), [("XL", False), ("Compressive", True), ("KNN", True)])
 def test_all_memories_but_xl_reach_the_hint(name, reaches, segment):
     """The output at the junction depends on the hint except with XL, for any segment length."""
-    bench = Memories()
+    bench = MemoryBench()
     torch.manual_seed(0)
     model = bench.core(name).build().double()
     steps = bench.corridor + 1
@@ -88,11 +87,11 @@ def test_all_memories_but_xl_reach_the_hint(name, reaches, segment):
 
 def test_sizes_for_which_xl_reaches_the_hint_are_rejected():
     with pytest.raises(ValueError, match="2 layers of 16 steps reach 32"):
-        Memories(corridor=32)
+        MemoryBench(corridor=32)
 
 
 def test_memories_report_their_costs(tmp_path, capsys):
-    bench = Memories(
+    bench = MemoryBench(
         memories=("XL", "KNN"), length=1, corridor=4, steps=256, seeds=1, evaluations=1, episodes=4,
         output=tmp_path / "runs.jsonl",
     )  # fmt: skip
@@ -152,10 +151,10 @@ def test_guarantee_holds_and_violations_are_detected(monkeypatch):
 def test_gain_is_relative_to_the_same_agents():
     def head(name, gains):
         returns = [[gain + number for number in (1.0, 2.0, 3.0)] for gain in gains]
-        return [remembering.Run(name, seed, own, [1] * 3, {}, 0.0) for seed, own in enumerate(returns)]
+        return [retrieval.Run(name, seed, own, [1] * 3, {}, 0.0) for seed, own in enumerate(returns)]
 
-    runs = head(remembering.NO_DATASTORE, [0, 100, -100]) + head("better", [10, 140, -90])
-    results = printed(remembering.gains(runs))
+    runs = head(retrieval.NO_DATASTORE, [0, 100, -100]) + head("better", [10, 140, -90])
+    results = printed(retrieval.gains(runs))
     assert "10, 40, 10" in results
     low, high = results.split("│")[-3].split(" to ")  # also over agents, whose gains are 10 to 40
     assert 5 < int(low) < 20 < int(high) < 45

@@ -8,7 +8,7 @@ from pathlib import Path
 import minari
 import numpy as np
 import pytest
-from demonstration import asking, remembering
+from demonstration import decision_transformer, gtrxl
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import DecisionTransformer, GTrXLPPO
@@ -88,7 +88,7 @@ def test_events_contain_the_documented_tags(untrained):
 
 def test_events_contain_the_target_returns(untrained):
     events = events_in(untrained[1] / "decision_transformer")
-    expected = {f"eval/target_{target:g}/return_mean" for target in asking.TARGETS}
+    expected = {f"eval/target_{target:g}/return_mean" for target in decision_transformer.TARGETS}
     assert set(events.Tags()["scalars"]) >= expected | {"eval/mean_reward"}
 
 
@@ -96,24 +96,24 @@ def test_run_folders_and_figures(untrained):
     first, second = (RunFolder.open(untrained[1] / name) for name in ("gtrxl", "decision_transformer"))
     assert GTrXLPPO.load(first.checkpoint).num_timesteps == 4096
     assert DecisionTransformer.load(second.checkpoint).num_timesteps == 1
-    assert len(remembering.logged(first.path, "rollout/ep_rew_mean")[0]) == 2
-    for name in ("curve.png", "asked.png"):
+    assert len(gtrxl.logged(first.path, "rollout/ep_rew_mean")[0]) == 2
+    for name in ("curve.png", "target_returns.png"):
         assert (untrained[1] / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_each_checkpoint_is_recorded_with_each_share_of_random_actions(untrained, monkeypatch):
-    stages = remembering.load_stages(RunFolder.open(untrained[1] / "gtrxl"))
+    stages = gtrxl.load_stages(RunFolder.open(untrained[1] / "gtrxl"))
     assert [agent.num_timesteps for agent in stages] == [4096, 2048]
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(untrained[1] / "datasets"))
-    dataset = minari.load_dataset(asking.DATASET)
+    dataset = minari.load_dataset(decision_transformer.DATASET)
     assert dataset.total_episodes == 64
     played = dataset.storage.metadata["description"].split("; ")
-    assert len(played) == len(stages) * len(asking.RANDOM_SHARES)
+    assert len(played) == len(stages) * len(decision_transformer.RANDOM_SHARES)
 
 
 def test_first_quarter_of_training_is_not_recorded(untrained):
     longer = RunFolder(untrained[1] / "gtrxl", {"total_timesteps": 4 * 4096})
-    assert [agent.num_timesteps for agent in remembering.load_stages(longer)] == [4096]
+    assert [agent.num_timesteps for agent in gtrxl.load_stages(longer)] == [4096]
 
 
 def test_existing_folder_is_not_used():
@@ -130,18 +130,18 @@ def learned(successes):
 def achieved(*returns):
     """Return a sweep over the targets of the demo, with equal returns in all episodes of a target."""
     reports = (Report(np.full(4, value), np.full(4, 51)) for value in returns)
-    return TargetSweep(dict(zip(asking.TARGETS, reports, strict=True)))
+    return TargetSweep(dict(zip(decision_transformer.TARGETS, reports, strict=True)))
 
 
 @pytest.mark.parametrize(("successes", "status"), [(19, 0), (18, 1)])
 def test_success_threshold_is_95_percent(successes, status):
-    assert demo.verdict(learned(successes), achieved(*asking.TARGETS)) == status
+    assert demo.verdict(learned(successes), achieved(*decision_transformer.TARGETS)) == status
 
 
 @pytest.mark.parametrize(("off", "status"), [(0.09, 0), (-0.09, 0), (0.11, 1), (-0.11, 1)])
-@pytest.mark.parametrize("number", range(len(asking.TARGETS)))
+@pytest.mark.parametrize("number", range(len(decision_transformer.TARGETS)))
 def test_tolerance_of_each_target(number, off, status):
-    returns = [target + off * (i == number) for i, target in enumerate(asking.TARGETS)]
+    returns = [target + off * (i == number) for i, target in enumerate(decision_transformer.TARGETS)]
     assert demo.verdict(learned(20), achieved(*returns)) == status
 
 
@@ -163,7 +163,7 @@ class Indices(list):
 
 def test_memory_is_exchanged_once_per_episode():
     recorder, state = Recorder(), None
-    exchanged = remembering.Exchanged(recorder)
+    exchanged = gtrxl.Exchanged(recorder)
     for step in range(2 * 51):
         _, state = exchanged.predict(np.zeros(3), state, np.full(3, step % 51 == 0))
     assert [step for step, memory in enumerate(recorder.states) if memory is None] == [0, 51]

@@ -27,6 +27,7 @@ SAFE_LOADERS = {
     "GTrXLPPO",
     "MaskedPretraining",
     "SOURCES[name]",
+    "SOURCES[self.agent_name]",
     "cls",
     "json",
     "np",

@@ -3,9 +3,9 @@
 import re
 
 from rlxf.agents.contexts import CONTEXT_MERGERS
-from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES
+from rlxf.attention.spec import HEADS, OPTIONAL, TECHNIQUES
+from rlxf.cli.commands.techniques import CONTEXT_QUESTION, HEAD_QUESTION, pairs
 from rlxf.cli.spec_options import QUESTIONS
-from rlxf.cli.technique_tables import CONTEXT_QUESTION, HEAD_QUESTION, pairs
 from tests.sources import ROOT
 
 ROW = re.compile(
@@ -26,7 +26,7 @@ def listed() -> list[tuple[str, ...]]:
 
 def test_table_lists_all_techniques_with_their_metadata():
     expected = [
-        (axis, name, technique.paper, technique.causal, technique.cost)
+        (axis, name, technique.paper, technique.causal_form, technique.cost)
         for axis, techniques in (TECHNIQUES | {"head": HEADS, "context": CONTEXT_MERGERS}).items()
         for name, technique in techniques.items()
     ]
@@ -47,5 +47,5 @@ def test_page_has_the_numbers_of_techniques_and_pairs():
         (True, "{} make a causal transformer and {} are refused"),
         (False, "bidirectional transformer, the numbers are {} and {}."),
     ):
-        built = [pair.error is None for pair in pairs(causal)]
+        built = [not error for *_, error in pairs(causal)]
         assert sentence.format(sum(built), len(built) - sum(built)) in page

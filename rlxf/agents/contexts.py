@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlxf.attention.validation import check_finite_number
+from rlxf.attention.technique import check_finite_number
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class NBCE:
     """
 
     paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9617"
-    causal: ClassVar[str] = "token by token"
+    causal_form: ClassVar[str] = "token by token"
     cost: ClassVar[str] = "n + 1 times the agent's, for n contexts"
     beta: float = 0.25
     eta: float = 0.1

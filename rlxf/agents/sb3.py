@@ -52,11 +52,11 @@ def detect_algorithm(path: Path) -> str:
         Exception: of any kind if the file is damaged or has other contents.
     """
     with zipfile.ZipFile(path) as file:
-        facts = _facts(json.loads(file.read(DATA)))
-    for name, (_, marks) in ALGORITHMS.items():
-        if marks <= facts:
+        present = _markers(json.loads(file.read(DATA)))
+    for name, (_, markers) in ALGORITHMS.items():
+        if markers <= present:
             return name
-    raise ValueError(f"its algorithm is not recognised: pass algorithm=..., one of {', '.join(ALGORITHMS)}")
+    raise ValueError(f"its algorithm is not recognized: pass algorithm=..., one of {', '.join(ALGORITHMS)}")
 
 
 def algorithm_class(name: str) -> type[BaseAlgorithm]:
@@ -76,15 +76,11 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
         raise ImportError(f"{name} requires {package}: pip install {package}") from error
 
 
-def _facts(data: dict[str, Any]) -> set[str]:
+def _markers(data: dict[str, Any]) -> set[str]:
+    """Return all markers in the settings; SB3 stores the module of the policy as text next to its pickle."""
     numbers = {f"{key}={value}" for key, value in data.items() if isinstance(value, int | float)}
-    return {*data, *numbers, _module(data)}
-
-
-def _module(data: dict[str, Any]) -> str:
-    """Return the module of the policy class, which SB3 stores as readable text next to its pickle."""
     policy = data.get("policy_class")
-    return str(policy.get("__module__")) if isinstance(policy, dict) else ""
+    return {*data, *numbers, str(policy.get("__module__") if isinstance(policy, dict) else "")}
 
 
 NORMALIZER = "vecnormalize.pkl"

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.init import orthogonal_linear
 from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentAttentionKernel, RecurrentKernelState
+from rlxf.attention.modules import orthogonal_linear
 from rlxf.attention.positions.base import LayerPosition, Position
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.sparse.attention import sparse_average
@@ -34,17 +34,21 @@ class LayerCache:
     table: Tensor | None
 
     def write(self, slot: int, k: Tensor, v: Tensor) -> None:
-        """Write k (B, H, 1, D + F) and v (B, H, 1, D) to a slot, in place."""
-        self.keys[:, :, slot : slot + 1] = k
-        self.values[:, :, slot : slot + 1] = v
+        """Write k (B, H, n, D + F) and v (B, H, n, D) to n slots from the given one, in place."""
+        self.keys[:, :, slot : slot + k.shape[2]] = k
+        self.values[:, :, slot : slot + k.shape[2]] = v
 
-    def rows(self, rows: Tensor) -> "LayerCache":
+    def rows(self, rows: Tensor) -> Self:
         """Return a copy of the selected rows (N,) int64 of the batch."""
-        return LayerCache(self.keys.index_select(0, rows), self.values.index_select(0, rows), self.table)
+        return replace(self, keys=self.keys.index_select(0, rows), values=self.values.index_select(0, rows))
 
     def copy(self) -> Self:
         """Return a copy with its own keys and values; other fields are shared."""
         return replace(self, keys=self.keys.clone(), values=self.values.clone())
+
+
+PassCache = LayerCache | RecurrentKernelState
+"""Cache of one pass: a ring buffer, or the state of a recurrent kernel."""
 
 
 class Attention(nn.Module):
@@ -68,7 +72,7 @@ class Attention(nn.Module):
         self.out: nn.Module = orthogonal_linear(width, width)
         self.position = position.build(width, heads) if position else LayerPosition()
         self.kernel = kernel.build(width, heads)
-        self.dropout = dropout
+        self.kernel.dropout = dropout
 
     def forward(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
         """Attend from x (B, T, C) over projected memory (B, H, M, D) and x -> (B, Tq, C)."""
@@ -79,23 +83,21 @@ class Attention(nn.Module):
         """Compute `average` for a segment, block-sparse where that is faster."""
         if not self.kernel.allows_gathering(mask) or mask.sparse_plan is None:
             return self.average(q, k, v, mask, self.position.pass_table(mask))
-        q, k = self.kernel.before_gathering(q, k, mask)
-        return sparse_average(self.kernel, self.position, (q, k, v), mask, self._dropout)
+        q, k = self.kernel.transform_in_context(q, k, mask)
+        return sparse_average(self.kernel, self.position, (q, k, v), mask)
 
     def weights(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
         """Return the attention weights of `forward`, (B, H, T, M + T); row i belongs to query i."""
         q, k, v = self.project_qkv(x, memory, mask)
-        q, k, _, bias, _, dropout = self._kernel_inputs(q, k, v, mask, self.position.pass_table(mask))
-        return mask.zero_masked_rows(self.kernel.inspect_weights(q, k, bias, mask, dropout))
+        q, k, _, bias, _ = self._kernel_inputs(q, k, v, mask, self.position.pass_table(mask))
+        return mask.zero_masked_rows(self.kernel.inspect_weights(q, k, bias, mask))
 
     def cross(self, x: Tensor, context: Projected, mask: AttentionMask) -> Tensor:
         """Attend from x (B, T, C) over projected keys and values (B, H, N, D) -> (B, T, C)."""
         keys, values = self.prepare_keys(context, mask.key.position)
         return self.attend(self.project_queries(x), keys, values, mask, None)
 
-    def step(
-        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
-    ) -> Tensor:
+    def step(self, x: Tensor, cache: PassCache, slot: int, mask: AttentionMask) -> Tensor:
         """Write the token x (B, 1, C) into the cache, then attend over the cache -> (B, 1, C)."""
         q, projected = self._project_jointly(x)
         k, v = self.prepare_keys(projected, mask.query.position)
@@ -106,14 +108,12 @@ class Attention(nn.Module):
         y = average(*self._kernel_inputs(q, cache.keys, cache.values, mask, cache.table))
         return self._merge_heads(self._zero_masked_heads(y, mask), mask)
 
-    def write(
-        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
-    ) -> None:
+    def write(self, x: Tensor, cache: PassCache, slot: int, mask: AttentionMask) -> None:
         """Write the token x (B, 1, C) into the cache without computing its output."""
         if isinstance(cache, RecurrentKernelState):
             self.step(x, cache, slot, mask)
-            return
-        cache.write(slot, *self.prepare_keys(self.project(x), mask.query.position))
+        else:
+            cache.write(slot, *self.prepare_keys(self.project(x), mask.query.position))
 
     def _recurrent_step(
         self, q: Tensor, k: Tensor, v: Tensor, memory: RecurrentKernelState, mask: AttentionMask
@@ -150,11 +150,11 @@ class Attention(nn.Module):
 
     def _kernel_inputs(
         self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, table: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, AttentionMask, float]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, AttentionMask]:
         """Return the arguments of `AttentionKernel.forward`."""
-        q, k = self.kernel.before_gathering(q, k, mask)
+        q, k = self.kernel.transform_in_context(q, k, mask)
         q, bias = self.position.encode(q, k, self.size, mask, table)
-        return q, k, v, bias, mask, self._dropout
+        return q, k, v, bias, mask
 
     def _zero_masked_heads(self, y: Tensor, mask: AttentionMask) -> Tensor:
         """Set outputs y (B, H, Tq, D) of heads without visible keys to 0, if patterns differ by head."""
@@ -165,10 +165,6 @@ class Attention(nn.Module):
         merged: Tensor = self.out(y.transpose(1, 2).flatten(2))
         masked = mask.fully_masked
         return merged if masked is None else merged.masked_fill(masked[..., None], 0.0)
-
-    @property
-    def _dropout(self) -> float:
-        return self.dropout if self.training else 0.0
 
     def project_qkv(
         self, x: Tensor, memory: Projected | None, mask: AttentionMask

@@ -190,8 +190,7 @@ class AttentionMask:
         """Return ``compute(self)``, computed once: a value that all layers with this mask share."""
         if compute not in self._computed:
             self._computed[compute] = compute(self)
-        value: T = self._computed[compute]
-        return value
+        return self._computed[compute]
 
     @cached_property
     def _computed(self) -> dict[Callable[..., Any], Any]:

@@ -1,17 +1,49 @@
-"""KV cache for acting one token at a time."""
+"""KV cache for acting one token at a time, and the context of a decoder."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from rlxf.attention.attention import LayerCache
+from rlxf.attention.attention import PassCache
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.cross_attention import ProjectedContext
-from rlxf.attention.kernels.base import RecurrentKernelState
+from rlxf.attention.patterns.window import Full
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.token_index import TokenIndex
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """Tokens that a decoder reads through cross-attention, usually the output of an encoder.
+
+    A query attends to all context tokens of its own episode.
+
+    Args:
+        x: context tokens, (B, N, C).
+        index: their positions and episodes, (B, N); episode -1 marks padding.
+    """
+
+    x: Tensor
+    index: TokenIndex
+
+
+@dataclass(frozen=True, eq=False)
+class ProjectedContext:
+    """Projected keys and values (B, H, N, D) of a context, one pair per pass."""
+
+    layers: list[tuple[Tensor, ...]]
+    index: TokenIndex
+
+    def mask(self, query: TokenIndex) -> AttentionMask:
+        """Return the mask of queries (B, T) over the context."""
+        return AttentionMask(query, self.index, Full(), False, self.layers[0][0].dtype)
+
+    def rows(self, rows: Tensor) -> "ProjectedContext":
+        """Return the selected rows of the batch."""
+        layers = [tuple(part[rows] for part in layer) for layer in self.layers]
+        return ProjectedContext(layers, self.index.rows(rows))
 
 
 @dataclass(eq=False)
@@ -29,7 +61,7 @@ class KVCache:
         context: projected context for cross-attention; None without it.
     """
 
-    layers: Sequence[LayerCache | RecurrentKernelState]
+    layers: Sequence[PassCache]
     index: TokenIndex
     slot: int
     tables: DistanceTables
@@ -38,8 +70,7 @@ class KVCache:
     def write(self, index: TokenIndex) -> int:
         """Store the position and episode of the next token (B, 1) and return its slot."""
         slot = self.slot
-        self.index.position[:, slot : slot + 1] = index.position
-        self.index.episode[:, slot : slot + 1] = index.episode
+        self.index.write(slice(None), slot, index)
         self.slot = (slot + 1) % self.index.shape[1]
         return slot
 
@@ -59,7 +90,7 @@ class KVCache:
         `write` has already stored the token's index.
         """
 
-    def rows(self, rows: Tensor) -> "KVCache":
+    def rows(self, rows: Tensor) -> Self:
         """Return a copy of the selected rows of the batch.
 
         Args:
@@ -68,8 +99,8 @@ class KVCache:
         rows = rows.nonzero()[:, 0] if rows.dtype is torch.bool else rows
         layers = [layer.rows(rows) for layer in self.layers]
         context = None if self.context is None else self.context.rows(rows)
-        return KVCache(layers, self.index.rows(rows), self.slot, self.tables, context=context)
+        return replace(self, layers=layers, index=self.index.rows(rows), context=context)
 
-    def copy(self) -> "KVCache":
+    def copy(self) -> Self:
         """Return a copy of all rows."""
         return self.rows(torch.arange(self.index.shape[0], device=self.index.episode.device))

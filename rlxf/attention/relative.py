@@ -90,8 +90,7 @@ class RelativeDistances(DistanceTables):
         """Sum weights (B, H, Tq, Tk), 0 where masked, by distance -> (B, H, Tq, R)."""
         size = self.distances.shape[0]
         if self.pairs is None:
-            unshifted: Tensor = _Unshift.apply(weights, int(self.distances[0]) - self._offset, size)  # type: ignore[no-untyped-call]
-            return unshifted
+            return _Unshift.apply(weights, int(self.distances[0]) - self._offset, size)  # type: ignore[no-untyped-call]
         columns = self._columns.expand(-1, weights.shape[1], -1, -1)
         return weights.new_zeros(*weights.shape[:-1], size).scatter_add(-1, columns, weights)
 
@@ -162,8 +161,7 @@ def _shift(scores: Tensor, first: int, columns: int) -> Tensor:
 
     ``out[i, j] = scores[i, j + first - i]`` for j < columns: row i moves i columns to the right.
     """
-    shifted: Tensor = _Shift.apply(scores, first, columns)  # type: ignore[no-untyped-call]
-    return shifted
+    return _Shift.apply(scores, first, columns)  # type: ignore[no-untyped-call]
 
 
 class _Shift(torch.autograd.Function):

@@ -1,37 +1,124 @@
-"""Specification of a transformer as plain data: techniques and sizes."""
+"""Specification of a transformer as plain data, and the table of all techniques."""
 
 import json
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
+from rlxf.attention.depth.act import ACT
 from rlxf.attention.depth.base import Depth
-from rlxf.attention.depth.fixed import Fixed
-from rlxf.attention.feed_forward import Activation
+from rlxf.attention.depth.calm import CALM
+from rlxf.attention.depth.constant import Fixed, Universal
+from rlxf.attention.depth.depth_adaptive import DepthAdaptive
+from rlxf.attention.heads.base import OutputHead
+from rlxf.attention.heads.knn_lm import KNNLM
+from rlxf.attention.heads.spalm import SPALM
 from rlxf.attention.kernels.base import Kernel
+from rlxf.attention.kernels.linformer import Linformer
+from rlxf.attention.kernels.lsh import LSH
+from rlxf.attention.kernels.performer import Performer
+from rlxf.attention.kernels.rfa import RFA
+from rlxf.attention.kernels.routing import Routing
 from rlxf.attention.kernels.softmax import Softmax
+from rlxf.attention.kernels.span import AdaptiveSpan, DynamicSpan
 from rlxf.attention.memory.base import Memory
-from rlxf.attention.norm import Norm
-from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.patterns.full import Full
+from rlxf.attention.memory.compressive import Compressive
+from rlxf.attention.memory.knn import KNN
+from rlxf.attention.memory.xl import XL
+from rlxf.attention.modules import Activation, Norm
+from rlxf.attention.patterns.base import Both, Either, Pattern, Window
+from rlxf.attention.patterns.big_bird import BigBird, BigBirdETC
+from rlxf.attention.patterns.blockwise import Blockwise
+from rlxf.attention.patterns.etc import ETC
+from rlxf.attention.patterns.local import Local1D, Local2D
+from rlxf.attention.patterns.longformer import Longformer
+from rlxf.attention.patterns.sparse_transformer import FixedColumns, Strided
+from rlxf.attention.patterns.window import Dilated, Full
+from rlxf.attention.positions.alibi import ALiBi
 from rlxf.attention.positions.base import Position
-from rlxf.attention.registry import (
-    OPTIONAL,
-    TECHNIQUES,
-    technique_from_json,
-    technique_to_json,
-    techniques_of,
+from rlxf.attention.positions.deberta import Deberta
+from rlxf.attention.positions.distance_aware import DistanceAware
+from rlxf.attention.positions.etc_labels import ETCLabels
+from rlxf.attention.positions.floater import Floater
+from rlxf.attention.positions.learned_absolute import LearnedAbsolute, Multiplicative
+from rlxf.attention.positions.rope import RoPE
+from rlxf.attention.positions.shaw_relative import ShawRelative
+from rlxf.attention.positions.sinusoidal import Sinusoidal, UniversalSinusoid
+from rlxf.attention.positions.t5_bias import T5Bias
+from rlxf.attention.positions.tupe import Tupe
+from rlxf.attention.positions.xl_relative import XLRelative
+from rlxf.attention.residuals.base import Add, Residual
+from rlxf.attention.residuals.gates import GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
+from rlxf.attention.residuals.reversible import Reversible
+from rlxf.attention.technique import (
+    SpecView,
+    Technique,
+    check_bool,
+    check_choice,
+    check_finite_number,
+    check_int,
 )
-from rlxf.attention.residuals.add import Add
-from rlxf.attention.residuals.base import Residual
 from rlxf.attention.transformer import Transformer
-from rlxf.attention.validation import check_bool, check_choice, check_finite_number, check_int
 
-MOST_LAYERS = 1000
+TECHNIQUES: dict[str, dict[str, type[Any]]] = {
+    axis: {technique.__name__: technique for technique in techniques}
+    for axis, techniques in {
+        "position": (
+            Sinusoidal,
+            UniversalSinusoid,
+            LearnedAbsolute,
+            Multiplicative,
+            Floater,
+            ShawRelative,
+            XLRelative,
+            T5Bias,
+            Tupe,
+            Deberta,
+            DistanceAware,
+            ETCLabels,
+            RoPE,
+            ALiBi,
+        ),
+        "pattern": (
+            Full,
+            Window,
+            Dilated,
+            Local1D,
+            Local2D,
+            Strided,
+            FixedColumns,
+            Blockwise,
+            ETC,
+            Longformer,
+            BigBird,
+            BigBirdETC,
+        ),
+        "kernel": (Softmax, AdaptiveSpan, DynamicSpan, RFA, Performer, Linformer, LSH, Routing),
+        "memory": (XL, Compressive, KNN),
+        "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate, Reversible),
+        "depth": (Fixed, Universal, ACT, DepthAdaptive, CALM),
+    }.items()
+}
+"""Axis -> name -> class of each technique. Position and memory may also be None."""
+
+
+HEADS: dict[str, type[OutputHead]] = {head.__name__: head for head in (KNNLM, SPALM)}
+"""Name -> class of each output head. Heads are attached to trained transformers, so they are not an axis."""
+
+
+OPTIONAL = ("position", "memory")
+"""Axes that accept None."""
+
+
+COMBINATORS: dict[str, dict[str, type[Any]]] = {"pattern": {"Both": Both, "Either": Either}}
+"""Axis -> name -> class that combines two techniques of the axis: ``first & second``, ``first | second``."""
+
+
+MAX_LAYERS = 1000
 """Depth of the deepest trained transformer: Wang et al. 2022, arXiv:2203.00555."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerSpec:
+class TransformerSpec(SpecView):
     """Configuration of a `Transformer`: a technique for each of six axes, and the sizes.
 
     A Gated Transformer-XL is ``TransformerSpec(position=XLRelative(), pattern=Window(M + 1),
@@ -91,16 +178,6 @@ class TransformerSpec:
                 technique.check(self)
         self.kernel.for_layers(self.kinds)
 
-    @property
-    def kinds(self) -> int:
-        """Number of layers with distinct weights."""
-        return 1 + max(map(self.depth.layer_of_pass, range(self.layers)))
-
-    @property
-    def inner_width(self) -> int:
-        """Hidden features of the feed-forward sublayer."""
-        return 4 * self.width if self.feed_forward is None else self.feed_forward
-
     def build(self) -> Transformer:
         """Build the module with random weights from torch's global generator."""
         return Transformer(self)
@@ -138,8 +215,8 @@ class TransformerSpec:
         for name in ("width", "layers", "heads"):
             check_int(name, getattr(self, name))
         check_int("feed_forward", self.inner_width)
-        if self.layers > MOST_LAYERS:
-            raise ValueError(f"layers must be at most {MOST_LAYERS:,}, got {self.layers:,}")
+        if self.layers > MAX_LAYERS:
+            raise ValueError(f"layers must be at most {MAX_LAYERS:,}, got {self.layers:,}")
         if self.feed_forward_chunk is not None:
             check_int("feed_forward_chunk", self.feed_forward_chunk)
         if self.width % self.heads:
@@ -160,3 +237,41 @@ class TransformerSpec:
             return
         if type(choice) not in techniques_of(axis).values():
             raise TypeError(f"{axis} must be one of {', '.join(TECHNIQUES[axis])}, got {choice!r}")
+
+
+def techniques_of(axis: str) -> dict[str, type[Any]]:
+    """Return name -> class for all techniques of an axis, or of output heads for "head"."""
+    return HEADS if axis == "head" else TECHNIQUES[axis] | COMBINATORS.get(axis, {})
+
+
+def technique_to_json(technique: Any) -> dict[str, Any] | None:
+    """Return a technique as ``{"name": class name, ...options}``; None for None."""
+    if technique is None:
+        return None
+    options = {field.name: getattr(technique, field.name) for field in fields(technique)}
+    nested = {
+        name: technique_to_json(value) for name, value in options.items() if isinstance(value, Technique)
+    }
+    return {"name": type(technique).__name__, **options, **nested}
+
+
+def technique_from_json(axis: str, data: Any) -> Any:
+    """Create a technique from the result of `technique_to_json`.
+
+    Raises:
+        ValueError: if the axis has no technique of this name, or an option is unknown or invalid.
+    """
+    if data is None and axis in OPTIONAL:
+        return None
+    if not isinstance(data, dict) or "name" not in data:
+        raise ValueError(f'{axis} must be an object with a "name", got {data!r}')
+    names = techniques_of(axis)
+    if not isinstance(data["name"], str) or data["name"] not in names:
+        raise ValueError(f"there is no {axis} named {data['name']!r}; there are {', '.join(names)}")
+    options = {key: value for key, value in data.items() if key != "name"}
+    if data["name"] in COMBINATORS.get(axis, {}):
+        options = {side: technique_from_json(axis, part) for side, part in options.items()}
+    try:
+        return names[data["name"]](**options)
+    except TypeError as error:
+        raise ValueError(f"{axis} {data['name']}: {error}") from error

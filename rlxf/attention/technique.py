@@ -1,5 +1,6 @@
-"""Base class of all techniques, and what techniques see of a transformer."""
+"""Base class of all techniques, what techniques see of a transformer, and checks of their options."""
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
@@ -11,46 +12,36 @@ AttentionFactory = Callable[[int, int, Any, Any, float], nn.Module]
 """Constructor of self-attention from width, heads, position, kernel and dropout, as that of `Attention`."""
 
 
-class SpecView(Protocol):
-    """Read-only view of a `TransformerSpec`, for checks of techniques and modules of a transformer."""
+class SpecView:
+    """Settings of a transformer, as techniques and modules see them; the base of `TransformerSpec`."""
+
+    position: Any
+    pattern: Any
+    kernel: Any
+    memory: Any
+    residual: Any
+    depth: Any
+    width: int
+    layers: int
+    heads: int
+    feed_forward: int | None
+    feed_forward_chunk: int | None
+    norm: Any
+    final_norm: bool
+    causal: bool
+    cross_attention: bool
+    activation: Any
+    dropout: float
 
     @property
-    def position(self) -> Any: ...
+    def kinds(self) -> int:
+        """Number of layers with distinct weights."""
+        return 1 + max(map(self.depth.layer_of_pass, range(self.layers)))
+
     @property
-    def pattern(self) -> Any: ...
-    @property
-    def kernel(self) -> Any: ...
-    @property
-    def memory(self) -> Any: ...
-    @property
-    def residual(self) -> Any: ...
-    @property
-    def depth(self) -> Any: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def norm(self) -> Any: ...
-    @property
-    def causal(self) -> bool: ...
-    @property
-    def cross_attention(self) -> bool: ...
-    @property
-    def final_norm(self) -> bool: ...
-    @property
-    def kinds(self) -> int: ...
-    @property
-    def inner_width(self) -> int: ...
-    @property
-    def feed_forward_chunk(self) -> int | None: ...
-    @property
-    def activation(self) -> Any: ...
-    @property
-    def dropout(self) -> float: ...
-    def build(self) -> Any: ...
+    def inner_width(self) -> int:
+        """Hidden features of the feed-forward sublayer."""
+        return 4 * self.width if self.feed_forward is None else self.feed_forward
 
 
 class LayerPasses(Protocol):
@@ -60,14 +51,12 @@ class LayerPasses(Protocol):
     are computed from the inputs of a pass. Tokens x are the residual stream: usually (B, T, C).
     """
 
+    index: TokenIndex
+    """Positions and episodes of the tokens, (B, T)."""
+
     @property
     def count(self) -> int:
         """Number of passes N."""
-        ...
-
-    @property
-    def index(self) -> TokenIndex:
-        """Positions and episodes of the tokens, (B, T)."""
         ...
 
     @property
@@ -103,12 +92,12 @@ class LayerPasses(Protocol):
 class Technique:
     """Base of all techniques: frozen dataclasses, one per option of an axis of a transformer.
 
-    ``paper`` is the source and ``causal`` the origin of the causal form: the paper or this library. ``cost``
-    is the additional cost as a function of the sequence length L.
+    ``paper`` is the source and ``causal_form`` the origin of the causal form: the paper or this library.
+    ``cost`` is the additional cost as a function of the sequence length L.
     """
 
     paper: ClassVar[str]
-    causal: ClassVar[str]
+    causal_form: ClassVar[str]
     cost: ClassVar[str]
 
     def check(self, choices: SpecView) -> None:
@@ -120,3 +109,74 @@ class Technique:
     def attention_class(self, default: AttentionFactory) -> AttentionFactory:
         """Return the constructor of self-attention that this technique requires; by default ``default``."""
         return default
+
+
+MAX_INT = 2**31 - 1
+"""Largest accepted size, distance or count: the product of two of them fits into an int64."""
+
+MAX_SEED = 2**63 - 1
+"""Largest accepted seed: the maximum of int64."""
+
+MIN_FLOAT, MAX_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""Smallest and largest magnitude of a normal float32."""
+
+
+def check_int(name: str, value: Any, least: int = 1, most: int = MAX_INT) -> None:
+    """Check that ``value`` is an int from ``least`` to ``most``.
+
+    Raises:
+        TypeError: if it is not an int.
+        ValueError: if it is out of range.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
+
+
+def check_seed(name: str, value: Any) -> None:
+    """Check that ``value`` is an int from 0 to `MAX_SEED`. Raises like `check_int`."""
+    check_int(name, value, least=0, most=MAX_SEED)
+
+
+def check_finite_number(name: str, value: Any) -> None:
+    """Check that ``value`` is a finite number that float32 represents without overflow or underflow.
+
+    Raises:
+        TypeError: if it is not a number.
+        ValueError: if it is NaN, infinite, or outside the range of normal float32 numbers and not 0.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if value and not MIN_FLOAT <= abs(value) <= MAX_FLOAT:
+        raise ValueError(f"{name} must be 0 or from 1.2e-38 to 3.4e+38 in size, got {value}")
+
+
+def check_not_negative(name: str, value: Any) -> None:
+    """Check that ``value`` is a finite number and at least 0. Raises like `check_finite_number`."""
+    check_finite_number(name, value)
+    if value < 0:
+        raise ValueError(f"{name} must not be negative, got {value}")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Check that ``value`` is a finite number above 0. Raises like `check_finite_number`."""
+    check_finite_number(name, value)
+    if value <= 0:
+        raise ValueError(f"{name} must be above 0, got {value}")
+
+
+def check_choice(name: str, value: Any, words: tuple[str, ...]) -> None:
+    """Raise ValueError unless ``value`` is one of the given words."""
+    if value not in words:
+        raise ValueError(f"{name} must be one of {words}, got {value!r}")
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Raise TypeError unless ``value`` is a bool. The truth value of other types is not accepted."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")

@@ -1,17 +1,18 @@
-"""Transformer module: processes segments for training and single tokens for acting."""
+"""Transformer module, which processes segments and single tokens; encoder-decoder; inspection of weights."""
 
 from collections.abc import MutableSequence, Sequence
+from contextlib import ExitStack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlxf.attention.cache import KVCache
-from rlxf.attention.cross_attention import Context
+from rlxf.attention.cache import Context, KVCache
 from rlxf.attention.depth.base import ConfidenceFn, ExitOutputs
-from rlxf.attention.layer import Block
-from rlxf.attention.layer_stack import LayerStack, SegmentStack, StepStack, discarded_inputs
+from rlxf.attention.layers import Block, LayerStack, SegmentStack, StepStack, discarded_inputs
 from rlxf.attention.memory.base import State
 from rlxf.attention.relative import DistanceTables
+from rlxf.attention.residuals.base import Gate
+from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import TokenIndex
 from rlxf.attention.transformer_layers import TransformerLayers
 
@@ -20,7 +21,7 @@ class Transformer(TransformerLayers):
     """Transformer that a `TransformerSpec` describes; created by `TransformerSpec.build`.
 
     `forward` maps a segment of T tokens and a memory state to outputs and the next state. `step` maps
-    one token and a `KVCache` to an output. Both compute the same outputs, so acting equals learning.
+    one token and a `KVCache` to an output. Both compute the same outputs, so acting matches training.
     """
 
     def forward(
@@ -267,3 +268,98 @@ def recurrent_cache(state: State, layers: Sequence[Block]) -> KVCache:
     index = TokenIndex.empty(state.index.shape[0], 1, state.hidden.device)
     tables = DistanceTables(torch.zeros(1, dtype=torch.long, device=state.hidden.device), None)
     return KVCache(states, index, 0, tables)
+
+
+class EncoderDecoder(nn.Module):
+    """Encoder-decoder transformer: the decoder attends to the encoder's output.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
+
+    Args:
+        encoder: spec of the encoder, usually with ``causal=False``.
+        decoder: spec of the decoder, with ``cross_attention=True``.
+
+    Raises:
+        ValueError: if the widths differ, or the decoder has no cross-attention.
+    """
+
+    def __init__(self, encoder: SpecView, decoder: SpecView):
+        super().__init__()
+        if encoder.width != decoder.width:
+            raise ValueError(
+                f"encoder and decoder must have the same width, got {encoder.width} and {decoder.width}"
+            )
+        if not decoder.cross_attention:
+            raise ValueError("the decoder requires cross_attention=True")
+        self.encoder = Transformer(encoder)
+        self.decoder = Transformer(decoder)
+
+    def forward(
+        self, source: Tensor, source_index: TokenIndex, target: Tensor, target_index: TokenIndex
+    ) -> Tensor:
+        """Encode source (B, N, C) and decode target (B, T, C), each with its index -> (B, T, C)."""
+        encoded = self.encoder.outputs(source, source_index)
+        return self.decoder.outputs(target, target_index, context=Context(encoded, source_index))
+
+
+@torch.no_grad()
+def attention_weights(
+    transformer: Transformer,
+    x: Tensor,
+    index: TokenIndex,
+    state: State | None = None,
+    context: Context | None = None,
+) -> list[Tensor]:
+    """Return the self-attention weights of a segment. Arguments are those of `Transformer.forward`.
+
+    Args:
+        transformer: the model; in training mode the weights include dropout.
+        x: tokens, (B, T, C).
+        index: their positions and episodes, (B, T).
+        state: memory of the M tokens before the segment; None for no memory.
+        context: encoder output for cross-attention; None without it.
+
+    Returns:
+        One tensor (B, H, T, M + T) per pass, in order. Row i holds the weights of query i over the
+        tokens of memory and segment, 0 where masked. A row sums to 1, with softmax1 to at
+        most 1, and to 0 for a token without visible keys. The sum is below 1 where the denominator
+        of `RFA` is within its noise. The sum is arbitrary where the projection over tokens is learned, as in
+        `Linformer`. The weight of a compressed memory slot is divided evenly among its tokens. Global
+        tokens added by the pattern come first among the keys.
+    """
+    _, hidden = transformer.encode(x, index, state, context)
+    _, full_index, _ = transformer.embed(x, index)
+    view = transformer.memory_view(state, full_index)
+    masks = view.adapt_masks(transformer.attention_masks(full_index, view.key))
+    weights = [
+        view.weights_by_token(n, transformer.blocks[layer].weights(h, view.tokens(n, h), masks[n]))
+        for n, (layer, h) in enumerate(zip(transformer.order, hidden, strict=True))
+    ]
+    return [layer[:, :, -index.shape[1] :] for layer in weights]
+
+
+@torch.no_grad()
+def gate_activations(
+    transformer: Transformer,
+    x: Tensor,
+    index: TokenIndex,
+    state: State | None = None,
+    context: Context | None = None,
+) -> dict[str, Tensor]:
+    """Return the update gate of every gated residual for a segment. Arguments as in `attention_weights`.
+
+    Returns:
+        Module name of each gate -> `Gate.update_gate`, (B, T, C); empty if no residual has an update gate.
+    """
+    names = {module: name for name, module in transformer.named_modules() if isinstance(module, Gate)}
+    activations = {}
+
+    def record(gate: Gate, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        if (activation := gate.update_gate(*inputs)) is not None:
+            activations[names[gate]] = activation
+
+    with ExitStack() as hooks:
+        for gate in names:
+            hooks.callback(gate.register_forward_hook(record).remove)
+        transformer.encode(x, index, state, context)
+    return activations

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.cross_attention import Context, ProjectedContext
+from rlxf.attention.cache import Context, ProjectedContext
 from rlxf.attention.depth.base import DepthController
 from rlxf.attention.kernels.base import AttentionKernel, Kernel
-from rlxf.attention.layer import Block
-from rlxf.attention.layer_stack import SegmentStack
+from rlxf.attention.layers import Block, SegmentStack
 from rlxf.attention.memory.base import MemoryView, NoMemory, State
 from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.technique import SpecView
@@ -47,8 +45,7 @@ class TransformerLayers(nn.Module):
 
     def _output(self, stream: Tensor) -> Tensor:
         """Compute the output (..., C) from the residual stream."""
-        y: Tensor = self.norm(self.spec.residual.output(stream))
-        return y
+        return self.norm(self.spec.residual.output(stream))
 
     @property
     def _layers(self) -> list[Block]:
@@ -82,12 +79,12 @@ class TransformerLayers(nn.Module):
         """Return the mean number of passes per token in the last forward; None if the depth is fixed."""
         return self.depth.mean_depth()
 
-    def acting_depth(self) -> Tensor | None:
-        """Return the mean number of passes per token over all calls with early exits since the last query.
+    def pop_mean_acting_depth(self) -> Tensor | None:
+        """Return the mean number of passes per token with early exits since the last call, and reset it.
 
         None if there was no such call, or if the depth is fixed.
         """
-        return self.depth.mean_acting_depth()
+        return self.depth.pop_mean_acting_depth()
 
     def after_update(self) -> None:
         """Notify the kernels that the weights have changed. Call it before the next forward or cache."""
@@ -131,7 +128,7 @@ class TransformerLayers(nn.Module):
         patterns = self._patterns
         if tables is None:  # skip distances at which the kernel of a layer gives no weight
             limits = [block.attention.max_distance for block in self._layers]
-            patterns = [limit_distance(*each) for each in zip(patterns, limits, strict=True)]
+            patterns = [one.limit_distance(most) for one, most in zip(patterns, limits, strict=True)]
         masks = {pattern: self._mask(query, key, pattern, tables) for pattern in set(patterns)}
         return [masks[pattern] for pattern in patterns]
 
@@ -156,7 +153,8 @@ class TransformerLayers(nn.Module):
             )
         if context is None:
             return None
-        layers = [block.cross.project(context.x) for block in self._layers if block.cross is not None]
+        crosses = [block.cross for block in self._layers if block.cross is not None]
+        layers = [cross.attention.project(context.x) for cross in crosses]
         return ProjectedContext(layers, context.index)
 
 

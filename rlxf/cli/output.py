@@ -1,15 +1,24 @@
-"""Console output of the commands."""
+"""Console output of the commands: text and tables, warnings, and errors in one line."""
 
 import json
 import os
+import signal
 import sys
+import threading
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
+import gymnasium
+from rich import get_console
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+
+from rlxf import exit_on_interrupt
+from rlxf.utils.errors import FaultyEnvironmentError
 
 CLOSED_PIPE = 128 + 13
 """Exit status that shells report for a program that was ended by SIGPIPE."""
@@ -17,9 +26,8 @@ CLOSED_PIPE = 128 + 13
 
 def silence_output() -> NoReturn:
     """Exit after the standard output was closed by its reader, and discard further output."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)
+    with open(os.devnull, "wb") as devnull:
+        os.dup2(devnull.fileno(), sys.stdout.fileno())
     sys.exit(CLOSED_PIPE)
 
 
@@ -43,7 +51,7 @@ def live_block() -> Iterator[Live]:
         try:
             yield live
         finally:
-            _blocks[:] = [block for block in _blocks if block is not live]
+            _blocks.clear()
 
 
 def end_blocks() -> None:
@@ -71,3 +79,120 @@ def as_table(title: str, values: dict[str, Any]) -> Table:
     for name, value in values.items():
         table.add_row(name, value if isinstance(value, str) else json.dumps(value))
     return table
+
+
+PREPARATION_ERRORS = (ValueError, TypeError, OSError, ImportError, NotImplementedError, gymnasium.error.Error)
+"""Errors reported in one line while options are checked and objects built: the user gave invalid options."""
+EXECUTION_ERRORS = (FaultyEnvironmentError, OSError)
+"""Errors reported in one line later: those with an external cause, e.g. NaN observations or a full disk."""
+EXIT_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+"""Signals that end any command, next to Ctrl-C."""
+
+
+@contextmanager
+def report_errors(*errors: type[Exception]) -> Iterator[None]:
+    """Report these errors in one line and exit with status 2."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except errors as error:
+        exit_with(str(error), 2)
+
+
+@contextmanager
+def exit_in_one_line() -> Iterator[None]:
+    """Exit with one line after a signal and without a message on a closed pipe; print warnings in one line.
+
+    The errors of `report_errors` are not included.
+    """
+    with _exit_on_closed_pipe(), _print_warnings_once(), _silence_thread_errors(), _exit_on_signals():
+        yield
+
+
+@contextmanager
+def _exit_on_closed_pipe() -> Iterator[None]:
+    """Exit with status 141 when the standard output is a closed pipe, as in ``yes | head``.
+
+    A training that prints ends, too, and its progress is saved.
+    """
+    # Progress bars of other packages use rich's global console.
+    get_console().on_broken_pipe = silence_output  # type: ignore[method-assign]
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # otherwise Python reports a closed pipe when it exits
+    except BrokenPipeError:
+        silence_output()
+
+
+@contextmanager
+def _print_warnings_once() -> Iterator[None]:
+    """Print each `UserWarning` in one line, and once. Other warnings are printed by Python as usual."""
+    printed: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+        if category is not UserWarning:
+            default(message, category, *args, **kwargs)
+        elif str(message) not in printed:
+            printed.add(str(message))
+            _print_line(f"warning: {message}", "yellow")
+
+    with warnings.catch_warnings():
+        default, warnings.showwarning = warnings.showwarning, show
+        yield
+
+
+@contextmanager
+def _silence_thread_errors() -> Iterator[None]:
+    """Suppress the traceback of an `OSError` in a thread, because the main thread raises it again."""
+    default_hook = threading.excepthook
+    threading.excepthook = lambda args: None if isinstance(args.exc_value, OSError) else default_hook(args)
+    try:
+        yield
+    finally:
+        threading.excepthook = default_hook
+
+
+class ReceivedSignal(BaseException):
+    """Raised when a signal ends the command."""
+
+
+def _raise_signal(number: int, frame: FrameType | None) -> NoReturn:
+    raise ReceivedSignal(number)
+
+
+@contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Exit with status 128 + n after signal n of `EXIT_SIGNALS`, with the same cleanup as after an error.
+
+    The status is 130 after Ctrl-C. Signal handlers can be set in the main thread only; in other threads
+    nothing is changed.
+    """
+    with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            for number in EXIT_SIGNALS:
+                handler = signal.signal(number, _raise_signal)
+                stack.callback(signal.signal, number, signal.SIG_DFL if handler is None else handler)
+            if signal.getsignal(signal.SIGINT) is exit_on_interrupt:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        except KeyboardInterrupt:
+            exit_with("interrupted", 130)
+        except ReceivedSignal as ended:
+            received = signal.Signals(ended.args[0])
+            exit_with(f"stopped by {received.name}", 128 + received)
+
+
+def exit_with(message: str, status: int) -> NoReturn:
+    """Print the message as one red line, below a block that is redrawn in place, and exit."""
+    end_blocks()
+    _print_line(message, "red")
+    sys.exit(status)
+
+
+def _print_line(message: str, style: str) -> None:
+    line = " ".join(f"rlxf: {message}".split())
+    console(stderr=True).print(line, style=style, soft_wrap=True)

@@ -2,10 +2,9 @@
 
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -28,9 +27,12 @@ LINE_SECONDS = 5.0
 PANEL_SECONDS = 0.5
 """Seconds between two refreshes of the panel on a terminal."""
 NUMBERS = (int, float, np.number)
-ONLINE = {"explained variance": ("train/explained_variance", 1), "entropy": ("train/entropy_loss", -1)}
+ONLINE_METRICS = {
+    "explained variance": ("train/explained_variance", 1),
+    "entropy": ("train/entropy_loss", -1),
+}
 """Metrics of an online training: label -> tag in the log, and a factor."""
-OFFLINE = {"loss": ("train/loss", 1)}
+OFFLINE_METRICS = {"loss": ("train/loss", 1)}
 """Metrics of an offline training: label -> tag in the log, and a factor."""
 
 
@@ -43,7 +45,7 @@ class ProgressState:
         done: number of completed steps or updates.
         total: total number, rounded up to whole rollouts or updates.
         per_second: rate since the training was started or resumed, without `evaluation_seconds`.
-        metrics: label -> value as text, e.g. of returns and losses.
+        metrics: texts of the metrics, e.g. of returns and losses, each with its label.
         evaluation: the last evaluation and the best; "" before the first.
         evaluation_seconds: time of evaluations and videos since the training was started or resumed.
     """
@@ -52,7 +54,7 @@ class ProgressState:
     done: int
     total: int
     per_second: float
-    metrics: dict[str, str] = field(default_factory=dict)
+    metrics: Sequence[str] = ()
     evaluation: str = ""
     evaluation_seconds: float = 0.0
 
@@ -78,39 +80,19 @@ class ProgressState:
         """Steps or updates per second."""
         return f"{self.per_second:,.{0 if self.per_second >= 10 else 1}f} {self.unit}/s"
 
-    @property
-    def content(self) -> tuple[Any, ...]:
-        """Content of a line without the rate and the remaining time."""
-        return self.done, self.metrics, self.evaluation
 
-    @property
-    def labelled(self) -> list[str]:
-        """Metrics, each with its label."""
-        return [f"{label} {value}" for label, value in self.metrics.items()]
-
-
-class ProgressDisplay(ABC):
-    """Display of the state of training."""
-
-    every_seconds: float
-
-    @abstractmethod
-    def show(self, state: ProgressState) -> None:
-        """Show the current state."""
-
-
-class LineDisplay(ProgressDisplay):
+class LineDisplay:
     """Display that prints one line per state, for log files."""
 
     every_seconds = LINE_SECONDS
 
     def show(self, state: ProgressState) -> None:
         """Print the state as one line."""
-        parts = [state.count, *state.labelled, state.rate, state.remaining]
+        parts = [state.count, *state.metrics, state.rate, state.remaining]
         print_out(" | ".join(filter(None, [*parts, state.evaluating, state.evaluation])))
 
 
-class PanelDisplay(ProgressDisplay):
+class PanelDisplay:
     """Display of up to three lines on a terminal, redrawn in place."""
 
     every_seconds = PANEL_SECONDS
@@ -128,18 +110,21 @@ def _block(state: ProgressState) -> Group:
     bar = ProgressBar(total=state.total, completed=state.done, width=24, finished_style="green")
     head.add_row(state.count, bar, state.rate, state.remaining)
     evaluation = "; ".join(filter(None, (state.evaluation, state.evaluating)))
-    lines = ["   ".join(state.labelled), evaluation]
+    lines = ["   ".join(state.metrics), evaluation]
     return Group(head, *(Text(line) for line in lines if line))
+
+
+ProgressDisplay = LineDisplay | PanelDisplay
 
 
 @contextmanager
 def view() -> Iterator[ProgressDisplay]:
     """Yield a `PanelDisplay` if the standard output is a terminal, else `LineDisplay`."""
-    if not (sys.stdout.isatty() and PipeSafeConsole().is_interactive):
+    if sys.stdout.isatty() and PipeSafeConsole().is_interactive:
+        with live_block() as live:
+            yield PanelDisplay(live)
+    else:
         yield LineDisplay()
-        return
-    with live_block() as live:
-        yield PanelDisplay(live)
 
 
 class LatestValues(KVWriter):
@@ -152,8 +137,7 @@ class LatestValues(KVWriter):
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
     ) -> None:
         """Store the numeric values."""
-        numbers = {tag: value for tag, value in key_values.items() if isinstance(value, NUMBERS)}
-        self.values.update(numbers)
+        self.values |= {tag: value for tag, value in key_values.items() if isinstance(value, NUMBERS)}
 
     def close(self) -> None:
         """Do nothing, because there is no file to close."""
@@ -162,13 +146,14 @@ class LatestValues(KVWriter):
 class Progress(BaseCallback):
     """Show the progress of training every few seconds, after each evaluation, and at the end.
 
+    The last step is shown at the end only, with the metrics of the last update.
     It uses no random numbers and does not affect training or logs.
 
     Args:
         view: display.
         unit: unit of progress, "steps" or "updates".
         total: total number of steps or updates.
-        metrics: logged metrics to show, `ONLINE` or `OFFLINE`.
+        metrics: logged metrics to show, `ONLINE_METRICS` or `OFFLINE_METRICS`.
         callbacks: callbacks of the training that are called before this one. The time of evaluations and
             videos among them is shown separately from that of the training.
     """
@@ -187,16 +172,15 @@ class Progress(BaseCallback):
         evaluations = (each for each in self._periodic if isinstance(each, EvaluationCallback))
         self.evaluation = next(evaluations, None)
         self._latest = LatestValues()
-        self._content: tuple[Any, ...] = ()
 
     def _on_training_start(self) -> None:
         self.logger.output_formats.append(self._latest)
         self._began, self._before = time.monotonic(), self.model.num_timesteps
-        self._shown, self._evaluated = self._began, self._evaluations
+        self._shown_at, self._shown = self._began, (-1, self._evaluation_text)
 
     def _on_step(self) -> bool:
-        due = time.monotonic() - self._shown >= self.view.every_seconds
-        if due or self._evaluations != self._evaluated:
+        due = time.monotonic() - self._shown_at >= self.view.every_seconds
+        if (due or self._evaluation_text != self._shown[1]) and self.num_timesteps < self.total:
             self._show()
         return True
 
@@ -205,14 +189,13 @@ class Progress(BaseCallback):
         self.logger.output_formats.remove(self._latest)
 
     @property
-    def _evaluations(self) -> int:
-        return 0 if self.evaluation is None else len(self.evaluation.reports)
+    def _evaluation_text(self) -> str:
+        return "" if self.evaluation is None else describe_evaluation(self.evaluation)
 
     def _show(self) -> None:
-        self._shown, self._evaluated = time.monotonic(), self._evaluations
-        state = self._state()
-        if state.content != self._content:
-            self._content = state.content
+        self._shown_at, state = time.monotonic(), self._state()
+        if (state.done, state.evaluation) != self._shown:
+            self._shown = state.done, state.evaluation
             self.view.show(state)
 
     def _state(self) -> ProgressState:
@@ -224,31 +207,25 @@ class Progress(BaseCallback):
             done,
             max(self.total, done),
             (done - self._before) / seconds,
-            self._episode_metrics() | self._logged_metrics(),
-            "" if self.evaluation is None else describe_evaluation(self.evaluation),
+            self._metrics(),
+            self._evaluation_text,
             evaluation_seconds,
         )
 
-    def _episode_metrics(self) -> dict[str, str]:
-        """Return the metrics of the last training episodes, by default 100; empty before the first."""
+    def _metrics(self) -> list[str]:
+        """Return the metrics of the last training episodes, by default 100, and the logged metrics."""
         episodes, successes = self.model.ep_info_buffer, self.model.ep_success_buffer
-        returns = {"return": f"{safe_mean([each['r'] for each in episodes]):.4g}"} if episodes else {}
-        return returns | ({"success": f"{safe_mean(successes):.1%}"} if successes else {})
-
-    def _logged_metrics(self) -> dict[str, str]:
+        texts = [f"return {safe_mean([each['r'] for each in episodes]):.4g}"] if episodes else []
+        texts += [f"success {safe_mean(successes):.1%}"] if successes else []
         logged = self._latest.values | dict(self.logger.name_to_value)
-        return {
-            label: f"{factor * logged[tag]:.3g}"
-            for label, (tag, factor) in self.metrics.items()
-            if tag in logged
-        }
+        shown = {label: place for label, place in self.metrics.items() if place[0] in logged}
+        return texts + [f"{label} {factor * logged[tag]:.3g}" for label, (tag, factor) in shown.items()]
 
 
 def describe_evaluation(evaluation: EvaluationCallback) -> str:
     """Return the text of the last evaluation, at each target return if there are any, and of the best one."""
-    last, best = evaluation.last, ""
-    if evaluation.best is not None:
-        best = f"best {evaluation.best:.4g} at {evaluation.best_step:,}"
+    last = evaluation.last
+    best = "" if evaluation.best is None else f"best {evaluation.best:.4g} at {evaluation.best_step:,}"
     if last is None:
         return best
     step = max(evaluation.reports)

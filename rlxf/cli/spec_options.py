@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
@@ -23,11 +23,12 @@ from tyro.constructors import (
 from rlxf.attention import ALiBi, Full, RoPE, Sinusoidal, TransformerSpec
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
-from rlxf.attention.patterns.window import limit_distance
-from rlxf.attention.registry import COMBINATORS, HEADS, OPTIONAL, TECHNIQUES, technique_from_json
-from rlxf.cli.options.common import given_options
+from rlxf.attention.spec import COMBINATORS, HEADS, OPTIONAL, TECHNIQUES, technique_from_json
+from rlxf.cli.options import given_options
 
 NONE, FIT_MEMORY = "None", "fitting"
+OPTIONS_OF = "{}_options"
+"""Name of the field with the options of the technique of an axis."""
 CHOOSABLE = {
     axis: [*([FIT_MEMORY] if axis == "pattern" else []), *([NONE] if axis in OPTIONAL else []), *techniques]
     for axis, techniques in TECHNIQUES.items()
@@ -144,7 +145,7 @@ SCALAR_OPTIONS = {
     "norm": "Position of the layer norm: before each sublayer (pre) or after it (post).",
     "final_norm": "Apply a final layer norm to the output.",
     "activation": "Activation function of the feed-forward sublayer.",
-    "dropout": "Dropout probability of attention weights and features.",
+    "dropout": "Dropout probability of attention weights and features. PPO requires 0.",
 }
 """Help texts of the fields of `TransformerSpec` that are not techniques. Agents fix the remaining fields:
 they are causal and have no cross-attention."""
@@ -154,77 +155,44 @@ OTHER_POSITIONS = (RoPE(), Sinusoidal(), ALiBi(), None)
 """Position techniques to try, in this order, if the default is incompatible with the other choices."""
 
 
-def core_registry(args: Sequence[str], notes: Mapping[str, str]) -> ConstructorRegistry:
-    """Return the tyro registry that parses a `TransformerSpec`.
+def add_core_rule(registry: ConstructorRegistry, args: Sequence[str]) -> None:
+    """Add the rule that parses a `TransformerSpec` to a tyro registry.
 
     The available options depend on the techniques named in ``args``: ``--core.residual.bias 1`` needs
     ``--core.residual gru-gate``. A JSON object contains its options:
     ``--core.pattern '{"name": "Window", "size": 9}'``.
 
     Args:
+        registry: registry of a command.
         args: arguments of the command line.
-        notes: name of a scalar option -> sentence that is added to its help text.
     """
-    registry = ConstructorRegistry()
-    registry.struct_rule(partial(_spec_rule, given_techniques(args), _names_position(args), notes))
-    return registry
-
-
-def bound_to_memory(memory: Memory | None, pattern: Pattern) -> Pattern:
-    """Return the pattern, bounded to the length of the memory if it reaches farther back.
-
-    Tokens then see the same keys at every position of a segment.
-    """
-    if memory is None or memory.visible_pattern(pattern).max_distance <= memory.length:
-        return pattern
-    return limit_distance(pattern, memory.length)
-
-
-def bound_with_warning(memory: Memory | None, requested: Pattern) -> Pattern:
-    """Return the requested pattern, bounded by `bound_to_memory`.
-
-    Warns:
-        UserWarning: if the pattern is bounded.
-    """
-    pattern = bound_to_memory(memory, requested)
-    if pattern != requested:
-        longer = (
-            "a longer memory"
-            if requested.max_distance >= UNLIMITED
-            else f"--core.memory.length {requested.max_distance}"
-        )
-        warnings.warn(
-            f"pattern {requested} reaches farther back than memory {memory}, so that single steps and "
-            f"segments would differ; it is bounded to {pattern}. To keep its reach, use {longer}",
-            stacklevel=2,
-        )
-    return pattern
-
-
-def _names_position(args: Sequence[str]) -> bool:
-    """Return whether the position or one of its options is given."""
-    return any(re.match(r"--(no-)?core\.position([.=]|$)", word.lower()) for word in args)
+    # The position is kept if it, or one of its options, is given.
+    position_given = any(re.match(r"--(no-)?core\.position([.=]|$)", word.lower()) for word in args)
+    join = TransformerSpec if position_given else with_compatible_position
+    registry.struct_rule(partial(_spec_rule, given_techniques(args), join))
 
 
 def _spec_rule(
-    names: dict[str, str], position_named: bool, notes: Mapping[str, str], info: StructTypeInfo
+    names: dict[str, str], join: Callable[..., TransformerSpec], info: StructTypeInfo
 ) -> StructConstructorSpec | None:
     if info.type is not TransformerSpec:
         return None
     types = get_type_hints(TransformerSpec)
-    texts = {name: f"{text} {notes.get(name, '')}".strip() for name, text in SCALAR_OPTIONS.items()}
     sizes = [
-        StructFieldSpec(name, types[name], getattr(info.default, name), text) for name, text in texts.items()
+        StructFieldSpec(name, types[name], getattr(info.default, name), text)
+        for name, text in SCALAR_OPTIONS.items()
     ]
     axes = [
         field for axis in TECHNIQUES for field in _axis(axis, getattr(info.default, axis), names.get(axis))
     ]
-    join = TransformerSpec if position_named else with_compatible_position
     return StructConstructorSpec(partial(_build, join), (*sizes, *axes))
 
 
 def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec]:
-    """Yield the field that chooses a technique, and the options of the named or the default technique."""
+    """Yield the field that chooses a technique, and the options of the named or the default technique.
+
+    The names of the options begin with ``--core.AXIS.``
+    """
     default_name = FIT_MEMORY if axis == "pattern" else NONE if default is None else type(default).__name__
     of = "One of the following, or several joined by & and |:" if axis in COMBINATORS else "One of"
     description = f"{QUESTIONS[axis].capitalize()} {of} {', '.join(CHOOSABLE[axis])}. {NOTES.get(axis, '')}"
@@ -232,7 +200,8 @@ def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec
     technique = TECHNIQUES[axis].get(name or default_name)
     if technique is not None and fields(technique):
         options = default if type(default) is technique else technique()
-        yield StructFieldSpec(_options(axis), _within(axis, technique), options)
+        annotation: Any = Annotated[technique, arg(name=axis)]
+        yield StructFieldSpec(OPTIONS_OF.format(axis), annotation, options)
 
 
 def _name_type(axis: str) -> Any:
@@ -247,15 +216,6 @@ def _name_type(axis: str) -> Any:
         str_from_instance=lambda name: [name],
     )
     return Annotated[str, spec]
-
-
-def _within(axis: str, technique: type) -> Any:
-    """Return the technique annotated so that its options begin with ``--core.AXIS.``"""
-    return Annotated[technique, arg(name=axis)]
-
-
-def _options(axis: str) -> str:
-    return f"{axis}_options"
 
 
 def with_compatible_position(**choices: Any) -> TransformerSpec:
@@ -283,12 +243,10 @@ def with_compatible_position(**choices: Any) -> TransformerSpec:
 
 
 def _build(join: Callable[..., TransformerSpec], **values: Any) -> TransformerSpec:
-    chosen = {axis: _technique(axis, values) for axis in TECHNIQUES if values[axis] != FIT_MEMORY}
     sizes = {name: values[name] for name in SCALAR_OPTIONS}
-    requested = chosen.pop("pattern", None)
-    memory = chosen["memory"]
-    pattern = bound_to_memory(memory, Full()) if requested is None else bound_with_warning(memory, requested)
-    return join(**sizes, pattern=pattern, **chosen)
+    chosen = {axis: _technique(axis, values) for axis in TECHNIQUES if values[axis] != FIT_MEMORY}
+    chosen["pattern"] = _bound_to_memory(chosen["memory"], chosen.get("pattern"))
+    return join(**sizes, **chosen)
 
 
 def _technique(axis: str, values: dict[str, Any]) -> Any:
@@ -296,4 +254,27 @@ def _technique(axis: str, values: dict[str, Any]) -> Any:
         return None
     if not isinstance(values[axis], str):
         return values[axis]
-    return values.get(_options(axis)) or TECHNIQUES[axis][values[axis]]()
+    return values.get(OPTIONS_OF.format(axis)) or TECHNIQUES[axis][values[axis]]()
+
+
+def _bound_to_memory(memory: Memory | None, requested: Pattern | None) -> Pattern:
+    """Return the pattern, by default Full, bounded to the length of the memory if it reaches farther back.
+
+    Tokens then see the same keys at every position of a segment.
+
+    Warns:
+        UserWarning: if a requested pattern is bounded.
+    """
+    pattern = requested or Full()
+    if memory is None or memory.visible_pattern(pattern).max_distance <= memory.length:
+        return pattern
+    bounded = pattern.limit_distance(memory.length)
+    if requested not in (None, bounded):
+        unlimited = pattern.max_distance >= UNLIMITED
+        longer = "a longer memory" if unlimited else f"--core.memory.length {pattern.max_distance}"
+        warnings.warn(
+            f"pattern {pattern} reaches farther back than memory {memory}, so that single steps and segments "
+            f"would differ; it is bounded to {bounded}. To keep its reach, use {longer}",
+            stacklevel=2,
+        )
+    return bounded

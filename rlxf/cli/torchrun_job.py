@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -56,9 +56,7 @@ class TorchrunJob:
 
     def started(self, run: Path) -> bool:
         """Return whether this job wrote the marker file in the folder of a run."""
-        if not (run / FILE).is_file():
-            return False
-        marker = load_json((run / FILE).read_bytes())
+        marker = load_json((run / FILE).read_bytes()) if (run / FILE).is_file() else None
         if not isinstance(marker, dict) or not isinstance(marker.get("agents"), list):
             return False
         return marker.get("name") == self.name and any(agent in marker["agents"] for agent in self.agents)
@@ -83,10 +81,6 @@ def _agent() -> str:
     if not stat.is_file():
         return UNKNOWN
     return f"{socket.gethostname()} {os.getppid()} {stat.read_text().rpartition(')')[2].split()[19]}"
-
-
-NOTHING, FOLDER, CHECKPOINTS = range(3)
-"""State of a run after a previous start of the same job: no folder, a folder, or checkpoints."""
 
 
 def init_distributed() -> None:
@@ -131,40 +125,28 @@ def restarted_run(path: Path) -> RunFolder | None:
     job = TorchrunJob.current()
     if job is None:
         return None
-    state = process_group().all_reduce_max(_run_state(job, path) if process_group().is_main else NOTHING)
-    if state == CHECKPOINTS:
-        return _reopen(job, path)
-    if state == FOLDER and process_group().is_main:
-        _clear(path)
+    is_main = process_group().is_main
+    run = RunFolder.reopen(path) if is_main and job.started(path) else None
+    if process_group().all_reduce_max(int(run is not None and bool(run.checkpoints.files()))):
+        if is_main:
+            job.mark(path)  # machines may have joined the job
+        return RunFolder.reopen(path)
+    if run is not None:
+        _clear(run)
     process_group().barrier()
     return None
 
 
-def _clear(path: Path) -> None:
+def _clear(run: RunFolder) -> None:
     """Remove the folder of a run, or rename it if it contains weights."""
-    if not RunFolder.reopen(path).checkpoint.exists():
-        shutil.rmtree(path)
+    if not run.checkpoint.exists():
+        shutil.rmtree(run.path)
         return
-    backup = next(name for name in _backup_names(path) if not name.exists())
-    path.rename(backup)
-    print_out(f"{path} has no checkpoint to resume from: it is renamed to {backup}, and the run starts again")
-
-
-def _backup_names(path: Path) -> Iterator[Path]:
-    return (path.with_name(f"{path.name}-before-{number}") for number in count(1))
-
-
-def _run_state(job: TorchrunJob, path: Path) -> int:
-    """Return the state in which a previous start of the same job left the run."""
-    if not job.started(path):
-        return NOTHING
-    return CHECKPOINTS if RunFolder.reopen(path).checkpoints.files() else FOLDER
-
-
-def _reopen(job: TorchrunJob, path: Path) -> RunFolder:
-    if process_group().is_main:
-        job.mark(path)  # machines may have joined the job
-    return RunFolder.reopen(path)
+    names = (run.path.with_name(f"{run.path.name}-before-{number}") for number in count(1))
+    backup = run.path.rename(next(name for name in names if not name.exists()))
+    print_out(
+        f"{run.path} has no checkpoint to resume from: it is renamed to {backup}, and the run starts again"
+    )
 
 
 def ignore_signals() -> None:

@@ -1,38 +1,44 @@
 """Base classes of the commands that train an agent in a run folder."""
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv
-from torch.utils.tensorboard import SummaryWriter
+from tyro.constructors import ConstructorRegistry
 
+from rlxf import __version__
 from rlxf.attention import TransformerSpec
-from rlxf.cli.finalize_run import FOLDERS, error_context, plot_targets
-from rlxf.cli.options.common import check_counts, check_from_zero
-from rlxf.cli.options.env_options import check_env_trust
+from rlxf.cli.options import Command, check_counts, check_env_trust, check_from_zero
 from rlxf.cli.output import as_table, print_out
-from rlxf.cli.progress import OFFLINE, progress
-from rlxf.cli.run_config import config_errors, options_from_config, options_to_config
-from rlxf.cli.run_loading import load_agent, load_initial_weights, print_reports
+from rlxf.cli.progress import OFFLINE_METRICS, progress
+from rlxf.cli.reports import CHECKPOINTS, evaluate_checkpoints, plot_targets, print_reports
+from rlxf.cli.runs import load_agent, load_initial_weights, options_from_config, options_to_config
+from rlxf.cli.spec_options import add_core_rule
 from rlxf.cli.torchrun_job import create_run, init_distributed, rank_zero_logger, restarted_run
-from rlxf.cli.training_session import Start, is_complete, learn_resumably, train_to_completion
-from rlxf.evaluation import EvaluationCallback, Report, TargetSweep, evaluate
+from rlxf.cli.training_session import (
+    EVALUATION_STATE,
+    StartPoint,
+    error_context,
+    is_complete,
+    learn_resumably,
+    save_statistics,
+    train_to_completion,
+)
+from rlxf.evaluation import EvaluationCallback
 from rlxf.evaluation.environment import preserve_rng_state
-from rlxf.training import RunFolder, read_archive, save_normalizer
+from rlxf.training import RunFolder, read_archive
 from rlxf.training.checkpoints import STATEFUL_DOCUMENT, StopRequest
 from rlxf.training.distributed import process_group
 from rlxf.training.resumed_logger import replaced_events
 
 
-class TrainingCommand(ABC):
+class TrainingCommand(Command):
     """Training of an agent in a new run folder, which can be interrupted and resumed.
 
     Subclasses are dataclasses of options. The attributes that are annotated here are options of all of them.
@@ -43,12 +49,10 @@ class TrainingCommand(ABC):
     """Name of the agent in ``config.json``."""
     unit = "updates"
     """Unit of progress: "steps" or "updates"."""
-    metrics: dict[str, tuple[str, int]] = OFFLINE
+    metrics: dict[str, tuple[str, int]] = OFFLINE_METRICS
     """Metrics that are shown with the progress, as in `progress`."""
     log_interval = 1
     """Number of rollouts or updates between two log entries."""
-    core_notes: Mapping[str, str] = MappingProxyType({})
-    """Field of the core -> sentence that is added to its help text."""
     pretrained: Path | None = None
     seed: int
     run: Path | None
@@ -57,6 +61,13 @@ class TrainingCommand(ABC):
     quiet: bool
     learner: Any
     core: TransformerSpec
+
+    @classmethod
+    def registry(cls, args: Sequence[str]) -> ConstructorRegistry:
+        """Return the tyro registry that parses ``args``, with the options of the core."""
+        registry = super().registry(args)
+        add_core_rule(registry, args)
+        return registry
 
     @property
     @abstractmethod
@@ -72,7 +83,7 @@ class TrainingCommand(ABC):
     def build(self) -> Any:
         """Load the data or make the environments, and return the agent."""
 
-    def build_at(self, start: Start) -> Any:
+    def build_at(self, start: StartPoint) -> Any:
         """Return the agent of a resumed run, before its checkpoint is loaded."""
         return self.build()
 
@@ -80,9 +91,11 @@ class TrainingCommand(ABC):
         """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
         check_from_zero(self, "checkpoint_seconds", "seed")
         if self.path.exists():
-            raise FileExistsError(f"{self.path} exists; choose another folder with --run, or move it away")
+            raise FileExistsError(
+                f"{self.path} exists; choose another folder with --run, or move the existing folder"
+            )
 
-    def check_agent(self, agent: Any) -> None:  # noqa: B027  # optional
+    def check_agent(self, agent: Any) -> None:  # optional
         """Raise ValueError or TypeError if an option does not suit the agent."""
 
     @classmethod
@@ -102,18 +115,12 @@ class TrainingCommand(ABC):
         """Return the number of steps between two updates of the weights; 1 if updates are counted."""
         return 1
 
-    def evaluations(
-        self, agent: Any, run: RunFolder
-    ) -> AbstractContextManager[dict[str, EvaluationCallback]]:
-        """Context manager for the callback that evaluates during the training, by its name."""
-        return nullcontext({})
-
-    def tensorboard_callbacks(self, agent: Any) -> AbstractContextManager[list[BaseCallback]]:
-        """Context manager for the callbacks that write further TensorBoard output."""
+    def callbacks(self, agent: Any, run: RunFolder) -> AbstractContextManager[list[BaseCallback]]:
+        """Context manager for the callbacks of the training in the writing process."""
         return nullcontext([])
 
-    def finish(self, agent: Any, run: RunFolder) -> None:  # noqa: B027  # optional
-        """Final stages of the run, which can be interrupted and repeated."""
+    def finish(self, agent: Any, run: RunFolder) -> None:  # optional
+        """Final stages of the run in the writing process, which can be interrupted and repeated."""
 
     @property
     def path(self) -> Path:
@@ -133,8 +140,13 @@ class TrainingCommand(ABC):
         Raises:
             ValueError: if an option is missing in its ``config.json``.
         """
-        with config_errors(run):
+        try:
             return options_from_config(cls, run.config, run=run.path, progress_bar=progress_bar, quiet=quiet)
+        except KeyError as error:
+            raise ValueError(
+                f"{run.path} cannot be resumed: {error} is missing in its config.json. The file was changed, "
+                f"or written by a version of rlxf other than {__version__}"
+            ) from error
 
     def prepare(self) -> Callable[[], None]:
         """Check the options, build the agent, create the run, and return the training to run.
@@ -153,7 +165,7 @@ class TrainingCommand(ABC):
         run = create_run(self.path, config | self.resolved_options(agent))
         with error_context(run):
             agent.set_logger(rank_zero_logger(run.make_logger))
-        return partial(self._train, agent, run, Start())
+        return partial(self._train, agent, run, StartPoint())
 
     def prepare_resume(self, run: RunFolder) -> Callable[[], None]:
         """Like `prepare`, to resume an interrupted run.
@@ -164,7 +176,7 @@ class TrainingCommand(ABC):
         init_distributed()
         if is_complete(run, self.total):
             return partial(print_out, self.describe_completion(run))
-        start = Start.of(run)
+        start = StartPoint.of(run)
         agent = self.build_at(start)
         if start.file is None:
             load_initial_weights(agent, self.pretrained)
@@ -183,7 +195,7 @@ class TrainingCommand(ABC):
         since = f" ({changed} changed afterwards)" if changed else ""
         return f"{run.path} is complete: {run.completion.steps:,} {self.unit}{since}"
 
-    def _train(self, agent: Any, run: RunFolder, start: Start) -> None:
+    def _train(self, agent: Any, run: RunFolder, start: StartPoint) -> None:
         learn, finish = partial(self._learn, agent, run, start), partial(self.finish, agent, run)
         with error_context(run), ExitStack() as stack, closing(agent.logger):
             if agent.env is not None:
@@ -192,34 +204,30 @@ class TrainingCommand(ABC):
                 print_out(as_table(str(run.path), run.config))
             train_to_completion(agent, run, start, self.total, learn, finish)
 
-    def _learn(self, agent: Any, run: RunFolder, start: Start, stop: StopRequest) -> None:
+    def _learn(self, agent: Any, run: RunFolder, start: StartPoint, stop: StopRequest) -> None:
         learn = partial(agent.learn, self.total, log_interval=self.log_interval)
         rollout = self.steps_per_rollout(agent)
-        shown = self.verbose, self.unit, -(-self.total // rollout) * rollout, self.metrics
+        total = -(-self.total // rollout) * rollout
         with (
-            self.evaluations(agent, run) as evaluations,
-            self.tensorboard_callbacks(agent) as tensorboard,
-            progress(*shown, [*evaluations.values(), *tensorboard]) as display,
+            self.callbacks(agent, run) if process_group().is_main else nullcontext([]) as callbacks,
+            progress(self.verbose, self.unit, total, self.metrics, callbacks) as display,
         ):
-            callbacks, seconds = [*evaluations.values(), *tensorboard, *display], self.checkpoint_seconds
-            learn_resumably(agent, run, learn, callbacks, evaluations, seconds, start, stop)
+            seconds = self.checkpoint_seconds
+            learn_resumably(agent, run, learn, [*callbacks, *display], seconds, start, stop)
 
 
-EVALUATION = "evaluation"
-"""Name of the evaluation callback in the state saved with each checkpoint."""
 DEFAULT_EVALUATIONS = 10
 """Default largest number of evaluations in a training."""
 
 
-def interval(requested: int | None, total: int, least: int = 1) -> int:
-    """Return the number of steps or updates between two evaluations; 0 for no evaluation.
+def default_interval(total: int, least: int = 1) -> int:
+    """Return the default number of steps or updates between two evaluations: a tenth of the training.
 
     Args:
-        requested: the requested interval; None for a tenth of the training.
         total: steps or updates of the training.
-        least: minimum of the default, e.g. the steps of a rollout: weights do not change in between.
+        least: minimum, e.g. the steps of a rollout: weights do not change in between.
     """
-    return max(-(-total // DEFAULT_EVALUATIONS), least) if requested is None else requested
+    return max(-(-total // DEFAULT_EVALUATIONS), least)
 
 
 class EvaluatedTrainingCommand(TrainingCommand):
@@ -242,7 +250,9 @@ class EvaluatedTrainingCommand(TrainingCommand):
 
     def evaluation_interval(self, agent: Any) -> int:
         """Return the number of steps or updates between two evaluations; 0 for no evaluation."""
-        return interval(self.evaluate_every, self.total, self.steps_per_rollout(agent))
+        if self.evaluate_every is not None:
+            return self.evaluate_every
+        return default_interval(self.total, self.steps_per_rollout(agent))
 
     def evaluation_options(self, agent: Any) -> dict[str, Any]:
         """Return further arguments of `evaluate`."""
@@ -264,50 +274,50 @@ class EvaluatedTrainingCommand(TrainingCommand):
         return message and f"{message}; see: rlxf evaluate {run.path}"
 
     @contextmanager
-    def evaluations(self, agent: Any, run: RunFolder) -> Iterator[dict[str, EvaluationCallback]]:
-        """Context manager for the callback that evaluates during the training, by its name."""
+    def callbacks(self, agent: Any, run: RunFolder) -> Iterator[list[BaseCallback]]:
+        """Context manager for the callbacks of the training; the first one evaluates."""
         every, episodes = self.evaluation_interval(agent), self.evaluation_episodes
-        if not every or not process_group().is_main:
-            yield {}
+        if not every:
+            yield []
             return
-        options, on_new_best = self.callback_options(agent), partial(_save_statistics, agent, run)
         with self.fresh_env(agent, episodes) as env:
-            callback = EvaluationCallback(
-                env,
-                episodes,
-                every,
-                best_path=run.best,
-                on_new_best=on_new_best,
-                budget=self.evaluation_budget if self.evaluate_every is None else None,
-                **options,
-            )
-            yield {EVALUATION: callback}
+            yield [
+                EvaluationCallback(
+                    env,
+                    episodes,
+                    every,
+                    best_path=run.best,
+                    on_new_best=partial(save_statistics, agent, run.best_normalizer),
+                    budget=self.evaluation_budget if self.evaluate_every is None else None,
+                    **self.callback_options(agent),
+                )
+            ]
 
     def finish(self, agent: Any, run: RunFolder) -> None:
         """Evaluate and report the last checkpoint, and the best one if there is one."""
-        if not process_group().is_main:
-            return
+        best = run.path / CHECKPOINTS["best"][0]
+        options = {"episodes": self.episodes, **self.evaluation_options(agent)}
         with self.fresh_env(agent, self.episodes) as env:
-            agents = {"last": agent} | self._best(run, env)
-            reports = {"last": self._report(agent, env, agent.logger)}
-            if "best" in agents:
-                with replaced_events(run.path / FOLDERS["best"]) as writer:
-                    reports["best"] = self._report(agents["best"], env, writer)
+            agents = {"last": agent}
+            if run.best.is_file():
+                agents["best"] = load_agent(run, env, run.best, self.learner.device)
+            reports = evaluate_checkpoints(
+                run,
+                agents,
+                lambda name: nullcontext(agent.logger) if name == "last" else replaced_events(best),
+                self.verbose,
+                env=env,
+                **options,
+            )
         print_reports(agents, reports)
         if summary := self._describe_best(run):
             print_out(summary)
-        plot_targets(reports, {"last": run.path, "best": run.path / FOLDERS["best"]})
-
-    def _best(self, run: RunFolder, env: VecEnv) -> dict[str, Any]:
-        return {"best": load_agent(run, env, run.best, self.learner.device)} if run.best.is_file() else {}
-
-    def _report(self, agent: Any, env: VecEnv, logger: Logger | SummaryWriter) -> Report | TargetSweep:
-        options = self.evaluation_options(agent)
-        return evaluate(agent, env, self.episodes, progress_bar=self.verbose, logger=logger, **options)
+        plot_targets(reports, {"last": run.path, "best": best})
 
     def _describe_best(self, run: RunFolder) -> str:
         """Return one line with the best evaluation and the path of its checkpoint; "" if there is none."""
-        state = read_archive(run.checkpoints.newest()).documents.get(STATEFUL_DOCUMENT, {}).get(EVALUATION)
+        states = read_archive(run.checkpoints.newest()).documents.get(STATEFUL_DOCUMENT, {})
+        state = states.get(EVALUATION_STATE)
         if not run.best.is_file() or state is None or state["best"] is None:
             return ""
         unit = self.unit.removesuffix("s")
@@ -323,10 +333,3 @@ class EvaluatedTrainingCommand(TrainingCommand):
             env = self.make_env(agent, episodes)
         with closing(env):
             yield env
-
-
-def _save_statistics(agent: Any, run: RunFolder) -> None:
-    """Save the normalization statistics of the best agent, if there are any."""
-    normalizer = agent.get_vec_normalize_env()
-    if normalizer is not None:
-        save_normalizer(run.best_normalizer, normalizer)

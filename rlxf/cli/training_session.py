@@ -1,24 +1,34 @@
 """Training runs with periodic checkpoints, which can be interrupted and resumed."""
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
 from typing import Any, Self
 
-from rlxf.cli.error_reporting import exit_with
-from rlxf.cli.finalize_run import save_agent
-from rlxf.cli.options.env_options import trust_option
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+
+from rlxf.cli.options import trust_option
+from rlxf.cli.output import ReceivedSignal, exit_with, print_out
 from rlxf.cli.torchrun_job import ignore_signals
-from rlxf.evaluation.callback import PeriodicCallback
-from rlxf.training import CheckpointWriter, RunFolder, read_archive, stop_on_signals
+from rlxf.evaluation.callback import EvaluationCallback, PeriodicCallback
+from rlxf.training import (
+    CheckpointError,
+    CheckpointWriter,
+    NumericalError,
+    ResumeError,
+    RunFolder,
+    read_archive,
+    save_normalizer,
+    stop_on_signals,
+)
 from rlxf.training.checkpoints import (
     EXIT_RESUMABLE,
     STATEFUL_DOCUMENT,
     Interrupted,
-    Stateful,
     StopRequest,
     raise_interrupted,
     signal_handler,
@@ -26,13 +36,14 @@ from rlxf.training.checkpoints import (
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.distributed import process_group
 from rlxf.training.resumed_logger import LogPosition
+from rlxf.utils.errors import FaultyEnvironmentError
 
-LOG = "log"
-"""Name of the state of the log files in a checkpoint, next to the states of callbacks."""
+LOG_STATE, EVALUATION_STATE = "log", "evaluation"
+"""Names of the states of the log files and of evaluations in a checkpoint, next to those of callbacks."""
 
 
 @dataclass(frozen=True)
-class Start:
+class StartPoint:
     """Point of a run from which its training starts.
 
     Args:
@@ -59,7 +70,7 @@ class Start:
         with checkpoint_errors():
             documents = read_archive(file).documents
             steps = int(documents["agent"]["progress"]["num_timesteps"])
-            return cls(file, steps, LogPosition.from_json(documents[STATEFUL_DOCUMENT][LOG]))
+            return cls(file, steps, LogPosition.from_json(documents[STATEFUL_DOCUMENT][LOG_STATE]))
 
 
 def is_complete(run: RunFolder, total: int) -> bool:
@@ -71,7 +82,7 @@ def is_complete(run: RunFolder, total: int) -> bool:
 def train_to_completion(
     agent: Any,
     run: RunFolder,
-    start: Start,
+    start: StartPoint,
     total: int,
     learn: Callable[[StopRequest], None],
     finish: Callable[[], None],
@@ -87,7 +98,8 @@ def train_to_completion(
         start: point to continue from.
         total: steps or updates of the run.
         learn: trains up to ``total``, e.g. with `learn_resumably`; skipped if ``start`` is at ``total``.
-        finish: final stages, e.g. the last evaluation; they can be interrupted at any time and repeated.
+        finish: final stages in the writing process, e.g. the last evaluation; they can be interrupted at any
+            time and repeated.
     """
     with stop_on_signals() as stop:
         if start.file is None or start.steps < total:
@@ -95,30 +107,25 @@ def train_to_completion(
         else:
             agent.load_training_state(start.file)
             save_agent(agent, run)
-        _complete(agent, run, finish, stop)
-
-
-def _complete(agent: Any, run: RunFolder, finish: Callable[[], None], stop: StopRequest) -> None:
-    try:
-        with signal_handler(raise_interrupted):
-            if stop.signal is not None:
-                raise Interrupted(stop.signal)
-            finish()
-            agent.logger.close()
-            if process_group().is_main:
-                run.complete(agent.num_timesteps)
-    except Interrupted as stopped:
-        _leave(stopped.signal, run)
+        try:
+            with signal_handler(raise_interrupted):
+                if stop.signal is not None:
+                    raise Interrupted(stop.signal)
+                if process_group().is_main:
+                    finish()
+                    agent.logger.close()
+                    run.complete(agent.num_timesteps)
+        except Interrupted as stopped:
+            _exit_resumable(stopped.signal, run)
 
 
 def learn_resumably(
     agent: Any,
     run: RunFolder,
     learn: Callable[..., Any],
-    callbacks: list[Any],
-    stateful: Mapping[str, Stateful],
+    callbacks: list[BaseCallback],
     every_seconds: float,
-    start: Start,
+    start: StartPoint,
     stop: StopRequest,
 ) -> None:
     """Train to the end, or exit with status 75 after a signal. The progress is saved in both cases.
@@ -131,28 +138,24 @@ def learn_resumably(
         agent: agent to train.
         run: folder of the run.
         learn: ``agent.learn`` with all arguments except ``callback`` and ``resume_from``.
-        callbacks: callbacks of SB3.
-        stateful: callbacks among these whose state is saved in checkpoints, by name. Those that act
-            periodically are added.
+        callbacks: callbacks of SB3. The states of those that act periodically are saved in checkpoints.
         every_seconds: seconds between two checkpoints.
         start: point to continue from.
         stop: reports whether to stop.
     """
-    periodic = [each for each in callbacks if isinstance(each, PeriodicCallback)]
+    periodic = _periodic_callbacks(callbacks)
     if process_group().world_size == 1:
-        for each in periodic:
+        for each in periodic.values():
             each.on_env_step = stop.check
-    others = {type(each).__name__: each for each in periodic if each not in stateful.values()}
-    stateful = {**stateful, **others}
     saving = CheckpointWriter(
         run.checkpoints,
         every_seconds,
-        {**stateful, LOG: run.log_files},
+        {**periodic, LOG_STATE: run.log_files},
         stop,
-        lambda step: any(each.is_due(step) for each in periodic),
+        lambda step: any(each.is_due(step) for each in periodic.values()),
     )
     if start.file is not None:
-        _load_states(stateful, start.file)
+        _load_states(periodic, start.file)
     try:
         restart = False
         try:
@@ -169,17 +172,51 @@ def learn_resumably(
         ignore_signals()
         raise
     if signal:
-        _leave(Signals(signal), run)
+        _exit_resumable(Signals(signal), run)
 
 
-def _load_states(stateful: Mapping[str, Stateful], checkpoint: Path) -> None:
+def _periodic_callbacks(callbacks: list[BaseCallback]) -> dict[str, PeriodicCallback]:
+    """Return name of the state in checkpoints -> callback."""
+    return {
+        EVALUATION_STATE if isinstance(each, EvaluationCallback) else type(each).__name__: each
+        for each in callbacks
+        if isinstance(each, PeriodicCallback)
+    }
+
+
+def _load_states(callbacks: Mapping[str, PeriodicCallback], checkpoint: Path) -> None:
     states = read_archive(checkpoint).documents[STATEFUL_DOCUMENT]
-    for name, callback in stateful.items():
-        if name in states:  # videos may have become possible since
-            callback.load_state(states[name])
+    for name in callbacks.keys() & states.keys():  # videos may have become possible since
+        callbacks[name].load_state(states[name])
 
 
-def _leave(signal: Signals, run: RunFolder) -> None:
+def save_agent(agent: BaseAlgorithm, run: RunFolder) -> None:
+    """Save the agent and its normalization statistics. With several processes, only one of them saves.
+
+    If the agent made no update, nothing is saved, and the folder of the run is removed. The folder stays if
+    it has checkpoints: loading them failed, or the resumed run was stopped before its first update.
+    """
+    if not process_group().is_main:
+        return
+    if agent._n_updates == 0:
+        agent.logger.close()
+        if not run.checkpoints.files():
+            run.discard()
+            print_out(f"no update was made: {run.path} is removed")
+        return
+    agent.save(run.checkpoint)
+    save_statistics(agent, run.normalizer)
+    print_out(f"checkpoint: {run.checkpoint}")
+
+
+def save_statistics(agent: BaseAlgorithm, file: Path) -> None:
+    """Save the normalization statistics of an agent, if there are any."""
+    normalizer = agent.get_vec_normalize_env()
+    if normalizer is not None:
+        save_normalizer(file, normalizer)
+
+
+def _exit_resumable(signal: Signals, run: RunFolder) -> None:
     ignore_signals()
     if not process_group().is_main:
         sys.exit(EXIT_RESUMABLE)
@@ -187,3 +224,38 @@ def _leave(signal: Signals, run: RunFolder) -> None:
         f"stopped by {signal.name}; resume with: rlxf resume {run.path}{trust_option(run.config)}",
         EXIT_RESUMABLE,
     )
+
+
+@contextmanager
+def error_context(run: RunFolder) -> Iterator[None]:
+    """Add the folder of the run, and how to resume it, to errors of the disk, environments and numerics.
+
+    The folder is removed if a signal ends the process before anything was saved.
+
+    Raises:
+        OSError: replaces an `OSError`.
+        SystemExit: with status 2 and one line, replaces errors for values that are not finite and for files
+            from which the run cannot be resumed.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OSError(_failure(run, error)) from error
+    except (FaultyEnvironmentError, NumericalError) as error:
+        exit_with(_failure(run, error), 2)
+    except (CheckpointError, ResumeError) as error:
+        exit_with(str(error), 2)
+    except (ReceivedSignal, KeyboardInterrupt):
+        saved = run.checkpoints.files() or run.checkpoint.is_file()
+        if process_group().is_main and run.path.exists() and not saved:
+            run.discard()
+        raise
+
+
+def _failure(run: RunFolder, error: Exception) -> str:
+    remedies = {
+        f"resume with: rlxf resume {run.path}{trust_option(run.config)}": bool(run.checkpoints.files()),
+        f"start a new run from its weights with --pretrained {run.path}": run.checkpoint.is_file(),
+    }
+    advice = ", or ".join(remedy for remedy, available in remedies.items() if available)
+    return f"the run in {run.path} failed: {error}.{advice and f' Fix the cause, then {advice}'}"

@@ -1,81 +1,32 @@
-"""Behavior policies that collect data: agents, random actions, and mixtures of them."""
+"""Behavior policies that collect data, and the metadata of a dataset that they record."""
 
+import warnings
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from itertools import product
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 from stable_baselines3.common.type_aliases import PolicyPredictor
+from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.evaluation.sweep import validate_targets
-
-
-class RandomActions:
-    """Policy that samples uniformly from the action space.
-
-    Args:
-        action_space: action space of one environment.
-        seed: seed of the actions.
-    """
-
-    def __init__(self, action_space: spaces.Space[Any], seed: int):
-        self._space = deepcopy(action_space)
-        self._space.seed(seed)
-
-    def sample(self, n_envs: int) -> NDArray[Any]:
-        """Sample one action for each environment, (E, ...)."""
-        return np.stack([self._space.sample() for _ in range(n_envs)])
-
-    def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: NDArray[np.bool_] | None = None,
-        deterministic: bool = False,
-    ) -> tuple[NDArray[Any], None]:
-        """Return random actions (E, ...), with the interface of SB3; E is the length of ``episode_start``."""
-        assert episode_start is not None
-        return self.sample(len(episode_start)), None
-
-
-class WithRandomActions:
-    """Agent whose actions are replaced by random ones with probability ``share``.
-
-    The agent is not informed: its memory has the actions that it chose, not those that were taken.
-
-    Args:
-        agent: object with SB3's ``predict``.
-        share: probability of a random action, from 0 to 1.
-        action_space: action space of one environment.
-        seed: seed of the random actions and of the choice of steps.
-    """
-
-    def __init__(self, agent: PolicyPredictor, share: float, action_space: spaces.Space[Any], seed: int):
-        self.agent, self.share = agent, share
-        self._random = RandomActions(action_space, seed)
-        self._rng = np.random.default_rng(seed)
-
-    def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: NDArray[np.bool_] | None = None,
-        deterministic: bool = False,
-    ) -> tuple[NDArray[Any], Any]:
-        """Return the agent's actions and state, with some actions replaced by random ones."""
-        actions, state = self.agent.predict(observation, state, episode_start, deterministic)
-        replaced = self._rng.random(len(actions)) < self.share
-        if replaced.any():
-            actions = np.array(actions)
-            actions[replaced] = self._random.sample(len(actions))[replaced]
-        return actions, state
-
+from rlxf.data import ReferenceScores
+from rlxf.evaluation import evaluate
+from rlxf.evaluation.environment import reference_scores_of, with_training_normalization
+from rlxf.evaluation.episodes import validate_targets
 
 Agent = PolicyPredictor | None
+EPISODES = 100
+"""Number of episodes to measure the mean return of a random policy, and of the agent."""
+VECTOR_ARGUMENTS = ("num_envs", "vectorization_mode", "vector_kwargs")
+"""Arguments that `gymnasium.make_vec` adds to those of the environment."""
+MONITOR = "stable_baselines3.common.monitor:Monitor"
 
 
 @dataclass(frozen=True)
@@ -112,9 +63,8 @@ class BehaviorPolicy:
 
     def make_policy(self, action_space: spaces.Space[Any], seed: int) -> PolicyPredictor:
         """Return an object with SB3's ``predict`` that acts according to this policy, except the target."""
-        if self.agent is None or self.random_share == 1:
-            return RandomActions(action_space, seed)
-        return WithRandomActions(self.agent, self.random_share, action_space, seed)
+        agent = None if self.random_share == 1 else self.agent
+        return RandomizedPolicy(action_space, seed, agent, self.random_share)
 
 
 def plan_policies(
@@ -139,3 +89,126 @@ def plan_policies(
             f"random actions and target return, got {episodes}"
         )
     return policies
+
+
+class RandomizedPolicy:
+    """Agent whose actions are replaced by random ones with probability ``share``, or only random actions.
+
+    Random actions are uniform in the action space. The agent is not informed: its memory has the actions
+    that it chose, not those that were taken.
+
+    Args:
+        action_space: action space of one environment.
+        seed: seed of the random actions and of the choice of steps.
+        agent: object with SB3's ``predict``; None if all actions are random.
+        share: probability that an action of the agent is replaced, from 0 to 1.
+    """
+
+    def __init__(self, action_space: spaces.Space[Any], seed: int, agent: Agent = None, share: float = 1.0):
+        self._agent, self._share = agent, share
+        self._space = deepcopy(action_space)
+        self._space.seed(seed)
+        self._rng = np.random.default_rng(seed)
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: NDArray[np.bool_] | None = None,
+        deterministic: bool = False,
+    ) -> tuple[NDArray[Any], Any]:
+        """Return actions (E, ...) and state like SB3; E is the length of ``episode_start``."""
+        assert episode_start is not None
+        if self._agent is None:
+            return self._sample(len(episode_start)), None
+        actions, state = self._agent.predict(observation, state, episode_start, deterministic)
+        replaced = self._rng.random(len(actions)) < self._share
+        if replaced.any():
+            actions = np.array(actions)
+            actions[replaced] = self._sample(len(actions))[replaced]
+        return actions, state
+
+    def _sample(self, n_envs: int) -> NDArray[Any]:
+        return np.stack([self._space.sample() for _ in range(n_envs)])
+
+
+def measure_reference_scores(best: BehaviorPolicy, env: VecEnv, seed: int) -> ReferenceScores | None:
+    """Return the known scores (`reference_scores_of`), else measure a random policy (0) and the agent (100).
+
+    The result is None without known scores if there is no agent, the agent is not better than the random
+    policy, or it is conditioned on a target return.
+    """
+    agent, known = best.agent, reference_scores_of(best.agent, env)
+    if known is not None or agent is None or best.target_return is not None:
+        return known
+    low = evaluate(RandomizedPolicy(env.action_space, seed), env, EPISODES, seed=seed).mean
+    high = evaluate(agent, with_training_normalization(agent, env), EPISODES, seed=seed).mean
+    source = f"mean returns of a random policy and of {type(agent).__name__} over {EPISODES} episodes"
+    return ReferenceScores(low, high, source) if low < high else None
+
+
+def recreatable_spec(env: VecEnv) -> EnvSpec | None:
+    """Return the spec of one of the environments; None, with a warning, if the spec does not recreate it.
+
+    The spec must be serializable as JSON, which datasets store, and recreate the spaces of ``env``. This is
+    not possible for wrappers with a function as an argument, or wrappers that do not record their arguments.
+    SB3's ``Monitor`` is left out, because it does not change the results of steps.
+    """
+    try:
+        return _single_spec(env.get_attr("spec", 0)[0], env)
+    except Exception as error:  # the spec of an arbitrary environment may fail in any way
+        warnings.warn(
+            f"the spec of the environment does not recreate it ({error!r}): the dataset is stored without an "
+            f"environment, so pass env to evaluate agents that are trained on it",
+            stacklevel=3,
+        )
+        return None
+
+
+def _single_spec(spec: EnvSpec, env: VecEnv) -> EnvSpec:
+    """Return the spec of one environment of ``env``, after a check that it recreates the spaces."""
+    kwargs = {name: value for name, value in spec.kwargs.items() if name not in VECTOR_ARGUMENTS}
+    wrappers = tuple(each for each in spec.additional_wrappers if each.entry_point != MONITOR)
+    spec = replace(spec, kwargs=kwargs, additional_wrappers=wrappers)
+    recreated = gymnasium.make(EnvSpec.from_json(spec.to_json()))
+    spaces = recreated.observation_space, recreated.action_space
+    recreated.close()
+    if spaces != (env.observation_space, env.action_space):
+        raise ValueError(f"the spec of {spec.id} gives other spaces, {spaces}")
+    return spec
+
+
+def build_metadata(
+    policies: Sequence[BehaviorPolicy],
+    counts: Sequence[int],
+    spec: EnvSpec | None,
+    references: ReferenceScores | None,
+    seed: int,
+    author: str | None,
+    algorithm_name: str | None,
+) -> dict[str, Any]:
+    """Return Minari metadata: policies and their episodes, seed, versions and reference scores.
+
+    Args:
+        policies: policies that were recorded.
+        counts: number of episodes of each policy.
+        spec: spec of the environment; None if unknown.
+        references: reference scores; None if unknown.
+        seed: seed of the recording.
+        author: author of the dataset; None for no author.
+        algorithm_name: algorithm name; None for the names of the agents' classes.
+    """
+    agents = [policy.agent for policy in policies]
+    names = dict.fromkeys("random" if agent is None else type(agent).__name__ for agent in agents)
+    played = "; ".join(f"{count} episodes of {each}" for each, count in zip(policies, counts, strict=True))
+    env_name = "An environment without a spec" if spec is None else spec.id
+    versions = f"Recorded by rlxf {version('rlxf')} with gymnasium {gymnasium.__version__}, seed {seed}."
+    description = f"{env_name}: {played}. {versions}"
+    metadata: dict[str, Any] = {"algorithm_name": algorithm_name or ", ".join(names)}
+    if author is not None:
+        metadata["author"] = {author}
+    if references is not None:
+        description += f" Reference scores: {references.source}."
+        metadata |= {"ref_min_score": references.minimum, "ref_max_score": references.maximum}
+        metadata["num_episodes_average_score"] = EPISODES
+    return metadata | {"description": description}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import minari
@@ -13,21 +14,28 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from rlxf.collection.behavior_policy import Agent, BehaviorPolicy, plan_policies
-from rlxf.collection.metadata import build_metadata, measure_reference_scores, recreatable_spec
+from rlxf.collection.behavior_policy import (
+    Agent,
+    BehaviorPolicy,
+    build_metadata,
+    measure_reference_scores,
+    plan_policies,
+    recreatable_spec,
+)
 from rlxf.collection.storage import check_new, first_non_finite, stack, storage_space, write_dataset
 from rlxf.data import ReferenceScores
-from rlxf.envs.batches import is_filler, row_of
-from rlxf.envs.wrappers.return_to_go import ReturnToGo
+from rlxf.envs.spaces import is_filler, row_of
+from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation.environment import (
     EnvLike,
     as_vectorized,
+    preserve_rng_state,
     warn_of_missing_statistics,
     with_training_normalization,
 )
-from rlxf.evaluation.episodes import episode_progress
 from rlxf.evaluation.rollout import play, quotas
 from rlxf.utils.errors import FaultyEnvironmentError
+from rlxf.utils.tables import counting_bar
 
 
 class EpisodeRecord:
@@ -57,25 +65,19 @@ class EpisodeRecord:
         Raises:
             FaultyEnvironmentError: if an observation or a reward is NaN or infinite.
         """
-        buffer = EpisodeBuffer(
-            observations=stack(self._observations),
+        observations, rewards = stack(self._observations), np.array(self._rewards, np.float32)
+        for name, rows in (("observation", observations), ("reward", rewards)):
+            row = first_non_finite(rows)
+            if row is not None:
+                raise FaultyEnvironmentError(f"the {name} of step {row} of an episode is NaN or infinite")
+        is_last = np.arange(len(rewards)) == len(rewards) - 1
+        return EpisodeBuffer(
+            observations=observations,
             actions=np.stack(self._actions),
-            rewards=np.array(self._rewards, np.float32),
-            terminations=self._is_last() & (not truncated),
-            truncations=self._is_last() & truncated,
+            rewards=rewards,
+            terminations=is_last & (not truncated),
+            truncations=is_last & truncated,
         )
-        _check(buffer)
-        return buffer
-
-    def _is_last(self) -> NDArray[np.bool_]:
-        return np.arange(len(self._rewards)) == len(self._rewards) - 1
-
-
-def _check(episode: EpisodeBuffer) -> None:
-    for name, rows in (("observation", episode.observations), ("reward", episode.rewards)):
-        row = first_non_finite(rows)
-        if row is not None:
-            raise FaultyEnvironmentError(f"the {name} of step {row} of an episode is NaN or infinite")
 
 
 class Recorder(VecEnvWrapper):
@@ -159,47 +161,6 @@ def rollout_episodes(
             return
 
 
-def record(
-    policies: Sequence[BehaviorPolicy],
-    env: VecEnv,
-    dataset_id: str,
-    episodes: int,
-    *,
-    deterministic: bool,
-    seed: int,
-    author: str | None = None,
-    algorithm_name: str | None = None,
-    reference_scores: ReferenceScores | None = None,
-    progress_bar: bool = False,
-) -> minari.MinariDataset:
-    """Record an equal number of episodes of each policy into a new dataset; see `collect`."""
-    check_new(dataset_id)
-    _check_raw(env)
-    observation_space = storage_space(env.observation_space)
-    counts = quotas(episodes, len(policies)).tolist()
-    with _seeded_sampling(policies, seed), episode_progress(progress_bar) as progress:
-        references = reference_scores or measure_reference_scores(policies[0], env, seed)
-        spec = recreatable_spec(env)
-        metadata = build_metadata(policies, counts, spec, references, seed, author, algorithm_name)
-        recorded = _episodes(policies, counts, env, deterministic, seed)
-        return write_dataset(
-            dataset_id,
-            progress.track(recorded, total=episodes, description="collect"),
-            observation_space,
-            env.action_space,
-            spec,
-            metadata,
-        )
-
-
-def _episodes(
-    policies: Sequence[BehaviorPolicy], counts: Sequence[int], env: VecEnv, deterministic: bool, seed: int
-) -> Iterator[EpisodeBuffer]:
-    """Yield the episodes of one policy after the other, with different environment seeds for each policy."""
-    for number, (policy, count) in enumerate(zip(policies, counts, strict=True)):
-        yield from rollout_episodes(policy, env, count, deterministic, seed + number * env.num_envs)
-
-
 @contextmanager
 def _seeded_sampling(policies: Sequence[BehaviorPolicy], seed: int) -> Iterator[None]:
     """Context manager that seeds the sampling of actions and restores the global generators at the end.
@@ -207,17 +168,13 @@ def _seeded_sampling(policies: Sequence[BehaviorPolicy], seed: int) -> Iterator[
     Agents sample with the global generator of torch; DQN uses that of NumPy. The random actions of DQN come
     from its action space, which is seeded, too, but not restored.
     """
-    numpy_state = np.random.get_state()  # noqa: NPY002  # the generator that SB3 draws from
     for policy in policies:
         if isinstance(policy.agent, BaseAlgorithm):
             policy.agent.action_space.seed(seed)
-    with torch.random.fork_rng():
+    with preserve_rng_state():
         torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            np.random.set_state(numpy_state)  # noqa: NPY002
+        np.random.seed(seed % 2**32)  # noqa: NPY002  # the generator that SB3 draws from
+        yield
 
 
 def _check_raw(env: VecEnv) -> None:
@@ -290,18 +247,21 @@ def collect(
     """
     agents: list[Any] = list(agent) if isinstance(agent, list | tuple) else [agent]
     policies = plan_policies(agents, mix, target_returns, episodes)
+    counts = quotas(episodes, len(policies)).tolist()
     if n_envs < 1:
         raise ValueError(f"n_envs must be at least 1, got {n_envs}")
-    with as_vectorized(env, min(n_envs, -(-episodes // len(policies)))) as vec_env:
-        return record(
-            policies,
-            vec_env,
-            dataset_id,
-            episodes,
-            deterministic=deterministic,
-            seed=seed,
-            author=author,
-            algorithm_name=algorithm_name,
-            reference_scores=reference_scores,
-            progress_bar=progress_bar,
-        )
+    with as_vectorized(env, min(n_envs, max(counts))) as vec_env:
+        check_new(dataset_id)
+        _check_raw(vec_env)
+        observation_space = storage_space(vec_env.observation_space)
+        with _seeded_sampling(policies, seed), counting_bar(progress_bar) as progress:
+            references = reference_scores or measure_reference_scores(policies[0], vec_env, seed)
+            spec = recreatable_spec(vec_env)
+            metadata = build_metadata(policies, counts, spec, references, seed, author, algorithm_name)
+            played = chain.from_iterable(
+                rollout_episodes(policy, vec_env, count, deterministic, seed + number * vec_env.num_envs)
+                for number, (policy, count) in enumerate(zip(policies, counts, strict=True))
+            )
+            recorded = progress.track(played, episodes, description="collect")
+            spaces = observation_space, vec_env.action_space
+            return write_dataset(dataset_id, recorded, *spaces, spec, metadata)

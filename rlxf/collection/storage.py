@@ -18,8 +18,8 @@ from minari.dataset.minari_dataset import parse_dataset_id
 from minari.dataset.minari_storage import MinariStorage
 from minari.namespace import create_namespace, list_local_namespaces
 from minari.storage.datasets_root_dir import get_dataset_path
-from numpy.typing import NDArray
 
+from rlxf.data.dataset_source import check_id
 from rlxf.data.spaces import FLAT
 from rlxf.utils.files import not_writable_by_others
 
@@ -59,18 +59,9 @@ def stack(observations: Sequence[Any]) -> Any:
 
 def first_non_finite(rows: Any) -> int | None:
     """Return the index of the first of T stacked observations with NaN or infinity, or None."""
-    if isinstance(rows, dict):
-        rows = tuple(rows.values())
-    if not isinstance(rows, tuple):
-        return _first_bad(np.asarray(rows))
-    return min((row for row in map(first_non_finite, rows) if row is not None), default=None)
-
-
-def _first_bad(rows: NDArray[Any]) -> int | None:
-    if rows.dtype.kind != "f":
-        return None
-    finite = np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
-    return None if finite.all() else int(np.argmin(finite))
+    floats = [array for array in map(np.asarray, _arrays(rows)) if array.dtype.kind == "f"]
+    finite = [np.isfinite(array.reshape(len(array), -1)).all(axis=1) for array in floats]
+    return min((int(np.argmin(each)) for each in finite if not each.all()), default=None)
 
 
 PER_ARRAY = 1 << 14
@@ -91,7 +82,8 @@ def check_space(folder: Path, episodes: Iterable[EpisodeBuffer]) -> None:
         OSError: if the disk is full, or a quota or a limit of the process is exceeded.
     """
     path = folder / "space"
-    needed = sum(_bytes(array) for episode in episodes for array in _arrays(vars(episode)))
+    arrays = (np.asarray(array) for episode in episodes for array in _arrays(vars(episode)))
+    needed = sum(2 * array.nbytes + PER_ARRAY for array in arrays)  # chunks may be half empty
     try:
         with open(path, "wb") as handle:
             os.posix_fallocate(handle.fileno(), 0, needed)
@@ -110,11 +102,6 @@ def _arrays(node: Any) -> Iterator[Any]:
         yield from _arrays(part)
 
 
-def _bytes(array: Any) -> int:
-    """Return the size of the values times 2, since chunks may be half empty, plus the overhead."""
-    return 2 * int(np.asarray(array).nbytes) + PER_ARRAY
-
-
 BATCH_SIZE = 64
 """Number of episodes that are held in memory and written together."""
 
@@ -126,13 +113,7 @@ def check_new(dataset_id: str) -> None:
         ValueError: if it is not a Minari id.
         FileExistsError: if the dataset exists.
     """
-    try:
-        parse_dataset_id(dataset_id)
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"{dataset_id!r} is not a Minari id; write namespace/name-v0, for example rlxf/tmaze/mixed-v0; "
-            "a namespace has at least two characters"
-        ) from error
+    check_id(dataset_id)
     if get_dataset_path(dataset_id).exists():
         raise FileExistsError(
             f"dataset {dataset_id} exists in {get_dataset_path(dataset_id)}; choose another name or version, "
@@ -177,7 +158,8 @@ def write_dataset(
             storage.update_metadata(
                 {"dataset_id": dataset_id, "minari_version": minari.__version__, **metadata}
             )
-        for batch in _batches(episodes):
+        iterator = iter(episodes)
+        while batch := list(islice(iterator, BATCH_SIZE)):
             with _error_context(dataset_id):
                 check_space(folder, batch)
                 storage.update_episodes(batch)
@@ -186,12 +168,6 @@ def write_dataset(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return minari.load_dataset(dataset_id)
-
-
-def _batches(episodes: Iterable[EpisodeBuffer]) -> Iterator[list[EpisodeBuffer]]:
-    iterator = iter(episodes)
-    while batch := list(islice(iterator, BATCH_SIZE)):
-        yield batch
 
 
 def _publish(folder: Path, dataset_id: str) -> None:

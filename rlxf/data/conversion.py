@@ -12,16 +12,17 @@ import numpy as np
 from gymnasium import spaces
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from rlxf.data.dataset_source import Source
 from rlxf.data.encoders import Encoder, VectorEncoder, action_encoder, observation_encoder
 from rlxf.data.episode_file import EpisodeFile
-from rlxf.data.spaces import check_rows_inside
-from rlxf.data.trajectories import RunningStats, return_to_go
+from rlxf.data.spaces import check_rows_inside, tolerant_bounds
+from rlxf.data.trajectories import return_to_go
 from rlxf.utils.errors import DatasetError, RowError
 from rlxf.utils.files import sync_file
 from rlxf.utils.memory_budget import FILE_SHARE, MemoryBudgetError, check_budget
+from rlxf.utils.tables import counting_bar
 
 
 class ArrayFile:
@@ -81,8 +82,6 @@ STEP_BYTES = 32
 """Bytes of memory per step of an episode in addition to its pieces: rewards, returns and temporaries."""
 RATIO = 100
 """Largest ratio of the size of the arrays to the size of the file, in addition to the memory budget."""
-ACTION_TOLERANCE = 1e-4
-"""Tolerance for rounding of actions outside of their Box, as a fraction of max(1, |bound|)."""
 
 
 def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False) -> list[ArrayFile]:
@@ -95,7 +94,7 @@ def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False)
         OSError: if the disk is full.
     """
     with ExitStack() as stack:
-        progress = stack.enter_context(_bar(progress_bar))
+        progress = stack.enter_context(counting_bar(progress_bar))
         files = [stack.enter_context(EpisodeFile(source)) for source in sources]
         lengths = [_lengths(file) for file in files]
         file_bytes = sum(source.file.stat().st_size for source in sources)
@@ -110,8 +109,7 @@ def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False)
 
 
 def _lengths(file: EpisodeFile) -> list[int]:
-    lengths = [file.length(episode) for episode in file.source.episodes]
-    file.check_totals(lengths)
+    lengths = file.lengths()
     size = file.source.file.stat().st_size
     with _as_dataset_error(file.source.id):
         check_budget({"the rewards of its longest episode": STEP_BYTES * max(lengths)}, size)
@@ -164,7 +162,7 @@ class _Arrays:
         for rows in _pieces(read, observe, length, f"{where}: the observation"):
             self._observations.append(rows)
             if self._moments is not None:
-                self._moments.add(rows)
+                self._moments.update(rows.astype(np.float64))
         for rows in _pieces(partial(file.actions, episode), self._act, length, f"{where}: the action"):
             self._actions.append(rows)
         self._offsets.append(self._offsets[-1] + length)
@@ -177,7 +175,7 @@ class _Arrays:
         self._write("terminated", terminated)
         self._write("truncated", truncated)
         if self._moments is not None:
-            self._write("observation_mean", self._moments.mean)
+            self._write("observation_mean", self._moments.mean.astype(np.float32))
             self._write("observation_std", self._moments.std)
 
     def _write(self, name: str, array: NDArray[Any]) -> None:
@@ -189,6 +187,34 @@ class _Arrays:
         return file
 
 
+SMALLEST_STD = 1e-6
+
+
+class RunningStats(RunningMeanStd):
+    """Running ``mean``, ``var`` and ``std`` per column, (D,), of the rows passed to ``update``, (n, D).
+
+    The statistics are exact: SB3's base class starts with a small weight for mean 0 and variance 1, which is
+    0 here. Pieces are combined as in Chan, Golub and LeVeque 1983, "Algorithms for computing the sample
+    variance". Columns far from zero therefore lose no precision, if the rows are float64.
+
+    Args:
+        columns: number of columns D.
+    """
+
+    def __init__(self, columns: int):
+        super().__init__(epsilon=0.0, shape=(columns,))
+
+    @property
+    def std(self) -> NDArray[np.float32]:
+        """Population standard deviation of the columns, (D,); 1 for constant columns (below 1e-6).
+
+        The reference implementation of Decision Transformer adds 1e-6 instead, which scales any deviation
+        from a constant by a million.
+        """
+        std = np.sqrt(self.var)
+        return np.where(std < SMALLEST_STD, 1.0, std).astype(np.float32)
+
+
 class _BoundedEncoder(VectorEncoder):
     """Encoder of Box actions that rejects actions outside of the Box."""
 
@@ -196,13 +222,9 @@ class _BoundedEncoder(VectorEncoder):
         """Encode actions as `VectorEncoder` does; raise RowError also if an action is outside of the Box."""
         rows, space = super().__call__(values), self.space
         assert isinstance(space, spaces.Box)
-        low, high = space.low.ravel(), space.high.ravel()
-        check_rows_inside(space, rows, (rows >= low - _tolerance(low)) & (rows <= high + _tolerance(high)))
+        low, high = tolerant_bounds(space)
+        check_rows_inside(space, rows, (rows >= low.ravel()) & (rows <= high.ravel()))
         return rows
-
-
-def _tolerance(bound: NDArray[Any]) -> NDArray[np.float64]:
-    return ACTION_TOLERANCE * np.maximum(1.0, np.abs(np.where(np.isfinite(bound), bound, 0.0)))
 
 
 def _row_bytes(encode: Encoder) -> int:
@@ -236,8 +258,3 @@ def _bad_value(what: str, step: int, fault: str) -> DatasetError:
         f"{what} of step {step} {fault}; correct the data, or leave the episode out with "
         f"MinariDataset.filter_episodes"
     )
-
-
-def _bar(visible: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, disable=not visible)

@@ -1,26 +1,38 @@
-"""Lookup and validation of a Minari dataset before its episodes are read."""
+"""Lookup, download and validation of Minari datasets before their episodes are read."""
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+from uuid import uuid4
 
+import h5py
 import minari
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from huggingface_hub import constants
 from minari.dataset.minari_dataset import parse_dataset_id
 from minari.dataset.minari_storage import METADATA_FILE_NAME, is_image_space
+from minari.namespace import NAMESPACE_METADATA_FILENAME
 from minari.storage.datasets_root_dir import get_dataset_path
+from minari.storage.remotes import DEFAULT_REMOTE
 
-from rlxf.data.download import HDF5, download, find_damage
 from rlxf.data.spaces import leaves
 from rlxf.utils.errors import DatasetError
+from rlxf.utils.files import not_writable_by_others, temporary_folder
 
+HDF5 = "main_data.hdf5"
+METADATA_BYTES = 4 * 2**20
+"""Largest size of metadata in bytes: parsed Python objects take up to 40 times the size of their text."""
 SPACES = ("observation_space", "action_space")
 _UNREADABLE = (
     *(ValueError, TypeError, OSError, KeyError, AttributeError, AssertionError, ImportError),
@@ -124,7 +136,7 @@ def open_source(dataset: Dataset, download_missing: bool = False) -> Source:
 
 
 def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
-    _check_id(dataset_id)
+    check_id(dataset_id)
     folder = get_dataset_path(dataset_id)
     damage = find_damage(folder)
     if damage is not None and download_missing:
@@ -159,8 +171,7 @@ def _check_readable(dataset_id: str, folder: Path) -> None:
     Minari creates the environment if a space is missing, and imports the readers of other formats than HDF5.
     """
     metadata = json.loads((folder / "data" / METADATA_FILE_NAME).read_bytes())
-    missing = [name for name in SPACES if not isinstance(metadata.get(name), str)]
-    if missing:
+    if missing := [name for name in SPACES if not isinstance(metadata.get(name), str)]:
         raise DatasetError(
             f"dataset {dataset_id} in {folder} cannot be opened: its metadata.json lacks {missing[0]}. It is "
             f"not read from the environment, whose creation can run code. Record the dataset again"
@@ -168,13 +179,14 @@ def _check_readable(dataset_id: str, folder: Path) -> None:
     _check_format(dataset_id, metadata)
 
 
-def _check_id(dataset_id: str) -> None:
+def check_id(dataset_id: str) -> None:
+    """Raise DatasetError if this is not a Minari id."""
     try:
         parse_dataset_id(dataset_id)
     except (ValueError, TypeError) as error:
         raise DatasetError(
-            f"{dataset_id!r} is not a Minari id; use namespace/name-v0, for example mujoco/hopper/medium-v0; "
-            "a namespace has at least two characters"
+            f"{dataset_id!r} is not a Minari id; write namespace/name-v0, for example "
+            f"mujoco/hopper/medium-v0; a namespace has at least two characters"
         ) from error
 
 
@@ -189,3 +201,137 @@ def _check_format(dataset_id: str, metadata: dict[str, Any]) -> None:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def find_damage(folder: Path) -> str | None:
+    """Describe the damage of an incomplete download or copy; return None if none is detected.
+
+    The metadata are parsed and the episode file is opened. HDF5 stores the file's length, so opening a
+    truncated file fails. Damage inside of the file is detected when episodes are read.
+
+    Args:
+        folder: folder of one dataset, which contains the folder ``data``.
+    """
+    metadata, episodes = folder / "data" / METADATA_FILE_NAME, folder / "data" / HDF5
+    if not metadata.is_file():
+        return f"{metadata} is missing"
+    size = metadata.stat().st_size
+    if size > METADATA_BYTES:
+        return f"{metadata} has {size:,} bytes, the maximum is {METADATA_BYTES:,}"
+    try:
+        fields = dict(json.loads(metadata.read_bytes()))
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"{metadata}: the file is truncated or altered ({error})"
+    is_hdf5 = fields.get("data_format", "hdf5") == "hdf5"
+    return _find_damage(episodes) if is_hdf5 and fields.get("total_episodes") else None
+
+
+def _find_damage(episodes: Path) -> str | None:
+    if not episodes.is_file():
+        return f"{episodes} is missing"
+    try:
+        h5py.File(episodes, "r").close()
+    except OSError as error:
+        return f"{episodes}: the file is truncated or altered ({error})"
+    return None
+
+
+ROOT = "MINARI_DATASETS_PATH"
+"""Environment variable with Minari's dataset folder."""
+TIMEOUT = 5.0
+"""Timeout in seconds of the connection test."""
+
+
+@not_writable_by_others()
+def download(dataset_id: str) -> None:
+    """Download a dataset into Minari's folder; an incomplete copy there is replaced.
+
+    Minari writes file by file and treats an incomplete folder as a dataset. The download therefore goes to a
+    temporary folder, from which complete datasets are moved. An interrupted download changes nothing. If two
+    processes download at once, the second to finish keeps the files of the first.
+
+    The connection to the server is tested first, since without a network Minari retries for 23 seconds
+    before it raises an error.
+
+    Raises:
+        ConnectionError: if the server cannot be reached or the download is interrupted.
+        DatasetError: if the server has no such dataset, or none that this version of Minari supports.
+    """
+    if os.environ.get("MINARI_REMOTE", DEFAULT_REMOTE).startswith("hf://"):
+        _check_reachable(dataset_id, constants.ENDPOINT)
+    root = get_dataset_path().resolve()
+    with temporary_folder(root) as temporary:
+        with _minari_root(temporary):
+            _fetch(dataset_id)
+            downloaded = list(minari.list_local_datasets())
+        if damage := find_damage(temporary / dataset_id):
+            raise ConnectionError(_interrupted(dataset_id, damage))
+        for each in downloaded:
+            _move_dataset(temporary / each, root / each, temporary)
+        _move_namespaces(temporary, root)
+
+
+@contextmanager
+def _minari_root(folder: Path) -> Iterator[None]:
+    """Set Minari's dataset folder for the duration of the context."""
+    before = os.environ.get(ROOT)
+    os.environ[ROOT] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[ROOT]
+        if before is not None:
+            os.environ[ROOT] = before
+
+
+def _fetch(dataset_id: str) -> None:
+    try:
+        minari.download_dataset(dataset_id)
+    except ValueError as error:
+        raise DatasetError(f"dataset {dataset_id} cannot be downloaded: {error}") from error
+    except Exception as error:  # exception classes of Minari's dependencies differ between versions
+        raise ConnectionError(_interrupted(dataset_id, str(error))) from error
+
+
+def _move_dataset(folder: Path, target: Path, temporary: Path) -> None:
+    """Rename a complete dataset to ``target``, unless ``target`` is a complete dataset already.
+
+    An incomplete dataset at ``target`` is moved to ``temporary``.
+    """
+    if find_damage(folder) is not None or find_damage(target) is None:
+        return
+    if target.exists():
+        os.rename(target, temporary / uuid4().hex)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.rename(folder, target)
+    except OSError:
+        if find_damage(target) is not None:  # else another process has completed the download
+            raise
+
+
+def _move_namespaces(temporary: Path, root: Path) -> None:
+    """Move Minari's metadata of namespaces that are new on this machine."""
+    for file in temporary.rglob(NAMESPACE_METADATA_FILENAME):
+        target = root / file.relative_to(temporary)
+        if target.parent.is_dir() and not target.exists():
+            os.rename(file, target)
+
+
+def _check_reachable(dataset_id: str, url: str) -> None:
+    try:
+        urlopen(Request(url, method="HEAD"), timeout=TIMEOUT).close()
+    except HTTPError:
+        return  # any response shows that the server is reachable
+    except OSError as error:
+        raise ConnectionError(
+            f"cannot download {dataset_id}: {url} cannot be reached ({error}). Connect to the network, or "
+            f"copy the dataset to {get_dataset_path(dataset_id)}"
+        ) from error
+
+
+def _interrupted(dataset_id: str, reason: str) -> str:
+    return (
+        f"the download of {dataset_id} failed ({reason}); local files are unchanged. Try again with a "
+        f"network connection and sufficient disk space"
+    )

@@ -1,11 +1,11 @@
 """Encoders of observations and actions as rows of arrays, for datasets and while acting."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from stable_baselines3.common.preprocessing import is_image_space_channels_first
 
 from rlxf.data.spaces import (
@@ -26,25 +26,6 @@ from rlxf.utils.errors import RowError
 Space = spaces.Space[Any]
 LARGEST_IMAGE = 4096
 """Largest number of values in an image that is part of a vector observation; each becomes a float32."""
-
-
-class Encoder(Protocol):
-    """Interface of encoders."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one row."""
-
-    @property
-    def dtype(self) -> DTypeLike:
-        """Dtype of a row."""
-
-    def __call__(self, values: Any) -> NDArray[Any]:
-        """Encode n values of the space, stacked along the first axis of each array -> ``(n, *shape)``.
-
-        Raises:
-            RowError: if a value is NaN or infinite in float32, or outside of a discrete space.
-        """
 
 
 def observation_encoder(space: Space) -> "VectorEncoder | ImageEncoder":
@@ -93,19 +74,19 @@ class VectorEncoder:
     """
 
     space: Space
+    dtype: ClassVar = np.float32
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(D,)"""
         return (encoded_width(self.space),)
 
-    @property
-    def dtype(self) -> DTypeLike:
-        """float32"""
-        return np.float32
-
     def __call__(self, values: Any) -> NDArray[np.float32]:
-        """Encode values as rows (n, D); see `Encoder`."""
+        """Encode n values of the space, stacked along the first axis of each array, as rows (n, D).
+
+        Raises:
+            RowError: if a value is NaN or infinite in float32, or outside of a discrete space.
+        """
         rows = flatten_rows(self.space, values)
         finite = np.isfinite(rows)
         if not finite.all():
@@ -130,19 +111,15 @@ class ImageEncoder:
     """
 
     space: spaces.Box[Any]
+    dtype: ClassVar = np.uint8
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(C, H, W)"""
         return image_shape(self.space)
 
-    @property
-    def dtype(self) -> DTypeLike:
-        """uint8"""
-        return np.uint8
-
     def __call__(self, values: Any) -> NDArray[np.uint8]:
-        """Encode images as rows (n, C, H, W); see `Encoder`."""
+        """Encode images (n, ...) as rows (n, C, H, W)."""
         return channels_first(self.space, np.asarray(values, np.uint8).reshape(-1, *self.space.shape))
 
     def match_axes(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -162,37 +139,36 @@ class DiscreteEncoder:
     """Encoder of discrete values as int64 counted from 0: () for Discrete, else (D,)."""
 
     space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary
+    dtype: ClassVar = np.int64
 
     @property
     def shape(self) -> tuple[int, ...]:
         """() or (D,)"""
         return self.space.shape or ()
 
-    @property
-    def dtype(self) -> DTypeLike:
-        """int64"""
-        return np.int64
-
     def __call__(self, values: Any) -> NDArray[np.int64]:
-        """Encode values as rows (n,) or (n, D); see `Encoder`."""
+        """Encode n values as rows (n,) or (n, D).
+
+        Raises:
+            RowError: if a value is outside of the space.
+        """
         return discrete_indices(self.space, values).reshape(-1, *self.shape)
+
+
+Encoder = VectorEncoder | ImageEncoder | DiscreteEncoder
+"""Encoder of observations or actions as rows of the encoder's ``shape`` and ``dtype``."""
 
 
 def _check_vector(space: Space, where: str) -> None:
     for path, part in leaves(space, where):
-        if is_image(part):
-            _check_size(part, path)
-        elif not is_text(part) and not isinstance(part, FLAT):
+        if is_image(part) and encoded_width(part) > LARGEST_IMAGE:
+            raise TypeError(
+                f"{path} {part} is an image of {encoded_width(part)} values among other parts, where at most "
+                f"{LARGEST_IMAGE} are allowed; make it smaller with gymnasium.wrappers.TransformObservation, "
+                f"or make it the whole observation, which is processed by a convolutional network"
+            )
+        if not is_text(part) and not isinstance(part, FLAT):
             raise TypeError(
                 f"{path} {part} is a {type(part).__name__}; supported are Box, Discrete, MultiDiscrete, "
                 f"MultiBinary, and Dict and Tuple of these; remove it with a wrapper"
             )
-
-
-def _check_size(image: Space, where: str) -> None:
-    if encoded_width(image) > LARGEST_IMAGE:
-        raise TypeError(
-            f"{where} {image} is an image of {encoded_width(image)} values among other parts, where at most "
-            f"{LARGEST_IMAGE} are allowed; make it smaller with gymnasium.wrappers.TransformObservation, "
-            f"or make it the whole observation, which is processed by a convolutional network"
-        )

@@ -1,8 +1,8 @@
-"""Reader of episodes in Minari's HDF5 files, piece by piece."""
+"""Reader of episodes in Minari's HDF5 files, piece by piece, with checks of links, shapes and dtypes."""
 
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlxf.data.dataset_source import Source
-from rlxf.data.hdf5_checks import ENDS, chunk_bytes, episode_mismatch, local_arrays, open_local_node
 from rlxf.data.spaces import is_text, parts_of
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
+ENDS = ("terminations", "truncations")
 READ = ("observations", "actions", "rewards", *ENDS)
 """Names of the arrays that are read from an episode."""
-ReadImages = Callable[[Any, spaces.Space[Any]], Any]
-"""Function that decodes a few steps of stored images of a space into arrays."""
 # Exceptions of h5py for damaged files: OSError and RuntimeError by its own checks, KeyError for missing
 # names, and the others for damaged types and sizes.
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError, MemoryError)
@@ -39,7 +37,6 @@ class EpisodeFile:
 
     def __init__(self, source: Source):
         self.source = source
-        self._read_image = _decode if source.has_jpeg else _as_stored
 
     def __enter__(self) -> "EpisodeFile":
         with self._error_context():
@@ -49,18 +46,34 @@ class EpisodeFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def length(self, episode: int) -> int:
-        """Return the number of steps T of an episode, and check that all of its arrays have that length.
+    def lengths(self) -> list[int]:
+        """Return the number of steps of each selected episode, and check arrays and totals of the file.
 
-        Observations have T + 1 rows. If the file states the number of steps, it must be T.
+        All arrays of an episode must have its length T; observations have T + 1 rows. If the file states the
+        number of steps, it must be T. Without a selection, the numbers of episodes and steps must be those of
+        the metadata.
         """
-        with self._error_context(episode):
-            group = self._group(episode)
-            arrays = [(name, array) for name in READ for array in local_arrays(group, name)]
+        lengths = [self._length(episode) for episode in self.source.episodes]
+        metadata = self.source.metadata
+        with self._error_context():
+            groups = len(self._file)
+        expected = metadata["total_episodes"], metadata["total_steps"]
+        if self.source.selected is None and (groups, sum(lengths)) != expected:
+            raise self._damaged(
+                f"it has {groups} episodes of {sum(lengths)} steps, the metadata say {expected[0]} of "
+                f"{expected[1]}"
+            )
+        return lengths
+
+    def _length(self, episode: int) -> int:
+        with self._group(episode) as group:
+            arrays = [(name, array) for name in READ for array in _local_arrays(group, name)]
             steps = len(group["rewards"])
             counts = [(name, len(array)) for name, array in arrays]
             stated = int(group.attrs.get("total_steps", steps))
-        faults = [f"{rows} rows of {name}" for name, rows in counts if rows != steps + (name == READ[0])]
+        faults = [
+            f"{rows} rows of {name}" for name, rows in counts if rows != steps + (name == "observations")
+        ]
         faults += [f"total_steps is {stated}"] * (stated != steps) + ["no step"] * (not steps)
         if faults:
             raise self._damaged(f"it has {steps} rewards, but {', '.join(faults)}", episode)
@@ -70,10 +83,10 @@ class EpisodeFile:
     def _check_form(self, group: Any, arrays: Sequence[h5py.Dataset], episode: int) -> None:
         """Raise DatasetError if shapes or dtypes differ from the metadata, or chunks exceed the memory."""
         with self._error_context(episode):
-            fault = episode_mismatch(group, self.source)
+            fault = _episode_mismatch(group, self.source)
         if fault:
             raise self._damaged(fault, episode)
-        chunk = max(map(chunk_bytes, arrays))
+        chunk = max(map(_chunk_bytes, arrays))
         try:
             check_budget({"a chunk of an array": chunk}, self.source.file.stat().st_size)
         except MemoryBudgetError as error:
@@ -81,9 +94,8 @@ class EpisodeFile:
 
     def rewards(self, episode: int) -> NDArray[np.float64]:
         """Return the rewards of an episode, (T,)."""
-        with self._error_context(episode):
-            group = self._group(episode)
-            rewards = np.asarray(open_local_node(group, "rewards")[()], np.float64).reshape(-1)
+        with self._group(episode) as group:
+            rewards = np.asarray(_open_local_node(group, "rewards")[()], np.float64).reshape(-1)
             stated = float(group.attrs.get("rewards_sum", np.nan))
         total = rewards.sum()
         if np.isfinite(stated + total) and not np.isclose(total, stated, rtol=1e-3, atol=1e-3):
@@ -92,9 +104,8 @@ class EpisodeFile:
 
     def ending(self, episode: int) -> tuple[bool, bool]:
         """Return the terminated and truncated flags of the last step; the earlier flags must be False."""
-        with self._error_context(episode):
-            group = self._group(episode)
-            ends = [np.asarray(open_local_node(group, name)[()]).reshape(-1).astype(bool) for name in ENDS]
+        with self._group(episode) as group:
+            ends = [np.asarray(_open_local_node(group, name)[()]).reshape(-1).astype(bool) for name in ENDS]
         for name, each in zip(ENDS, ends, strict=True):
             if each[:-1].any():
                 raise self._damaged(
@@ -105,32 +116,20 @@ class EpisodeFile:
 
     def observations(self, episode: int, start: int, stop: int) -> Any:
         """Return the observations of these steps: arrays (n, ...), nested like the space; None for text."""
-        with self._error_context(episode):
-            node, space = open_local_node(self._group(episode), "observations"), self.source.observation_space
-            return _read(node, space, slice(start, stop), self._read_image)
+        source, steps = self.source, slice(start, stop)
+        with self._group(episode) as group:
+            node = _open_local_node(group, "observations")
+            return _read(node, source.observation_space, steps, source.has_jpeg)
 
     def actions(self, episode: int, start: int, stop: int) -> Any:
         """Return the actions of these steps, (n, ...)."""
+        with self._group(episode) as group:
+            return _open_local_node(group, "actions")[start:stop]
+
+    @contextmanager
+    def _group(self, episode: int) -> Iterator[Any]:
         with self._error_context(episode):
-            return open_local_node(self._group(episode), "actions")[start:stop]
-
-    def check_totals(self, lengths: list[int]) -> None:
-        """Raise DatasetError if the numbers of episodes and steps differ from the metadata.
-
-        A selection of episodes is not checked.
-        """
-        metadata = self.source.metadata
-        with self._error_context():
-            groups = len(self._file)
-        expected = metadata["total_episodes"], metadata["total_steps"]
-        if self.source.selected is None and (groups, sum(lengths)) != expected:
-            raise self._damaged(
-                f"it has {groups} episodes of {sum(lengths)} steps, the metadata say {expected[0]} of "
-                f"{expected[1]}"
-            )
-
-    def _group(self, episode: int) -> Any:
-        return open_local_node(self._file, f"episode_{episode}")
+            yield _open_local_node(self._file, f"episode_{episode}")
 
     @contextmanager
     def _error_context(self, episode: int | None = None) -> Iterator[None]:
@@ -147,18 +146,21 @@ class EpisodeFile:
         )
 
 
-def _read(node: Any, space: spaces.Space[Any], steps: slice, read_image: ReadImages) -> Any:
+def _read(node: Any, space: spaces.Space[Any], steps: slice, jpeg: bool) -> Any:
+    """Read these steps as arrays, nested like the space; None for text. ``jpeg``: images are JPEG files."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = parts_of(space).items()
-        keyed = isinstance(space, spaces.Dict)
-        values = {
-            key: _read(open_local_node(node, key if keyed else f"_index_{key}"), part, steps, read_image)
-            for key, part in parts
-        }
-        return values if keyed else tuple(values.values())
+        parts = _stored_parts(space).items()
+        values = {name: _read(_open_local_node(node, name), part, steps, jpeg) for name, part in parts}
+        return values if isinstance(space, spaces.Dict) else tuple(values.values())
     if is_text(space):
         return None
-    return read_image(node[steps], space) if is_image_space(space) else node[steps]
+    return _decode(node[steps], space) if jpeg and is_image_space(space) else node[steps]
+
+
+def _stored_parts(space: spaces.Dict | spaces.Tuple) -> dict[str, spaces.Space[Any]]:
+    """Return the parts of a space by their names in the file."""
+    keyed = isinstance(space, spaces.Dict)
+    return {key if keyed else f"_index_{key}": part for key, part in parts_of(space).items()}
 
 
 def _decode(frames: Any, space: spaces.Space[Any]) -> NDArray[np.uint8]:
@@ -175,5 +177,119 @@ def _decode_frame(frame: bytes, space: spaces.Space[Any]) -> NDArray[np.uint8]:
         return np.asarray(image).reshape(space.shape or ())
 
 
-def _as_stored(images: Any, space: spaces.Space[Any]) -> Any:
-    return images
+FILTERS = {
+    *(h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SZIP),
+    *(h5py.h5z.FILTER_NBIT, h5py.h5z.FILTER_SCALEOFFSET, h5py.h5z.FILTER_LZF),
+}
+"""Filters built into HDF5 and h5py. HDF5 searches folders for the library of any other filter."""
+
+
+def _open_local_node(group: Any, name: str) -> Any:
+    """Return the group or array of this name, if all of its data are in the same file.
+
+    External links, external storage and virtual datasets could expose other files on the machine.
+
+    Args:
+        group: an ``h5py.Group``.
+        name: name of a member; "/" separates the names of nested groups.
+
+    Raises:
+        KeyError: if the member does not exist.
+        ValueError: if it is a soft or external link, or an array with external or virtual storage or a
+            filter plugin.
+    """
+    node = group
+    for part in filter(None, name.split("/")):
+        node = _member(node, part)
+    if isinstance(node, h5py.Dataset):
+        _check_storage(name, node)
+    return node
+
+
+def _member(group: Any, name: str) -> Any:
+    link = group.get(name, getlink=True)
+    if link is None:
+        raise KeyError(f"{name} is missing")
+    if not isinstance(link, h5py.HardLink):
+        raise ValueError(f"{name} is a link ({type(link).__name__}), which is not followed")
+    return group[name]
+
+
+def _check_storage(name: str, array: Any) -> None:
+    if array.is_virtual or array.external:
+        raise ValueError(f"{name} is stored in other files, which are not read")
+    properties = array.id.get_create_plist()
+    for number in range(properties.get_nfilters()):
+        code = properties.get_filter(number)[0]
+        if code not in FILTERS:
+            raise ValueError(f"{name} needs the filter plugin {code}, which is not loaded")
+
+
+def _local_arrays(group: h5py.Group, name: str) -> Iterator[h5py.Dataset]:
+    """Yield the array of this name in a group, or all arrays below the group of this name.
+
+    Raises:
+        ValueError, KeyError: as `_open_local_node`.
+    """
+    node = _open_local_node(group, name)
+    if isinstance(node, h5py.Group):
+        for key in node:
+            yield from _local_arrays(node, key)
+    else:
+        yield node
+
+
+def _chunk_bytes(array: h5py.Dataset) -> int:
+    """Return the bytes of memory for reading a single value: a chunk is decompressed as a whole."""
+    return 0 if array.chunks is None else math.prod(array.chunks) * array.dtype.itemsize
+
+
+def _episode_mismatch(group: h5py.Group, source: Source) -> str | None:
+    """Describe an array of an episode whose shape or dtype differs from the metadata; None if all match."""
+    faults = {
+        "observations": _array_mismatch(group["observations"], source.observation_space, source.has_jpeg),
+        "actions": _array_mismatch(group["actions"], source.action_space, jpeg=False),
+        **{name: _scalar_mismatch(group[name]) for name in ("rewards", *ENDS)},
+    }
+    return next((f"{name} {fault}" for name, fault in faults.items() if fault), None)
+
+
+def _array_mismatch(node: Any, space: spaces.Space[Any], jpeg: bool) -> str | None:
+    """Describe how the rows of an array differ from a space in shape or dtype; None if they do not.
+
+    Args:
+        node: a group for a Dict or a Tuple, else an array (rows, ...).
+        space: space of one row. Another dtype is allowed if ``numpy.can_cast`` permits it ("same_kind").
+        jpeg: True if images are stored as JPEG.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = _stored_parts(space).items()
+        faults = ((name, _array_mismatch(node[name], part, jpeg)) for name, part in parts)
+        return next((f"{name!r} {fault}" for name, fault in faults if fault), None)
+    if is_text(space) or (jpeg and is_image_space(space)):
+        return None
+    return _array_fault(node, space)
+
+
+def _array_fault(array: h5py.Dataset, space: spaces.Space[Any]) -> str | None:
+    rows = array.shape[1:]
+    is_choice = isinstance(space, spaces.Discrete) and rows == (1,)
+    if rows != space.shape and not is_choice:
+        return f"have rows of shape {rows}, the metadata say {space.shape} ({space})"
+    if array.dtype.kind not in "biuf" or not _castable(array.dtype, space.dtype):
+        return f"are of {array.dtype}, the metadata say {space.dtype} ({space})"
+    return None
+
+
+def _castable(stored: np.dtype[Any], expected: Any) -> bool:
+    """Return whether a cast is allowed; integers of all widths are, since values are checked separately."""
+    both_integers = stored.kind in "biu" and expected.kind in "biu"
+    return both_integers or bool(np.can_cast(stored, expected, "same_kind"))
+
+
+def _scalar_mismatch(array: h5py.Dataset) -> str | None:
+    """Describe why an array does not have a single number per step; None if it does."""
+    numbers = math.prod(array.shape[1:])
+    if numbers != 1 or array.dtype.kind not in "biuf":
+        return f"are of {array.dtype} with rows of shape {array.shape[1:]}, not a single number per step"
+    return None

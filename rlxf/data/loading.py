@@ -1,10 +1,15 @@
-"""Loading of trajectories from Minari datasets, and summaries of the datasets on this machine."""
+"""Loading of trajectories from Minari datasets through a cache of converted datasets, and summaries."""
 
+import hashlib
+import json
+import os
+import re
+import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import minari
 import numpy as np
@@ -12,18 +17,23 @@ from gymnasium import spaces
 from minari.storage.datasets_root_dir import get_dataset_path
 from numpy.typing import NDArray
 
-from rlxf.data.cache import ensure_converted
-from rlxf.data.conversion import open_array
+from rlxf.data.conversion import ArrayFile, convert, open_array
 from rlxf.data.dataset_source import Dataset, Source, open_source
 from rlxf.data.episode_file import EpisodeFile
 from rlxf.data.reference_scores import ReferenceScores, reference_scores
-from rlxf.data.spaces import action_mismatch, is_text, leaves, observation_mismatch
+from rlxf.data.spaces import is_text, leaves, space_mismatches
 from rlxf.data.trajectories import Trajectories
 from rlxf.utils.errors import DatasetError
+from rlxf.utils.files import file_sha256, not_writable_by_others, temporary_folder, temporary_name
 
 ARRAYS = ("observations", "actions", "rewards", "return_to_go", "offsets", "terminated", "truncated")
 MOMENTS = ("observation_mean", "observation_std")
-T = TypeVar("T")
+"""Names of the arrays that image observations do not have."""
+MANIFEST = "manifest.json"
+FORMAT = "rlxf trajectories"
+VERSION = 2
+"""Version of the array format; caches of other versions are converted again."""
+ATTEMPTS = 5
 
 
 def load_trajectories(
@@ -65,9 +75,10 @@ def load_trajectories(
     _warn_of_text(sources[0].observation_space)
     _warn_of_jpeg(sources)
     folder = ensure_converted(sources, verify, progress_bar)
-    arrays: dict[str, Any] = {name: open_array(folder / f"{name}.npy") for name in ARRAYS}
-    moments: dict[str, Any] = {name: _optional(folder / f"{name}.npy") for name in MOMENTS}
-    return Trajectories(**arrays, **moments, **_description(sources))
+    paths = {name: folder / f"{name}.npy" for name in (*ARRAYS, *MOMENTS)}
+    missing = {name for name in MOMENTS if not paths[name].exists()}
+    arrays = {name: None if name in missing else open_array(path) for name, path in paths.items()}
+    return Trajectories(**arrays, **_description(sources))  # type: ignore[arg-type]
 
 
 def as_trajectories(
@@ -82,20 +93,17 @@ def as_trajectories(
 def _check_joinable(sources: Sequence[Source]) -> None:
     if not sources:
         raise DatasetError("the sequence of datasets is empty; give at least one")
-    first = sources[0]
-    for other in sources[1:]:
-        mismatch = observation_mismatch(first.observation_space, other.observation_space) or action_mismatch(
-            first.action_space, other.action_space
-        )
-        if mismatch:
+    first, *others = sources
+    expected = first.observation_space, first.action_space
+    for other in others:
+        for _, mismatch in space_mismatches(expected, (other.observation_space, other.action_space)):
             raise DatasetError(
                 f"datasets {first.id} and {other.id} cannot be joined, their spaces differ: {mismatch}"
             )
 
 
 def _warn_of_text(observation_space: spaces.Space[Any]) -> None:
-    texts = [path for path, leaf in leaves(observation_space, "observation") if is_text(leaf)]
-    if texts:
+    if texts := [path for path, leaf in leaves(observation_space, "observation") if is_text(leaf)]:
         warnings.warn(
             f"{', '.join(texts)} of the dataset is text, which is left out of the observations. If the text "
             f"matters for the task, convert it to numbers with a wrapper and record the dataset again",
@@ -104,18 +112,13 @@ def _warn_of_text(observation_space: spaces.Space[Any]) -> None:
 
 
 def _warn_of_jpeg(sources: Sequence[Source]) -> None:
-    lossy = dict.fromkeys(source.id for source in sources if source.has_jpeg)
-    if lossy:
+    if lossy := dict.fromkeys(source.id for source in sources if source.has_jpeg):
         warnings.warn(
             f"images of {', '.join(lossy)} were stored as JPEG, so they differ slightly from those of the "
             f"environment. If that matters, record them without loss: with rlxf collect, or with Minari and "
             f"jpeg_encoding=False",
             stacklevel=3,
         )
-
-
-def _optional(path: Path) -> NDArray[Any] | None:
-    return open_array(path) if path.exists() else None
 
 
 def _description(sources: Sequence[Source]) -> dict[str, Any]:
@@ -132,7 +135,7 @@ def _description(sources: Sequence[Source]) -> dict[str, Any]:
     }
 
 
-def _common(values: Sequence[T]) -> T | None:
+def _common(values: Sequence[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else None
 
 
@@ -184,11 +187,123 @@ def summarize(dataset_id: str) -> DatasetSummary:
     """
     source = open_source(dataset_id)
     with EpisodeFile(source) as file:
-        lengths = [file.length(episode) for episode in source.episodes]
-        file.check_totals(lengths)
+        lengths = file.lengths()
         returns = [file.rewards(episode).sum() for episode in source.episodes]
     spec = source.dataset.env_spec
     size = source.file.stat().st_size
     return DatasetSummary(
         source.id, spec and spec.id, np.array(lengths), np.array(returns), size, source.has_jpeg
     )
+
+
+def cache_root() -> Path:
+    """Return the root of all converted datasets: in RLXF_CACHE, else in XDG_CACHE_HOME, else in ~/.cache."""
+    rlxf_cache, xdg_cache = os.environ.get("RLXF_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if rlxf_cache:
+        return Path(rlxf_cache) / "trajectories"
+    return (Path(xdg_cache) if xdg_cache else Path.home() / ".cache") / "rlxf" / "trajectories"
+
+
+def cache_folder(sources: Sequence[Source]) -> Path:
+    """Return the cache folder of these sources.
+
+    Its name consists of the first id and a hash of all ids, metadata and selected episodes.
+    """
+    key = hashlib.sha256(json.dumps([source.identity for source in sources]).encode()).hexdigest()
+    name = re.sub(r"[^\w.-]+", "-", sources[0].id)
+    return cache_root() / f"{name}-{key[:16]}"
+
+
+def ensure_converted(sources: Sequence[Source], verify: bool = False, progress_bar: bool = False) -> Path:
+    """Return the folder with the arrays of the sources; convert them if they are not in the cache.
+
+    Arrays are written to a temporary folder, synced to the disk, and renamed. An incomplete folder, left by
+    a crash, a full disk or an interruption, is therefore never used. If two processes convert the same
+    sources at once, the second to finish uses the folder of the first.
+
+    Args:
+        sources: datasets with equal spaces.
+        verify: also read the whole cache and compare its SHA-256; else compare sizes, shapes and dtypes only.
+        progress_bar: show a progress bar while converting.
+
+    Raises:
+        DatasetError, TypeError: as `convert`.
+        OSError: if the disk is full or the cache is not writable.
+    """
+    folder = cache_folder(sources)
+    if _is_intact(folder, sources, verify):
+        return folder
+    try:
+        with not_writable_by_others(), temporary_folder(folder.parent) as temporary:
+            files = convert(sources, temporary, progress_bar)
+            write_manifest(temporary, sources, files)
+            _publish(temporary, folder, sources, verify)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cannot write the converted dataset {sources[0].id} to {folder} ({error.strerror or error}); "
+            f"partial files were deleted. Free some space, or set RLXF_CACHE to a folder on another disk",
+        ) from error
+    return folder
+
+
+def _is_intact(folder: Path, sources: Sequence[Source], verify: bool) -> bool:
+    """Return whether the folder is a complete conversion of the current sources.
+
+    The check compares the manifest, and size, shape and dtype of the arrays. ``verify`` adds the SHA-256 of
+    the arrays, which reads all of them.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        arrays = manifest.pop("arrays").items()
+        return manifest == _describe(sources) and all(
+            _is_array_intact(folder / f"{name}.npy", entry, verify) for name, entry in arrays
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _is_array_intact(path: Path, entry: dict[str, Any], verify: bool) -> bool:
+    if path.stat().st_size != entry["size"]:
+        return False
+    array = open_array(path)
+    same_form = (list(array.shape), array.dtype.name) == (entry["shape"], entry["dtype"])
+    return same_form and (not verify or file_sha256(path) == entry["sha256"])
+
+
+def _publish(temporary: Path, folder: Path, sources: Sequence[Source], verify: bool) -> None:
+    """Rename ``temporary`` to ``folder``, unless another process has completed the folder in the meantime."""
+    for _ in range(ATTEMPTS):
+        try:
+            return os.rename(temporary, folder)
+        except OSError:
+            if _is_intact(folder, sources, verify):
+                return None
+            _remove(folder)
+    return os.rename(temporary, folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; it is renamed first, so that no process finds it partly deleted."""
+    trash = temporary_name(folder.parent)
+    try:
+        os.rename(folder, trash)
+    except FileNotFoundError:
+        return  # another process has removed it
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def write_manifest(folder: Path, sources: Sequence[Source], files: Sequence[ArrayFile]) -> None:
+    """Write ``manifest.json`` with the sources, and size, SHA-256, shape and dtype of each array.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+    manifest = _describe(sources) | {"arrays": {file.path.stem: file.describe() for file in files}}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+
+
+def _describe(sources: Sequence[Source]) -> dict[str, Any]:
+    """Return the manifest without the arrays: format, and identity and fingerprint of each source."""
+    identities = [source.identity | source.fingerprint for source in sources]
+    return {"format": FORMAT, "version": VERSION, "sources": identities}

@@ -14,53 +14,10 @@ VERSION = 2
 """Version of the table; normalized scores are comparable only within a version."""
 
 _D4RL = (
+    f"rlxf's table of reference scores, version {VERSION}: "
     "D4RL, d4rl/infos.py of Farama-Foundation/D4RL at 0ace16de, REF_MIN_SCORE and REF_MAX_SCORE of {}; "
     "Fu et al. 2020, arXiv:2004.07219"
 )
-
-
-@dataclass(frozen=True)
-class ScoreEntry:
-    """Reference scores of an environment.
-
-    Args:
-        environments: patterns of Gymnasium ids; ``*`` matches anything.
-        minimum: return of a random policy.
-        maximum: return of an expert.
-        source: publication of the numbers, and the environment of their measurement if it differs.
-        exclude: patterns of ids to exclude, such as variants with other rewards.
-    """
-
-    environments: tuple[str, ...]
-    minimum: float
-    maximum: float
-    source: str
-    exclude: tuple[str, ...] = ()
-
-
-def _d4rl(pattern: str, minimum: float, maximum: float, datasets: str, measured: str) -> ScoreEntry:
-    source = f"{_D4RL.format(datasets)}. {measured}"
-    return ScoreEntry((pattern,), minimum, maximum, source, exclude=("*Dense-v*", "*Sparse-v*"))
-
-
-_MUJOCO = "Measured in version 2 of the environment with mujoco-py; later versions are similar, not equal"
-_ADROIT = "Measured with dense rewards and D4RL's limits of 200 steps, for pen 100"
-_MAZE = "The return is 1 when the goal was reached, after which the episode ends"
-_KITCHEN = "The return is the number of tasks done, of four"
-
-TABLE = (
-    _d4rl("HalfCheetah-v*", -280.178953, 12135.0, "halfcheetah-*", _MUJOCO),
-    _d4rl("Hopper-v*", -20.272305, 3234.3, "hopper-*", _MUJOCO),
-    _d4rl("Walker2d-v*", 1.629008, 4592.3, "walker2d-*", _MUJOCO),
-    _d4rl("Ant-v*", -325.6, 3879.7, "ant-*", _MUJOCO),
-    _d4rl("AdroitHandPen-v*", 96.262799, 3076.8331017826877, "pen-*", _ADROIT),
-    _d4rl("AdroitHandHammer-v*", -274.856578, 12794.134825156867, "hammer-*", _ADROIT),
-    _d4rl("AdroitHandRelocate-v*", -6.425911, 4233.877797728884, "relocate-*", _ADROIT),
-    _d4rl("AdroitHandDoor-v*", -56.512833, 2880.5693087298737, "door-*", _ADROIT),
-    _d4rl("AntMaze_*", 0.0, 1.0, "antmaze-*", _MAZE),
-    _d4rl("FrankaKitchen-v*", 0.0, 4.0, "kitchen-*", _KITCHEN),
-)
-"""Variants with other rewards, such as ``AdroitHandPenSparse-v1``, are excluded."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +53,32 @@ class ReferenceScores:
         return 100 * (np.asarray(returns, np.float64) - self.minimum) / (self.maximum - self.minimum)
 
 
+def _d4rl(minimum: float, maximum: float, datasets: str, measured: str) -> ReferenceScores:
+    return ReferenceScores(minimum, maximum, f"{_D4RL.format(datasets)}. {measured}")
+
+
+_MUJOCO = "Measured in version 2 of the environment with mujoco-py; later versions are similar, not equal"
+_ADROIT = "Measured with dense rewards and D4RL's limits of 200 steps, for pen 100"
+_MAZE = "The return is 1 when the goal was reached, after which the episode ends"
+_KITCHEN = "The return is the number of tasks done, of four"
+
+TABLE = {
+    "HalfCheetah-v*": _d4rl(-280.178953, 12135.0, "halfcheetah-*", _MUJOCO),
+    "Hopper-v*": _d4rl(-20.272305, 3234.3, "hopper-*", _MUJOCO),
+    "Walker2d-v*": _d4rl(1.629008, 4592.3, "walker2d-*", _MUJOCO),
+    "Ant-v*": _d4rl(-325.6, 3879.7, "ant-*", _MUJOCO),
+    "AdroitHandPen-v*": _d4rl(96.262799, 3076.8331017826877, "pen-*", _ADROIT),
+    "AdroitHandHammer-v*": _d4rl(-274.856578, 12794.134825156867, "hammer-*", _ADROIT),
+    "AdroitHandRelocate-v*": _d4rl(-6.425911, 4233.877797728884, "relocate-*", _ADROIT),
+    "AdroitHandDoor-v*": _d4rl(-56.512833, 2880.5693087298737, "door-*", _ADROIT),
+    "AntMaze_*": _d4rl(0.0, 1.0, "antmaze-*", _MAZE),
+    "FrankaKitchen-v*": _d4rl(0.0, 4.0, "kitchen-*", _KITCHEN),
+}
+"""Reference scores by pattern of Gymnasium ids; ``*`` matches anything."""
+OTHER_REWARDS = ("*Dense-v*", "*Sparse-v*")
+"""Patterns of variants with other rewards, such as ``AdroitHandPenSparse-v1``, which are excluded."""
+
+
 def reference_scores(metadata: dict[str, Any], env_spec: EnvSpec | None) -> ReferenceScores | None:
     """Return the reference scores of a dataset, else those of its environment in `TABLE`, else None.
 
@@ -116,12 +99,6 @@ def reference_scores(metadata: dict[str, Any], env_spec: EnvSpec | None) -> Refe
 def scores_from_table(env_id: str) -> ReferenceScores | None:
     """Return the reference scores of a Gymnasium id of any version from `TABLE`; None if not listed."""
     name = env_id.rpartition("/")[2]
-    for row in TABLE:
-        if _matches(name, row.environments) and not _matches(name, row.exclude):
-            source = f"rlxf's table of reference scores, version {VERSION}: {row.source}"
-            return ReferenceScores(row.minimum, row.maximum, source)
-    return None
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    if any(fnmatchcase(name, pattern) for pattern in OTHER_REWARDS):
+        return None
+    return next((scores for pattern, scores in TABLE.items() if fnmatchcase(name, pattern)), None)

@@ -210,6 +210,17 @@ def check_rows_inside(space: Space, rows: NDArray[Any], inside: NDArray[np.bool_
         raise RowError(row, f"is {rows[row].tolist()}, outside of {space}")
 
 
+TOLERANCE = 1e-4
+"""Tolerance for rounding: a value may exceed a bound b by ``TOLERANCE * max(1, |b|)``."""
+
+
+def tolerant_bounds(space: spaces.Box[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the bounds of a Box, float64, extended by the tolerance for rounding."""
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    slack_low, slack_high = (TOLERANCE * np.maximum(1, np.abs(bound)) for bound in (low, high))
+    return low - slack_low, high + slack_high
+
+
 def discrete_sizes(
     space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary,
 ) -> NDArray[np.int64]:
@@ -251,19 +262,28 @@ def check_spaces_match(
     Raises:
         DatasetError: if the spaces differ; the message describes the difference.
     """
-    pairs = {
-        "observation": observation_mismatch(trajectories.observation_space, observation_space),
-        "action": action_mismatch(trajectories.action_space, action_space),
-    }
-    for kind, mismatch in pairs.items():
-        if mismatch:
-            raise DatasetError(
-                f"the environment does not fit dataset {', '.join(trajectories.dataset_ids)}: {kind} space: "
-                f"{mismatch}. Use the environment in which the dataset was recorded"
-            )
+    data = trajectories.observation_space, trajectories.action_space
+    for kind, mismatch in space_mismatches(data, (observation_space, action_space)):
+        raise DatasetError(
+            f"the environment does not fit dataset {', '.join(trajectories.dataset_ids)}: {kind} space: "
+            f"{mismatch}. Use the environment in which the dataset was recorded"
+        )
 
 
-def observation_mismatch(data: Space, other: Space) -> str:
+def space_mismatches(data: tuple[Space, Space], other: tuple[Space, Space]) -> Iterator[tuple[str, str]]:
+    """Yield each difference of observation and action space: "observation" or "action", and its description.
+
+    The differences that `check_spaces_match` allows are left out.
+
+    Args:
+        data: observation and action space of the data.
+        other: observation and action space to compare with them.
+    """
+    mismatches = _observation_mismatch(data[0], other[0]), _action_mismatch(data[1], other[1])
+    yield from filter(all, zip(("observation", "action"), mismatches, strict=True))
+
+
+def _observation_mismatch(data: Space, other: Space) -> str:
     """Describe how an observation space differs from that of the data; empty if encoded rows are equal."""
     if any(isinstance(data, kind) and isinstance(other, kind) for kind in (spaces.Dict, spaces.Tuple)):
         return _parts_mismatch(encoded_parts(data), encoded_parts(other))  # type: ignore[arg-type]
@@ -272,7 +292,7 @@ def observation_mismatch(data: Space, other: Space) -> str:
     return _describe(data, other, _same_rows(data, other))
 
 
-def action_mismatch(data: Space, other: Space) -> str:
+def _action_mismatch(data: Space, other: Space) -> str:
     """Describe how an action space differs from that of the data; empty if it does not."""
     if isinstance(data, spaces.Box) and isinstance(other, spaces.Box) and data.shape == other.shape:
         same = np.allclose(data.low, other.low) and np.allclose(data.high, other.high)
@@ -291,7 +311,7 @@ def _parts_mismatch(data: dict[Any, Space], other: dict[Any, Space]) -> str:
 def _part_mismatch(data: Space, other: Space) -> str:
     """Describe the difference between parts; here the channel axes of images must agree, too."""
     if isinstance(data, spaces.Dict | spaces.Tuple):
-        return observation_mismatch(data, other)
+        return _observation_mismatch(data, other)
     return _describe(data, other, _same_rows(data, other))
 
 

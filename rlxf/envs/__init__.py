@@ -11,28 +11,20 @@ from rlxf.envs.specs import register_envs
 
 register_envs()
 
-_MODULES = {
-    "make_vec_env": "rlxf.envs.make",
-    "make_env": "rlxf.envs.make",
-    "as_vec_env": "rlxf.envs.vector",
-    "check_spaces": "rlxf.envs.spaces",
-    "TMaze": "rlxf.envs.tmaze.env",
-    "TMazeVector": "rlxf.envs.tmaze.vector",
-    "PreviousReward": "rlxf.envs.wrappers.previous_step",
-    "PreviousStep": "rlxf.envs.wrappers.previous_step",
-    "PreviousTransition": "rlxf.envs.wrappers.previous_step",
-    "ReturnToGo": "rlxf.envs.wrappers.return_to_go",
-    "ActionReplay": "rlxf.envs.stateful_env",
-    "StatefulVectorEnv": "rlxf.envs.stateful_env",
-    "GymnasiumVecEnv": "rlxf.envs.vector",
-    "Workers": "rlxf.envs.workers",
-    "WorkerVecEnv": "rlxf.envs.workers",
-    "FaultyEnvironmentError": "rlxf.utils.errors",
-    "BrokenEnvironmentError": "rlxf.utils.errors",
-    "load_trajectories": "rlxf.data",
-    "Trajectories": "rlxf.data",
-    "Windows": "rlxf.data",
+_NAMES = {
+    "rlxf.envs.make": ("make_vec_env", "make_env"),
+    "rlxf.envs.spaces": ("check_spaces",),
+    "rlxf.envs.tmaze": ("TMaze",),
+    "rlxf.envs.tmaze_vector": ("TMazeVector",),
+    "rlxf.envs.wrappers": ("PreviousReward", "PreviousStep", "PreviousTransition", "ReturnToGo"),
+    "rlxf.envs.resume": ("ActionReplay",),
+    "rlxf.envs.vector": ("as_vec_env", "StatefulVectorEnv", "GymnasiumVecEnv"),
+    "rlxf.envs.worker_pool": ("Workers",),
+    "rlxf.envs.worker_vec_env": ("WorkerVecEnv",),
+    "rlxf.utils.errors": ("FaultyEnvironmentError", "BrokenEnvironmentError"),
+    "rlxf.data": ("load_trajectories", "Trajectories", "Windows"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [*_MODULES, "register_envs"]
 
 

@@ -1,13 +1,8 @@
 """Construction of single and vector environments from ids, with the packages of known memory tasks."""
 
-import importlib.util
-import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
-from importlib import import_module
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -18,29 +13,24 @@ from gymnasium.wrappers import FilterObservation, FlattenObservation, TransformO
 from stable_baselines3.common import env_util
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.spaces import check_playable
-from rlxf.envs.specs import creation_errors, make_single, register_envs
-from rlxf.envs.stateful_env import ActionReplay
+from rlxf.envs.specs import creation_errors, find_spec, make_single, package_of
 from rlxf.envs.vector import as_vec_env
-from rlxf.envs.workers import Workers, WorkerVecEnv
-from rlxf.envs.wrappers.previous_step import PreviousReward, PreviousTransition
-from rlxf.utils.extras import install_command
+from rlxf.envs.worker_pool import Workers
+from rlxf.envs.worker_vec_env import WorkerVecEnv
+from rlxf.envs.wrappers import PreviousReward, PreviousTransition
+
+EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 
 
-class Family(NamedTuple):
-    """Family of environment ids: the module that registers them, and their default wrappers."""
-
-    module: str
-    view: Callable[[gymnasium.Env], gymnasium.Env]
-
-
-def popgym_view(env: gymnasium.Env) -> gymnasium.Env:
+def flatten_popgym_observation(env: gymnasium.Env) -> gymnasium.Env:
     """Flatten a Tuple observation (POPGym Autoencode) to a vector, Discrete parts one-hot; keep others."""
     return FlattenObservation(env) if isinstance(env.observation_space, spaces.Tuple) else env
 
 
-def minigrid_view(env: gymnasium.Env) -> gymnasium.Env:
+def flatten_minigrid_observation(env: gymnasium.Env) -> gymnasium.Env:
     """Flatten the observation to a uint8 vector (4 + 7 * 7 * 20,): direction, then cells, all one-hot.
 
     MiniGrid's image holds codes of object, color and state. These are categories, hence one-hot. The
@@ -66,19 +56,11 @@ def _check_mission(env: gymnasium.Env) -> None:
         )
 
 
-FAMILIES = {
-    "popgym-": Family("popgym", popgym_view),
-    "MiniGrid-": Family("minigrid", minigrid_view),
+_WRAPPERS: dict[str | None, EnvWrapper] = {
+    "popgym": flatten_popgym_observation,
+    "minigrid": flatten_minigrid_observation,
 }
-
-
-def family_of(env_id: str) -> Family | None:
-    """Return the family whose prefix ``env_id`` has, or None."""
-    return next((family for prefix, family in FAMILIES.items() if env_id.startswith(prefix)), None)
-
-
-View = Callable[[gymnasium.Env], gymnasium.Env]
-OTHER_PACKAGE = "If another package registers it, install that package and write 'package:id'"
+"""Default wrapper of the environments of a package."""
 
 
 def make_vec_env(
@@ -86,7 +68,7 @@ def make_vec_env(
     n_envs: int,
     seed: int | None = None,
     env_kwargs: dict[str, Any] | None = None,
-    wrapper_class: View | None = None,
+    wrapper_class: EnvWrapper | None = None,
     previous_reward: bool = False,
     previous_transition: bool = False,
     workers: Workers | None = None,
@@ -132,19 +114,19 @@ def make_vec_env(
     spec = find_spec(env_id)
     single = wrapper_class is not None or previous_reward or previous_transition or workers is not None
     if spec.vector_entry_point is not None and not single:
-        vec_env = _own_vector_form(spec, n_envs, kwargs)
+        vec_env = _vector_entry_point_env(spec, n_envs, kwargs)
         if vec_env is not None:
             vec_env.seed(seed)
             return vec_env
-    view = _view(spec.id, wrapper_class, previous_reward, previous_transition)
-    return make_copies(partial(make_single, spec, **kwargs), n_envs, seed, view, workers)
+    wrap = _wrapper(spec.id, wrapper_class, previous_reward, previous_transition)
+    return make_vec_env_from(partial(make_single, spec, **kwargs), n_envs, seed, wrap, workers)
 
 
-def make_copies(
+def make_vec_env_from(
     make: Callable[[], gymnasium.Env],
     n_envs: int,
     seed: int | None,
-    view: View | None = None,
+    wrapper: EnvWrapper | None = None,
     workers: Workers | None = None,
 ) -> VecEnv:
     """Create ``n_envs`` environments with Stable-Baselines3's ``make_vec_env``, also with nested spaces.
@@ -153,7 +135,7 @@ def make_copies(
         make: function that creates one environment.
         n_envs: number of environments.
         seed: as in `make_vec_env`.
-        view: function that wraps each environment; None for no wrappers.
+        wrapper: function that wraps each environment; None for no wrappers.
         workers: as in `make_vec_env`.
 
     Raises:
@@ -161,83 +143,23 @@ def make_copies(
     """
     # The annotation is a class, but make_vec_env only calls it with the list of functions.
     vec_env_cls: Any = make_sync_vec_env if workers is None else partial(WorkerVecEnv, workers=workers)
-    return env_util.make_vec_env(make, n_envs, seed, wrapper_class=view, vec_env_cls=vec_env_cls)
+    return env_util.make_vec_env(make, n_envs, seed, wrapper_class=wrapper, vec_env_cls=vec_env_cls)
 
 
 def make_env(
     env_id: str,
     env_kwargs: dict[str, Any] | None = None,
-    wrapper_class: View | None = None,
+    wrapper_class: EnvWrapper | None = None,
     previous_reward: bool = False,
     previous_transition: bool = False,
 ) -> gymnasium.Env:
     """Create one environment with the wrappers of `make_vec_env`; arguments and errors are the same."""
     spec = find_spec(env_id)
-    view = _view(spec.id, wrapper_class, previous_reward, previous_transition)
-    return view(make_single(spec, **(env_kwargs or {})))
+    wrap = _wrapper(spec.id, wrapper_class, previous_reward, previous_transition)
+    return wrap(make_single(spec, **(env_kwargs or {})))
 
 
-def find_spec(env_id: str) -> EnvSpec:
-    """Import the package that registers ``env_id``, and return the spec.
-
-    This function is for ids from users: ``module:id`` imports the module. For ids from files, use
-    `registered_spec`.
-
-    Raises:
-        ValueError: if the id is not registered; the message lists similar ids.
-    """
-    register_envs()
-    module, _, name = env_id.rpartition(":")
-    family = family_of(name)
-    try:
-        import_module(module or (family.module if family else "gymnasium"))
-        return gymnasium.spec(name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"environment id {env_id!r} needs a package: {error}. {_hint(name)}") from error
-    except gymnasium.error.Error as error:
-        similar = ", ".join(get_close_matches(name, gymnasium.registry, n=4)) or "none"
-        hint = "" if family else f". {OTHER_PACKAGE}"  # the package of a family was imported
-        raise ValueError(f"unknown environment id {env_id!r}; similar ids: {similar}{hint}") from error
-
-
-def registered_spec(env_id: str) -> EnvSpec:
-    """Return the registered spec of an id that was read from a file.
-
-    Only the package of a known family (`rlxf.envs.make`) is imported, and not from the working
-    directory, which may be the folder of the file.
-
-    Raises:
-        ValueError: if the id is ``module:id``, which would import a module chosen by the file, or the id is
-            not registered.
-    """
-    if ":" in env_id:
-        raise ValueError(
-            f"the file names the environment {env_id!r}, and a module that a file names is not imported: if "
-            f"you know the module, pass the environment yourself (--env module:id; in Python env=...), or "
-            f"state that you trust the author of the file (--trust)"
-        )
-    family = family_of(env_id)
-    if family and _in_working_folder(family.module):
-        raise ValueError(
-            f"the id {env_id!r} comes from a file, and its package {family.module} would be imported from "
-            f"the working directory: run the command in another folder, or pass the environment with --env"
-        )
-    return find_spec(env_id)
-
-
-def _in_working_folder(module: str) -> bool:
-    spec = None if module in sys.modules else importlib.util.find_spec(module)
-    paths = () if spec is None else (spec.submodule_search_locations or [spec.origin or ""])
-    return any(Path(path).resolve().parent == Path.cwd() for path in paths)
-
-
-def _hint(name: str) -> str:
-    if family_of(name):
-        return f"Install the package of this family of tasks with: {install_command('memory')}"
-    return OTHER_PACKAGE
-
-
-def _own_vector_form(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) -> VecEnv | None:
+def _vector_entry_point_env(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) -> VecEnv | None:
     """Create the environment's own vector environment; None if it does not reset in the same step.
 
     Next-step autoreset costs one filler row per episode.
@@ -250,12 +172,9 @@ def _own_vector_form(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) -> VecE
     return None
 
 
-def _family_view(env_id: str) -> View:
-    family = family_of(env_id)
-    return family.view if family else lambda env: env
-
-
-def _view(env_id: str, wrapper_class: View | None, previous_reward: bool, previous_transition: bool) -> View:
+def _wrapper(
+    env_id: str, wrapper_class: EnvWrapper | None, previous_reward: bool, previous_transition: bool
+) -> EnvWrapper:
     """Return a function that applies all wrappers, innermost first, and then checks the spaces.
 
     The outer wrappers hold no state that a replay of the episode lacks, so they can wrap `ActionReplay`. They
@@ -263,7 +182,7 @@ def _view(env_id: str, wrapper_class: View | None, previous_reward: bool, previo
     """
     optional = {PreviousReward: previous_reward, PreviousTransition: previous_transition}
     outer = [wrapper for wrapper, enabled in optional.items() if enabled]
-    wrappers = [wrapper_class or _family_view(env_id), ActionReplay, *outer]
+    wrappers = [wrapper_class or _WRAPPERS.get(package_of(env_id), lambda env: env), ActionReplay, *outer]
 
     def wrap(env: gymnasium.Env) -> gymnasium.Env:
         for wrapper in wrappers:

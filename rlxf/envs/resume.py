@@ -1,8 +1,10 @@
-"""State of a ``VecEnv`` for a resumed run: the state of its wrappers and the current episodes."""
+"""Episodes that can be replayed, and the state of a ``VecEnv`` and its wrappers for a resumed run."""
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import gymnasium
 import numpy as np
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import (
@@ -16,11 +18,117 @@ from stable_baselines3.common.vec_env import (
     VecTransposeImage,
 )
 
-from rlxf.envs.stateful_env import ActionReplay
 from rlxf.envs.vector import GymnasiumVecEnv
-from rlxf.envs.workers import WorkerVecEnv
-from rlxf.envs.wrappers.return_to_go import ReturnToGo
+from rlxf.envs.worker_vec_env import WorkerVecEnv
+from rlxf.envs.wrappers import ReturnToGo, TransparentWrapper
 from rlxf.utils.errors import EpisodeLostError
+
+MAX_RECORDED_STEPS = 100_000
+"""Longest episode whose actions are recorded: the replay of a longer one would take minutes."""
+
+
+class ActionReplay(TransparentWrapper):
+    """Wrapper that resets each episode with its own seed and records the current episode for a replay.
+
+    The first episode after ``reset(seed=s)`` has the seed s. The episode k resets later has the first number
+    of ``numpy.random.SeedSequence([s, k])`` as its seed. So the episodes of a seed are the same in any
+    process, whatever actions are taken. Without a seed, s is drawn at random.
+
+    State that an environment keeps across a reset with a seed, such as an episode counter, is not replayed.
+    `replay` then reports that the observations differ.
+
+    Args:
+        env: the environment, in all wrappers that change observations.
+    """
+
+    def __init__(self, env: gymnasium.Env):
+        super().__init__(env)
+        self._seed: int | None = None
+        self._episode = 0
+        self._actions: list[Any] = []
+        self._options: dict[str, Any] | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start the next episode; a seed starts a new sequence of episodes."""
+        if seed is None and self._seed is not None:
+            self._episode += 1
+        else:
+            self._episode = 0
+            self._seed = int(np.random.SeedSequence().generate_state(1)[0] if seed is None else seed)
+        return self._reset_episode(options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment, record the action, and update the hash of the results."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if len(self._actions) <= MAX_RECORDED_STEPS:
+            self._actions.append(np.array(action))
+            self._update_hash(observation, reward, terminated, truncated)
+        return observation, reward, terminated, truncated, info
+
+    def record(self) -> dict[str, Any]:
+        """Return the record of the current episode, for `replay`.
+
+        Returns:
+            "seed" of the sequence, "number" of the episode in it, "actions" (T, ...), and "hash" of the
+            results. If the episode cannot be replayed, only "lost", the reason. An exception would end the
+            worker process of the environment.
+        """
+        if self._seed is None or self._options:
+            return {"lost": f"{self} was reset with options, or not at all"}
+        if len(self._actions) > MAX_RECORDED_STEPS:
+            return {"lost": f"an episode of {self} is longer than {MAX_RECORDED_STEPS:,} steps"}
+        return {
+            "seed": self._seed,
+            "number": self._episode,
+            "hash": self._hash.hexdigest(),
+            "actions": np.array(self._actions),
+        }
+
+    def replay(self, record: dict[str, Any]) -> str | None:
+        """Replay an episode up to the step at which `record` was called.
+
+        Returns:
+            None if the results are the same, else the reason why the replay failed.
+        """
+        self._seed, self._episode = record["seed"], record["number"]
+        try:
+            self._reset_episode(None)
+            for action in record["actions"]:
+                self.step(action[()])
+        except Exception as error:  # the environment may differ from the recorded one and raise anything
+            return f"{self} cannot be replayed: {error!r}"
+        if self._hash.hexdigest() == record["hash"]:
+            return None
+        return f"{self} with seed {self._seed_of_episode} and the same actions gives another episode"
+
+    def _reset_episode(self, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        self._actions, self._options, self._hash = [], options, hashlib.blake2b(digest_size=16)
+        observation, info = self.reset_inner(self._seed_of_episode, options)
+        self._update_hash(observation)
+        return observation, info
+
+    @property
+    def _seed_of_episode(self) -> int:
+        assert self._seed is not None
+        if self._episode == 0:
+            return self._seed
+        return int(np.random.SeedSequence([self._seed, self._episode]).generate_state(1)[0])
+
+    def _update_hash(self, *values: Any) -> None:
+        for value in values:
+            if isinstance(value, dict):
+                self._update_hash(*(value[key] for key in sorted(value)))
+            elif isinstance(value, tuple):
+                self._update_hash(*value)
+            else:
+                self._hash.update(_as_bytes(value))
+
+
+def _as_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()
+
 
 Place = tuple[object, str]
 """An object and the name of its attribute, a number or an array."""
@@ -33,27 +141,23 @@ def _of_normalize(wrapper: Any) -> list[Place]:
     return [(wrapper, "returns"), *parts]
 
 
-def _of_monitor(wrapper: Any) -> list[Place]:
-    return [(wrapper, name) for name in ("episode_returns", "episode_lengths", "episode_count")]
-
-
 def _of_stack(wrapper: Any) -> list[Place]:
     stacks = getattr(wrapper.stacked_obs, "sub_stacked_observations", {"": wrapper.stacked_obs})
     return [(stack, "stacked_obs") for stack in stacks.values()]
 
 
-def _of_return_to_go(wrapper: Any) -> list[Place]:
-    return [(wrapper, name) for name in ("_target", "_return_to_go", "_time_step", "_previous")]
+def _of(*names: str) -> Callable[[Any], list[Place]]:
+    return lambda wrapper: [(wrapper, name) for name in names]
 
 
 STATE_ATTRIBUTES: dict[type[VecEnvWrapper], Callable[[Any], list[Place]]] = {
     VecNormalize: _of_normalize,
-    VecMonitor: _of_monitor,
+    VecMonitor: _of("episode_returns", "episode_lengths", "episode_count"),
     VecFrameStack: _of_stack,
-    VecTransposeImage: lambda wrapper: [],
-    VecExtractDictObs: lambda wrapper: [],
-    VecCheckNan: lambda wrapper: [],
-    ReturnToGo: _of_return_to_go,
+    VecTransposeImage: _of(),
+    VecExtractDictObs: _of(),
+    VecCheckNan: _of(),
+    ReturnToGo: _of("_target", "_return_to_go", "_time_step", "_previous"),
 }
 """Attributes in which each wrapper class keeps state between steps."""
 
@@ -86,8 +190,8 @@ def episode_state(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the current episodes, as JSON and arrays, for `resume_episodes`.
 
     An array is named by its kind and environment. "actions.3" has the actions of the episode of
-    environment 3. If that environment failed and has not restarted, "shown.3." has the observation that it
-    repeats; the name ends with the key of a Dict, or the index in a Tuple.
+    environment 3. If that environment failed and has not restarted, "last_observation.3." has the
+    observation that it repeats; the name ends with the key of a Dict, or the index in a Tuple.
 
     Raises:
         EpisodeLostError: if the episodes cannot be continued: the environments are neither `ActionReplay` nor
@@ -97,13 +201,14 @@ def episode_state(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if isinstance(env.unwrapped, GymnasiumVecEnv):
         return {"state": env.unwrapped.state()}, {}
     workers = _workers(env)
-    records = _records(env, [i for i in range(env.num_envs) if i not in _absent(workers)])
-    absent = _absent(workers)  # includes environments that failed during the calls; their records are stale
-    records = {i: record for i, record in records.items() if i not in absent}
-    _check_replayable(records)
+    records = _records(env, [i for i in range(env.num_envs) if i not in _failed(workers)])
+    failed = _failed(workers)  # includes environments that failed during the calls; their records are stale
+    records = {i: record for i, record in records.items() if i not in failed}
+    _check_not_lost(record.get("lost") for record in records.values())
     arrays = {f"actions.{i}": record.pop("actions") for i, record in records.items()}
-    arrays |= {f"shown.{i}.{key}": x for i, each in absent.items() for key, x in each.pop("shown").items()}
-    records |= absent
+    for i, state in failed.items():
+        arrays |= {f"last_observation.{i}.{key}": x for key, x in state.pop("last_observation").items()}
+    records |= failed
     restarts = [] if workers is None else workers.restart_state()
     counts = [{"restarts": each} for each in restarts] or [{}] * env.num_envs
     return {"records": [records[i] | counts[i] for i in range(env.num_envs)]}, arrays
@@ -121,16 +226,21 @@ def resume_episodes(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[st
         env.unwrapped.load_state(document["state"])
         return
     records = dict(enumerate(document["records"]))
-    absent = {i: record for i, record in records.items() if "absent" in record}
+    failed = {i: record for i, record in records.items() if "failure_reported" in record}
+    replays = {
+        i: record | {"actions": arrays[f"actions.{i}"]} for i, record in records.items() if i not in failed
+    }
     workers = _workers(env)
-    if absent and workers is None:
-        raise EpisodeLostError(f"environment {min(absent)} had failed when the run was saved")
-    if workers is not None:
-        workers.load_restart_state([_counts_of(record) for record in records.values()])
-    present = records.keys() - absent.keys()
-    _replay(env, {i: records[i] | {"actions": arrays[f"actions.{i}"]} for i in sorted(present)})
-    if workers is not None:
-        workers.load_failed_envs({i: record | {"shown": _shown(arrays, i)} for i, record in absent.items()})
+    if workers is None:
+        if failed:
+            raise EpisodeLostError(f"environment {min(failed)} had failed when the run was saved")
+        _check_not_lost([env.env_method("replay", record, indices=i)[0] for i, record in replays.items()])
+        return
+    workers.load_restart_state([_counts_of(record) for record in records.values()])
+    _check_not_lost(workers.replay(replays).values())
+    workers.load_failed_envs(
+        {i: record | {"last_observation": _last_observation(arrays, i)} for i, record in failed.items()}
+    )
 
 
 def _workers(env: VecEnv) -> WorkerVecEnv | None:
@@ -139,12 +249,12 @@ def _workers(env: VecEnv) -> WorkerVecEnv | None:
     return inner if isinstance(inner, WorkerVecEnv) else None
 
 
-def _absent(workers: WorkerVecEnv | None) -> dict[int, dict[str, Any]]:
+def _failed(workers: WorkerVecEnv | None) -> dict[int, dict[str, Any]]:
     return {} if workers is None else workers.failed_envs()
 
 
-def _shown(arrays: Mapping[str, np.ndarray], i: int) -> dict[str, np.ndarray]:
-    prefix = f"shown.{i}."
+def _last_observation(arrays: Mapping[str, np.ndarray], i: int) -> dict[str, np.ndarray]:
+    prefix = f"last_observation.{i}."
     return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
 
 
@@ -155,19 +265,8 @@ def _records(env: VecEnv, environments: list[int]) -> dict[int, dict[str, Any]]:
     return dict(zip(environments, env.env_method("record", indices=environments), strict=True))
 
 
-def _check_replayable(records: Mapping[int, dict[str, Any]]) -> None:
-    for record in records.values():
-        if "lost" in record:
-            raise EpisodeLostError(record["lost"])
-
-
-def _replay(env: VecEnv, records: Mapping[int, dict[str, Any]]) -> None:
-    workers = _workers(env)
-    if workers is None:
-        reasons = {i: env.env_method("replay", record, indices=i)[0] for i, record in records.items()}
-    else:
-        reasons = workers.replay(records)
-    for reason in reasons.values():
+def _check_not_lost(reasons: Iterable[str | None]) -> None:
+    for reason in reasons:
         if reason is not None:
             raise EpisodeLostError(reason)
 
@@ -180,7 +279,7 @@ def _counts_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _places(env: VecEnv) -> Iterator[tuple[str, Place]]:
     for depth, wrapper in enumerate(_wrappers(env)):
-        places = STATE_ATTRIBUTES.get(type(wrapper), lambda wrapper: [])(wrapper)
+        places = STATE_ATTRIBUTES.get(type(wrapper), _of())(wrapper)
         for number, place in enumerate(places):
             yield f"{depth}.{type(wrapper).__name__}.{number}.{place[1]}", place
 

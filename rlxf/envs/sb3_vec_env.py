@@ -12,8 +12,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from rlxf.data.spaces import FLAT, parts_of
-from rlxf.envs.specs import TransparentWrapper
 from rlxf.envs.vector import as_vec_env
+from rlxf.envs.wrappers import TransparentWrapper
 from rlxf.utils.errors import BrokenEnvironmentError
 
 Make = Callable[[], gymnasium.Env]
@@ -31,13 +31,9 @@ def make_sync_vec_env(makes: Sequence[Make]) -> VecEnv:
     """
     envs = [make() for make in makes]
     if is_unnested(envs[0].observation_space):
-        return DummyVecEnv([partial(_identity, PausableEnv(env)) for env in envs])
-    env_fns: list[Make] = [partial(_identity, env) for env in envs]
+        return DummyVecEnv([partial(PausableEnv, env) for env in envs])
+    env_fns: list[Make] = [lambda env=env: env for env in envs]  # type: ignore[misc]  # of the default
     return as_vec_env(SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP))
-
-
-def _identity(env: gymnasium.Env) -> gymnasium.Env:
-    return env
 
 
 def is_unnested(space: spaces.Space[Any]) -> bool:
@@ -97,18 +93,18 @@ def resume_envs_at_exit(env: VecEnv) -> Iterator[None]:
 
     After an error, it tries to resume them and raises the original error, even if resuming fails.
     """
+
+    def resume() -> None:
+        if all(env.env_is_wrapped(PausableEnv)):
+            env.env_method("resume")
+
     try:
         yield
     except BaseException:
         with suppress(Exception):
-            _resume(env)
+            resume()
         raise
-    _resume(env)
-
-
-def _resume(env: VecEnv) -> None:
-    if all(env.env_is_wrapped(PausableEnv)):
-        env.env_method("resume")
+    resume()
 
 
 EXIT_SECONDS = 5.0
@@ -120,15 +116,15 @@ class WatchedRemote:
 
     Args:
         env: vector environment that owns the pipe.
-        number: index of the environment.
+        index: index of the environment.
 
     Raises:
         BrokenEnvironmentError: from `recv` and `send`, with the index and the exit code.
     """
 
-    def __init__(self, env: SubprocVecEnv, number: int):
-        self._env, self._number = env, number
-        self._remote, self._process = env.remotes[number], env.processes[number]
+    def __init__(self, env: SubprocVecEnv, index: int):
+        self._env, self._index = env, index
+        self._remote, self._process = env.remotes[index], env.processes[index]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._remote, name)
@@ -155,7 +151,7 @@ class WatchedRemote:
         self._env.waiting = False  # otherwise its close() waits for replies
         self._process.join(EXIT_SECONDS)
         return BrokenEnvironmentError(
-            f"the process of environment {self._number} ended with exit code {self._process.exitcode}; its "
+            f"the process of environment {self._index} ended with exit code {self._process.exitcode}; its "
             f"output has the reason. make_vec_env(..., workers=Workers(n)) restarts environments that fail"
         )
 
@@ -168,4 +164,4 @@ def watch_processes(env: VecEnv | None) -> None:
     """
     inner = None if env is None else env.unwrapped
     if isinstance(inner, SubprocVecEnv) and not isinstance(inner.remotes[0], WatchedRemote):
-        inner.remotes = tuple(WatchedRemote(inner, number) for number in range(inner.num_envs))
+        inner.remotes = tuple(WatchedRemote(inner, i) for i in range(inner.num_envs))

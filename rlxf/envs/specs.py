@@ -1,13 +1,26 @@
-"""Registration of the package's environments, specs of environments and checks of their arguments.
+"""Registered environments, their specs and construction, and environments that a file describes.
+
+A dataset, a checkpoint and the ``config.json`` of a run name an environment. The author of the file chose
+the name, so it is only looked up among the environments registered in this process. Everything else in
+a description can run code or open files: an entry point and a wrapper are imported, and an argument such as
+``xml_file`` is a path. It is used only if the caller trusts the file.
 
 This module imports only Gymnasium, so that ``import rlxf`` is fast.
 """
 
+import importlib.util
 import inspect
+import json
+import math
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -18,12 +31,8 @@ from rlxf.utils.extras import install_command
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv  # loads torch
 
-_ENTRY_POINT = "rlxf.envs.tmaze.env:TMaze"
-_CHECKED = {"corridor_length", "active", "penalty", "penalty_rule"}
-_KWARGS: dict[str, dict[str, object]] = {
-    "rlxf/TMaze-v0": {"corridor_length": 50, "active": False},
-    "rlxf/TMazeActive-v0": {"corridor_length": 50, "active": True},
-}
+_TMAZE = "rlxf.envs.tmaze:TMaze"
+_TMAZE_ARGUMENTS = {"corridor_length", "active", "penalty", "penalty_rule"}
 
 
 def register_envs() -> None:
@@ -31,19 +40,80 @@ def register_envs() -> None:
 
     ``import rlxf`` calls this function, because Gymnasium 1.x does not discover plugins.
     """
-    for env_id, kwargs in _KWARGS.items():
+    for env_id, active in (("rlxf/TMaze-v0", False), ("rlxf/TMazeActive-v0", True)):
         if env_id not in registry:
             register(
                 env_id,
-                entry_point=_ENTRY_POINT,
-                vector_entry_point="rlxf.envs.tmaze.vector:TMazeVector",
-                kwargs=kwargs,
+                entry_point=_TMAZE,
+                vector_entry_point="rlxf.envs.tmaze_vector:TMazeVector",
+                kwargs={"corridor_length": 50, "active": active},
             )
 
 
-def checks_argument(spec: EnvSpec, name: str) -> bool:
-    """Return whether ``spec`` is a task of this package that rejects harmful values of argument ``name``."""
-    return spec.entry_point == _ENTRY_POINT and name in _CHECKED
+_PACKAGES = {"popgym-": "popgym", "MiniGrid-": "minigrid"}
+"""Prefix of environment ids -> the package that registers them, of the extra ``memory``."""
+_OTHER_PACKAGE = "If another package registers it, install that package and write 'module:id'"
+
+
+def package_of(env_id: str) -> str | None:
+    """Return ``popgym`` or ``minigrid`` if ``env_id`` has the prefix of this package, or None."""
+    return next((package for prefix, package in _PACKAGES.items() if env_id.startswith(prefix)), None)
+
+
+def find_spec(env_id: str) -> EnvSpec:
+    """Import the package that registers ``env_id``, and return the spec.
+
+    This function is for ids from users: ``module:id`` imports the module. For ids from files, use
+    `registered_spec`.
+
+    Raises:
+        ValueError: if the id is not registered; the message lists similar ids.
+    """
+    register_envs()
+    module, _, name = env_id.rpartition(":")
+    package = package_of(name)
+    try:
+        import_module(module or package or "gymnasium")
+        return gymnasium.spec(name)
+    except ModuleNotFoundError as error:
+        install = f"Install the package of this family of tasks with: {install_command('memory')}"
+        hint = install if package else _OTHER_PACKAGE
+        raise ValueError(f"environment id {env_id!r} needs a package: {error}. {hint}") from error
+    except gymnasium.error.Error as error:
+        similar = ", ".join(get_close_matches(name, registry, n=4)) or "none"
+        hint = "" if package else f". {_OTHER_PACKAGE}"  # the known package was imported
+        raise ValueError(f"unknown environment id {env_id!r}; similar ids: {similar}{hint}") from error
+
+
+def registered_spec(env_id: str) -> EnvSpec:
+    """Return the registered spec of an id that was read from a file.
+
+    Of other packages, only ``popgym`` and ``minigrid`` are imported, and not from the working directory,
+    which may be the folder of the file.
+
+    Raises:
+        ValueError: if the id is ``module:id``, which would import a module chosen by the file, or the id is
+            not registered.
+    """
+    if ":" in env_id:
+        raise ValueError(
+            f"the file names the environment {env_id!r}, and a module that a file names is not imported: if "
+            f"you know the module, pass the environment yourself (--env module:id; in Python env=...), or "
+            f"state that you trust the author of the file (--trust)"
+        )
+    package = package_of(env_id)
+    if package and _in_working_folder(package):
+        raise ValueError(
+            f"the id {env_id!r} comes from a file, and its package {package} would be imported from "
+            f"the working directory: run the command in another folder, or pass the environment with --env"
+        )
+    return find_spec(env_id)
+
+
+def _in_working_folder(module: str) -> bool:
+    spec = None if module in sys.modules else importlib.util.find_spec(module)
+    paths = () if spec is None else (spec.submodule_search_locations or [spec.origin or ""])
+    return any(Path(path).resolve().parent == Path.cwd() for path in paths)
 
 
 def spec_of(env: "VecEnv") -> EnvSpec | None:
@@ -62,28 +132,10 @@ def env_id_of(env: "VecEnv") -> str | None:
 
 def is_other_version(one: str, other: str) -> bool:
     """Return whether two ids differ only in their version, as Walker2d-v4 and Walker2d-v5 do."""
-    *name, version = parse_env_id(one)
-    *other_name, other_version = parse_env_id(other)
-    return name == other_name and version != other_version
+    return one != other and parse_env_id(one)[:-1] == parse_env_id(other)[:-1]
 
 
-class TransparentWrapper(gymnasium.Wrapper):
-    """Base class of wrappers that change no space, so `spec` is that of the environment."""
-
-    @property
-    def spec(self) -> EnvSpec | None:  # type: ignore[override]  # as in `gymnasium.Wrapper`
-        """Spec of the wrapped environment."""
-        return self.env.spec
-
-    def reset_inner(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Reset the wrapped environment; older environments take no options, so None is not passed."""
-        return self.env.reset(seed=seed, **({} if options is None else {"options": options}))
-
-
-UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
-
-
-EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
+_EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
 """Module of environments -> extra of rlxf with the packages that they need."""
 
 
@@ -99,19 +151,19 @@ def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
 
     Raises:
         TypeError: with the unknown argument and the accepted ones, or with the arguments that were passed.
-        DependencyNotInstalled: with the command that installs the extra in `EXTRAS`.
+        DependencyNotInstalled: with the command that installs the extra in `_EXTRAS`.
     """
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as error:
-        extra = next((extra for module, extra in EXTRAS.items() if module in str(spec.entry_point)), None)
+        extra = next((extra for module, extra in _EXTRAS.items() if module in str(spec.entry_point)), None)
         if extra is None:
             raise
         raise gymnasium.error.DependencyNotInstalled(
             f"{spec.id} needs packages that are not installed; install them with: {install_command(extra)}"
         ) from error
     except TypeError as error:
-        match = UNEXPECTED.search(str(error))
+        match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if match is not None and match[1] in kwargs:
             raise TypeError(f"{spec.id} takes no argument {match[1]!r}{_advice(spec, match[1])}") from error
         if spec.id in str(error):
@@ -119,7 +171,14 @@ def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
         raise TypeError(f"{error}, raised during the creation of {spec.id} with {kwargs}") from error
 
 
-def accepted_arguments(spec: EnvSpec) -> list[str]:
+def _advice(spec: EnvSpec, name: str) -> str:
+    accepted = _accepted_arguments(spec)
+    if near := get_close_matches(name, accepted, n=1):
+        return f"; did you mean {near[0]!r}?"
+    return f"; it takes {', '.join(accepted)}" if accepted else "; it takes none"
+
+
+def _accepted_arguments(spec: EnvSpec) -> list[str]:
     """Return the names of the arguments of an environment, including those passed on to base classes."""
     if spec.entry_point is None:
         return []
@@ -138,9 +197,100 @@ def accepted_arguments(spec: EnvSpec) -> list[str]:
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def _advice(spec: EnvSpec, name: str) -> str:
-    accepted = accepted_arguments(spec)
-    near = get_close_matches(name, accepted, n=1)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; it takes {', '.join(accepted)}" if accepted else "; it takes none"
+@dataclass(frozen=True)
+class DescribedEnv:
+    """Description of an environment in a file.
+
+    Args:
+        id: Gymnasium id.
+        kwargs: arguments of the environment.
+        max_episode_steps: time limit; None for the registered one.
+        wrappers: names of additional wrappers.
+
+    Raises:
+        ValueError: if id is not a string, or kwargs is not a mapping.
+    """
+
+    id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_episode_steps: int | None = None
+    wrappers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not isinstance(self.kwargs, Mapping):
+            raise ValueError(f"an environment is an id and its arguments, got {self.id!r}, {self.kwargs!r}")
+
+    def needs_trust(self, given: Collection[str] = ()) -> list[str]:
+        """Return the parts of the description that differ from the registered environment and need trust.
+
+        Arguments of the T-Maze need no trust, because it validates them, nor does a shorter time limit.
+
+        Args:
+            given: names of arguments that the caller overrides.
+
+        Raises:
+            ValueError: if the environment is not registered, or the id is ``module:id``.
+        """
+        registered = registered_spec(self.id)
+        untrusted = [
+            f"{name}={value!r}"
+            for name, value in self.kwargs.items()
+            if name not in given and not _is_safe(registered, name, value)
+        ]
+        untrusted += [f"wrapper {name}" for name in self.wrappers]
+        if not self._limit_fits(registered):
+            untrusted.append(f"max_episode_steps={self.max_episode_steps!r}")
+        return untrusted
+
+    def local_spec(self, given: Collection[str] = ()) -> EnvSpec:
+        """Return the spec of the registered environment, with the parts that need no trust.
+
+        Args:
+            given: as in `needs_trust`.
+
+        Raises:
+            ValueError: if the environment is not registered, or the description has parts that need trust.
+        """
+        if untrusted := self.needs_trust(given):
+            raise ValueError(
+                f"the file describes {self.id!r} with {', '.join(untrusted)}, which is not used without "
+                f"trust, as it can run code or read files: pass the environment yourself "
+                f"({self._options()}; in Python env=...), or state that you trust the author of the file "
+                f"(--trust-data for a dataset, --trust for a run; in Python trust=True)"
+            )
+        return self._spec_from(registered_spec(self.id))
+
+    def trusted_spec(self) -> EnvSpec:
+        """Return the spec of the environment with all arguments and the time limit of the description.
+
+        The caller must trust the file: the module of an id ``module:id`` is imported. Wrappers are left out.
+
+        Raises:
+            ValueError: if the environment is not registered.
+        """
+        return self._spec_from(find_spec(self.id))
+
+    def _spec_from(self, registered: EnvSpec) -> EnvSpec:
+        steps = self.max_episode_steps or registered.max_episode_steps
+        return replace(registered, kwargs={**registered.kwargs, **self.kwargs}, max_episode_steps=steps)
+
+    def _options(self) -> str:
+        """Return the command-line options for this environment, without its wrappers."""
+        kwargs = f" --env-kwargs {quote(json.dumps(self.kwargs, default=repr))}" if self.kwargs else ""
+        return f"--env {quote(self.id)}{kwargs}"
+
+    def _limit_fits(self, registered: EnvSpec) -> bool:
+        steps, limit = self.max_episode_steps, registered.max_episode_steps or math.inf
+        return steps is None or (type(steps) is int and 1 <= steps <= limit)
+
+
+def _is_safe(registered: EnvSpec, name: str, value: Any) -> bool:
+    """Return whether the T-Maze validates the argument, or its value is that of the registration."""
+    if registered.entry_point == _TMAZE and name in _TMAZE_ARGUMENTS:
+        return True
+    return name in registered.kwargs and _as_json(registered.kwargs[name]) == _as_json(value)
+
+
+def _as_json(value: Any) -> str:
+    """Encode a value as JSON for a comparison in which a tuple equals a list."""
+    return json.dumps(value, default=repr, sort_keys=True)

@@ -13,9 +13,9 @@ from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
-from rlxf.data.spaces import FLAT, parts_of
-from rlxf.envs.specs import TransparentWrapper
+from rlxf.data.spaces import FLAT, discrete_sizes, discrete_start, parts_of, tolerant_bounds
 from rlxf.envs.vector import GymnasiumVecEnv
+from rlxf.envs.wrappers import TransparentWrapper
 from rlxf.utils.errors import FaultyEnvironmentError
 
 
@@ -75,9 +75,6 @@ def check_shapes(space: spaces.Space[Any], values: VecEnvObs, step: int) -> None
         )
 
 
-TOLERANCE = 1e-4
-"""Relative tolerance for rounding: a value may exceed a bound b by ``TOLERANCE * max(1, |b|)``."""
-
 _Limits = dict[Any, tuple[np.ndarray, np.ndarray]]
 _LIMITS: WeakKeyDictionary[VecEnv, _Limits] = WeakKeyDictionary()
 """Limits of each part of the observations, for each vector environment; empty after its warning."""
@@ -119,15 +116,16 @@ def warn_outside(
 
 
 def _limits_of(space: spaces.Space[Any]) -> _Limits:
-    if isinstance(space, spaces.Dict):
-        boxes = {key: part for key, part in space.items() if isinstance(part, spaces.Box)}
-        return {key: limits for key, part in boxes.items() for limits in _limits_of(part).values()}
-    if not isinstance(space, spaces.Box) or _is_whole_range(space):
-        return {}
-    slack = [TOLERANCE * np.maximum(1, np.abs(bound.astype(np.float64))) for bound in (space.low, space.high)]
-    low, high = space.low - slack[0], space.high + slack[1]
+    """Return the bounds with tolerance of each bounded Box, by the key of a Dict, or None."""
+    parts = space.spaces if isinstance(space, spaces.Dict) else {None: space}
+    boxes = {key: part for key, part in parts.items() if isinstance(part, spaces.Box)}
+    return {key: _tolerant_bounds(box) for key, box in boxes.items() if not _is_whole_range(box)}
+
+
+def _tolerant_bounds(space: spaces.Box[Any]) -> tuple[np.ndarray, np.ndarray]:
+    low, high = tolerant_bounds(space)
     dtype = space.dtype if space.dtype.kind == "f" else np.float64
-    return {None: (low.astype(dtype), high.astype(dtype))}
+    return low.astype(dtype), high.astype(dtype)
 
 
 def _is_whole_range(space: spaces.Box[Any]) -> bool:
@@ -147,12 +145,12 @@ class CheckedSteps(TransparentWrapper):
 
     Args:
         env: the environment, in all its other wrappers.
-        number: index of the environment, for the error message.
+        index: index of the environment, for the error message.
     """
 
-    def __init__(self, env: gymnasium.Env, number: int = 0):
+    def __init__(self, env: gymnasium.Env, index: int = 0):
         super().__init__(env)
-        self._number, self._steps = number, 0
+        self._index, self._steps = index, 0
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # unpickling looks up attributes before env is set
@@ -189,7 +187,7 @@ class CheckedSteps(TransparentWrapper):
     def _raise_if(self, what: str, fault: str | None) -> None:
         if fault is not None:
             raise FaultyEnvironmentError(
-                f"{what} of environment {self._number} at its step {self._steps} {fault}; correct the "
+                f"{what} of environment {self._index} at its step {self._steps} {fault}; correct the "
                 f"environment, or wrap it"
             )
 
@@ -206,8 +204,8 @@ def with_checked_steps(env: gymnasium.Env | VecEnv) -> Any:
     inner = inner.env.unwrapped if isinstance(inner, GymnasiumVecEnv) else inner
     if isinstance(inner, DummyVecEnv | SyncVectorEnv):
         inner.envs = [
-            each if isinstance(each, CheckedSteps) else CheckedSteps(each, number)
-            for number, each in enumerate(inner.envs)
+            each if isinstance(each, CheckedSteps) else CheckedSteps(each, index)
+            for index, each in enumerate(inner.envs)
         ]
     return env
 
@@ -223,10 +221,8 @@ def observation_fault(space: spaces.Space[Any], observation: Any) -> str | None:
         return _parts_fault(space, observation)
     if not isinstance(space, FLAT):
         return None
-    if type(observation) is np.ndarray and observation.dtype == space.dtype:
-        fault = None if observation.shape == space.shape else _shape_fault(space, observation.shape)
-    else:
-        fault = _cast_fault(space, observation)
+    has_dtype = type(observation) is np.ndarray and observation.dtype == space.dtype
+    fault = None if has_dtype and observation.shape == space.shape else _cast_fault(space, observation)
     return fault or range_fault(space, observation)
 
 
@@ -237,16 +233,10 @@ def range_fault(space: spaces.Space[Any], values: Any) -> str | None:
         space: space of one observation; the result is None for all other spaces.
         values: integers of the shape of the space, or a batch of them.
     """
-    if isinstance(space, spaces.Discrete):
-        low, high = np.asarray(space.start), np.asarray(space.start + space.n - 1)
-    elif isinstance(space, spaces.MultiDiscrete):
-        low, high = space.start, space.start + space.nvec - 1
-    elif isinstance(space, spaces.MultiBinary):
-        low, high = np.asarray(0), np.asarray(1)
-    else:
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return None
-    array = np.asarray(values)
-    outside = (array < low) | (array > high)
+    array, start = np.asarray(values), discrete_start(space)
+    outside = (array < start) | (array >= start + discrete_sizes(space).reshape(space.shape))
     return f"holds {array[outside][0]}, which is not in its space {space}" if outside.any() else None
 
 
@@ -258,8 +248,7 @@ def _parts_fault(space: spaces.Dict | spaces.Tuple, observation: Any) -> str | N
     for key, part in parts_of(space).items():
         if key not in present:
             return f"lacks the part {key!r}"
-        fault = observation_fault(part, observation[key])
-        if fault is not None:
+        if fault := observation_fault(part, observation[key]):
             return f"in its part {key!r} {fault}"
     return None
 
@@ -271,7 +260,7 @@ def _cast_fault(space: Any, observation: Any) -> str | None:
     if array.dtype.kind not in "biuf":
         return f"is {_abbreviated(observation)}, not numbers of {space.dtype}"
     if array.shape != space.shape:
-        return _shape_fault(space, array.shape)
+        return f"has shape {array.shape}, but its space {space} has shape {space.shape}"
     is_castable = np.can_cast(array.dtype, space.dtype or np.float32, "same_kind")
     if not is_castable and not _integers_fit(array, space.dtype):
         return f"is of {array.dtype}, which cannot be cast to {space.dtype} of its space without loss"
@@ -300,10 +289,6 @@ def _as_array(value: Any) -> np.ndarray | None:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError):
         return None
-
-
-def _shape_fault(space: spaces.Space[Any], shape: tuple[int, ...]) -> str:
-    return f"has shape {shape}, but its space {space} has shape {space.shape}"
 
 
 def _abbreviated(value: Any) -> str:

@@ -1,10 +1,12 @@
-"""Gymnasium's vector environments as SB3's `VecEnv`."""
+"""Gymnasium's vector environments as SB3's `VecEnv`, and those whose state can be saved."""
 
 import time
-from typing import Any
+from abc import abstractmethod
+from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
 import numpy as np
+from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.env_util import is_wrapped
@@ -12,9 +14,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from rlxf.envs.batches import info_of, observations_equal, row_of
-from rlxf.envs.spaces import check_playable
-from rlxf.envs.stateful_env import StatefulVectorEnv
+from rlxf.envs.spaces import check_playable, info_of, row_of
 from rlxf.utils.errors import EpisodeLostError, FaultyEnvironmentError
 
 
@@ -41,7 +41,34 @@ def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
     if not isinstance(inner, GymnasiumVecEnv) or not inner.filler_next.any():
         return False
     normalizer, last = unwrap_vec_normalize(env), inner.last_observation
-    return observations_equal(last if normalizer is None else normalizer.normalize_obs(last), observation)
+    shown = last if normalizer is None else normalizer.normalize_obs(last)
+    return data_equivalence(shown, observation, exact=True)
+
+
+_Mask = NDArray[np.bool_]
+"""True for some of the environments, bool (N,)."""
+
+
+@runtime_checkable
+class StatefulVectorEnv(Protocol):
+    """Interface of a Gymnasium ``VectorEnv`` whose state can be saved and loaded in another process.
+
+    In distributed training, lists in the state with one entry per environment are gathered from and split
+    over the ranks. Everything else in the state has to be equal on all ranks.
+
+    Single environments do not need this class: those of `rlxf.envs.make_vec_env` are `ActionReplay`.
+    """
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return the state that later steps depend on, with random generators, as JSON without NaN."""
+
+    @abstractmethod
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Load a `state` without a reset.
+
+        If the environment was created with the same arguments, the same steps follow.
+        """
 
 
 class GymnasiumVecEnv(VecEnv):
@@ -69,6 +96,7 @@ class GymnasiumVecEnv(VecEnv):
         env: the vector environment. It must return new arrays in each step (``copy=True``).
 
     Attributes:
+        filler_next: mask of the environments whose next step is a filler, bool (N,).
         last_observation: observation of the last `step` or `reset`; None before the first.
 
     Raises:
@@ -80,22 +108,12 @@ class GymnasiumVecEnv(VecEnv):
     def __init__(self, env: VectorEnv):
         _check_env(env)
         self.env = env
-        self._finish = {
-            AutoresetMode.SAME_STEP: self._finish_same_step,
-            AutoresetMode.NEXT_STEP: self._finish_next_step,
-            AutoresetMode.DISABLED: self._finish_disabled,
-        }[env.metadata["autoreset_mode"]]
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self._started = time.time()
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, dtype=np.int64)
-        self._filler = np.zeros(self.num_envs, dtype=np.bool_)
+        self.filler_next = np.zeros(self.num_envs, dtype=np.bool_)
         self.last_observation: Any = None
-
-    @property
-    def filler_next(self) -> NDArray[np.bool_]:
-        """Mask of the environments whose next step is a filler, bool (N,)."""
-        return self._filler
 
     def reset(self) -> VecEnvObs:
         """Return the first observations of all environments, with the seed and options set before."""
@@ -103,7 +121,7 @@ class GymnasiumVecEnv(VecEnv):
         self.reset_infos = [info_of(infos, i) for i in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
-        self._returns[:], self._lengths[:], self._filler[:] = 0.0, 0, False
+        self._returns[:], self._lengths[:], self.filler_next[:] = 0.0, 0, False
         self.last_observation = observations
         return observations
 
@@ -117,14 +135,14 @@ class GymnasiumVecEnv(VecEnv):
             "env": self._resumable.state(),
             "returns": self._returns.tolist(),
             "lengths": self._lengths.tolist(),
-            "filler": self._filler.tolist(),
+            "filler": self.filler_next.tolist(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Load a `state` without a reset."""
         self._resumable.load_state(state["env"])
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
-        self._filler = np.array(state["filler"])
+        self.filler_next = np.array(state["filler"])
 
     @property
     def _resumable(self) -> StatefulVectorEnv:
@@ -143,10 +161,10 @@ class GymnasiumVecEnv(VecEnv):
         observations, rewards, terminated, truncated, infos = self.env.step(self._actions)
         ends = terminated | truncated
         self._returns += rewards
-        self._lengths += ~self._filler
+        self._lengths += ~self.filler_next
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self._mark(rows, "filler")
-        self._filler = np.zeros(self.num_envs, dtype=np.bool_)
+        self.filler_next = np.zeros(self.num_envs, dtype=np.bool_)
         if ends.any():
             observations, last, last_infos = self._finish(observations, infos, ends)
             self._record_ends(rows, ends, last, last_infos, truncated & ~terminated)
@@ -222,28 +240,23 @@ class GymnasiumVecEnv(VecEnv):
             raise ValueError(f"a VectorEnv needs the same options in every environment, got {self._options}")
         return first or None
 
-    def _finish_same_step(self, observations: Any, infos: dict[str, Any], ends: NDArray[np.bool_]) -> Any:
+    def _finish(self, observations: Any, infos: dict[str, Any], ends: _Mask) -> tuple[Any, Any, Any]:
+        """Return the observations of the next step, and the last observations and infos of the episodes."""
+        mode = self.env.metadata["autoreset_mode"]
+        if mode is AutoresetMode.NEXT_STEP:
+            self.filler_next = ends
+            return observations, observations, infos
+        if mode is AutoresetMode.DISABLED:
+            first, _ = self.env.reset(options={"reset_mask": ends})
+            return first, observations, infos
         if "final_obs" not in infos:
             raise FaultyEnvironmentError(
                 f"{self.env} has autoreset mode SAME_STEP but no infos['final_obs'] at the end of an episode"
             )
         return observations, infos["final_obs"], infos.get("final_info", {})
 
-    def _finish_next_step(self, observations: Any, infos: dict[str, Any], ends: NDArray[np.bool_]) -> Any:
-        self._filler = ends
-        return observations, observations, infos
-
-    def _finish_disabled(self, observations: Any, infos: dict[str, Any], ends: NDArray[np.bool_]) -> Any:
-        first, _ = self.env.reset(options={"reset_mask": ends})
-        return first, observations, infos
-
     def _record_ends(
-        self,
-        rows: list[dict[str, Any]],
-        ends: NDArray[np.bool_],
-        last: Any,
-        infos: dict[str, Any],
-        truncated: NDArray[np.bool_],
+        self, rows: list[dict[str, Any]], ends: _Mask, last: Any, infos: dict[str, Any], truncated: _Mask
     ) -> None:
         seconds = round(time.time() - self._started, 6)
         for i in np.flatnonzero(ends).tolist():
@@ -255,7 +268,7 @@ class GymnasiumVecEnv(VecEnv):
         self._lengths[ends] = 0
 
     def _mark(self, rows: list[dict[str, Any]], key: str) -> None:
-        for i in np.flatnonzero(self._filler).tolist():
+        for i in np.flatnonzero(self.filler_next).tolist():
             rows[i][key] = True
 
 

@@ -2,8 +2,7 @@
 
 from rlxf.evaluation.callback import EvaluationCallback
 from rlxf.evaluation.episodes import evaluate
-from rlxf.evaluation.report import Report
-from rlxf.evaluation.sweep import TargetSweep, compare
+from rlxf.evaluation.report import Report, TargetSweep, compare
 from rlxf.evaluation.video import VideoCallback
 
 __all__ = ["EvaluationCallback", "Report", "TargetSweep", "VideoCallback", "compare", "evaluate"]

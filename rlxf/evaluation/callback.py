@@ -12,8 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization, un
 
 from rlxf.evaluation.environment import EnvLike, preserve_rng_state
 from rlxf.evaluation.episodes import evaluate
-from rlxf.evaluation.report import Report
-from rlxf.evaluation.sweep import TargetSweep
+from rlxf.evaluation.report import Report, TargetSweep
 
 
 class PeriodicCallback(BaseCallback):
@@ -102,7 +101,8 @@ class EvaluationCallback(PeriodicCallback):
     All evaluations use the same seed and thus the same episodes, so they differ only by the agent.
     Observations are normalized as in training; a ``VecNormalize`` around ``env`` gets its statistics.
     Evaluations do not affect the training: the states of the global random generators are restored.
-    With a ``budget``, the agent is evaluated at least once: at the end, if it could not be evaluated before.
+    With a ``budget``, the agent is not evaluated before its first update, and then at least once: at the end,
+    if it could not be evaluated before.
 
     The maximum of many evaluations is biased upwards. Evaluate the agent in ``best_path`` on other episodes,
     for example with `evaluate`, and report it in addition to the last checkpoint, not instead of it.
@@ -150,12 +150,8 @@ class EvaluationCallback(PeriodicCallback):
         super().__init__(every_steps, budget)
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {episodes}")
-        self.env = env
-        self.episodes = episodes
-        self.deterministic = deterministic
-        self.n_envs = n_envs
-        self.seed = seed
-        self.target_returns = target_returns
+        self.env, self.episodes, self.target_returns = env, episodes, target_returns
+        self.deterministic, self.n_envs, self.seed = deterministic, n_envs, seed
         self.best_path, self.on_new_best = best_path, on_new_best
         self.episode_length = episode_length
         self.reports: dict[int, Report] = {}
@@ -168,10 +164,12 @@ class EvaluationCallback(PeriodicCallback):
         return super().is_due(step) or self._must_be_last(step)
 
     def _must_be_last(self, step: int) -> bool:
-        return self.budget is not None and self.best is None and step >= self.model._total_timesteps
+        unevaluated = self.budget is not None and self.best is None and self.model._n_updates > 0
+        return unevaluated and step >= self.model._total_timesteps
 
     def _allowed(self) -> bool:
-        return super()._allowed() or self._must_be_last(self.num_timesteps)
+        updated = self.budget is None or self.model._n_updates > 0
+        return (updated and super()._allowed()) or self._must_be_last(self.num_timesteps)
 
     def expected_steps(self) -> float:
         """Return the expected steps of an evaluation, from the last one or from training episodes."""
@@ -183,28 +181,24 @@ class EvaluationCallback(PeriodicCallback):
         if isinstance(self.env, VecEnv) and unwrap_vec_normalize(self.env) is not None:
             sync_envs_normalization(self.training_env, self.env)
         with preserve_rng_state():
-            self.last = self._evaluate()
-        report = self.last.first if isinstance(self.last, TargetSweep) else self.last
-        self.reports[self.num_timesteps] = report
+            self.last = evaluate(
+                self.model,
+                self.env,
+                self.episodes,
+                target_returns=self.target_returns,
+                deterministic=self.deterministic,
+                n_envs=self.n_envs,
+                seed=self.seed,
+                logger=self.logger,
+                on_step=self.on_env_step,
+            )
+        reports = list(self.last.reports.values()) if isinstance(self.last, TargetSweep) else [self.last]
+        report = self.reports[self.num_timesteps] = reports[0]
         if self.best is None or report.mean > self.best:
             self._save_best(report.mean)
-        reports = self.last.reports.values() if isinstance(self.last, TargetSweep) else [self.last]
         lengths = np.concatenate([each.lengths for each in reports])
         self.episode_length = float(lengths.mean())
         return int(lengths.sum())
-
-    def _evaluate(self) -> Report | TargetSweep:
-        return evaluate(
-            self.model,
-            self.env,
-            self.episodes,
-            target_returns=self.target_returns,
-            deterministic=self.deterministic,
-            n_envs=self.n_envs,
-            seed=self.seed,
-            logger=self.logger,
-            on_step=self.on_env_step,
-        )
 
     def state(self) -> dict[str, Any]:
         """Return the best mean return and its step, and the cost so far, as JSON, for a resumed training."""

@@ -1,9 +1,9 @@
-"""Reference scores for the normalization of returns."""
+"""Preparation of environments for an evaluation: construction, seeds, normalization, and its warnings."""
 
 import random
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -30,10 +30,8 @@ from rlxf.envs.vector import as_vec_env, has_filler_rows
 def reference_scores_of(agent: Any, env: VecEnv) -> ReferenceScores | None:
     """Return the reference scores of the agent's data, else of the environment in `TABLE`, else None."""
     scores = getattr(agent, "reference_scores", None)
-    return _tabled(env) if scores is None else scores
-
-
-def _tabled(env: VecEnv) -> ReferenceScores | None:
+    if scores is not None:
+        return scores
     env_id = env_id_of(env)
     return None if env_id is None else scores_from_table(env_id)
 
@@ -116,16 +114,19 @@ def as_vectorized(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
         TypeError: if ``env`` is not an environment or an id.
         ValueError: if the id is unknown.
     """
-    if isinstance(env, VecEnv):
-        yield env
-    elif isinstance(env, str):
-        made = make_vec_env(env, n_envs)
-        try:
+    if isinstance(env, str):
+        with closing(make_vec_env(env, n_envs)) as made:
             yield made
-        finally:
-            made.close()
+    elif isinstance(env, VecEnv):
+        yield env
+    elif isinstance(env, VectorEnv):
+        yield as_vec_env(env)
+    elif isinstance(env, gymnasium.Env):
+        yield make_sync_vec_env([lambda: env])
     else:
-        yield _adapted(env)
+        raise TypeError(
+            f"env must be an id, a VecEnv, a VectorEnv, an Env or None, got {type(env).__name__}: {env!r}"
+        )
 
 
 def with_training_normalization(agent: Any, env: VecEnv) -> VecEnv:
@@ -133,56 +134,28 @@ def with_training_normalization(agent: Any, env: VecEnv) -> VecEnv:
 
     An ``env`` that already has a ``VecNormalize`` is returned unchanged.
     """
-    get_normalizer = getattr(agent, "get_vec_normalize_env", None)
-    normalizer = None if get_normalizer is None else get_normalizer()
+    normalizer = agent.get_vec_normalize_env() if hasattr(agent, "get_vec_normalize_env") else None
     if normalizer is None or not normalizer.norm_obs or unwrap_vec_normalize(env) is not None:
         return env
-    wrapped = VecNormalize(
-        env,
-        training=False,
-        norm_reward=False,
-        clip_obs=normalizer.clip_obs,
-        epsilon=normalizer.epsilon,
-        norm_obs_keys=normalizer.norm_obs_keys,
-    )
-    wrapped.obs_rms = deepcopy(normalizer.obs_rms)
+    wrapped = deepcopy(normalizer)  # without its environments, as in a pickle
+    wrapped.set_venv(env)
+    wrapped.training = wrapped.norm_reward = False
     return wrapped
 
 
 @contextmanager
 def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
-    if env is None:
-        with _agent_env(agent, n_envs) as agent_env:
-            yield agent_env
-    else:
+    """Context manager for ``env``; None means the agent's environment, else that of its data."""
+    if env is not None:
         with as_vectorized(env, n_envs) as vec_env:
             if hasattr(agent, "check_env"):
                 agent.check_env(vec_env)
             yield with_training_normalization(agent, vec_env)
-
-
-def _adapted(env: gymnasium.Env | VectorEnv) -> VecEnv:
-    if isinstance(env, VectorEnv):
-        return as_vec_env(env)
-    if isinstance(env, gymnasium.Env):
-        return make_sync_vec_env([lambda: env])
-    raise TypeError(
-        f"env must be an id, a VecEnv, a VectorEnv, an Env or None, got {type(env).__name__}: {env!r}"
-    )
-
-
-@contextmanager
-def _agent_env(agent: Any, n_envs: int) -> Iterator[VecEnv]:
-    """Context manager for the agent's environment; else for that of its data, closed at the end."""
-    env = agent.get_env() if hasattr(agent, "get_env") else None
-    if env is not None:
-        yield env
+    elif hasattr(agent, "get_env") and agent.get_env() is not None:
+        yield agent.get_env()
     elif hasattr(agent, "make_env"):
-        made = agent.make_env(n_envs, None)
-        try:
+        with closing(agent.make_env(n_envs, None)) as made:
             yield made
-        finally:
-            made.close()
     else:
         raise ValueError(f"{type(agent).__name__} has no environment: pass env, e.g. a Gymnasium id")
 

@@ -1,19 +1,20 @@
 """`evaluate`: play whole episodes of an agent in parallel environments and report their returns."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import overload
+from typing import Any, TypedDict, Unpack, overload
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.envs.sb3_vec_env import watch_processes
-from rlxf.envs.wrappers.return_to_go import ReturnToGo
+from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
 from rlxf.evaluation.environment import (
     EnvLike,
     is_monitored,
@@ -23,12 +24,21 @@ from rlxf.evaluation.environment import (
     warn_of_filler_rows,
     warn_of_missing_statistics,
 )
-from rlxf.evaluation.report import Report, write_scalars
+from rlxf.evaluation.report import Report, TargetSweep, write_scalars
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, play, quotas
-from rlxf.evaluation.sweep import TargetSweep, check_return_conditioned, data_range, validate_targets
+from rlxf.utils.tables import counting_bar
 
 SEED = 1_000_000
 """Default seed, far from typical training seeds, so generated levels are new to the agent."""
+
+
+class _Options(TypedDict, total=False):
+    deterministic: bool
+    n_envs: int
+    seed: int | None
+    progress_bar: bool | str
+    logger: Logger | SummaryWriter | None
+    on_step: Callable[[], object] | None
 
 
 @overload
@@ -38,12 +48,7 @@ def evaluate(
     episodes: int = 100,
     *,
     target_returns: None = None,
-    deterministic: bool = True,
-    n_envs: int = 32,
-    seed: int | None = SEED,
-    progress_bar: bool = False,
-    logger: Logger | SummaryWriter | None = None,
-    on_step: Callable[[], object] | None = None,
+    **options: Unpack[_Options],
 ) -> Report: ...
 
 
@@ -54,12 +59,7 @@ def evaluate(
     episodes: int = 100,
     *,
     target_returns: Sequence[float],
-    deterministic: bool = True,
-    n_envs: int = 32,
-    seed: int | None = SEED,
-    progress_bar: bool = False,
-    logger: Logger | SummaryWriter | None = None,
-    on_step: Callable[[], object] | None = None,
+    **options: Unpack[_Options],
 ) -> TargetSweep: ...
 
 
@@ -72,7 +72,7 @@ def evaluate(
     deterministic: bool = True,
     n_envs: int = 32,
     seed: int | None = SEED,
-    progress_bar: bool = False,
+    progress_bar: bool | str = False,
     logger: Logger | SummaryWriter | None = None,
     on_step: Callable[[], object] | None = None,
 ) -> Report | TargetSweep:
@@ -97,7 +97,7 @@ def evaluate(
         deterministic: use the most likely action instead of a sample from torch's global generator.
         n_envs: number of environments to create if ``env`` is an id or None, at most one per episode.
         seed: seed of the environments; environment i gets ``seed + i``. None does not seed them.
-        progress_bar: show a progress bar.
+        progress_bar: show a progress bar; a string is its label. Labels also name the target return.
         logger: logger or writer for ``log`` of the report, at step ``agent.num_timesteps``. For an agent with
             adaptive depth, also for ``eval/mean_depth``, the mean number of layer passes per token.
         on_step: function that is called before each step of the environments; an exception that it raises
@@ -122,14 +122,19 @@ def evaluate(
     targets = None if target_returns is None else validate_targets(target_returns, data_range(agent))
     with (
         prepared_env(agent, env, min(n_envs, episodes), seed) as vec_env,
-        episode_progress(progress_bar) as progress,
+        counting_bar(bool(progress_bar)) as progress,
     ):
         warn_of_filler_rows(agent, vec_env)
         warn_of_missing_statistics(agent, vec_env)
         watch_processes(vec_env)
         _depth_of(agent)  # resets the count of passes before the evaluation
         run = partial(_run, agent, episodes, deterministic, progress, on_step)
-        report = run(vec_env) if targets is None else _sweep(run, vec_env, targets, seed, data_range(agent))
+        label = progress_bar if isinstance(progress_bar, str) else "evaluate"
+        report: Report | TargetSweep
+        if targets is None:
+            report = run(label, vec_env)
+        else:
+            report = TargetSweep(_sweep(run, label, vec_env, targets, seed), data_range(agent))
     if logger is not None:
         step = getattr(agent, "num_timesteps", 0)
         if depth := _depth_of(agent):
@@ -140,19 +145,14 @@ def evaluate(
 
 def _depth_of(agent: PolicyPredictor) -> dict[str, float]:
     """Return the mean passes per token since the last call, as a scalar; empty without adaptive depth."""
-    mean_predict_depth = getattr(agent, "mean_predict_depth", None)
-    depth = None if mean_predict_depth is None else mean_predict_depth()
+    depth = agent.mean_predict_depth() if hasattr(agent, "mean_predict_depth") else None
     return {} if depth is None else {"eval/mean_depth": depth}
 
 
 def _sweep(
-    run: Callable[[VecEnv], Report],
-    env: VecEnv,
-    targets: list[float],
-    seed: int | None,
-    return_range: tuple[float, float] | None,
-) -> TargetSweep:
-    """Play the same episodes once for each target."""
+    run: Callable[[str, VecEnv], Report], label: str, env: VecEnv, targets: list[float], seed: int | None
+) -> dict[float, Report]:
+    """Play the same episodes once for each target, and return the report of each target."""
     wrapper = unwrap_vec_wrapper(env, ReturnToGo)
     if wrapper is None:
         env = wrapper = ReturnToGo(env, targets[0])
@@ -161,8 +161,8 @@ def _sweep(
         wrapper.target_return = target
         if seed is not None:
             env.seed(seed)
-        reports[target] = run(env)
-    return TargetSweep(reports, return_range)
+        reports[target] = run(f"{label}, target return {target:g}", env)
+    return reports
 
 
 def _run(
@@ -171,24 +171,19 @@ def _run(
     deterministic: bool,
     progress: Progress,
     on_step: Callable[[], object] | None,
+    label: str,
     env: VecEnv,
 ) -> Report:
     """Play the episodes, and return their report."""
     score = monitored_score if is_monitored(env) else accumulated_score
     counter = EpisodeCounter(quotas(episodes, env.num_envs), score)
-    task = progress.add_task("evaluate", total=episodes)
+    task = progress.add_task(label, total=episodes)
     for rewards, dones, infos in play(agent, env, deterministic, lambda: counter.remaining > 0, on_step):
         counter.add(raw_rewards(env, rewards), dones, infos)
         progress.update(task, completed=counter.count)
         if not counter.remaining.any():
             break
     return replace(counter.report(), references=reference_scores_of(agent, env))
-
-
-def episode_progress(enabled: bool) -> Progress:
-    """Return a progress bar of episodes, which shows nothing unless it is enabled."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, disable=not enabled)
 
 
 def warn_of_one_episode(episodes: int) -> None:
@@ -207,3 +202,50 @@ def _check(agent: object, episodes: int, n_envs: int) -> None:
     for name, value in (("episodes", episodes), ("n_envs", n_envs)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def validate_targets(targets: Sequence[float], data_range: tuple[float, float] | None) -> list[float]:
+    """Return the targets as floats; warn about those outside the range of returns in the data.
+
+    Raises:
+        ValueError: if there is no target, or a target is not finite or a duplicate.
+    """
+    values = [float(target) for target in targets]
+    if not values or not all(map(math.isfinite, values)) or len(set(values)) < len(values):
+        raise ValueError(
+            f"target_returns must be one or more finite numbers without duplicates, got {list(targets)}"
+        )
+    if data_range is not None:
+        _warn_outside(values, *data_range)
+    return values
+
+
+def check_return_conditioned(agent: Any) -> None:
+    """Raise if the agent is known not to be conditioned on a return.
+
+    Agents trained offline, and agents with the observation space of `ReturnToGo`, are conditioned.
+
+    Raises:
+        ValueError: if the agent is not conditioned on a return.
+    """
+    space = getattr(agent, "observation_space", None)
+    if data_range(agent) is None and space is not None and not is_return_conditioned(space):
+        raise ValueError(
+            f"target_returns needs an agent that is conditioned on a return, such as DecisionTransformer, "
+            f"got {type(agent).__name__}: leave target_returns out"
+        )
+
+
+def data_range(agent: Any) -> tuple[float, float] | None:
+    """Return the smallest and the largest return of an episode in the agent's data; None if unknown."""
+    return getattr(agent, "return_range", None)
+
+
+def _warn_outside(targets: list[float], low: float, high: float) -> None:
+    outside = [target for target in targets if not low <= target <= high]
+    if outside:
+        warnings.warn(
+            f"target returns {', '.join(f'{target:g}' for target in outside)} are outside the range of "
+            f"returns in the data, {low:g} to {high:g}: the agent must extrapolate",
+            stacklevel=4,
+        )

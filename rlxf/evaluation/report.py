@@ -1,80 +1,37 @@
-"""Report of an evaluation: returns, intervals, and scalars for the log."""
+"""Reports of evaluations: returns of one or several target returns, intervals, tables, scalars and plots."""
 
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy  # its submodules load lazily; scipy.stats takes a second
-from stable_baselines3.common.logger import Logger
+from numpy.typing import NDArray
+from stable_baselines3.common.logger import Figure as LoggedFigure
+from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.data.reference_scores import ReferenceScores
 from rlxf.utils.tables import Table, Tabular
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 CONFIDENCE = 0.95
 RESAMPLES = 9999
 _BATCH_NUMBERS = 2**20  # numbers resampled at a time: 8 MiB whatever the number of returns
-
-
-def interquartile_mean(x: np.ndarray) -> float:
-    """Return the mean of x (n,) without its floor(n / 4) smallest and floor(n / 4) largest values.
-
-    It is robust to outliers and needs fewer samples than the median.
-
-    Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.3.
-    """
-    return float(scipy.stats.trim_mean(x, 0.25))
-
-
-def bootstrap_interval(x: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """Return the 95% percentile bootstrap interval (low, high) of the mean of x (n,), low <= mean <= high.
-
-    The interval excludes the lowest and the highest 2.5% of the means of 9,999 samples, each of n values
-    drawn from x with replacement. Equal values, or a single value, give an interval of width 0.
-
-    Source: Efron 1979, "Bootstrap methods: another look at the jackknife".
-
-    Args:
-        x: values, at least one.
-        seed: seed of the samples.
-    """
-    mean = float(np.mean(x))
-    if np.ptp(x) == 0:
-        return mean, mean
-    result = scipy.stats.bootstrap(
-        (x,),
-        np.mean,
-        n_resamples=RESAMPLES,
-        batch=max(1, _BATCH_NUMBERS // len(x)),
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    low, high = result.confidence_interval
-    # Rounding errors may put the mean of nearly equal values outside the interval.
-    return min(float(low), mean), max(float(high), mean)
-
-
-def write_scalars(scalars: dict[str, float], logger: Logger | SummaryWriter, step: int) -> None:
-    """Write the value of each tag at ``step`` to an SB3 logger or a TensorBoard writer, and flush it."""
-    if isinstance(logger, Logger):
-        _dump(scalars, logger, step)
-    else:
-        _add(scalars, logger, step)
-
-
-def _dump(scalars: dict[str, float], logger: Logger, step: int) -> None:
-    for tag, value in scalars.items():
-        logger.record(tag, value)
-    logger.record("time/total_timesteps", step, exclude="tensorboard")
-    logger.dump(step)
-
-
-def _add(scalars: dict[str, float], writer: SummaryWriter, step: int) -> None:
-    for tag, value in scalars.items():
-        writer.add_scalar(tag, value, step)
-    writer.flush()
+MIN_RANKED = 3
+"""Smallest number of targets with a rank correlation; with two, it can only be -1 or 1."""
+STATISTICS = ("episodes", "mean", "std", "iqm", "ci", "mean_length", "success_rate", "normalized_score")
+"""Statistics of a `Report` in its JSON text."""
+TARGET_NAMES = {"eval/mean_reward": "return_mean", "eval/iqm": "return_iqm"}
+"""Tag of `Report.scalars` -> name in the tags of a `TargetSweep`, if it differs."""
+OTHERS = ("stdout", "log", "json", "csv")
+"""SB3's output formats that do not support figures and raise an error."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,8 +57,8 @@ class Report(Tabular):
     references: ReferenceScores | None = None
 
     def __post_init__(self) -> None:
-        arrays = [self.returns, self.lengths] + ([] if self.successes is None else [self.successes])
-        shapes = [array.shape for array in arrays]
+        arrays = (self.returns, self.lengths, self.successes)
+        shapes = [array.shape for array in arrays if array is not None]
         if len(set(shapes)) != 1 or len(shapes[0]) != 1 or not self.episodes:
             raise ValueError(
                 f"a report needs one value per episode and at least one episode, got shapes {shapes}"
@@ -169,24 +126,8 @@ class Report(Tabular):
 
     def to_json(self) -> str:
         """Return episodes and statistics as JSON text."""
-        successes = None if self.successes is None else self.successes.tolist()
-        statistics = {
-            "episodes": self.episodes,
-            "mean": self.mean,
-            "std": self.std,
-            "iqm": self.iqm,
-            "ci": list(self.ci),
-            "mean_length": self.mean_length,
-            "success_rate": self.success_rate,
-            "normalized_score": self.normalized_score,
-            "references": None if self.references is None else asdict(self.references),
-        }
-        arrays = {
-            "returns": self.returns.tolist(),
-            "lengths": self.lengths.tolist(),
-            "successes": successes,
-        }
-        return json.dumps(statistics | arrays, allow_nan=False)
+        statistics = {name: getattr(self, name) for name in STATISTICS}
+        return json.dumps(statistics | asdict(self), default=np.ndarray.tolist, allow_nan=False)
 
     def __str__(self) -> str:
         """Return mean, interval and success rate in one line, e.g. for ``print(report)``."""
@@ -214,11 +155,218 @@ class Report(Tabular):
             table.add_row("success rate", f"{self.success_rate:.1%}")
         if self.references is not None:
             table.add_row("normalized score", f"{self.normalized_score:.1f}")
-            table.caption = explain_scores(self.references)
+            table.caption = _explain_scores(self.references)
         return table
 
 
-def explain_scores(references: ReferenceScores) -> str:
+@dataclass(frozen=True, eq=False, repr=False)
+class TargetSweep(Tabular):
+    """Reports of a return-conditioned agent for several target returns.
+
+    ``print(sweep)`` and notebooks show the table.
+
+    Args:
+        reports: report of each target return, at least one. The first target is used where a single number
+            is needed.
+        data_range: smallest and largest return of an episode in the training data; None if unknown.
+    """
+
+    reports: dict[float, Report]
+    data_range: tuple[float, float] | None = None
+
+    @property
+    def targets(self) -> NDArray[np.float64]:
+        """Target returns, float64 (n,)."""
+        return np.array(list(self.reports), np.float64)
+
+    @property
+    def achieved(self) -> NDArray[np.float64]:
+        """Mean return at each target, float64 (n,)."""
+        return np.array([report.mean for report in self.reports.values()], np.float64)
+
+    @property
+    def first(self) -> Report:
+        """Report of the first target."""
+        return next(iter(self.reports.values()))
+
+    @property
+    def mean(self) -> float:
+        """Mean return at the first target."""
+        return self.first.mean
+
+    @cached_property
+    def spearman(self) -> float | None:
+        """Spearman's rank correlation of targets and mean returns, from -1 to 1.
+
+        It is None with fewer than three targets, where it has no meaning, or if all mean returns are equal.
+        """
+        if len(self.reports) < MIN_RANKED or np.ptp(self.achieved) == 0:
+            return None
+        return float(scipy.stats.spearmanr(self.targets, self.achieved).statistic)
+
+    def scalars(self) -> dict[str, float]:
+        """Return the value of each TensorBoard tag.
+
+        The tags are those of `Report.scalars` for the first target; ``eval/target_{g}/return_mean``,
+        ``return_iqm``, ``ci_low``, ``ci_high``, ``success_rate`` and ``normalized_score`` for each target g;
+        and ``eval/spearman``.
+        """
+        values = self.first.scalars()
+        for target, report in self.reports.items():
+            for tag, value in report.scalars().items():
+                if tag != "eval/mean_ep_length":
+                    name = TARGET_NAMES.get(tag, tag.removeprefix("eval/"))
+                    values[f"eval/target_{target:g}/{name}"] = value
+        return values if self.spearman is None else values | {"eval/spearman": self.spearman}
+
+    def log(self, logger: Logger | SummaryWriter, step: int) -> None:
+        """Write `scalars` at ``step`` to an SB3 logger or a TensorBoard writer, and flush it.
+
+        With several targets, `figure` is written to TensorBoard's images with tag ``eval/targets``.
+        """
+        if len(self.reports) > 1:
+            if isinstance(logger, SummaryWriter):
+                logger.add_figure("eval/targets", self.figure(), step, close=False)
+            elif any(isinstance(output, TensorBoardOutputFormat) for output in logger.output_formats):
+                logger.record("eval/targets", LoggedFigure(self.figure(), close=False), exclude=OTHERS)
+        write_scalars(self.scalars(), logger, step)
+
+    def to_json(self) -> str:
+        """Return the targets with the content of `Report.to_json` as JSON text."""
+        reports = [{"target": target} | json.loads(each.to_json()) for target, each in self.reports.items()]
+        return json.dumps({"spearman": self.spearman, "data_range": self.data_range, "targets": reports})
+
+    def __repr__(self) -> str:
+        achieved = ", ".join(f"{target:g}: {report.mean:.4g}" for target, report in self.reports.items())
+        return f"<{type(self).__name__}: mean return of each target {{{achieved}}}>"
+
+    def table(self) -> Table:
+        """Return a table with a row for each target, which ``print`` renders."""
+        by_name = {f"{target:g}": report for target, report in self.reports.items()}
+        title = ", ".join(filter(None, ("Requested and achieved", self._correlation)))
+        return compare(by_name, title, "target")
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Write `figure` to a new file, replacing an existing one; the suffix determines the format.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
+        Path(path).unlink(missing_ok=True)  # savefig would follow a link
+        self.figure().savefig(path)
+
+    def figure(self) -> "Figure":
+        """Plot mean returns over targets with 95% intervals, as a matplotlib figure of 720 by 600 pixels."""
+        from matplotlib.figure import Figure  # the import takes half a second, and most sweeps need none
+
+        figure = Figure(figsize=(6, 5), dpi=120, layout="constrained")
+        axes = figure.subplots()
+        order = np.argsort(self.targets)
+        targets, achieved = self.targets[order], self.achieved[order]
+        low, high = np.array([report.ci for report in self.reports.values()])[order].T
+        bars = np.stack([achieved - low, high - achieved])
+        axes.axline((self.targets[0], self.targets[0]), slope=1, color="gray", linestyle="--", label="target")
+        axes.errorbar(targets, achieved, bars, fmt="o-", capsize=3, label="mean, 95% interval")
+        if self.data_range is not None:
+            axes.axvspan(*self.data_range, color="tab:green", alpha=0.1, label="returns in the data")
+        axes.set(xlabel="target return", ylabel="achieved return", title=self._correlation)
+        axes.legend()
+        return figure
+
+    @property
+    def _correlation(self) -> str:
+        """Spearman's rank correlation in words; "" with fewer than three targets."""
+        value = "undefined" if self.spearman is None else f"{self.spearman:.2f}"
+        return "" if len(self.reports) < MIN_RANKED else f"Spearman's rank correlation {value}"
+
+
+COLUMNS = {
+    "episodes": lambda report: str(report.episodes),
+    "mean return": lambda report: f"{report.mean:.4g}",
+    "95% interval": lambda report: "{:.4g} to {:.4g}".format(*report.ci),
+    "IQM": lambda report: f"{report.iqm:.4g}",
+    "success": lambda report: "" if report.success_rate is None else f"{report.success_rate:.1%}",
+    "normalized score": lambda report: (
+        "" if report.normalized_score is None else f"{report.normalized_score:.1f}"
+    ),
+}
+
+
+def compare(
+    reports: Mapping[str, Report], title: str = "Comparison of agents", heading: str = "agent"
+) -> Table:
+    """Return a printable table with a row per report: episodes, returns, success rate and score if available.
+
+    Nothing is averaged over rows, so the table can compare the last and the best checkpoint of a run.
+
+    Args:
+        reports: reports by name, at least one.
+        title: title of the table.
+        heading: heading of the column of names.
+    """
+    columns = {name: cell for name, cell in COLUMNS.items() if any(map(cell, reports.values()))}
+    table = Table(heading, *columns, title=title)
+    for name, report in reports.items():
+        table.add_row(name, *(cell(report) for cell in columns.values()))
+    references = [report.references for report in reports.values() if report.references is not None]
+    if references:
+        table.caption = _explain_scores(references[0])
+    return table
+
+
+def _explain_scores(references: ReferenceScores) -> str:
     """Explain the scale of normalized scores and its source in one line."""
     low, high = references.minimum, references.maximum
     return f"normalized score: 0 is a return of {low:.6g}, 100 one of {high:.6g} ({references.source})"
+
+
+def write_scalars(scalars: dict[str, float], logger: Logger | SummaryWriter, step: int) -> None:
+    """Write the value of each tag at ``step`` to an SB3 logger or a TensorBoard writer, and flush it."""
+    if isinstance(logger, Logger):
+        for tag, value in scalars.items():
+            logger.record(tag, value)
+        logger.record("time/total_timesteps", step, exclude="tensorboard")
+        logger.dump(step)
+    else:
+        for tag, value in scalars.items():
+            logger.add_scalar(tag, value, step)
+        logger.flush()
+
+
+def interquartile_mean(x: np.ndarray) -> float:
+    """Return the mean of x (n,) without its floor(n / 4) smallest and floor(n / 4) largest values.
+
+    It is robust to outliers and needs fewer samples than the median.
+
+    Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.3.
+    """
+    return float(scipy.stats.trim_mean(x, 0.25))
+
+
+def bootstrap_interval(x: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """Return the 95% percentile bootstrap interval (low, high) of the mean of x (n,), low <= mean <= high.
+
+    The interval excludes the lowest and the highest 2.5% of the means of 9,999 samples, each of n values
+    drawn from x with replacement. Equal values, or a single value, give an interval of width 0.
+
+    Source: Efron 1979, "Bootstrap methods: another look at the jackknife".
+
+    Args:
+        x: values, at least one.
+        seed: seed of the samples.
+    """
+    mean = float(np.mean(x))
+    if np.ptp(x) == 0:
+        return mean, mean
+    result = scipy.stats.bootstrap(
+        (x,),
+        np.mean,
+        n_resamples=RESAMPLES,
+        batch=max(1, _BATCH_NUMBERS // len(x)),
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    low, high = result.confidence_interval
+    # Rounding errors may put the mean of nearly equal values outside the interval.
+    return min(float(low), mean), max(float(high), mean)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.envs.batches import LOST, is_filler, rows_of
 from rlxf.envs.sb3_vec_env import pause_envs
+from rlxf.envs.spaces import LOST, is_filler, rows_of
 from rlxf.envs.step_checks import check_finite
 from rlxf.evaluation.report import Report
 from rlxf.utils.errors import FaultyEnvironmentError
@@ -165,20 +165,18 @@ class EpisodeCounter:
         self._steps += played
         self._check_rewards(rewards, played)
         self._sums += np.where(played, rewards, 0.0)
-        self._drop([i for i, info in enumerate(infos) if info.get(LOST, False)])
+        lost = [i for i, info in enumerate(infos) if info.get(LOST, False)]
+        self._sums[lost] = self._steps[lost] = 0  # discards the running episodes of failed environments
         for i in np.flatnonzero(dones & played).tolist():
             self._end(i, infos[i])
 
     def report(self) -> Report:
         """Return a report of the counted episodes, in the order in which they ended."""
         returns, lengths = zip(*self._scores, strict=True)
-        return Report(
-            np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64), self._success_array()
-        )
-
-    def _drop(self, lost: list[int]) -> None:
-        """Discard the running episodes of environments that failed."""
-        self._sums[lost] = self._steps[lost] = 0
+        # Some environments report only successes; a missing report is then a failure.
+        unreported = all(success is None for success in self._successes)
+        successes = None if unreported else np.array(self._successes).astype(bool)
+        return Report(np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64), successes)
 
     def _end(self, i: int, info: Info) -> None:
         score = self._score(info, (float(self._sums[i]), int(self._steps[i])))
@@ -189,11 +187,6 @@ class EpisodeCounter:
             self.remaining[i] -= 1
             self._scores.append(score)
             self._successes.append(info.get("is_success"))
-
-    def _success_array(self) -> np.ndarray | None:
-        # Some environments report only successes; a missing report is then a failure.
-        unreported = all(success is None for success in self._successes)
-        return None if unreported else np.array(self._successes).astype(bool)
 
     def _check_rewards(self, rewards: np.ndarray, played: np.ndarray) -> None:
         for i in np.flatnonzero(played & ~np.isfinite(rewards)):

@@ -170,11 +170,8 @@ def check_rendering(env: gymnasium.Env) -> None:
         raise TypeError(f"a video needs one gymnasium.Env with render_mode='rgb_array', got {env!r}")
     if env.render_mode != RENDER_MODE:
         supported = env.metadata.get("render_modes", [])
-        advice = (
-            f"create it with render_mode={RENDER_MODE!r}"
-            if RENDER_MODE in supported
-            else "it cannot be recorded"
-        )
+        possible = RENDER_MODE in supported
+        advice = f"create it with render_mode={RENDER_MODE!r}" if possible else "it cannot be recorded"
         raise ValueError(f"{env} has render_mode={env.render_mode!r} and supports {supported}: {advice}")
     try:
         FrameRecorder(env).reset()
@@ -215,9 +212,7 @@ class VideoCallback(PeriodicCallback):
     ):
         super().__init__(every_steps, budget)
         check_rendering(env)
-        self.env = env
-        self.deterministic = deterministic
-        self.seed = seed
+        self.env, self.deterministic, self.seed = env, deterministic, seed
 
     def expected_steps(self) -> float:
         """Return the mean length of the last training episodes, at most 500."""

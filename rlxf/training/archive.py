@@ -4,9 +4,10 @@ import hashlib
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -102,24 +103,24 @@ def read_archive(
         ValueError: if ``sha256`` is not 64 hexadecimal digits.
     """
     path = Path(path)
-    check_digits(sha256)
+    _check_digits(sha256)
     _check_is_file(path)
     with open(path, "rb") as handle:
         try:
-            check_digest(handle, sha256)
+            _check_digest(handle, sha256)
             members = read_members(handle, max_bytes)
         except ValueError as error:
             raise CheckpointError(f"cannot read checkpoint {path}: {error}") from error
     return Archive(_with_suffix(members, ".json"), _with_suffix(members, ".safetensors"))
 
 
-def check_digits(sha256: str | None) -> None:
+def _check_digits(sha256: str | None) -> None:
     """Raise ValueError unless ``sha256`` is None or 64 hexadecimal digits."""
     if sha256 is not None and not (isinstance(sha256, str) and DIGITS.fullmatch(sha256)):
         raise ValueError(f"sha256 must be 64 hexadecimal digits, as sha256sum prints them, got {sha256!r}")
 
 
-def check_digest(handle: BufferedReader, sha256: str | None) -> None:
+def _check_digest(handle: BufferedReader, sha256: str | None) -> None:
     """Raise ValueError if a file has another SHA-256.
 
     Args:
@@ -158,19 +159,12 @@ def _write_members(
     entries = {}
     with zipfile.ZipFile(handle, "w") as archive:
         archive.comment = bytes(SEAL_BYTES)
-        for name, data in _encode_members(texts, groups):
+        tensors = ((name, dump_tensors(group)) for name, group in groups.items())
+        for name, data in chain(texts.items(), tensors):
             archive.writestr(_member_info(name), data)
             entries[name] = describe_member(data)
         archive.writestr(_member_info(MANIFEST), dump_manifest(entries))
     seal(handle)
-
-
-def _encode_members(
-    texts: dict[str, bytes], groups: dict[str, Mapping[str, Tensor]]
-) -> Iterator[tuple[str, bytes]]:
-    yield from texts.items()
-    for name, group in groups.items():
-        yield name, dump_tensors(group)
 
 
 def _member_info(name: str) -> zipfile.ZipInfo:

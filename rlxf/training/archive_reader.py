@@ -33,7 +33,6 @@ _LOCATOR = struct.Struct("<4s4xQ4x")  # signature, offset of the zip64 end recor
 # Exceptions that `zipfile` raises for malformed archives.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
-    NotImplementedError,
     RuntimeError,
     EOFError,
     OSError,
@@ -52,15 +51,15 @@ def read_members(handle: BinaryIO, max_bytes: int) -> dict[str, Any]:
     Raises:
         ValueError: if the file violates the format of rlxf, or requires more memory than the budget.
     """
-    size = check_ends(handle, max_bytes)
+    size = _check_ends(handle, max_bytes)
     required: dict[str, int] = {}
     with _broken_zip("the directory"), zipfile.ZipFile(handle) as archive:
         _check_manifest(archive)
-        check_members(archive.infolist(), size)  # before any compressed member could be read
-        entries = _decode(MANIFEST, _read(archive, MANIFEST), load_manifest, required)
-        check_complete(set(entries), set(archive.namelist()) - {MANIFEST})
+        _check_members(archive.infolist(), size)  # before any compressed member could be read
+        entries = _decode(MANIFEST, _read(archive, MANIFEST), _load_manifest, required)
+        _check_complete(set(entries), set(archive.namelist()) - {MANIFEST})
         members = {name: _read_entry(archive, name, entry, required) for name, entry in entries.items()}
-    check_seal(handle)
+    _check_seal(handle)
     return members
 
 
@@ -74,7 +73,7 @@ def _check_manifest(archive: zipfile.ZipFile) -> None:
 
 def _read_entry(archive: zipfile.ZipFile, name: str, entry: dict[str, Any], required: dict[str, int]) -> Any:
     data = _read(archive, name)
-    check_unaltered(name, data, entry)
+    _check_unaltered(name, data, entry)
     return _decode(name, data, load_json if name.endswith(".json") else load_tensors, required)
 
 
@@ -111,7 +110,7 @@ def seal(handle: BinaryIO) -> None:
     handle.write(digest)
 
 
-def check_seal(handle: BinaryIO) -> None:
+def _check_seal(handle: BinaryIO) -> None:
     """Raise ValueError if the seal does not match the bytes before it."""
     digest = _digest_before_seal(handle)
     handle.seek(-SEAL_BYTES, 2)
@@ -119,7 +118,7 @@ def check_seal(handle: BinaryIO) -> None:
         raise _damaged("bytes between its members were altered")
 
 
-def check_ends(handle: BinaryIO, max_bytes: int) -> int:
+def _check_ends(handle: BinaryIO, max_bytes: int) -> int:
     """Check the first and last bytes of a checkpoint file, and return its size in bytes.
 
     This function reads a few hundred bytes only, for any content of the file. Afterwards, the zip directory
@@ -139,24 +138,20 @@ def check_ends(handle: BinaryIO, max_bytes: int) -> int:
     return size
 
 
-def check_members(members: list[zipfile.ZipInfo], file_size: int) -> None:
+def _check_members(members: list[zipfile.ZipInfo], file_size: int) -> None:
     """Raise ValueError unless members are uncompressed, unique, with valid names, and fit into the file."""
     seen: set[str] = set()
     for member in members:
-        _check_member(member)
+        name = member.orig_filename
+        if not MEMBER_NAME.fullmatch(name):
+            raise _damaged(f"the member {name!r} is neither JSON nor safetensors")
+        if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
+            raise _damaged(f"the member {name!r} is compressed, unlike those of rlxf")
         if member.filename in seen:
             raise _damaged(f"the member {member.filename!r} is duplicated")
         seen.add(member.filename)
     if sum(member.file_size for member in members) > file_size:
         raise _damaged("its members declare more bytes than the file has")
-
-
-def _check_member(member: zipfile.ZipInfo) -> None:
-    name = member.orig_filename
-    if not MEMBER_NAME.fullmatch(name):
-        raise _damaged(f"the member {name!r} is neither JSON nor safetensors")
-    if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
-        raise _damaged(f"the member {name!r} is compressed, unlike those of rlxf")
 
 
 def _check_start(handle: BinaryIO) -> None:
@@ -218,7 +213,7 @@ def dump_manifest(members: dict[str, dict[str, Any]]) -> bytes:
     return dump_json({"format": FORMAT, "version": VERSION, "members": members})
 
 
-def load_manifest(data: bytes) -> dict[str, dict[str, Any]]:
+def _load_manifest(data: bytes) -> dict[str, dict[str, Any]]:
     """Return the manifest entries of the members by name.
 
     Raises:
@@ -234,10 +229,16 @@ def load_manifest(data: bytes) -> dict[str, dict[str, Any]]:
         raise ValueError(
             f"its format version is {version!r}, but this rlxf reads version {VERSION}; {advice}"
         )
-    return _check_entries(manifest.get("members"))
+    members = manifest.get("members")
+    if not isinstance(members, dict):
+        raise _damaged("it lists no members")
+    for name, entry in members.items():
+        if not isinstance(entry, dict) or entry.keys() != {"sha256", "size"}:
+            raise _damaged(f"its entry {name!r} must have only 'sha256' and 'size'")
+    return members
 
 
-def check_complete(listed: set[str], present: set[str]) -> None:
+def _check_complete(listed: set[str], present: set[str]) -> None:
     """Raise ValueError unless the listed members are exactly those present in the file."""
     if missing := sorted(listed - present):
         raise _damaged(f"the member {missing[0]!r} is missing")
@@ -245,18 +246,9 @@ def check_complete(listed: set[str], present: set[str]) -> None:
         raise _damaged(f"the member {extra[0]!r} is not listed in {MANIFEST}")
 
 
-def check_unaltered(name: str, data: bytes, entry: dict[str, Any]) -> None:
+def _check_unaltered(name: str, data: bytes, entry: dict[str, Any]) -> None:
     """Raise ValueError unless the data of a member have the size and SHA-256 of its manifest entry."""
     actual = describe_member(data)
     for key in ("size", "sha256"):
         if actual[key] != entry[key]:
             raise _damaged(f"the member {name!r} is altered: its {key} is {actual[key]}, not {entry[key]}")
-
-
-def _check_entries(members: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(members, dict):
-        raise _damaged("it lists no members")
-    for name, entry in members.items():
-        if not isinstance(entry, dict) or entry.keys() != {"sha256", "size"}:
-            raise _damaged(f"its entry {name!r} must have only 'sha256' and 'size'")
-    return members

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
@@ -87,11 +87,9 @@ def signal_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator
     Python runs signal handlers in the main thread. In another thread, this context has no effect.
     """
     before = {}
-    try:
+    with suppress(ValueError):  # not in the main thread
         for each in SIGNALS:
             before[each] = signal.signal(each, handler)
-    except ValueError:  # not in the main thread
-        pass
     try:
         yield
     finally:
@@ -131,9 +129,7 @@ class CheckpointFolder:
 
     def files(self) -> list[Path]:
         """Return the paths of all checkpoints, the oldest first."""
-        if not self.path.is_dir():
-            return []
-        return sorted(file for file in self.path.iterdir() if NAME.fullmatch(file.name))
+        return sorted(file for file in self.path.glob("step-*.zip") if NAME.fullmatch(file.name))
 
     def write(self, step: int, archive: Archive) -> None:
         """Write a checkpoint, then remove the oldest ones until ``keep`` are left.

@@ -67,12 +67,13 @@ def check_not_a_folder(path: str | os.PathLike[str], file: Path) -> None:
         return
     if (path / CHECKPOINT).is_file():
         raise IsADirectoryError(f"{path} is the folder of a run; give the file {path / CHECKPOINT}")
-    raise IsADirectoryError(f"{path} is a folder; give a checkpoint file{_advice(path)}")
+    example = "".join(f", such as {run / CHECKPOINT}" for run in _runs_in(path)[:1])
+    raise IsADirectoryError(f"{path} is a folder; give a checkpoint file{example}")
 
 
 def no_run_folder_message(path: Path) -> str:
     """Return the error message for a folder that is not a run folder, with the run folders inside of it."""
-    runs = list(runs_in(path))
+    runs = _runs_in(path)
     if not runs:
         return f"{path} is not a run folder: it has no {CONFIG}; give the folder of a run"
     listed = ", ".join(str(run) for run in runs[:MAX_LISTED])
@@ -80,11 +81,11 @@ def no_run_folder_message(path: Path) -> str:
     return f"{path} is not a run folder, but contains {len(runs)} of them: give one of {listed}{more}"
 
 
-def runs_in(path: Path) -> Iterator[Path]:
-    """Yield the run folders inside of a folder, at most `DEPTH` levels deep, in sorted order."""
+def _runs_in(path: Path) -> list[Path]:
+    """Return the run folders inside of a folder, at most `DEPTH` levels deep, in sorted order."""
     levels = ["/".join("*" * depth) for depth in range(1, DEPTH + 1)]
     runs = {config.parent for level in levels for config in path.glob(f"{level}/{CONFIG}")}
-    yield from sorted(run for run in runs if not run.name.startswith("."))  # hidden: temporary folders
+    return sorted(run for run in runs if not run.name.startswith("."))  # hidden: temporary folders
 
 
 def _name(documents: dict[str, Any]) -> str | None:
@@ -93,10 +94,6 @@ def _name(documents: dict[str, Any]) -> str | None:
         if isinstance(described, dict) and isinstance(described.get("name"), str):
             return str(described["name"])
     return None
-
-
-def _advice(path: Path) -> str:
-    return "".join(f", such as {run / CHECKPOINT}" for run in list(runs_in(path))[:1])
 
 
 VERSION = version("rlxf")
@@ -178,33 +175,27 @@ class Rule:
         )
 
 
-def _range(least: float | None, most: float | None) -> str:
-    if least is None and most is None:
-        return ""
-    if most is None:
-        return f" of at least {least}"
-    return f" of at most {most}" if least is None else f" from {least} to {most}"
+def whole(least: float = -math.inf, most: float = math.inf) -> Rule:
+    """Return the rule that allows integers from ``least`` to ``most``."""
+    return Rule(
+        "an integer" + _range(least, most), lambda value: type(value) is int and least <= value <= most
+    )
 
 
-def whole(least: int | None = None, most: int | None = None) -> Rule:
-    """Return the rule that allows integers from ``least`` to ``most``; None: no bound."""
-    low, high = -math.inf if least is None else least, math.inf if most is None else most
-    return Rule("an integer" + _range(least, most), lambda value: type(value) is int and low <= value <= high)
-
-
-def number(least: float | None = None, most: float | None = None, above: float | None = None) -> Rule:
-    """Return the rule that allows finite numbers from ``least`` to ``most`` and larger than ``above``.
-
-    None: no bound.
-    """
-    low, high = -math.inf if least is None else least, math.inf if most is None else most
-    floor = -math.inf if above is None else above
+def number(least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> Rule:
+    """Return the rule that allows finite numbers from ``least`` to ``most`` and larger than ``above``."""
 
     def holds(value: Any) -> bool:
-        return type(value) in (int, float) and low <= value <= high and floor < value < math.inf
+        return type(value) in (int, float) and least <= value <= most and above < value < math.inf
 
-    more = "" if above is None else f" of more than {above:g}"
+    more = "" if above == -math.inf else f" of more than {above:g}"
     return Rule("a number" + more + _range(least, most), holds)
+
+
+def _range(least: float, most: float) -> str:
+    if least == -math.inf:
+        return "" if most == math.inf else f" of at most {most}"
+    return f" of at least {least}" if most == math.inf else f" from {least} to {most}"
 
 
 FLAG = Rule("true or false", lambda value: isinstance(value, bool))

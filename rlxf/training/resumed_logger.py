@@ -3,7 +3,7 @@
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,9 @@ from torch.utils.tensorboard.summary import hparams
 
 from rlxf.training.compat import checkpoint_errors
 from rlxf.utils.errors import CheckpointError
-from rlxf.utils.files import atomic_write
+from rlxf.utils.files import atomic_write, sync_file
 
+LOG = "progress.csv"
 EVENTS = "events.out.tfevents.*"
 FINAL = ".final"
 """Suffix of the event files that `replaced_events` writes."""
@@ -68,16 +69,21 @@ class LogFiles:
 
     Args:
         folder: folder of the run.
-        csv_name: name of the CSV file.
     """
 
-    def __init__(self, folder: Path, csv_name: str):
-        self.folder, self.csv_name = folder, csv_name
+    def __init__(self, folder: Path):
+        self.folder = folder
 
     def state(self) -> dict[str, Any]:
         """Return the current `LogPosition` as JSON."""
-        rows = len(read_rows(self.folder / self.csv_name))
+        rows = len(read_rows(self.folder / LOG))
         return {"rows": rows, "events": {file.name: file.stat().st_size for file in event_files(self.folder)}}
+
+    def sync(self) -> None:
+        """Sync the files to the disk."""
+        for file in filter(Path.is_file, [*event_files(self.folder), self.folder / LOG]):
+            with open(file, "rb+") as handle:
+                sync_file(handle)
 
     def load_state(self, state: Any) -> None:
         """Do nothing: the logger of a resumed run is already opened at this position."""
@@ -141,16 +147,17 @@ class ProgressCSV(KVWriter):
     file is then replaced as a whole, with empty fields in earlier rows.
 
     Args:
-        path: the file; an existing file is replaced.
-        rows: initial rows, by column.
+        path: the file; it may be missing.
+        rows: number of rows of an existing file that are kept; later rows, and columns that only they use,
+            are removed. 0 replaces the file.
 
     Raises:
         OSError: if the file cannot be written, e.g. because the disk is full.
     """
 
-    def __init__(self, path: str | os.PathLike[str], rows: Iterable[Row] = ()):
+    def __init__(self, path: str | os.PathLike[str], rows: int = 0):
         self.path = Path(path)
-        self._replace(list(rows))
+        self._replace(read_rows(self.path)[:rows])
 
     def write(
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
@@ -185,18 +192,6 @@ class ProgressCSV(KVWriter):
         table.writerows(rows)
         atomic_write(self.path, lambda handle: handle.write(text.getvalue().encode()))
         self.file = open(self.path, "a", newline="")  # noqa: SIM115  # `close` closes it
-
-
-class ResumedCSV(ProgressCSV):
-    """Continue a ``progress.csv`` at a position; later rows, and columns that only they use, are removed.
-
-    Args:
-        path: the file; it may be missing.
-        position: position with the number of rows that are kept.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], position: LogPosition):
-        super().__init__(path, read_rows(Path(path))[: position.rows])
 
 
 class ResumedTensorBoard(TensorBoardOutputFormat):

@@ -2,31 +2,18 @@
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from stable_baselines3.common.logger import KVWriter, Logger, make_output_format
+from stable_baselines3.common.logger import Logger, make_output_format
 
 from rlxf.training.checkpoints import CheckpointFolder
 from rlxf.training.compat import CHECKPOINT, CONFIG, describe_file, no_run_folder_message
-from rlxf.training.resumed_logger import (
-    LogFiles,
-    LogPosition,
-    ProgressCSV,
-    ResumedCSV,
-    ResumedTensorBoard,
-    event_files,
-)
+from rlxf.training.resumed_logger import LOG, LogFiles, LogPosition, ProgressCSV, ResumedTensorBoard
 from rlxf.training.serialization import dump_json, load_json
-from rlxf.utils.files import (
-    atomic_write,
-    create_folder,
-    file_sha256,
-    not_writable_by_others,
-    sync_file,
-)
+from rlxf.utils.files import atomic_write, create_folder, file_sha256, not_writable_by_others
 
 COMPLETED = "completed.json"
 
@@ -44,47 +31,25 @@ class Completion:
     sha256: dict[str, str]
 
     @classmethod
-    def of(cls, folder: Path, steps: int, names: Sequence[str]) -> Self:
-        """Return the marker of a completed run; files that do not exist are omitted."""
-        present = [name for name in names if (folder / name).is_file()]
-        return cls(steps, {name: file_sha256(folder / name) for name in present})
-
-    @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Read the marker in a run folder; None if it is missing or invalid."""
-        if not (folder / COMPLETED).is_file():
-            return None
+        """Read the marker in a run folder; None if it is missing or invalid, or a result file is missing."""
         try:
             document = load_json((folder / COMPLETED).read_bytes())
             steps, digests = document["steps"], dict(document["sha256"])
-        except (ValueError, KeyError, TypeError):
+        except (FileNotFoundError, IsADirectoryError, ValueError, KeyError, TypeError):
             return None
-        return cls(steps, digests) if type(steps) is int else None
-
-    def write(self, folder: Path) -> None:
-        """Write the marker into the run folder atomically.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
-        text = dump_json({"steps": self.steps, "sha256": self.sha256}, indent=2)
-        atomic_write(folder / COMPLETED, lambda handle: handle.write(text))
-
-    def missing(self, folder: Path) -> list[str]:
-        """Return the names of the result files that no longer exist."""
-        return [name for name in self.sha256 if not (folder / name).is_file()]
+        is_complete = type(steps) is int and all((folder / name).is_file() for name in digests)
+        return cls(steps, digests) if is_complete else None
 
     def changed(self, folder: Path) -> list[str]:
         """Return the names of the result files that changed after the run, e.g. by ``rlxf calibrate``."""
-        present = {name: digest for name, digest in self.sha256.items() if (folder / name).is_file()}
-        return [name for name, digest in present.items() if file_sha256(folder / name) != digest]
+        return [name for name, digest in self.sha256.items() if file_sha256(folder / name) != digest]
 
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.zip"
 NORMALIZER = "normalizer.zip"
 BEST_NORMALIZER = "best-normalizer.zip"
-LOG = "progress.csv"
 SB3_ADVICE = "For a file of Stable-Baselines3, use rlxf.import_sb3, or rlxf collect --sb3.files"
 
 
@@ -189,28 +154,21 @@ class RunFolder:
         shutil.rmtree(self.path)
 
     @not_writable_by_others()
-    def make_logger(self, formats: Sequence[str] = ("tensorboard", "csv")) -> Logger:
-        """Return a logger of Stable-Baselines3 that writes into this folder.
-
-        Args:
-            formats: names of SB3's output formats. The default writes TensorBoard events and
-                ``progress.csv``, the latter with a fixed order of columns (`ProgressCSV`). "stdout" prints
-                tables to the terminal.
+    def make_logger(self) -> Logger:
+        """Return a logger of Stable-Baselines3 that writes TensorBoard events and ``progress.csv``.
 
         Raises:
             FileExistsError: if the run has a ``progress.csv``, which a second logger would overwrite.
         """
-        if "csv" in formats and (self.path / LOG).exists():
+        if (self.path / LOG).exists():
             raise FileExistsError(f"{self.path / LOG} exists and would be overwritten; use a new run folder")
-        return Logger(str(self.path), [self._output(name) for name in formats])
-
-    def _output(self, name: str) -> KVWriter:
-        return ProgressCSV(self.path / LOG) if name == "csv" else make_output_format(name, str(self.path))
+        events = make_output_format("tensorboard", str(self.path))
+        return Logger(str(self.path), [events, ProgressCSV(self.path / LOG)])
 
     @property
     def log_files(self) -> LogFiles:
         """Log files of the run; their state is part of each checkpoint."""
-        return LogFiles(self.path, LOG)
+        return LogFiles(self.path)
 
     @not_writable_by_others()
     def continue_logger(self, position: LogPosition, step: int) -> Logger:
@@ -220,17 +178,13 @@ class RunFolder:
             position: log position at which to continue; later entries are removed.
             step: number of steps at this position.
         """
-        continued = [
-            ResumedTensorBoard(self.path, position, step),
-            ResumedCSV(self.path / LOG, position),
-        ]
-        return Logger(str(self.path), continued)
+        events = ResumedTensorBoard(self.path, position, step)
+        return Logger(str(self.path), [events, ProgressCSV(self.path / LOG, position.rows)])
 
     @property
     def completion(self) -> Completion | None:
         """Completion marker of the run; None while the run is incomplete."""
-        marker = Completion.read(self.path)
-        return None if marker is None or marker.missing(self.path) else marker
+        return Completion.read(self.path)
 
     def complete(self, steps: int) -> None:
         """Sync the logs to the disk, then write the completion marker as the last file of the run.
@@ -241,10 +195,11 @@ class RunFolder:
         Raises:
             OSError: if a file cannot be written or synced.
         """
-        for file in filter(Path.is_file, [*event_files(self.path), self.path / LOG]):
-            with open(file, "rb+") as handle:
-                sync_file(handle)
-        Completion.of(self.path, steps, (CHECKPOINT, NORMALIZER, BEST, BEST_NORMALIZER)).write(self.path)
+        self.log_files.sync()
+        results = [self.path / name for name in (CHECKPOINT, NORMALIZER, BEST, BEST_NORMALIZER)]
+        digests = {file.name: file_sha256(file) for file in results if file.is_file()}
+        text = dump_json({"steps": steps, "sha256": digests}, indent=2)
+        atomic_write(self.path / COMPLETED, lambda handle: handle.write(text))
 
 
 def _check_folder(path: Path) -> None:

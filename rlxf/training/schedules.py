@@ -103,7 +103,12 @@ def schedule_from_json(data: dict[str, Any] | float | None) -> float | Schedule 
     if data is None:
         return None
     try:
-        return _decode(data) if isinstance(data, dict) else _finite(data)
+        if not isinstance(data, dict):
+            return _finite(data)
+        fields = dict(data)
+        if fields.get("name") not in _SCHEDULES:
+            raise ValueError(f"its name must be one of {', '.join(_SCHEDULES)}")
+        return _SCHEDULES[fields.pop("name")](**fields)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{data!r} does not describe a schedule ({error})") from error
 
@@ -156,21 +161,6 @@ def linear(start: float, end: float, end_fraction: float = 1.0) -> LinearSchedul
     return LinearSchedule(_finite(start), _finite(end), _finite(end_fraction))
 
 
-def _constant(value: float) -> ConstantSchedule:
-    return ConstantSchedule(_finite(value))
-
-
-def _custom(start: float) -> UnknownSchedule:
-    return UnknownSchedule(_finite(start))
-
-
-def _decode(data: dict[str, Any]) -> Schedule:
-    fields = dict(data)
-    if fields.get("name") not in _SCHEDULES:
-        raise ValueError(f"its name must be one of {', '.join(_SCHEDULES)}")
-    return _SCHEDULES[fields.pop("name")](**fields)
-
-
 def _finite(value: Any) -> float:
     if isinstance(value, bool | str) or not hasattr(value, "__float__"):
         raise TypeError(f"a schedule is a number or a function of the remaining progress, got {value!r}")
@@ -180,4 +170,8 @@ def _finite(value: Any) -> float:
 
 
 _WRITABLE: dict[str, Callable[..., Schedule]] = {"linear": linear, "cosine": CosineSchedule}
-_SCHEDULES = {"constant": _constant, **_WRITABLE, "custom": _custom}
+_SCHEDULES = {
+    "constant": lambda value: ConstantSchedule(_finite(value)),
+    **_WRITABLE,
+    "custom": lambda start: UnknownSchedule(_finite(start)),
+}

@@ -73,16 +73,11 @@ def _check_structure(value: Any, levels: int) -> None:
     if levels == 0:
         raise ValueError(f"JSON nested deeper than {MAX_DEPTH}")
     if isinstance(value, dict):
-        _check_keys(value)
+        if others := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"JSON keys must be strings, got {others[0]!r}")
         value = value.values()
     for item in value:
         _check_structure(item, levels - 1)
-
-
-def _check_keys(value: dict[Any, Any]) -> None:
-    for key in value:
-        if not isinstance(key, str):
-            raise TypeError(f"JSON keys must be strings, got {key!r}")
 
 
 def _refuse_constant(text: str) -> float:
@@ -105,18 +100,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 TENSOR_BYTES = 2048
 """Upper estimate of the memory of a tensor without its data: Python object, storage object and name."""
-DTYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-)
+_DTYPE_NAMES = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64"
+DTYPES = tuple(getattr(torch, name) for name in _DTYPE_NAMES.split())
 
 
 def check_tensors(tensors: Mapping[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 import math
 import reprlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
@@ -16,7 +16,7 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
 
 
-def box_to_json(box: Box[Any]) -> dict[str, Any]:
+def _box_to_json(box: Box[Any]) -> dict[str, Any]:
     """Return ``{"shape", "dtype", "low", "high"}``; a bound with equal entries is stored as one number.
 
     Raises:
@@ -32,8 +32,8 @@ def box_to_json(box: Box[Any]) -> dict[str, Any]:
     }
 
 
-def box_from_json(shape: list[int], dtype: str, low: Any, high: Any) -> Box[Any]:
-    """Build the Box that `box_to_json` described.
+def _box_from_json(shape: list[int], dtype: str, low: Any, high: Any) -> Box[Any]:
+    """Build the Box that `_box_to_json` described.
 
     Raises:
         ValueError: if the dtype is not in `DTYPES`, or the bounds do not fit the shape.
@@ -52,7 +52,9 @@ def box_from_json(shape: list[int], dtype: str, low: Any, high: Any) -> Box[Any]
 
 def _encode(values: NDArray[Any], bounded: NDArray[np.bool_], unbounded: str) -> Any:
     values, bounded = np.ravel(values), np.ravel(bounded)
-    constant = bool(values.size and (values == values[0]).all() and (bounded == bounded[0]).all())
+    # np.signbit distinguishes 0.0 and -0.0, which are equal.
+    keys = [values, np.signbit(values), bounded]
+    constant = bool(values.size) and all((key == key[0]).all() for key in keys)
     entries = slice(1) if constant else slice(None)
     pairs = zip(values[entries].tolist(), bounded[entries].tolist(), strict=True)
     numbers = [_finite_or_name(value) if finite else unbounded for value, finite in pairs]
@@ -111,9 +113,9 @@ def space_to_json(space: Space[Any]) -> dict[str, Any]:
             with a dtype other than bool, and integer or float of at most 64 bits.
     """
     name = type(space).__name__
-    if name not in _CODECS or type(space) is not _CODECS[name].kind:
-        raise TypeError(f"a space of class {name} cannot be stored; use one of {', '.join(_CODECS)}")
-    return {"type": name, **_CODECS[name].encode(space)}
+    if type(space) not in _ENCODERS:
+        raise TypeError(f"a space of class {name} cannot be stored; use one of {', '.join(_DECODERS)}")
+    return {"type": name, **_ENCODERS[type(space)](space)}
 
 
 def space_from_json(data: dict[str, Any], file_bytes: int = 0) -> Space[Any]:
@@ -129,7 +131,7 @@ def space_from_json(data: dict[str, Any], file_bytes: int = 0) -> Space[Any]:
         MemoryBudgetError: if the space requires more memory than the budget (`rlxf.utils.memory_budget`).
     """
     try:
-        check_budget({reprlib.repr(data): space_memory(data)}, file_bytes)
+        check_budget({reprlib.repr(data): _space_memory(data)}, file_bytes)
         return _decode(data)
     except MemoryBudgetError:
         raise
@@ -137,7 +139,7 @@ def space_from_json(data: dict[str, Any], file_bytes: int = 0) -> Space[Any]:
         raise ValueError(f"{reprlib.repr(data)} does not describe a space ({error})") from error
 
 
-def space_memory(data: dict[str, Any]) -> int:
+def _space_memory(data: dict[str, Any]) -> int:
     """Return an upper estimate of the memory, in bytes, of a described space and one flattened value of it.
 
     Raises:
@@ -145,7 +147,7 @@ def space_memory(data: dict[str, Any]) -> int:
     """
     if "spaces" in data:
         parts = data["spaces"]
-        return SPACE_BYTES + sum(map(space_memory, parts.values() if isinstance(parts, dict) else parts))
+        return SPACE_BYTES + sum(map(_space_memory, parts.values() if isinstance(parts, dict) else parts))
     bounds, bits = _product(data.get("shape", [0])), data.get("n", 0)
     choices = _product(bits if isinstance(bits, list) else [bits]) + _sum(data.get("nvec", 0))
     text = CHARACTER_BYTES * len(data.get("characters", ""))
@@ -168,9 +170,9 @@ def _whole(size: Any) -> int:
 
 def _decode(data: dict[str, Any]) -> Space[Any]:
     fields = dict(data)
-    if fields.get("type") not in _CODECS:
-        raise ValueError(f"its type must be one of {', '.join(_CODECS)}")
-    return _CODECS[fields.pop("type")].decode(**fields)
+    if fields.get("type") not in _DECODERS:
+        raise ValueError(f"its type must be one of {', '.join(_DECODERS)}")
+    return _DECODERS[fields.pop("type")](**fields)
 
 
 def _integer(dtype: str) -> type[np.integer[Any]]:
@@ -179,56 +181,37 @@ def _integer(dtype: str) -> type[np.integer[Any]]:
     return np.dtype(dtype).type
 
 
-class _Codec(NamedTuple):
-    kind: type
-    encode: Callable[[Any], dict[str, Any]]
-    decode: Callable[..., Space[Any]]
-
-
-_CODECS = {
-    "Box": _Codec(Box, box_to_json, box_from_json),
-    "Discrete": _Codec(
-        Discrete,
-        lambda space: {"n": int(space.n), "start": int(space.start), "dtype": space.dtype.name},
-        lambda n, start, dtype: Discrete(n, start=start, dtype=_integer(dtype)),
-    ),
-    "MultiDiscrete": _Codec(
-        MultiDiscrete,
-        lambda space: {
-            "nvec": space.nvec.tolist(),
-            "start": space.start.tolist(),
-            "dtype": space.dtype.name,
-        },
-        lambda nvec, start, dtype: MultiDiscrete(nvec, dtype=_integer(dtype), start=start),
-    ),
-    "MultiBinary": _Codec(
-        MultiBinary,
-        lambda space: {"n": space.n if isinstance(space.n, int) else list(space.n)},
-        MultiBinary,
-    ),
-    "Text": _Codec(
-        Text,
-        lambda space: {
-            "min_length": int(space.min_length),
-            "max_length": int(space.max_length),
-            "characters": space.characters,
-        },
-        lambda min_length, max_length, characters: Text(
-            max_length, min_length=min_length, charset=characters
-        ),
-    ),
-    "Dict": _Codec(
-        Dict,
-        lambda space: {"spaces": {key: space_to_json(part) for key, part in space.spaces.items()}},
-        # Pairs keep their order; Gymnasium would sort a dict.
-        lambda spaces: Dict([(key, _decode(part)) for key, part in spaces.items()]),
-    ),
-    "Tuple": _Codec(
-        Tuple,
-        lambda space: {"spaces": [space_to_json(part) for part in space.spaces]},
-        lambda spaces: Tuple(map(_decode, spaces)),
-    ),
+_ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
+    Box: _box_to_json,
+    Discrete: lambda space: {"n": int(space.n), "start": int(space.start), "dtype": space.dtype.name},
+    MultiDiscrete: lambda space: {
+        "nvec": space.nvec.tolist(),
+        "start": space.start.tolist(),
+        "dtype": space.dtype.name,
+    },
+    MultiBinary: lambda space: {"n": space.n if isinstance(space.n, int) else list(space.n)},
+    Text: lambda space: {
+        "min_length": int(space.min_length),
+        "max_length": int(space.max_length),
+        "characters": space.characters,
+    },
+    Dict: lambda space: {"spaces": {key: space_to_json(part) for key, part in space.spaces.items()}},
+    Tuple: lambda space: {"spaces": [space_to_json(part) for part in space.spaces]},
 }
+"""Arguments of each class of spaces as JSON."""
+_DECODERS: dict[str, Callable[..., Space[Any]]] = {
+    "Box": _box_from_json,
+    "Discrete": lambda n, start, dtype: Discrete(n, start=start, dtype=_integer(dtype)),
+    "MultiDiscrete": lambda nvec, start, dtype: MultiDiscrete(nvec, dtype=_integer(dtype), start=start),
+    "MultiBinary": MultiBinary,
+    "Text": lambda min_length, max_length, characters: Text(
+        max_length, min_length=min_length, charset=characters
+    ),
+    # Pairs keep their order; Gymnasium would sort a dict.
+    "Dict": lambda spaces: Dict([(key, _decode(part)) for key, part in spaces.items()]),
+    "Tuple": lambda spaces: Tuple(map(_decode, spaces)),
+}
+"""Space of the arguments in JSON, by the name of its class."""
 
 
 def describe_difference(expected: Space[Any], given: Space[Any]) -> str:
@@ -262,9 +245,7 @@ def _describe_bounds(expected: Box[Any], given: Box[Any]) -> str:
 
 
 def _summary(space: Space[Any]) -> str:
-    if isinstance(space, Box):
-        return f"Box of shape {space.shape} and dtype {space.dtype}"
-    return str(space)
+    return f"Box of shape {space.shape} and dtype {space.dtype}" if isinstance(space, Box) else str(space)
 
 
 def _subspaces(space: Any) -> dict[Any, Space[Any]]:

@@ -1,4 +1,4 @@
-"""Installation command of an optional dependency group ("extra") of rlxf."""
+"""Optional dependencies of rlxf: the installation command of an extra, and the lazy import of faiss."""
 
 import json
 import shlex
@@ -25,6 +25,27 @@ def install_command(extra: str) -> str:
     if url:
         requirement += f" @ {url}"
     return f"pip install {shlex.quote(requirement)}"
+
+
+def import_faiss() -> Any:
+    """Import and return the faiss module (extra ``knn``).
+
+    Raises:
+        ImportError: if faiss is not installed.
+    """
+    try:
+        import faiss as module
+    except ImportError as error:
+        raise ImportError(
+            f'index="faiss" requires faiss: run {install_command("knn")}, or use index="torch" ({error})'
+        ) from error
+    return module
+
+
+def check_search_backend(name: str) -> None:
+    """Raise ImportError if the search index of this name requires a package that is not installed."""
+    if name == "faiss":
+        import_faiss()
 
 
 def _from_folder(folder: Path, extra: str, info: dict[str, Any]) -> str:

@@ -179,7 +179,7 @@ def _rename_folder(temporary: Path, path: Path) -> None:
 
 
 def _exists_error(path: Path) -> FileExistsError:
-    return FileExistsError(f"{path} exists; choose another folder or move it away")
+    return FileExistsError(f"{path} exists; choose another folder or move the existing one")
 
 
 def temporary_name(parent: Path) -> Path:

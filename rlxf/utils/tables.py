@@ -1,9 +1,10 @@
-"""Tables with a text and an HTML representation, for scripts, terminals and notebooks."""
+"""Tables with a text and an HTML representation, for scripts, terminals and notebooks, and progress bars."""
 
 from io import StringIO
 
 import rich.table
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 WIDTH = 1000
 """Console width for rendering, in characters; wider than any table, so that no cell is wrapped."""
@@ -18,14 +19,10 @@ class Table(rich.table.Table):
     """
 
     def __str__(self) -> str:
-        console = _console()
-        console.print(self)
-        return "\n".join(line.rstrip() for line in console.export_text().splitlines())
+        return "\n".join(line.rstrip() for line in _printed(self).export_text().splitlines())
 
     def _repr_html_(self) -> str:
-        console = _console()
-        console.print(self)
-        return console.export_html(inline_styles=True, code_format=HTML)
+        return _printed(self).export_html(inline_styles=True, code_format=HTML)
 
 
 class Tabular:
@@ -48,8 +45,16 @@ class Tabular:
         return self.table()._repr_html_()
 
 
-def _console() -> Console:
+def counting_bar(enabled: bool) -> Progress:
+    """Return a progress bar with the number of completed items, which shows nothing unless it is enabled."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, disable=not enabled)
+
+
+def _printed(table: Table) -> Console:
     # Without a height, rich assumes 80 columns for a "dumb" terminal.
-    return Console(
+    console = Console(
         file=StringIO(), record=True, width=WIDTH, height=100, color_system=None, legacy_windows=False
     )
+    console.print(table)
+    return console

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from benchmarks.attention_sizes import HEADS, SIZE
 from benchmarks.attention_subjects import SUBJECTS
-from benchmarks.kept import run_missing
 from benchmarks.offline_memory import peak_bytes
+from benchmarks.result_cache import run_missing
 
 ALL_PAIRS = "every pair"
 FITTED = 2048

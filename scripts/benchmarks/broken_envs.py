@@ -22,9 +22,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 
 from rlxf import GTrXLPPO
-from rlxf.envs.batches import LOST
-from rlxf.envs.stateful_env import ActionReplay
-from rlxf.envs.workers import Workers, WorkerVecEnv
+from rlxf.envs.resume import ActionReplay
+from rlxf.envs.spaces import LOST
+from rlxf.envs.worker_pool import Workers
+from rlxf.envs.worker_vec_env import WorkerVecEnv
 
 TASK = "CartPole-v1"
 BROKEN = 1

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kept import run_missing
+from benchmarks.result_cache import run_missing
 from benchmarks.update_clock import UpdateClock
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import decision_transformer

@@ -22,7 +22,7 @@ from stable_baselines3.common.env_util import make_vec_env as make_sb3_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from benchmarks.kept import run_missing
+from benchmarks.result_cache import run_missing
 from rlxf.agents.gtrxl import GTrXLPPO
 
 EVALUATION_ENVS = 10

@@ -12,10 +12,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kept import run_missing
 from benchmarks.offline_setting import SHORT
 from benchmarks.ours import FEWER_UPDATES
 from benchmarks.promises import promises
+from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl
@@ -24,7 +24,7 @@ from rlxf.attention.depth.base import Depth
 from rlxf.attention.depth.calm import Confidence
 from rlxf.data import load_trajectories
 from rlxf.envs.make import make_vec_env
-from rlxf.envs.wrappers.return_to_go import ReturnToGo
+from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation import Report, compare
 
 ENVS = 32
@@ -236,7 +236,7 @@ def measure_steps(agent: Any, env: Any, steps: int) -> tuple[float, float]:
 def passes_so_far(agent: Any) -> float:
     """Return mean passes per token since the last call, or in the last forward pass, or all layers."""
     transformer = agent.policy.transformer
-    for depth in (transformer.acting_depth(), transformer.mean_depth()):
+    for depth in (transformer.pop_mean_acting_depth(), transformer.mean_depth()):
         if depth is not None:
             return float(depth)
     return float(transformer.spec.layers)

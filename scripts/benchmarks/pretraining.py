@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kept import run_missing
 from benchmarks.offline_setting import SHORT
+from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.data import Trajectories, load_trajectories

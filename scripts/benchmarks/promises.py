@@ -3,7 +3,7 @@
 import numpy as np
 from rich.table import Table
 
-from rlxf.agents.calibration import select_risk_controlled
+from rlxf.agents.common.calibration import select_risk_controlled
 
 RISKS = np.array([0.0, 0.05, 0.1, 0.15, 0.2001, 0.25, 0.3, 0.4])
 """True risks of the settings, in increasing order. One is just above alpha, which is hardest to detect."""
@@ -17,7 +17,7 @@ def promises(simulations: int) -> Table:
         "samples",
         "guarantee violated",
         "mean true risk of the choice",
-        title=f"{simulations} simulated calibrations each, guaranteed risk {ALPHA}",
+        title=f"{simulations} simulated calibrations each, risk bound {ALPHA}",
     )
     for delta in DELTAS:
         for samples in SAMPLES:

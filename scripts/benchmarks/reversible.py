@@ -127,7 +127,7 @@ def with_stored_activations(model: Transformer, x: Tensor, index: TokenIndex) ->
     first, second = x, x
     for block, relation in zip(model.blocks, model.attention_masks(index, index), strict=True):
         first = first + block.attention_branch(block.attention_norm.normalize(second), None, relation)
-        second = second + block.feed_branch(block.feed_forward_norm.normalize(first))
+        second = second + block.feed_forward_branch(block.feed_forward_norm.normalize(first))
     y: Tensor = model.norm((first + second) / 2)
     return y
 

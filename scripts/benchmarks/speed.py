@@ -143,8 +143,11 @@ def at_cleanrl_shape(iterations: int, peers: tuple[Row, ...]) -> list[Row]:
 def rollout_bytes() -> dict[str, dict[str, int]]:
     """Return the bytes that each program stores for a rollout of 512 steps, and gathers for a minibatch."""
     agent = ours.gtrxl_ppo(make_vec_env(LIGHT, PLAIN.envs, seed=0), PLAIN, n_steps=ROLLOUT)
+    buffer = agent.rollout_buffer
+    parts = [*vars(buffer).values(), *vars(buffer.index).values()]
+    kept = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
     return {
-        "GTrXLPPO": {"kept": agent.rollout_buffer.nbytes, "gathered": ours.gathered_bytes(PLAIN)},
+        "GTrXLPPO": {"kept": kept, "gathered": ours.gathered_bytes(PLAIN)},
         "CleanRL": {"kept": cleanrl.stored_bytes(PLAIN, ROLLOUT), "gathered": cleanrl.gathered_bytes(PLAIN)},
     }
 
@@ -159,7 +162,7 @@ def as_data(row: Row, matrix_rate: float) -> dict[str, Any]:
     """Convert a row to JSON data."""
     ratios = {peer.program: row.rate / peer.rate for peer in row.peers}
     data = asdict(replace(row, peers=()))
-    return {**data, "rate": row.rate, "at_most": row.at_most(matrix_rate), "beside": ratios}
+    return {**data, "rate": row.rate, "at_most": row.at_most(matrix_rate), "ratios": ratios}
 
 
 def speed_table(rows: list[Row], matrix_rate: float) -> Table:

@@ -17,8 +17,7 @@ from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
 from rlxf.attention import Compressive, Full, RoPE, TransformerSpec
 from rlxf.attention.kernels.base import PairwiseKernel
-from rlxf.attention.patterns.window import limit_distance
-from rlxf.attention.registry import TECHNIQUES
+from rlxf.attention.spec import TECHNIQUES
 from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback
 
@@ -71,7 +70,7 @@ class Trial:
 
 def subjects() -> Iterator[Subject]:
     """Yield the default core, then the core with each technique."""
-    yield Subject("", "as it is", gtrxl())
+    yield Subject("", "baseline", gtrxl())
     for axis, techniques in TECHNIQUES.items():
         default = type(getattr(gtrxl(), axis)).__name__
         yield from (subject(axis, name) for name in techniques if name != default)
@@ -93,7 +92,7 @@ def fitting(axis: str, technique: Any) -> dict[str, Any]:
     kernel that does not support the relative position of the core uses RoPE.
     """
     if axis == "pattern":
-        return {axis: limit_distance(technique, gtrxl().pattern.max_distance)}
+        return {axis: technique.limit_distance(gtrxl().pattern.max_distance)}
     if isinstance(technique, Compressive):
         return {axis: technique, "pattern": Full()}
     pairs = axis != "kernel" or isinstance(technique, PairwiseKernel)
@@ -119,7 +118,7 @@ def learn_with_each(only: tuple[str, ...], processes: int, output: Path) -> None
 
     Completed runs are lines of the output file and are not repeated.
     """
-    chosen = [one for one in subjects() if not only or one.name in (*only, "as it is")]
+    chosen = [one for one in subjects() if not only or one.name in (*only, "baseline")]
     output.parent.mkdir(parents=True, exist_ok=True)
     done = kept(output)
     requested = [(one, seed) for one in chosen if one.core for seed in range(SEEDS)]

@@ -126,7 +126,7 @@ def etc_labels(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: in
     else:
         first, token = min(i, j), max(i, j) - count
         label = 2 * most + 1 + (spec.segment is not None and token // spec.segment == first)
-    return (q @ (k + learned.keys[label, head]) + learned.numbers[label, head]) / math.sqrt(len(q))
+    return (q @ (k + learned.keys[label, head]) + learned.biases[label, head]) / math.sqrt(len(q))
 
 
 def nothing(module: Attention, i: int, j: int) -> Tensor:

@@ -49,7 +49,7 @@ from rlxf.attention import (
     Window,
     XLRelative,
 )
-from rlxf.attention.registry import TECHNIQUES
+from rlxf.attention.spec import TECHNIQUES
 
 MEMORY = 4
 """Memory length: shorter than the test segments, so that old tokens are dropped."""
@@ -111,10 +111,10 @@ GTRXL = replace(
 
 RECIPES = {
     "Dilated, some heads": replace(DEFAULT, pattern=Dilated(2, 2, plain_heads=1)),
-    "Strided, merged": replace(DEFAULT, pattern=Strided(3, way="merged", form="text")),
-    "Strided, by head": replace(DEFAULT, pattern=Strided(2, way="heads")),
-    "FixedColumns, by layer": replace(DEFAULT, pattern=FixedColumns(2, 1, way="interleaved")),
-    "FixedColumns, by head": replace(DEFAULT, pattern=FixedColumns(2, 1, way="heads")),
+    "Strided, merged": replace(DEFAULT, pattern=Strided(3, combination="merged", form="text")),
+    "Strided, by head": replace(DEFAULT, pattern=Strided(2, combination="by-head")),
+    "FixedColumns, by layer": replace(DEFAULT, pattern=FixedColumns(2, 1, combination="by-layer")),
+    "FixedColumns, by head": replace(DEFAULT, pattern=FixedColumns(2, 1, combination="by-head")),
     "FixedColumns, a summary for each head": replace(DEFAULT, pattern=FixedColumns(3, 1, summaries=2)),
     "ETC, any distance": replace(DEFAULT, pattern=ETC(1, 2)),
     "encoder, ETC, any distance": replace(DEFAULT, pattern=ETC(1, 2), causal=False),

@@ -36,7 +36,7 @@ from rlxf.attention import (
 )
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.positions.base import LayerPosition, PositionEmbedding
-from rlxf.attention.registry import OPTIONAL, TECHNIQUES
+from rlxf.attention.spec import OPTIONAL, TECHNIQUES
 from tests.attention.specs import CAUSAL, DEFAULT, SPECS, each, shared_model
 from tests.attention.worlds import numbers, random_segment
 

@@ -16,9 +16,9 @@ from rlxf.attention import (
     ShawRelative,
     TransformerSpec,
 )
-from rlxf.attention.inspection import attention_weights, gate_activations
 from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.token_index import EMPTY
+from rlxf.attention.transformer import attention_weights, gate_activations
 from tests.attention.passes import assert_close_for_dtype, learn
 from tests.attention.specs import CAUSAL, GTRXL, SPECS, each, new_model, remembering, shared_model
 from tests.attention.worlds import ANYWHERE, Segment, numbers, random_index, random_segment, segmented_index
@@ -58,7 +58,7 @@ def allowed(spec, run: Segment, state, layer: int):
     """Compute the attention mask (B, H, T, M + T) by a loop; keys include the global tokens."""
     index = shared_model(spec).global_token_embedding.index(run.index)
     key = index if state is None else state.index.concatenate(index)
-    retrieves = isinstance(spec.memory, KNN) and layer == spec.memory.number(spec.layers)
+    retrieves = isinstance(spec.memory, KNN) and layer == spec.memory.older_layer(spec.layers)
     pattern = Full() if retrieves else spec.pattern
     query, rules = index.last(run.length), pattern.for_layer(layer).for_heads(spec.heads)
     meets = torch.zeros(query.shape[0], len(rules), run.length, key.shape[1], dtype=torch.bool)

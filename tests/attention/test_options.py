@@ -30,8 +30,8 @@ from rlxf.attention import (
     TransformerSpec,
     Window,
 )
-from rlxf.attention.registry import HEADS, TECHNIQUES, technique_from_json
-from rlxf.attention.validation import MAX_INT, MAX_SEED
+from rlxf.attention.spec import HEADS, TECHNIQUES, technique_from_json
+from rlxf.attention.technique import MAX_INT, MAX_SEED
 
 OPTIONS = [
     (axis, technique, option.name)
@@ -118,7 +118,7 @@ LARGE = [
     Local2D(MAX_INT, MAX_INT, 1, MAX_INT, MAX_INT),
     Local2D(MAX_INT, MAX_INT, MAX_INT, MAX_INT, MAX_INT),
     Strided(MAX_INT, form="text"),
-    Strided(MAX_INT, way="merged"),
+    Strided(MAX_INT, combination="merged"),
     FixedColumns(MAX_INT, MAX_INT),
     Blockwise(MAX_INT, 8),
     Longformer(MAX_INT - 1, MAX_INT, farthest=MAX_INT),

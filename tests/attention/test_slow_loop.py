@@ -26,7 +26,7 @@ from rlxf.attention import (
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import LayerPosition, PositionEmbedding
-from rlxf.attention.registry import TECHNIQUES
+from rlxf.attention.spec import TECHNIQUES
 from tests.attention import slow
 from tests.attention.oracle import close
 from tests.attention.worlds import ANYWHERE, index_of, numbers
@@ -54,7 +54,7 @@ def test_every_attention_position_has_a_reference_loop():
         for technique in TECHNIQUES["position"].values()
         for embedding in [type(technique().build_embedding(WIDTH, HEADS))]
         if embedding.forward is not PositionEmbedding.forward
-        or embedding.signal is not PositionEmbedding.signal
+        or embedding.pass_embedding is not PositionEmbedding.pass_embedding
     }
     assert set(slow.SCORES) - {type(None)} == set(TECHNIQUES["position"].values()) - outside
     assert {type(position) for position in POSITIONS.values()} == set(slow.SCORES)

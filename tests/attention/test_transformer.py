@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from rlxf.attention import Fixed, TokenIndex, XLRelative
-from rlxf.attention.feed_forward import FeedForward
-from rlxf.attention.init import orthogonal_linear
+from rlxf.attention.modules import FeedForward, orthogonal_linear
 from tests.attention.oracle import close
 from tests.attention.passes import act
 from tests.attention.specs import CAUSAL, DEFAULT, GTRXL, MEMORY, each, new_model, shared_model
@@ -45,6 +44,22 @@ def test_dropout_is_active_in_training_only():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         assert not torch.equal(output(model.train()), output(plain))
+
+
+def test_attention_weights_are_dropped_in_training_only():
+    index = TokenIndex.range(2, 6)
+    model = new_model(replace(DEFAULT, dropout=0.5))
+    attention = model.blocks[0].attention
+    mask = model.attention_mask(index, index)
+    model.eval()
+    expected = attention.weights(RUN.x, None, mask)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model.train()
+        dropped = attention.weights(RUN.x, None, mask)
+    visible = mask.allowed_by_head.expand_as(expected)
+    ratios = (dropped / expected)[visible].round(decimals=4)
+    assert set(ratios.unique().tolist()) == {0.0, 2.0}
 
 
 def test_activations_equal_formulas():

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention import LearnedAbsolute, TokenIndex, Transformer, TransformerSpec
-from rlxf.attention.layer import Block
+from rlxf.attention.layers import Block
 from tests.attention.oracle import Vector, close, count, fill, load, number_of, put
 
 BERT, GPT2 = load("bert_mlm"), load("gpt2_lm")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlxf.attention import Context, EncoderDecoder, TokenIndex, TransformerSpec
-from rlxf.attention.layer import Block
+from rlxf.attention.layers import Block
 from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import Vector, close, count, fill, load, named, number_of
 

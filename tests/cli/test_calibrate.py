@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import DecisionTransformer, GTrXLPPO
-from rlxf.agents.calibration import Calibration
+from rlxf.agents.common.calibration import Calibration
 from rlxf.cli import main
 from rlxf.cli.commands.calibrate import Calibrate, _describe
 from rlxf.training import read_archive

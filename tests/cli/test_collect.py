@@ -149,6 +149,12 @@ def test_error_for_a_file_instead_of_a_run_names_the_option(sb3_agents, capsys):
     assert "rlxf collect --sb3.files" in refused(capsys, "collect", "first.zip", "--dataset", ID)
 
 
+def test_error_for_other_spaces_names_the_run(finished, capsys):
+    train("--run", "extended", "--previous-reward")
+    message = refused(capsys, "collect", str(finished), "extended", "--dataset", ID)
+    assert message.startswith("rlxf: extended: the checkpoint was trained on another observation space")
+
+
 def test_invalid_and_existing_ids_are_rejected(capsys):
     for invalid in ("my data", "tmaze", "test/tmaze"):
         assert "not a Minari id" in refused(capsys, "collect", "--env", "CartPole-v1", "--dataset", invalid)

@@ -5,9 +5,12 @@ import inspect
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
@@ -69,6 +72,11 @@ def test_unknown_commands_exit_with_2(args, message, capsys):
         ("--env x --total-timestep 5", "unknown option --total-timestep; did you mean --total-timesteps?\n"),
         ("--total_timestep=5", "unknown option --total-timestep; did you mean --total-timesteps?\n"),
         ("--env x --core.position rope --core.position.bas 9", "did you mean --core.position.base?\n"),
+        ("--env x --core.position rope --core.bases 1", "did you mean --core.position.base?\n"),
+        (
+            "--env x --core.position alibi --core.bases 1",
+            "unknown option --core.bases; see: rlxf train gtrxl --help\n",
+        ),
         ("--env x --whatever", "unknown option --whatever; see: rlxf train gtrxl --help\n"),
     ],
 )
@@ -97,7 +105,9 @@ def test_counts_can_have_an_exponent(words, text):
 @pytest.mark.parametrize(
     "text", ["1.5", "1e-3", "1.5005k", "k", "1m", "many", "nan", "inf", "1e30", "1e999999999", ""]
 )
-@pytest.mark.parametrize("option", ["--total-timesteps", "--evaluate-every", "--seed"])
+@pytest.mark.parametrize(
+    "option", ["--total-timesteps", "--evaluate-every", "--seed", "--core.width", "--core.memory.length"]
+)
 def test_invalid_counts_are_one_line(option, text, capsys):
     for words in ([option, text], [f"{option}={text}"]):
         status, message = parse_output(capsys, "train", "gtrxl", "--env", "x", *words)
@@ -105,16 +115,16 @@ def test_invalid_counts_are_one_line(option, text, capsys):
         assert (status, message) == (2, f"{expected.rstrip()}\n")
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--core.width", "1.5", "Error parsing --core.width: invalid literal for int() with base 10: '1.5'"),
-        ("--core.position", "rotary", "unknown position 'rotary'; did you mean RoPE? Choose one of None,"),
-    ],
-)
-def test_invalid_values_are_reported_once(option, value, message, capsys):
-    status, text = parse_output(capsys, "train", "gtrxl", "--env", "x", option, value)
+def test_invalid_counts_name_their_option(capsys):
+    words = ["--target-returns", "3", "9", "--core.position", "rope", "--core.heads", "1.5"]
+    status, message = parse_output(capsys, "train", "dt", "--dataset", "x", *words)
+    assert (status, message.split(" must be ")[0]) == (2, "rlxf: --core.heads")
+
+
+def test_invalid_values_are_reported_once(capsys):
+    status, text = parse_output(capsys, "train", "gtrxl", "--env", "x", "--core.position", "rotary")
     assert (status, text.count("Value error")) == (2, 1)
+    message = "unknown position 'rotary'; did you mean RoPE? Choose one of None,"
     assert message in " ".join(text.replace("│", " ").split())
 
 
@@ -163,6 +173,27 @@ def test_the_package_can_be_run_as_a_module():
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "there is no run folder nowhere" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["gymnasium", "tyro"])
+@pytest.mark.parametrize("program", [["-m", "rlxf"], [str(Path(sys.executable).with_name("rlxf"))]])
+def test_ctrl_c_during_the_imports_is_one_line(program, module, tmp_path):
+    """A module that is imported early sends the signal; Gymnasium is imported by the package itself."""
+    code = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nraise ImportError('no signal')"
+    (tmp_path / f"{module}.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, *program, "techniques"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, b"rlxf: interrupted\n")
+
+
+def test_import_of_the_package_keeps_the_handler_of_ctrl_c():
+    code = "import signal, rlxf; assert signal.getsignal(signal.SIGINT) is not rlxf.exit_on_interrupt"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("words", COMMANDS)

@@ -5,11 +5,14 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from rich.progress import Progress
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import DecisionTransformer, GTrXLPPO, evaluate
@@ -114,6 +117,43 @@ def test_equal_checkpoints_have_one_table(finished, capsys, tmp_path):
     assert EventAccumulator("equal/evaluation-best").Reload().Scalars("eval/mean_reward")
 
 
+@pytest.fixture
+def labels(monkeypatch):
+    """Labels of the progress bars of evaluations."""
+    shown, add_task = [], Progress.add_task
+    monkeypatch.setattr(
+        Progress, "add_task", lambda bar, label, **more: shown.append(label) or add_task(bar, label, **more)
+    )
+    return shown
+
+
+def test_equal_checkpoints_are_evaluated_once_at_the_end_of_a_run(minari_root, labels, capsys):
+    record_cartpole()
+    main(["train", "dt", "--dataset", ID, "--run", "equal", "--evaluate-every", "3", *TINY_OFFLINE])
+    assert "the best checkpoint has the same weights as the last one" in capsys.readouterr().out
+    evaluations = [label for label in labels if label.startswith("evaluate")]
+    assert len(evaluations) == 2, "one evaluation during the training, and one at its end"
+    assert EventAccumulator("equal/evaluation-best").Reload().Scalars("eval/mean_reward")
+
+
+def test_progress_bars_name_run_checkpoint_and_target_return(offline, labels):
+    main(["evaluate", offline, "--episodes", "2", "--target-returns", "9", "3.5"])
+    targets = ("target return 9", "target return 3.5")
+    assert labels == [f"offline, {name}, {target}" for name in ("last", "best") for target in targets]
+
+
+def test_ctrl_c_ends_an_evaluation_with_one_line(finished, tmp_path):
+    code = (
+        "import os, signal\nfrom rlxf.cli import main\nfrom rlxf.envs import TMazeVector\n"
+        "observe = TMazeVector._observe\n"
+        "def interrupt(mazes):\n    mazes._time == 2 and os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return observe(mazes)\n"
+        f"TMazeVector._observe = interrupt\nmain(['evaluate', {str(finished)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "rlxf: interrupted\n")
+
+
 def test_several_target_returns_are_evaluated(offline, capsys, tmp_path):
     args = ["--target-returns", "1", "0", "2", "--episodes", "2", "--no-progress-bar"]
     main(["evaluate", offline, *args])
@@ -153,31 +193,31 @@ def test_targets_outside_the_data_emit_one_warning(offline, capsys, minari_root)
 def test_a_decision_transformer_uses_a_datastore(offline, capsys, tmp_path):
     head = json.dumps({"name": "KNNLM", "k": 3, "weight": 0.5})
     for args in (["--head", head], ["--head", "spalm"], []):
-        words = ["evaluate", offline, "--remember", *2 * [ID], "--episodes", "2", "--no-progress-bar"]
+        words = ["evaluate", offline, "--datastore", *2 * [ID], "--episodes", "2", "--no-progress-bar"]
         main([*words, *args])
         shown = " ".join(capsys.readouterr().out.split())
         assert "Last checkpoint, update 3, with a datastore of trajectories" in shown
-    for folder in ("evaluation-remembering", "evaluation-best-remembering"):
+    for folder in ("evaluation-datastore", "evaluation-best-datastore"):
         assert EventAccumulator(f"{offline}/{folder}").Reload().Scalars("eval/mean_reward")
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--remember", ID, "--head", "oracle"], "unknown head 'oracle'; choose one of KNNLM, SPALM"),
-        (["--remember", ID, "--head", '{"name": "KNNLM", "weight": 2}'], "must be from 0 to 1, got 2"),
+        (["--datastore", ID, "--head", "oracle"], "unknown head 'oracle'; choose one of KNNLM, SPALM"),
+        (["--datastore", ID, "--head", '{"name": "KNNLM", "weight": 2}'], "must be from 0 to 1, got 2"),
         (
-            ["--remember", ID, "--head", '{"name": "KNNLM", "k": 26}'],
-            "k=26 neighbours, but the data have only 25",
+            ["--datastore", ID, "--head", '{"name": "KNNLM", "k": 26}'],
+            "k=26 neighbors, but the data have only 25",
         ),
-        (["--remember", ID, "--head", '{"name": "KNNLM", "n": 1}'], "unexpected keyword argument 'n'"),
-        (["--remember", ID, "--head", "{"], "{ is not valid JSON"),
-        (["--remember", "test/none-v0"], "test/none-v0"),
+        (["--datastore", ID, "--head", '{"name": "KNNLM", "n": 1}'], "unexpected keyword argument 'n'"),
+        (["--datastore", ID, "--head", "{"], "{ is not valid JSON"),
+        (["--datastore", "test/none-v0"], "test/none-v0"),
         (
-            ["--remember", "test/other-v0"],
+            ["--datastore", "test/other-v0"],
             "test/other-v0 cannot be a datastore of this agent: observation space",
         ),
-        (["--head", "spalm"], "pass them with --remember"),
+        (["--head", "spalm"], "pass them with --datastore"),
         (["--target-returns", "nan"], "finite numbers without duplicates, got [nan]"),
         (["--target-returns", "1", "1"], "finite numbers without duplicates, got [1.0, 1.0]"),
     ],
@@ -193,14 +233,14 @@ def test_a_gtrxl_uses_a_datastore(options, minari_root, capsys):
     collect(None, make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 3}), ID, episodes=4)
     capsys.readouterr()
     for head in ('{"name": "KNNLM", "k": 3}', '{"name": "SPALM", "k": 3}'):
-        main(["evaluate", "maze", "--remember", ID, "--head", head, "--episodes", "2", "--no-progress-bar"])
+        main(["evaluate", "maze", "--datastore", ID, "--head", head, "--episodes", "2", "--no-progress-bar"])
         assert "Evaluation over 2 episodes" in capsys.readouterr().out
-    assert EventAccumulator("maze/evaluation-remembering").Reload().Scalars("eval/mean_reward")
+    assert EventAccumulator("maze/evaluation-datastore").Reload().Scalars("eval/mean_reward")
 
 
 def test_datastores_with_other_spaces_are_rejected(finished, minari_root, capsys):
     record_cartpole()
-    message = refused(capsys, "evaluate", str(finished), "--remember", ID)
+    message = refused(capsys, "evaluate", str(finished), "--datastore", ID)
     assert f"{ID} cannot be a datastore of this agent: observation space" in message
 
 
@@ -217,11 +257,11 @@ def test_target_returns_are_rejected_for_other_agents(finished, capsys):
     ("args", "message"),
     [
         (["--episodes", "0"], "episodes must be at least 1, got 0"),
-        (["--n-envs", "-1"], "n_envs must be at least 1, got -1"),
+        (["--n-envs", "-1"], "--n-envs must be at least 1, got -1"),
         (["--seed", "-1"], "seed must be finite and at least 0, got -1"),
         (["--env", "nope-v0"], "nope-v0"),
         (["--env", "CartPole-v1"], "(4,)"),
-        (["--env-kwargs", "[3]"], "env_kwargs must be a JSON object, got [3]"),
+        (["--env-kwargs", "[3]"], "--env-kwargs must be a JSON object, got [3]"),
     ],
 )
 def test_errors_are_one_line(args, message, finished, capsys):

@@ -12,8 +12,8 @@ import torch
 from rlxf import DecisionTransformer
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.cli import main
-from rlxf.cli.options.offline_options import WindowOptions
-from rlxf.cli.run_loading import load_initial_weights
+from rlxf.cli.commands.train_offline import WindowOptions
+from rlxf.cli.runs import load_initial_weights
 from tests.cli.running import TASK, refused
 from tests.cli.running import TINY as TINY_ONLINE
 from tests.datasets import ID, record_cartpole

@@ -15,7 +15,7 @@ HOPELESS = "rlxf-test/Hopeless-v0"
 @pytest.fixture
 def hopeless():
     """Register an environment that always fails."""
-    gymnasium.register(HOPELESS, "tests.envs.workers.worlds:Hopeless")
+    gymnasium.register(HOPELESS, "tests.envs.faulty_envs:Hopeless")
     yield
     del gymnasium.registry[HOPELESS]
 
@@ -43,7 +43,7 @@ def test_too_many_failures_are_reported_in_one_line(tmp_path, monkeypatch, capsy
         capsys, "train", "gtrxl", "--env", HOPELESS, *TINY, "--workers", "2", "--env-restarts", "0"
     )
     assert "environment 0 raised in step: ValueError: the simulator lost its mind" in message
-    assert "worlds.py, line" in message
+    assert "faulty_envs.py, line" in message
     assert "1 time in a row" in message
 
 

@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import re
 import shlex
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -14,10 +16,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.cli import main, output, progress
-from rlxf.cli.error_reporting import exit_with
-from rlxf.cli.output import PipeSafeConsole
+from rlxf.cli.output import PipeSafeConsole, exit_with
 from rlxf.cli.progress import LineDisplay, PanelDisplay, ProgressState
-from rlxf.cli.training_command import interval
+from rlxf.cli.training_command import default_interval
 from rlxf.evaluation import EvaluationCallback, callback
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole
@@ -51,6 +52,8 @@ def test_progress_of_an_online_training(capsys):
     train("--run", "run", "--total-timesteps", "70", *SHOWN, "--evaluate-every", "None")
     found = lines(capsys.readouterr().out)
     assert [line.split()[1] for line in found[:2]] == ["2/96", "4/96"], "whole rollouts of 32 steps"
+    steps = [line.split()[1] for line in found]
+    assert len(set(steps)) == len(steps), "each step has one line"
     assert found[-1].startswith("steps 96/96 | return ")
     for part in (" | success ", "% | explained variance ", " | entropy ", " steps/s | 0:00:00 left | "):
         assert part in found[-1]
@@ -72,6 +75,21 @@ def test_progress_of_an_offline_training(data, capsys):
     found = lines(capsys.readouterr().out)
     assert found[-1].startswith("updates 4/4 | loss ")
     assert re.search(r"evaluation at 4: 9 -> \S+, 3 -> \S+; best \S+ at [1-4]$", found[-1])
+
+
+def test_each_step_has_one_line_if_the_training_is_stopped(data, capsys, monkeypatch):
+    step = progress.Progress._on_step
+
+    def stop(self):
+        if self.num_timesteps == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self)
+
+    monkeypatch.setattr(progress.Progress, "_on_step", stop)
+    with pytest.raises(SystemExit) as exit_info:
+        main([*OFFLINE, "--evaluate-every", "1"])
+    assert exit_info.value.code == 75
+    assert [line.split()[1] for line in lines(capsys.readouterr().out)] == ["1/4", "2/4"]
 
 
 def test_progress_of_pretraining_and_distillation(data, capsys):
@@ -96,7 +114,7 @@ def test_progress_can_be_turned_off(quiet, capsys):
 def test_panel_is_redrawn_in_place():
     shown = io.StringIO()
     terminal = PipeSafeConsole(file=shown, force_terminal=True, width=120)
-    figures = {"return": "0.5"}
+    figures = ["return 0.5"]
     with Live(console=terminal, auto_refresh=False) as live:
         for done in (10, 20):
             PanelDisplay(live).show(
@@ -208,11 +226,9 @@ def test_progress_does_not_affect_training(tmp_path):
 
 
 def test_default_interval_is_a_tenth_of_the_training():
-    assert interval(None, 200_000, least=2_048) == 20_000
-    assert interval(None, 200_001) == 20_001
-    assert interval(None, 5_000, least=2_048) == 2_048
-    assert interval(0, 5_000, least=2_048) == 0
-    assert interval(7, 5_000, least=2_048) == 7
+    assert default_interval(200_000, least=2_048) == 20_000
+    assert default_interval(200_001) == 20_001
+    assert default_interval(5_000, least=2_048) == 2_048
 
 
 def test_evaluations_do_not_affect_training(tmp_path, data):

@@ -9,15 +9,15 @@ import signal
 from pathlib import Path
 
 import pytest
-from demonstration import asking, remembering
+from demonstration import decision_transformer, gtrxl
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import DecisionTransformer
 from rlxf.cli import main
-from rlxf.cli.commands.train_dt import TrainDecisionTransformer
+from rlxf.cli.commands.train_offline import TrainDecisionTransformer
 from rlxf.cli.entry_point import parse
-from rlxf.cli.training_session import Start
-from rlxf.data import cache
+from rlxf.cli.training_session import StartPoint
+from rlxf.data import loading
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import BackgroundWriter, CheckpointWriter
 from rlxf.training.serialization import dump_json, load_json
@@ -210,7 +210,7 @@ def test_errors_of_runs_that_cannot_be_resumed(minari_root, capsys, tmp_path):
 
 
 def test_runs_of_the_demonstration_cannot_be_resumed(tmp_path, capsys):
-    for make_run in (remembering.make_run, asking.create_run):
+    for make_run in (gtrxl.make_run, decision_transformer.create_run):
         run = make_run(tmp_path / make_run.__module__, 10, 0)
         message = refused(capsys, "resume", str(run.path))
         assert f"{run.path} was made by scripts/demo.sh, which saves no checkpoints" in message
@@ -235,7 +235,7 @@ def test_a_run_without_intact_checkpoints_is_not_changed(whole, capsys):
         file.write_bytes(b"")
     before = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
     with pytest.warns(UserWarning, match="the previous checkpoint is used"), pytest.raises(FileNotFoundError):
-        Start.of(whole)
+        StartPoint.of(whole)
     assert "there is no valid checkpoint in" in last_error_line(capsys, "resume", "whole")
     assert {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()} == before
 
@@ -279,7 +279,7 @@ def test_a_signal_during_the_final_evaluation_stops_the_run_resumably(whole, mon
         raise AssertionError("the signal was ignored")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.training_command.evaluate", interrupted)
+        patch.setattr("rlxf.cli.reports.evaluate", interrupted)
         with pytest.raises(SystemExit) as left:
             main(["train", "dt", *TINY, "--run", "cut"])
     assert left.value.code == 75
@@ -320,20 +320,20 @@ def test_distilled_runs_cannot_be_resumed(whole, capsys):
 
 def test_a_signal_during_the_conversion_of_data_leaves_no_files(minari_root, monkeypatch, capsys):
     record_cartpole()
-    convert = cache.convert
+    convert = loading.convert
 
     def interrupted(*given):
         convert(*given)
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("the signal was ignored")
 
-    monkeypatch.setattr(cache, "convert", interrupted)
+    monkeypatch.setattr(loading, "convert", interrupted)
     with pytest.raises(SystemExit) as left:
         main(["train", "dt", *TINY, "--run", "cut"])
     assert left.value.code == 143
     assert not Path("cut").exists()
-    assert not [path for path in cache.cache_root().rglob("*") if path.is_file()]
-    assert list(cache.cache_root().iterdir()) == []
+    assert not [path for path in loading.cache_root().rglob("*") if path.is_file()]
+    assert list(loading.cache_root().iterdir()) == []
 
 
 @pytest.mark.parametrize(

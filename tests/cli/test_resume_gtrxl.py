@@ -208,7 +208,7 @@ def test_resume_repeats_a_failed_evaluation(whole, monkeypatch, capsys):
         raise OSError("no display")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.training_command.evaluate", fail)
+        patch.setattr("rlxf.cli.reports.evaluate", fail)
         assert "resume with: rlxf resume cut" in refused(capsys, "train", "gtrxl", *TINY, "--run", "cut")
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))

@@ -10,7 +10,7 @@ import pytest
 
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.cli import main
-from rlxf.cli.commands.pretrain import Pretrain
+from rlxf.cli.commands.train_offline import Pretrain
 from rlxf.cli.entry_point import parse
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import BackgroundWriter

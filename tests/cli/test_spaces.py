@@ -8,10 +8,10 @@ import pytest
 
 from rlxf.cli import main
 from tests.cli.running import refused
-from tests.envs.worlds import ACTIONS, OBSERVATIONS
+from tests.envs.small_envs import ACTIONS, OBSERVATIONS
 
 ID = "test/spaces-v0"
-ENV = "tests.envs.worlds:rlxf-test/AnySpace-v0"
+ENV = "tests.envs.small_envs:rlxf-test/AnySpace-v0"
 TINY = shlex.split(
     "--updates 2 --log-interval 2 --episodes 2 --context-length 4 --batch-size 4 --no-progress-bar"
     " --core.width 8 --core.layers 1"

@@ -10,10 +10,10 @@ from PIL import Image
 from rlxf.agents.contexts import CONTEXT_MERGERS
 from rlxf.attention import ALiBi, Dilated, FixedColumns, Linformer, TransformerSpec, Window
 from rlxf.attention.positions.base import Position
-from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES
+from rlxf.attention.spec import HEADS, OPTIONAL, TECHNIQUES
 from rlxf.cli import main
+from rlxf.cli.commands.techniques import _properties, distinct_masks, mask_image, pairs, read_pattern
 from rlxf.cli.spec_options import QUESTIONS, summary
-from rlxf.cli.technique_tables import distinct_masks, mask_image, pairs, read_pattern, with_memory
 from tests.cli.running import refused
 
 
@@ -31,7 +31,7 @@ def test_rows_contain_causal_form_cost_and_memory_support(capsys, monkeypatch):
     shown = capsys.readouterr().out
     for name, technique in ((name, kind) for table in TECHNIQUES.values() for name, kind in table.items()):
         row = shown.split(f"│ {name}(")[1].split(technique.paper)[0]
-        assert f"causal form: {technique.causal}; cost: {technique.cost}; with memory: yes" in row
+        assert f"causal form: {technique.causal_form}; cost: {technique.cost}; with memory: yes" in row
 
 
 def test_output_heads_and_context_techniques_are_listed(capsys, monkeypatch):
@@ -41,7 +41,7 @@ def test_output_heads_and_context_techniques_are_listed(capsys, monkeypatch):
     assert "context: how does a trained agent combine several contexts" in shown
     for name, head in (HEADS | CONTEXT_MERGERS).items():
         row = shown.split(f"│ {name}(")[1].split(head.paper)[0]
-        assert f"causal form: {head.causal}; cost: {head.cost}" in row
+        assert f"causal form: {head.causal_form}; cost: {head.cost}" in row
 
 
 def test_formulas_are_printed_completely(capsys, monkeypatch):
@@ -64,8 +64,8 @@ class Forgetful(Position):
 
 def test_missing_memory_support_is_reported(monkeypatch):
     monkeypatch.setitem(TECHNIQUES["position"], "Forgetful", Forgetful)
-    assert with_memory("position", Forgetful()) == "no"
-    assert with_memory("position", ALiBi()) == "yes"
+    assert _properties("position", Forgetful).endswith("with memory: no")
+    assert _properties("position", ALiBi).endswith("with memory: yes")
 
 
 def test_incompatible_pairs_are_listed(capsys, monkeypatch):
@@ -74,20 +74,20 @@ def test_incompatible_pairs_are_listed(capsys, monkeypatch):
     shown = capsys.readouterr().out
     for causal in (True, False):
         every = list(pairs(causal))
-        valid = sum(pair.error is None for pair in every)
+        valid = sum(not error for *_, error in every)
         line = f"causal={causal}: {valid} pairs of techniques are compatible, {len(every) - valid} are not"
         assert line in shown
     sizes = [len(techniques) + (axis in OPTIONAL) for axis, techniques in TECHNIQUES.items()]
     assert len(every) == sum(math.prod(two) for two in combinations(sizes, 2))
     rows = [[cell.strip() for cell in line.split("│")] for line in shown.splitlines()]
-    refused = [[*pair.names, pair.error] for pair in pairs(causal=True) if pair.error]
+    refused = [list(pair) for pair in pairs(causal=True) if pair[-1]]
     assert ["position XLRelative", "kernel Linformer"] in [names for *names, _ in refused]
     assert [row[1:4] for row in rows if len(row) == 5] == refused
 
 
 def test_pairs_are_rejected_with_the_message_of_the_spec():
-    alibi = {pair.names[1]: pair.error for pair in pairs(causal=False) if pair.names[0] == "position ALiBi"}
-    assert alibi["kernel Softmax"] is None
+    alibi = {other: error for one, other, error in pairs(causal=False) if one == "position ALiBi"}
+    assert alibi["kernel Softmax"] == ""
     with pytest.raises(ValueError, match="Linformer") as refused:
         TransformerSpec(position=ALiBi(), kernel=Linformer(), causal=False)
     assert alibi["kernel Linformer"] == str(refused.value)
@@ -113,7 +113,7 @@ def test_image_shows_the_mask():
 def test_distinct_masks_of_layers_and_heads_are_drawn_once():
     assert list(distinct_masks(Dilated(3, 2))) == [Dilated(3, 2)]
     assert len(distinct_masks(FixedColumns(8, 1, summaries=3))) == 3
-    assert list(distinct_masks(FixedColumns(8, 1, way="interleaved")).values()) == [
+    assert list(distinct_masks(FixedColumns(8, 1, combination="by-layer")).values()) == [
         "layer 0, head 0",
         "layer 1, head 0",
     ]

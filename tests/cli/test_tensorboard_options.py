@@ -7,8 +7,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
-from rlxf.cli.options.env_options import EnvOptions
-from rlxf.cli.options.online_options import TensorBoardOptions
+from rlxf.cli.commands.train_gtrxl import TensorBoardOptions
+from rlxf.cli.options import EnvOptions
 from rlxf.envs import TMaze
 from rlxf.evaluation import VideoCallback
 from tests.cli.running import TASK, TINY, refused, train
@@ -84,7 +84,7 @@ def test_the_configuration_contains_the_options(finished):
 @pytest.mark.parametrize("option", ["attention-maps-every", "memory-every", "histograms-every"])
 def test_intervals_below_one_are_rejected(option, capsys, tmp_path):
     message = refused(capsys, "train", "gtrxl", *TASK, *TINY, f"--{option}", "0")
-    assert f"{option.replace('-', '_')} must be at least 1, got 0" in message
+    assert f"--{option} must be at least 1, got 0" in message
     assert not list(tmp_path.iterdir())
 
 

@@ -17,11 +17,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import DecisionTransformer, TransformerSpec
 from rlxf.agents.decision_transformer import KZL, ODT, Imitation
+from rlxf.agents.decision_transformer.heads import OBJECTIVES
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.decision_transformer.objectives import OBJECTIVES
 from rlxf.cli import main
+from rlxf.cli.commands.train_offline import OfflineOptions
 from rlxf.cli.entry_point import parse
-from rlxf.cli.options.offline_options import OfflineOptions
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import CheckpointFolder
 from tests.cli.running import refused
@@ -139,13 +139,13 @@ def test_datasets_are_concatenated(data):
         ),
         (
             ["--dataset", "test/small-v0", "--checkpoint-seconds", "-1"],
-            "checkpoint_seconds must be finite and",
+            "--checkpoint-seconds must be finite and",
         ),
         (["--dataset", "test/small-v0", "--checkpoint-seconds", "nan"], "at least 0, got nan"),
         (["--dataset", "test/small-v0", "--seed", "-1"], "seed must be finite and at least 0, got -1"),
         (
             ["--dataset", "test/small-v0", "--episodes", "0", "--evaluate-every", "2"],
-            "evaluate_every must be 0 or None if episodes is 0, got 2",
+            "--evaluate-every must be 0 or None if --episodes is 0, got 2",
         ),
         (["--dataset", "test/small-v0", "--env-kwargs", '{"gravitas": 1}'], "'gravitas'"),
         (["--dataset", "test/small-v0", "--env-kwargs", "[1]"], "must be a JSON object, got [1]"),

@@ -17,11 +17,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlxf import GTrXLPPO, TransformerSpec
 from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
-from rlxf.attention.registry import TECHNIQUES
+from rlxf.attention.spec import TECHNIQUES
 from rlxf.cli import main
+from rlxf.cli.commands.train_gtrxl import PPOOptions
 from rlxf.cli.entry_point import parse
-from rlxf.cli.options.env_options import EnvOptions
-from rlxf.cli.options.online_options import PPOOptions
+from rlxf.cli.options import EnvOptions
 from rlxf.envs import make_vec_env
 from rlxf.training import load_normalizer, schedule_to_json
 from tests.cli.running import TASK, TINY, refused, train
@@ -131,10 +131,13 @@ def test_equal_seeds_train_equal_agents(tmp_path):
         (["--env", "CartPole-v1", "--n-steps", "100"], "got 100"),
         (["--env", "CartPole-v1", "--core.memory", "none"], "needs a core with memory"),
         (["--env", "CartPole-v1", "--core.dropout", "0.1"], "dropout must be 0, got 0.1"),
-        (["--env", "CartPole-v1", "--total-timesteps", "0"], "total_timesteps must be at least 1, got 0"),
+        (["--env", "CartPole-v1", "--total-timesteps", "0"], "--total-timesteps must be at least 1, got 0"),
         (["--env", "CartPole-v1", "--episodes", "0"], "episodes must be at least 1, got 0"),
-        (["--env", "CartPole-v1", "--evaluate-every", "-1"], "evaluate_every must be finite and at least 0"),
-        (["--env", "CartPole-v1", "--evaluation-episodes", "0"], "evaluation_episodes must be at least 1"),
+        (
+            ["--env", "CartPole-v1", "--evaluate-every", "-1"],
+            "--evaluate-every must be finite and at least 0",
+        ),
+        (["--env", "CartPole-v1", "--evaluation-episodes", "0"], "--evaluation-episodes must be at least 1"),
         (["--env", "CartPole-v1", "--n-envs", "0"], "n_envs must be at least 1, got 0"),
         (["--env", "CartPole-v1", "--policy", "CnnGTrXLPolicy"], "MlpGTrXLPolicy"),
         (["--env", "CartPole-v1", "--policy", "MlpGTrXLPolic"], "did you mean 'MlpGTrXLPolicy'?"),
@@ -299,11 +302,13 @@ def test_training_normalizes_rewards_and_reports_raw_ones(monkeypatch, tmp_path)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     gymnasium.register("tests/Paid-v0", Paid)
     rewards = []
-    original = RolloutCollector._bootstrap
+    original = RolloutCollector.store
     monkeypatch.setattr(
         RolloutCollector,
-        "_bootstrap",
-        lambda self, reward, *rest: rewards.append(reward) or original(self, reward, *rest),
+        "store",
+        lambda self, step, obs, reward, *rest: (
+            rewards.append(reward) or original(self, step, obs, reward, *rest)
+        ),
     )
     words = [
         "--env",

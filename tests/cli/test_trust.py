@@ -10,7 +10,7 @@ from gymnasium.wrappers import ClipReward
 
 from rlxf import DecisionTransformer, evaluate
 from rlxf.cli import main
-from rlxf.envs.trust import DescribedEnv
+from rlxf.envs.specs import DescribedEnv
 from tests.cli.running import refused, train
 from tests.datasets import ID, random_episodes, record
 
@@ -22,7 +22,7 @@ PLAY = ["--episodes", "2", "--no-progress-bar"]
 def module(tmp_path, monkeypatch):
     """Id of an environment that is registered by a module of the user."""
     (tmp_path / "my_tasks.py").write_text(
-        "import gymnasium\ngymnasium.register('my/Maze-v0', entry_point='rlxf.envs.tmaze.env:TMaze')\n"
+        "import gymnasium\ngymnasium.register('my/Maze-v0', entry_point='rlxf.envs.tmaze:TMaze')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield "my_tasks:my/Maze-v0"
@@ -51,7 +51,7 @@ def test_modules_are_imported_from_the_command_line_or_with_trust(module, capsys
 
 
 def test_trust_option_of_configurations(module, capsys):
-    from rlxf.cli.options.env_options import trust_option
+    from rlxf.cli.options import trust_option
 
     assert trust_option({"env": module, "env_kwargs": {}}) == " --trust"
     assert trust_option({"env": "CartPole-v1", "trust_data": True}) == " --trust"
@@ -81,8 +81,7 @@ def test_named_environments_ignore_untrusted_descriptions(minari_root, capsys):
     data = recorded(ClipReward(gymnasium.make("rlxf/TMaze-v0", corridor_length=3), 0.5, 0.5))
     main(["train", "dt", "--dataset", data, "--run", "named", "--env", "rlxf/TMaze-v0", *OFFLINE])
     assert (
-        "the data describe rlxf/TMaze-v0 with wrapper ClipReward, which is not used"
-        in capsys.readouterr().err
+        "the data specify wrapper ClipReward for rlxf/TMaze-v0; these are ignored" in capsys.readouterr().err
     )
 
 

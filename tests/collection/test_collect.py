@@ -16,8 +16,7 @@ from rlxf.collection import collect
 from rlxf.data import ReferenceScores, load_trajectories, reference_scores
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
 from tests.collection.worlds import Diary, Failing, Pointer
-from tests.evaluation.askable import ActionRewardEnv, TargetFollower
-from tests.evaluation.tasks import vec
+from tests.evaluation.worlds import ActionRewardEnv, TargetFollower, vec
 
 ID = "test/diary-v0"
 SCALE = ReferenceScores(0.0, 10.0, "here")

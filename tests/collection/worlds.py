@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from tests.evaluation.tasks import Countdown
+from tests.evaluation.worlds import Countdown
 
 
 class Diary(Countdown):

@@ -1,4 +1,4 @@
-""""""
+"""Tests of the conversion of datasets to arrays, against Minari's own reader."""
 
 import tracemalloc
 
@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from rlxf.data import DatasetError, conversion, load_trajectories, observation_encoder
-from rlxf.data.conversion import convert
+from rlxf.data.conversion import RunningStats, convert
 from rlxf.data.dataset_source import open_source
 from tests.datasets import ID, VECTOR, opened, random_episodes, record, record_random
 
@@ -208,3 +208,32 @@ def test_memory_does_not_grow_with_the_dataset(minari_root, tmp_path, monkeypatc
     tracemalloc.stop()
     assert (tmp_path / "observations.npy").stat().st_size > 20_000_000
     assert peak < 3_000_000
+
+
+def stats_of(rows, *cuts):
+    moments = RunningStats(rows.shape[1])
+    for piece in np.split(rows, cuts):
+        moments.update(piece.astype(np.float64))
+    return moments
+
+
+@pytest.mark.parametrize(
+    "cuts", [(), (1, 2, 3), (40,), (99,)], ids=["whole", "single rows", "halves", "rest"]
+)
+def test_stats_of_pieces_equal_those_of_the_whole(cuts):
+    rows = np.random.default_rng(0).normal(size=(100, 4)) * [1, 10, 0.01, 1e-3] + [0, 5, -3, 0]
+    moments = stats_of(rows, *cuts)
+    np.testing.assert_allclose(moments.mean, rows.mean(axis=0), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(moments.std, rows.std(axis=0), rtol=1e-6)
+
+
+def test_columns_far_from_zero_keep_their_precision():
+    rows = 1e7 + np.random.default_rng(0).normal(size=(1000, 1))
+    np.testing.assert_allclose(stats_of(rows, 10, 500).std, rows.std(), rtol=1e-6)
+
+
+def test_constant_columns_have_standard_deviation_1():
+    rows = np.full((50, 2), 0.1, np.float32)
+    moments = stats_of(rows, 7)
+    np.testing.assert_array_equal(moments.std, [1, 1])
+    np.testing.assert_array_equal(moments.mean.astype(np.float32), rows[0])

@@ -1,4 +1,4 @@
-""""""
+"""Tests of the lookup, the download and the validation of datasets."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ def test_an_unknown_dataset_error_lists_similar_names(minari_root):
 
 @pytest.mark.parametrize("wrong", ["no version", "hopper/medium", "", "../x"])
 def test_invalid_ids_are_refused(minari_root, wrong):
-    with pytest.raises(DatasetError, match=f"'{wrong}' is not a Minari id; use namespace/name-v0"):
+    with pytest.raises(DatasetError, match=f"'{wrong}' is not a Minari id; write namespace/name-v0"):
         load_trajectories(wrong)
 
 

@@ -1,4 +1,4 @@
-""""""
+"""Tests of the encoders of observations and actions."""
 
 import numpy as np
 import pytest

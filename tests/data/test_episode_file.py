@@ -1,34 +1,41 @@
-"""Tests of errors for truncated and altered dataset files."""
+"""Tests of errors for dataset files that are truncated, altered, or contradict their metadata."""
 
 import os
 import re
 import subprocess
 import sys
 
+import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from rlxf.data import DatasetError, load_trajectories
-from rlxf.data.cache import cache_root
+from rlxf.data.loading import cache_root
+from rlxf.utils.memory_budget import memory_budget
 from tests.datasets import ID, data_file, opened, record_random
 
 pytestmark = pytest.mark.faults
+ACTIONS = spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 200.0], np.float32))
 
 
 @pytest.fixture
 def dataset(minari_root):
-    return record_random((30, 1, 5))
+    return record_random((30, 1, 5), action_space=ACTIONS)
 
 
-def check_refused(match=""):
-    with pytest.raises(DatasetError, match=rf"(?s)main_data.hdf5.*truncated or altered.*{match}.*again"):
+def check_refused(match):
+    with pytest.raises(DatasetError, match=f"(?s){match}"):
         load_trajectories(ID)
     assert list(cache_root().glob("*")) == []
 
 
-def check_refused_in_subprocess():
-    """Run `check_refused` in a subprocess, since HDF5 may crash after it has read damaged bytes."""
+def check_damaged(match=""):
+    check_refused(f"main_data.hdf5.*truncated or altered.*{match}.*again")
+
+
+def check_damaged_in_subprocess():
+    """Run `check_damaged` in a subprocess, since HDF5 may crash after it has read damaged bytes."""
     code = f"from rlxf.data import load_trajectories; load_trajectories({ID!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -40,45 +47,45 @@ def check_refused_in_subprocess():
 def test_a_truncated_file_is_reported(dataset, fraction):
     path = data_file(dataset)
     os.truncate(path, int(path.stat().st_size * fraction))
-    check_refused_in_subprocess()
+    check_damaged_in_subprocess()
 
 
 def test_a_file_of_another_format_is_reported(dataset):
     data_file(dataset).write_text("not the data")
-    check_refused()
+    check_damaged()
 
 
 @pytest.mark.parametrize("name", ["rewards", "actions", "observations", "terminations", "truncations"])
 def test_a_missing_array_is_reported(dataset, name):
     with opened(dataset) as file:
         del file[f"episode_1/{name}"]
-    check_refused()
+    check_damaged()
 
 
 @pytest.mark.parametrize("name", ["rewards", "actions", "observations", "terminations", "truncations"])
 def test_an_array_of_another_length_is_reported(dataset, name):
     with opened(dataset) as file:
         file[f"episode_2/{name}"].resize(3, axis=0)
-    check_refused("episode|rows")
+    check_damaged("episode|rows")
 
 
 def test_a_missing_episode_is_reported(dataset):
     with opened(dataset) as file:
         del file["episode_1"]
-    check_refused()
+    check_damaged()
 
 
 def test_an_additional_episode_is_reported(dataset):
     with opened(dataset) as file:
         file.copy("episode_1", "episode_3")
-    check_refused("4 episodes of 36 steps")
+    check_damaged("4 episodes of 36 steps")
 
 
 def test_a_shortened_episode_is_detected_by_total_steps(dataset):
     with opened(dataset) as file:
         for name, array in file["episode_2"].items():
             array.resize(4 if name == "observations" else 3, axis=0)
-    check_refused("total_steps is 5")
+    check_damaged("total_steps is 5")
 
 
 def test_an_empty_episode_is_reported(dataset):
@@ -86,13 +93,13 @@ def test_an_empty_episode_is_reported(dataset):
         for name, array in file["episode_2"].items():
             array.resize(1 if name == "observations" else 0, axis=0)
         file["episode_2"].attrs["total_steps"] = 0
-    check_refused("no step")
+    check_damaged("no step")
 
 
 def test_rewards_that_differ_from_rewards_sum_are_reported(dataset):
     with opened(dataset) as file:
         file["episode_0"].attrs["rewards_sum"] = dataset[0].rewards.sum() + 1
-    check_refused("its rewards sum to")
+    check_damaged("its rewards sum to")
 
 
 def test_rewards_that_match_rewards_sum_are_accepted(dataset):
@@ -106,7 +113,7 @@ def test_a_damaged_image_is_reported(minari_root):
     with opened(dataset) as file:
         frames = file["episode_0/observations"]
         frames[1] = np.zeros(9, np.uint8) if frames.ndim == 1 else 0
-    check_refused()
+    check_damaged()
 
 
 def test_a_changed_byte_in_compressed_data_is_reported(dataset):
@@ -120,4 +127,143 @@ def test_a_changed_byte_in_compressed_data_is_reported(dataset):
         byte = handle.read(1)
         handle.seek(-1, os.SEEK_CUR)
         handle.write(bytes([byte[0] ^ 0xFF]))
-    check_refused_in_subprocess()
+    check_damaged_in_subprocess()
+
+
+def replaced(dataset, name, values, **options):
+    with opened(dataset) as file:
+        del file[name]
+        file.create_dataset(name, data=values, **options)
+
+
+@pytest.mark.parametrize("value", [-1.01, 1.01, 1e30])
+def test_an_action_outside_of_its_box_is_reported_with_episode_and_step(dataset, value):
+    with opened(dataset) as file:
+        file["episode_2/actions"][3, 0] = value
+    check_refused("episode 2: the action of step 3 is .* outside of Box")
+
+
+@pytest.mark.parametrize(("column", "value"), [(0, 1.00005), (0, -1.00005), (1, 200.01), (1, -0.00005)])
+def test_rounding_errors_are_accepted(dataset, column, value):
+    with opened(dataset) as file:
+        file["episode_2/actions"][3, column] = value
+    assert load_trajectories(ID).actions[34, column] == np.float32(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "match"),
+    [
+        (
+            "actions",
+            np.zeros((5, 3), np.float32),
+            r"have rows of shape \(3,\), the metadata say \(2,\)",
+        ),
+        ("actions", np.zeros(5, np.float32), r"actions have rows of shape \(\), the metadata say \(2,\)"),
+        ("actions", np.zeros((5, 2), complex), "actions are of complex128, the metadata say float32"),
+        ("actions", np.full((5, 2), b"1"), r"actions are of \|S1, the metadata say float32"),
+        ("observations", np.zeros((6, 1), np.float32), r"observations have rows of shape \(1,\)"),
+        ("observations", np.zeros((6, 3, 1), np.float32), r"observations have rows of shape \(3, 1\)"),
+        (
+            "rewards",
+            np.zeros((5, 2)),
+            r"rewards are of float64 with rows of shape \(2,\), not",
+        ),
+        ("rewards", np.full(5, b"1"), "rewards are of"),
+        ("terminations", np.full(5, b"1"), "terminations are of"),
+    ],
+)
+def test_shapes_and_dtypes_that_differ_from_the_metadata_are_reported(dataset, name, values, match):
+    replaced(dataset, f"episode_2/{name}", values)
+    check_refused(f"main_data.hdf5, episode 2: .*{match}")
+
+
+def test_float_actions_of_discrete_spaces_are_refused(minari_root):
+    dataset = record_random((4,))
+    replaced(dataset, "episode_0/actions", np.zeros(4, np.float64))
+    check_refused("actions are of float64, the metadata say int64")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])
+def test_castable_dtypes_are_accepted(dataset, dtype):
+    replaced(dataset, "episode_2/actions", np.ones((5, 2), dtype))
+    assert (load_trajectories(ID).actions[31:] == 1).all()
+
+
+@pytest.mark.parametrize("name", ["terminations", "truncations"])
+def test_an_end_before_the_last_step_is_reported(dataset, name):
+    with opened(dataset) as file:
+        file[f"episode_0/{name}"][7] = True
+    check_refused(f"episode 0: .*its {name} are True at step 7 of 30, before the last")
+
+
+def test_an_external_link_is_not_followed(dataset, tmp_path):
+    with h5py.File(tmp_path / "other.hdf5", "w") as other:
+        other["secret"] = np.zeros((5, 2), np.float32)
+    with opened(dataset) as file:
+        del file["episode_2/actions"]
+        file["episode_2/actions"] = h5py.ExternalLink(str(tmp_path / "other.hdf5"), "secret")
+    check_refused("episode 2: .*actions is a link .ExternalLink., which is not followed")
+
+
+def test_an_episode_that_is_an_external_link_is_not_followed(dataset, tmp_path):
+    with h5py.File(tmp_path / "other.hdf5", "w") as other, opened(dataset) as file:
+        file.copy("episode_2", other)
+        del file["episode_2"]
+        file["episode_2"] = h5py.ExternalLink(str(tmp_path / "other.hdf5"), "episode_2")
+    check_refused("episode_2 is a link .ExternalLink., which is not followed")
+
+
+def test_external_storage_is_not_read(dataset, tmp_path):
+    (tmp_path / "bytes").write_bytes(bytes(40))
+    with opened(dataset) as file:
+        del file["episode_2/actions"]
+        external = [(str(tmp_path / "bytes"), 0, 40)]
+        file.create_dataset("episode_2/actions", (5, 2), np.float32, external=external)
+    check_refused("episode 2: .*actions is stored in other files")
+
+
+def enlarged(dataset, steps):
+    """Replace an episode by a highly compressed one of ``steps`` steps."""
+    shapes = {"actions": (2,), "observations": (30,), "rewards": (), "terminations": (), "truncations": ()}
+    with opened(dataset) as file:
+        group = file["episode_0"]
+        for name, shape in shapes.items():
+            kind = group[name].dtype
+            del group[name]
+            rows = (steps + (name == "observations"), *shape)
+            group.create_dataset(name, rows, kind, chunks=(10**5, *shape), compression="gzip")
+        group.attrs["total_steps"] = steps
+    dataset.storage.update_metadata({"total_steps": steps})
+
+
+def test_a_decompression_bomb_is_refused_before_arrays_are_written(minari_root):
+    wide = spaces.Box(-np.inf, np.inf, (30,), np.float32)
+    dataset = record_random((30,), observation_space=wide, action_space=ACTIONS)
+    enlarged(dataset, 10**6)
+    with memory_budget(2 * 10**7):
+        check_refused("requires .* MB of memory .*for the rewards of its longest episode.*RLXF_MEMORY_BUDGET")
+    with memory_budget(40 * 10**6):
+        check_refused("requires 136.0 MB of memory .*for its converted arrays")
+
+
+def test_a_chunk_larger_than_the_budget_is_not_read(dataset):
+    with opened(dataset) as file:
+        del file["episode_2/actions"]
+        chunks = (10**6, 2)
+        file.create_dataset(
+            "episode_2/actions", (5, 2), np.float32, chunks=chunks, maxshape=(None, 2), compression="gzip"
+        )
+    with memory_budget(10**6):
+        check_refused("episode 2: the file requires 8.0 MB of memory .*for a chunk of an array")
+
+
+def test_large_metadata_is_not_parsed(dataset):
+    path = data_file(dataset).with_name("metadata.json")
+    path.write_text(path.read_text() + " " * (5 * 2**20))
+    check_refused("metadata.json has 5,.* bytes, the maximum is 4,194,304")
+
+
+def test_one_hot_encoding_does_not_build_an_identity_matrix(minari_root):
+    """An identity matrix for 20,000 values would take 1.6 GB."""
+    record_random((3,), observation_space=spaces.Discrete(20_000))
+    assert load_trajectories(ID).observations.sum() == 3

@@ -1,4 +1,4 @@
-""""""
+"""Tests of reference scores and their table."""
 
 import minari
 import numpy as np
@@ -65,7 +65,7 @@ def test_unlisted_environments_have_no_scores(env_id):
 
 
 def test_every_row_has_a_source():
-    assert all("arXiv" in row.source and row.maximum > row.minimum for row in TABLE)
+    assert all("arXiv" in row.source and row.maximum > row.minimum for row in TABLE.values())
 
 
 def test_scores_of_the_dataset_take_precedence():

@@ -15,7 +15,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from rlxf.envs import GymnasiumVecEnv, PreviousStep, TMazeVector, make_env, make_vec_env
-from rlxf.envs.make import minigrid_view
+from rlxf.envs.make import flatten_minigrid_observation
 from rlxf.utils.extras import install_command
 
 
@@ -213,7 +213,7 @@ def test_tuple_observation_is_flattened():
 def test_minigrid_one_hot_view_matches_the_raw_codes():
     """The argmax of each one-hot part, of the direction and of each cell, is the code of the raw view."""
     raw = gymnasium.make("minigrid:MiniGrid-MemoryS7-v0")
-    view = minigrid_view(gymnasium.make("minigrid:MiniGrid-MemoryS7-v0"))
+    view = flatten_minigrid_observation(gymnasium.make("minigrid:MiniGrid-MemoryS7-v0"))
     for seed in range(3):
         observation, _ = raw.reset(seed=seed)
         bits, _ = view.reset(seed=seed)

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 from rlxf import GTrXLPPO, evaluate
 from rlxf.envs import BrokenEnvironmentError, make_vec_env
 from rlxf.envs.sb3_vec_env import pause_envs, resume_envs_at_exit, watch_processes
-from tests.evaluation.tasks import Countdown, Idle
+from tests.evaluation.worlds import Countdown, Idle
 
 
 class Stepped(gymnasium.Wrapper):

@@ -1,9 +1,11 @@
+"""Tests of the checks of spaces, and of batches of observations and infos."""
+
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from rlxf.envs import check_spaces
-from rlxf.envs.spaces import check_playable
+from rlxf.envs.spaces import check_playable, info_of, row_of, rows_of
 
 VECTOR, ACT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
 IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
@@ -102,3 +104,46 @@ def test_playable_spaces_pass(observation, action):
 def test_unplayable_space_raises(observation, action, expected):
     with pytest.raises(TypeError, match=f"(?s){expected}"):
         check_playable(observation, action)
+
+
+def test_info_of_has_only_the_entries_of_one_environment():
+    mask, other = np.array([True, False]), np.array([True, True])
+    infos = {
+        "both": np.array([3, 4]),
+        "_both": other,
+        "one": np.array(["x", None], dtype=object),
+        "_one": mask,
+        "inner": {"deep": np.array([0.5, 0.0]), "_deep": mask},
+        "_inner": mask,
+        "of_the_batch": "no mask",
+    }
+    assert info_of(infos, 0) == {"both": 3, "one": "x", "inner": {"deep": 0.5}}
+    assert info_of(infos, 1) == {"both": 4}
+
+
+def test_row_of_copies_from_arrays_dicts_of_arrays_and_arrays_of_dicts():
+    batch = np.arange(6.0).reshape(2, 3)
+    of_dicts = np.array([{"a": batch[0]}, {"a": batch[1]}], dtype=object)
+    for row in (row_of(batch, 1), row_of({"a": batch}, 1)["a"], row_of(of_dicts, 1)["a"]):
+        assert row.tolist() == [3, 4, 5]
+        row += 1
+    assert batch[1].tolist() == [3, 4, 5]
+
+
+BATCH = {"pair": (np.arange(3), {"deep": np.arange(6).reshape(3, 2)}), "mission": ("left", "right", "stay")}
+
+
+def test_row_of_nested_parts_and_text():
+    row = row_of(BATCH, 1)
+    assert (int(row["pair"][0]), row["pair"][1]["deep"].tolist(), row["mission"]) == (1, [2, 3], "right")
+    last = np.array([None, row, None], dtype=object)  # Gymnasium's format of final observations
+    copy = row_of(last, 1)
+    copy["pair"][1]["deep"] += 1
+    assert row["pair"][1]["deep"].tolist() == [2, 3]
+
+
+def test_rows_of_nested_parts_and_text():
+    rows = rows_of(BATCH, np.array([2, 0]))
+    assert rows["pair"][0].tolist() == [2, 0]
+    assert rows["pair"][1]["deep"].tolist() == [[4, 5], [0, 1]]
+    assert rows["mission"] == ("stay", "left")

@@ -1,3 +1,5 @@
+"""Tests of registered environments, and of environments that a file describes."""
+
 import subprocess
 import sys
 import warnings
@@ -6,6 +8,7 @@ import gymnasium
 import pytest
 
 from rlxf.envs import TMaze, register_envs
+from rlxf.envs.specs import DescribedEnv, registered_spec
 
 IDS = ["rlxf/TMaze-v0", "rlxf/TMazeActive-v0"]
 
@@ -29,3 +32,72 @@ def test_registration_does_not_import_torch():
     code = "import sys, rlxf.envs.specs; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+def test_registered_environment_needs_no_trust():
+    described = DescribedEnv("FrozenLake-v1", {"map_name": "4x4"}, 100)
+    assert described.needs_trust() == []
+    spec = described.local_spec()
+    assert spec.entry_point == gymnasium.spec("FrozenLake-v1").entry_point
+    assert (spec.kwargs["map_name"], spec.max_episode_steps) == ("4x4", 100)
+    assert DescribedEnv("FrozenLake-v1", {"map_name": "8x8"}).needs_trust() == ["map_name='8x8'"]
+
+
+@pytest.mark.parametrize(
+    ("described", "untrusted"),
+    [
+        (DescribedEnv("CartPole-v1", {"sutton_barto_reward": True}), "sutton_barto_reward=True"),
+        (DescribedEnv("Pendulum-v1", {"g": "/etc/passwd"}), "g='/etc/passwd'"),
+        (DescribedEnv("CartPole-v1", {"render_mode": "human"}), "render_mode='human'"),
+        (DescribedEnv("CartPole-v1", {}, 501), "max_episode_steps=501"),
+        (DescribedEnv("CartPole-v1", {}, True), "max_episode_steps=True"),
+        (DescribedEnv("CartPole-v1", {}, "9"), "max_episode_steps='9'"),
+        (DescribedEnv("CartPole-v1", {}, None, ("ClipReward",)), "wrapper ClipReward"),
+        (DescribedEnv("rlxf/TMaze-v0", {"autoreset_mode": "x"}), "autoreset_mode='x'"),
+    ],
+    ids=str,
+)
+def test_other_arguments_limits_and_wrappers_need_trust(described, untrusted):
+    assert described.needs_trust() == [untrusted]
+    with pytest.raises(ValueError, match=r"not used without trust.*--env .*trust=True") as refusal:
+        described.local_spec()
+    assert untrusted in str(refusal.value)
+
+
+def test_shorter_limit_is_used_and_a_missing_one_is_the_registered():
+    assert DescribedEnv("CartPole-v1", {}, 17).local_spec().max_episode_steps == 17
+    assert DescribedEnv("CartPole-v1").local_spec().max_episode_steps == 500
+
+
+def test_arguments_of_the_caller_need_no_trust():
+    described = DescribedEnv("Pendulum-v1", {"g": 5.0, "mass": 2.0})
+    assert described.needs_trust(["g"]) == ["mass=2.0"]
+
+
+def test_tmaze_arguments_need_no_trust():
+    described = DescribedEnv("rlxf/TMaze-v0", {"corridor_length": 7, "active": True, "penalty": -0.5})
+    assert described.local_spec().kwargs["corridor_length"] == 7
+    with pytest.raises(ValueError, match="corridor_length must be at most 1,000,000"):
+        gymnasium.make(DescribedEnv("rlxf/TMaze-v0", {"corridor_length": 10**9}).local_spec())
+
+
+@pytest.mark.parametrize("env_id", ["no_such_module:CartPole-v1", "rlxf.envs:rlxf/TMaze-v0", ":CartPole-v1"])
+def test_module_in_the_id_of_a_file_is_not_imported(env_id):
+    with pytest.raises(ValueError, match="a module that a file names is not imported"):
+        registered_spec(env_id)
+
+
+def test_family_is_not_imported_from_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "minigrid").mkdir()
+    (tmp_path / "minigrid/__init__.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "minigrid", raising=False)
+    with pytest.raises(ValueError, match="minigrid would be imported from the working directory"):
+        registered_spec("MiniGrid-MemoryS7-v0")
+
+
+@pytest.mark.parametrize(("env_id", "kwargs"), [(3, {}), (None, {}), ("CartPole-v1", [1])])
+def test_invalid_description_raises(env_id, kwargs):
+    with pytest.raises(ValueError, match="an environment is an id and its arguments"):
+        DescribedEnv(env_id, kwargs)

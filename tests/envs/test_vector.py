@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from rlxf.envs import TMaze, TMazeVector, as_vec_env
 from rlxf.envs.vector import has_filler_rows
-from tests.envs.counters import Counter
+from tests.envs.small_envs import Counter
 
 SB3_MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
 MODES = [*SB3_MODES, AutoresetMode.NEXT_STEP]

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormali
 
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
 from rlxf.evaluation import evaluate
-from tests.evaluation.tasks import (
+from tests.evaluation.worlds import (
     Blurred,
     Broken,
     CountAloud,

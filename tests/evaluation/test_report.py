@@ -1,20 +1,28 @@
-"""Statistics of a report and their output formats."""
+"""Statistics, compared with slow definitions, reports, their output formats, and comparisons of reports."""
 
 import json
+import random
+import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 from stable_baselines3.common.logger import configure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.data import ReferenceScores
-from rlxf.evaluation import Report
+from rlxf.evaluation import Report, compare
+from rlxf.evaluation.report import bootstrap_interval, interquartile_mean
 
 RETURNS = np.array([1.0, 2.0, 4.0, 9.0])
 LENGTHS = np.array([10, 20, 30, 40])
 SUCCESSES = np.array([True, True, True, False])
+SCALE = ReferenceScores(0.0, 10.0, "metadata of test/some-v0")
+values = st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_size=1, max_size=40)
+few = settings(max_examples=30, deadline=None)
 
 
 @pytest.fixture
@@ -47,7 +55,7 @@ def test_report_without_success():
     assert report.success_rate is None
     assert "eval/success_rate" not in report.scalars()
     assert json.loads(report.to_json())["successes"] is None
-    assert "success" not in _text(report.table())
+    assert "success" not in rendered(report.table())
 
 
 def test_report_with_reference_scores():
@@ -56,7 +64,7 @@ def test_report_with_reference_scores():
     data = json.loads(report.to_json())
     assert data["normalized_score"] == 20.0
     assert data["references"] == {"minimum": 2.0, "maximum": 12.0, "source": "somewhere"}
-    table = " ".join(_text(report.table()).split())
+    table = " ".join(rendered(report.table()).split())
     assert "20.0" in table
     assert "0 is a return of 2, 100 one of 12 (somewhere)" in table
 
@@ -64,11 +72,11 @@ def test_report_with_reference_scores():
 def test_report_without_reference_scores(report):
     assert report.normalized_score is None
     assert "eval/normalized_score" not in report.scalars()
-    assert "score" not in _text(report.table())
+    assert "score" not in rendered(report.table())
 
 
 def test_table_shows_the_numbers(report):
-    text = _text(report.table())
+    text = rendered(report.table())
     for part in ("4 episodes", "4 ± 3.1", "3", "25", "75.0%"):
         assert part in text
 
@@ -79,7 +87,7 @@ def test_table_shows_the_numbers(report):
 )
 def test_standard_deviation_has_two_digits_without_an_exponent(returns, shown):
     report = Report(np.array(returns, dtype=np.float64), np.array([1, 1]), None)
-    assert f"{shown} " in _text(report.table())
+    assert f"{shown} " in rendered(report.table())
 
 
 def test_sb3_logger_and_tensorboard_writer_get_the_same_tags(report, tmp_path):
@@ -114,7 +122,7 @@ def test_invalid_arrays_raise(returns, lengths, message):
         Report(returns, lengths)
 
 
-def _text(table) -> str:
+def rendered(table) -> str:
     console = Console(width=100)
     with console.capture() as capture:
         console.print(table)
@@ -125,3 +133,120 @@ def _events(folder) -> dict[str, tuple[int, float]]:
     events = EventAccumulator(str(folder)).Reload()
     last = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
     return {tag: (event.step, event.value) for tag, event in last.items()}
+
+
+def lines(table) -> list[str]:
+    return [line for line in rendered(table).splitlines() if "│" in line]
+
+
+def test_default_title_and_headings():
+    report = Report(np.array([1.0, 2.0]), np.array([3, 3]))
+    table = compare({"one": report, "other": report})
+    assert table.title == "Comparison of agents"
+    assert [column.header for column in table.columns] == [
+        "agent",
+        "episodes",
+        "mean return",
+        "95% interval",
+        "IQM",
+    ]
+
+
+def test_each_report_has_a_row():
+    last, best = np.array([1.0, 3.0]), np.array([6.0, 8.0])
+    reports = {"last": Report(last, last, references=SCALE), "best": Report(best, best, references=SCALE)}
+    table = compare(reports, "Two checkpoints", "checkpoint")
+    rows = lines(table)
+    assert [row.split("│")[1].strip() for row in rows] == ["last", "best"]
+    for row, mean, score in zip(rows, (2, 7), (20, 70), strict=True):
+        cells = [cell.strip() for cell in row.split("│")]
+        assert str(mean) in cells
+        assert f"{score}.0" in cells
+    assert "metadata of test/some-v0" in rendered(table)
+
+
+def test_unavailable_values_have_no_column():
+    values = np.ones(2)
+    plain = rendered(compare({"a": Report(values, values)}, "", ""))
+    assert "success" not in plain
+    assert "score" not in plain
+    assert "50.0%" in rendered(compare({"a": Report(values, values, np.array([True, False]))}, "", ""))
+
+
+# Statistics
+
+
+@given(values)
+def test_interquartile_mean_is_the_mean_of_the_middle(x):
+    cut = len(x) // 4
+    middle = sorted(x)[cut : len(x) - cut]
+    assert interquartile_mean(np.array(x)) == pytest.approx(sum(middle) / len(middle), abs=1e-6)
+
+
+@given(values, st.randoms())
+def test_interquartile_mean_ignores_the_order(x, shuffler):
+    shuffled = x.copy()
+    shuffler.shuffle(shuffled)
+    assert interquartile_mean(np.array(shuffled)) == pytest.approx(interquartile_mean(np.array(x)), abs=1e-6)
+
+
+@given(st.lists(st.floats(-10, 10, allow_subnormal=False), min_size=4, max_size=40))
+def test_interquartile_mean_ignores_one_broken_episode(x):
+    broken = np.array(x)
+    broken[np.argmax(broken)] = 1e30
+    assert interquartile_mean(broken) == pytest.approx(interquartile_mean(np.array(x)), abs=1e-6)
+
+
+@few
+@given(values)
+def test_interval_contains_the_mean_and_is_within_the_values(x):
+    low, high = bootstrap_interval(np.array(x))
+    assert low <= np.mean(x) <= high
+    assert min(x) - 1e-6 <= low
+    assert high <= max(x) + 1e-6
+
+
+@few
+@given(st.lists(st.integers(-100, 100), min_size=2, max_size=20), st.integers(-50, 50), st.integers(1, 50))
+def test_interval_is_equivariant_to_shift_and_scale(x, shift, scale):
+    moved = bootstrap_interval(shift + scale * np.array(x, dtype=float))
+    expected = [shift + scale * bound for bound in bootstrap_interval(np.array(x, dtype=float))]
+    assert moved == pytest.approx(expected)
+
+
+@given(st.floats(-1e9, 1e9, allow_subnormal=False), st.integers(1, 50))
+def test_interval_of_equal_values_has_width_zero(value, count):
+    low, high = bootstrap_interval(np.full(count, value))
+    assert low == high == pytest.approx(value)
+
+
+def test_interval_equals_a_naive_bootstrap():
+    x = np.random.default_rng(0).exponential(size=30)
+    rng = random.Random(0)
+    means = sorted(sum(rng.choices(x.tolist(), k=30)) / 30 for _ in range(20_000))
+    slow = means[500], means[-500]
+    error = np.std(x) / np.sqrt(30)
+    assert bootstrap_interval(x) == pytest.approx(slow, abs=0.1 * error)
+
+
+def test_interval_covers_the_true_mean_about_95_times_in_100():
+    generator = np.random.default_rng(0)
+    intervals = [bootstrap_interval(generator.normal(7.0, 2.0, size=40), seed=i) for i in range(100)]
+    covered = sum(low <= 7.0 <= high for low, high in intervals)
+    assert 88 <= covered <= 99
+
+
+def test_seed_determines_the_interval():
+    x = np.random.default_rng(0).normal(size=25)
+    assert bootstrap_interval(x, seed=3) == bootstrap_interval(x, seed=3)
+    assert bootstrap_interval(x, seed=3) != bootstrap_interval(x, seed=4)
+
+
+def test_many_values_need_little_memory():
+    x = np.random.default_rng(0).normal(size=20_000)
+    tracemalloc.start()
+    low, high = bootstrap_interval(x)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert high - low == pytest.approx(2 * 1.96 / np.sqrt(20_000), rel=0.1)
+    assert peak < 100 * 2**20  # all samples at once would be 1.6 GB

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlxf.envs.batches import LOST
+from rlxf.envs.spaces import LOST
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, quotas
 
 counts = st.integers(1, 300)

@@ -1,5 +1,8 @@
 """Videos of episodes: frames, output and errors."""
 
+import os
+import subprocess
+import sys
 from io import BytesIO
 
 import gymnasium
@@ -13,15 +16,22 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlxf.evaluation import video as film_module
-from rlxf.evaluation.video import MAX_FRAME_SIZE, VideoCallback, attach_gifs, encode_gif, record_frames
-from tests.evaluation.tasks import Countdown, Counter, Idle, vec
+from rlxf.evaluation import video as video_module
+from rlxf.evaluation.video import (
+    MAX_FRAME_SIZE,
+    VideoCallback,
+    attach_gifs,
+    draw_off_screen,
+    encode_gif,
+    record_frames,
+)
+from tests.evaluation.worlds import Countdown, Counter, Idle, vec
 
 SIZE = (6, 8)
 
 
 class Drawn(Countdown):
-    """Environment that renders the number of steps as a shade of grey."""
+    """Environment that renders the number of steps as a shade of gray."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012 - as in Gymnasium
 
@@ -77,7 +87,7 @@ def test_agent_keeps_its_state_during_a_video():
 
 
 def test_video_of_an_endless_episode_ends(monkeypatch):
-    monkeypatch.setattr(film_module, "MAX_STEPS", 7)
+    monkeypatch.setattr(video_module, "MAX_STEPS", 7)
     assert len(record_frames(Idle(), Drawn(10**9), seed=0, deterministic=True)) == 8
 
 
@@ -227,3 +237,56 @@ def test_vector_environment_raises():
 def test_interval_less_than_one_raises():
     with pytest.raises(ValueError, match="every_steps must be at least 1, got 0"):
         VideoCallback(Drawn(), every_steps=0)
+
+
+# Machines without a display
+
+SCRIPT = """
+import gymnasium
+from rlxf.evaluation.video import check_rendering
+check_rendering(gymnasium.make("CartPole-v1", render_mode="rgb_array"))
+"""
+NAMES = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "SDL_VIDEODRIVER", "SDL_AUDIODRIVER")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the driver is only set on Linux")
+def test_video_on_a_headless_machine_prints_no_warning():
+    pytest.importorskip("pygame")
+    environment = {name: value for name, value in os.environ.items() if name not in NAMES}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "XDG_RUNTIME_DIR" not in done.stderr + done.stdout
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Remove the variables that affect the display from the environment of the process."""
+    for name in NAMES:
+        monkeypatch.setenv(name, "")  # so monkeypatch restores it
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("platform", "given", "driver"),
+    [
+        ("linux", {}, "dummy"),
+        ("linux", {"DISPLAY": ""}, "dummy"),
+        ("linux", {"DISPLAY": ":0"}, None),
+        ("linux", {"WAYLAND_DISPLAY": "wayland-0"}, None),
+        ("linux", {"SDL_VIDEODRIVER": "x11"}, "x11"),
+        ("darwin", {}, None),
+        ("win32", {}, None),
+    ],
+)
+def test_dummy_driver_is_set_only_without_a_display(environment, platform, given, driver):
+    environment.setattr(video_module.sys, "platform", platform)
+    for name, value in given.items():
+        environment.setenv(name, value)
+    draw_off_screen()
+    assert os.environ.get("SDL_VIDEODRIVER") == driver

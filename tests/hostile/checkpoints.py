@@ -99,13 +99,13 @@ ATTACKS = {
     "objective that is code": described("dt", (*SETTINGS, "objective"), {"name": "stranger.notes"}, ""),
     "space that is code": described("gtrxl", ("observation_space",), {"type": "stranger.notes"}, ""),
     "environment in a module": described(
-        "dt", ("facts", "env_id"), "stranger.notes:CartPole-v1", "is not imported", evaluated
+        "dt", ("dataset_info", "env_id"), "stranger.notes:CartPole-v1", "is not imported", evaluated
     ),
     "environment with arguments": described(
-        "dt", ("facts", "env_kwargs"), {"xml_file": "/etc/passwd"}, "xml_file", evaluated
+        "dt", ("dataset_info", "env_kwargs"), {"xml_file": "/etc/passwd"}, "xml_file", evaluated
     ),
     "environment in wrappers": described(
-        "dt", ("facts", "env_wrappers"), ["stranger.notes:Wrapper"], "wrapper", evaluated
+        "dt", ("dataset_info", "env_wrappers"), ["stranger.notes:Wrapper"], "wrapper", evaluated
     ),
     "member that is a pickle": zipped(lambda file: file.writestr("data.pkl", PICKLE), "neither JSON nor"),
     "member in another folder": zipped(

@@ -118,7 +118,7 @@ ATTACKS = {
         "pretrain --dataset {dataset} --updates 1 --batch-size 4 --run {run} --core.width 8 --core.heads 2"
         " --no-progress-bar"
     ),
-    "remember": other_command("evaluate runs/gtrxl --remember {dataset} --episodes 2 --no-progress-bar"),
+    "datastore": other_command("evaluate runs/gtrxl --datastore {dataset} --episodes 2 --no-progress-bar"),
     "datasets": other_command("datasets"),
 }
 """Attacks by name."""

@@ -27,7 +27,7 @@ BENIGN = (
     f"{OFFLINE} --dataset {DATASET} --run runs/dt --evaluate-every 2 --checkpoint-seconds 0",
     f"evaluate runs/dt --target-returns 9 10 {PLAY}",
     f"evaluate runs/dt --env Nowhere-v0 {PLAY}",
-    f"evaluate runs/gtrxl --remember {DATASET} {PLAY}",
+    f"evaluate runs/gtrxl --datastore {DATASET} {PLAY}",
     f"pretrain --dataset {DATASET} --updates 2 --batch-size 4 --run runs/pre {SIZES}",
     "distill runs/gtrxl --steps 32 --run runs/student --no-progress-bar",
     "datasets",

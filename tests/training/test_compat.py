@@ -9,7 +9,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecNormalize
 
 from rlxf import DecisionTransformer, GTrXLPPO
-from rlxf.agents.common.weight_transfer import check_same_core, core_difference
+from rlxf.agents.common.weights import check_same_core, core_difference
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.agents.pretraining import MaskedPretraining

@@ -1,6 +1,5 @@
 """Tests of process groups: collectives, gradients, generators and failures of processes."""
 
-import importlib
 import os
 import signal
 import subprocess
@@ -14,12 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import rlxf.training.distributed
 from rlxf.agents.common.losses import masked_mean
 from rlxf.training import Archive
-from rlxf.training.distributed import init_process_group, process_group
-from rlxf.training.distributed.rank_group import TIMEOUT, _connection_errors
-from rlxf.training.distributed.rendezvous import unused_prefix
+from rlxf.training.distributed import (
+    TIMEOUT,
+    _connection_errors,
+    init_process_group,
+    process_group,
+    unused_prefix,
+)
 from tests.ranks import new_store, on_ranks
 
 ROWS = 4
@@ -213,20 +215,16 @@ def test_other_errors_propagate_unchanged(error):
     assert raised.value is error
 
 
-def test_single_process_does_not_import_rank_group(monkeypatch):
-    package, name = "rlxf.training.distributed", "rlxf.training.distributed.rank_group"
-    monkeypatch.delitem(sys.modules, package)
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(rlxf.training, "distributed", rlxf.training.distributed)  # restored after the test
+def test_single_process_does_not_initialize_torch_distributed(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert importlib.import_module(package).init_process_group().world_size == 1
-    assert name not in sys.modules
+    assert init_process_group().world_size == 1
+    assert not dist.is_initialized()
 
 
 LEAVE = """
 import os, socket, torch
 import torch.distributed as dist
-from rlxf.training.distributed.rank_group import TorchProcessGroup
+from rlxf.training.distributed import TorchProcessGroup
 
 with socket.create_server(("127.0.0.1", 0)) as server:
     port = server.getsockname()[1]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rlxf.agents.calibration import Calibration
+from rlxf.agents.common.calibration import Calibration
 from rlxf.data import ReferenceScores
 from rlxf.evaluation import Report, TargetSweep, compare
 from rlxf.utils.tables import Table
@@ -81,14 +81,14 @@ def test_text_of_a_sweep():
 
 
 def test_a_calibration_prints_the_chosen_threshold():
-    line = "threshold 0.5: 25.0% other actions, 3.00 passes; 2 of 3 thresholds keep the guaranteed risk"
+    line = "threshold 0.5: 25.0% other actions, 3.00 passes; 2 of 3 thresholds satisfy the risk bound"
     assert str(CALIBRATION) == line
     assert repr(CALIBRATION) == f"<Calibration: {line}>"
 
 
 def test_text_of_a_calibration_without_valid_threshold():
     none = Calibration((1.0,), np.array([0.5]), np.array([4.0]), np.array([False]))
-    assert str(none) == "0 of 1 thresholds keep the guaranteed risk: no early exit"
+    assert str(none) == "0 of 1 thresholds satisfy the risk bound: no early exit"
 
 
 def test_column_of_a_single_report_is_shown():

@@ -17,7 +17,7 @@ SAME_ACTION_TOLERANCE = 0.05
 
 
 class BoxActions(nn.Module):
-    """Box actions scaled to [-1, 1]: ``u = (a - centre) / radius``.
+    """Box actions scaled to [-1, 1]: ``u = (a - center) / radius``.
 
     Numbers without a lower or an upper bound are not scaled: u = a.
 
@@ -25,7 +25,7 @@ class BoxActions(nn.Module):
         space: action space.
     """
 
-    centre: Tensor
+    center: Tensor
     radius: Tensor
     bounded: Tensor
 
@@ -34,17 +34,17 @@ class BoxActions(nn.Module):
         low, high = torch.as_tensor(space.low).flatten(), torch.as_tensor(space.high).flatten()
         bounded = torch.isfinite(low) & torch.isfinite(high) & (high > low)
         self.register_buffer("bounded", bounded, persistent=False)
-        self.register_buffer("centre", torch.where(bounded, (low + high) / 2, 0).float(), persistent=False)
+        self.register_buffer("center", torch.where(bounded, (low + high) / 2, 0).float(), persistent=False)
         self.register_buffer("radius", torch.where(bounded, (high - low) / 2, 1).float(), persistent=False)
         self.width = len(low)
 
     def forward(self, actions: Tensor) -> Tensor:
         """Scale actions: (..., A) in units of the environment -> (..., A)."""
-        return (actions - self.centre) / self.radius
+        return (actions - self.center) / self.radius
 
     def unscale(self, scaled: Tensor) -> Tensor:
         """Undo the scaling: (..., A) -> (..., A) in units of the environment."""
-        return scaled * self.radius + self.centre
+        return scaled * self.radius + self.center
 
     def same_action(self, one: Tensor, other: Tensor) -> Tensor:
         """Return whether two actions (..., A) count as the same, (...) bool. See `SAME_ACTION_TOLERANCE`."""
@@ -118,16 +118,9 @@ def action_encoder(space: spaces.Space[Any]) -> BoxActions | DiscreteActions:
 
 def select_choices(logits: tuple[Tensor, ...], deterministic: bool) -> Tensor:
     """Sample each choice, or take the most likely one: logits, n tensors (E, A) -> int64 (E, n)."""
-    pick = _most_likely if deterministic else _sample
-    return torch.stack([pick(each) for each in logits], dim=-1)
-
-
-def _most_likely(logits: Tensor) -> Tensor:
-    return logits.argmax(dim=-1)
-
-
-def _sample(logits: Tensor) -> Tensor:
-    return torch.distributions.Categorical(logits=logits).sample()
+    if deterministic:
+        return torch.stack([each.argmax(dim=-1) for each in logits], dim=-1)
+    return torch.stack([torch.distributions.Categorical(logits=each).sample() for each in logits], dim=-1)
 
 
 def to_environment(actions: Tensor, space: spaces.Space[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Checks that all agents share: arguments of constructors, of ``load`` and of ``predict``."""
+"""Checks of arguments that all agents share, and arguments of Stable-Baselines3 without support."""
 
 import inspect
 import warnings
@@ -160,3 +160,115 @@ class MissingStateWarning:
             f"independent observations pass episode_start=np.ones(n, dtype=bool)",
             stacklevel=self._stacklevel,
         )
+
+
+def _use_learn_online(use: str) -> UnsupportedArgument:
+    return UnsupportedArgument(
+        f"the agent learns from a dataset; to continue in an environment use learn_online({use})"
+    )
+
+
+_NETWORK = UnsupportedArgument(
+    "the network is a transformer; use core=decision_transformer(...)", neutral=(None, {})
+)
+_REPLAY = UnsupportedArgument(
+    "batches are drawn from the dataset, and by learn_online from its replay of replay_episodes=... episodes",
+    neutral=(None, {}, False),
+)
+_RETURNS = UnsupportedArgument(
+    "returns are sums of rewards without discount; to scale them use return_scale=..."
+)
+_NO_TARGET = UnsupportedArgument("there is no target network; leave it out")
+_NO_EXPLORATION = "the agent explores by sampling its actions; use objective=MaximumEntropy(...)"
+_ENTROPY = UnsupportedArgument("only objective=MaximumEntropy(...) has an entropy coefficient")
+_DATASET_SPACE = UnsupportedArgument("the spaces are those of the dataset; leave it out")
+_SCHEDULE = UnsupportedArgument("use learning_rate, which may be a schedule")
+
+OFFLINE_SB3_ARGUMENTS = {
+    **dict.fromkeys(("policy", "policy_kwargs", "net_arch"), _NETWORK),
+    "buffer_size": _use_learn_online("replay_episodes=..."),
+    "n_envs": _use_learn_online("n_envs=..."),
+    **dict.fromkeys(("n_steps", "train_freq"), _use_learn_online("round_steps=...")),
+    **dict.fromkeys(("gradient_steps", "n_epochs"), _use_learn_online("round_updates=...")),
+    "learning_starts": UnsupportedArgument(
+        "the agent learns from the dataset from the beginning, and the replay of learn_online starts with it"
+    ),
+    **dict.fromkeys(("replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"), _REPLAY),
+    **dict.fromkeys(("gamma", "gae_lambda"), _RETURNS),
+    **dict.fromkeys(("tau", "target_update_interval"), _NO_TARGET),
+    **dict.fromkeys(("ent_coef", "target_entropy"), _ENTROPY),
+    "action_noise": UnsupportedArgument(_NO_EXPLORATION, neutral=(None,)),
+    "use_sde": UnsupportedArgument(_NO_EXPLORATION, neutral=(False,)),
+    "total_timesteps": UnsupportedArgument("pass the number of updates to learn(steps=...)"),
+    **dict.fromkeys(("observation_space", "action_space"), _DATASET_SPACE),
+    "lr_schedule": _SCHEDULE,
+}
+"""Unsupported arguments of the constructors."""
+
+SB3_LEARN_ARGUMENTS = {
+    "total_timesteps": UnsupportedArgument("it counts updates, not steps of an environment; use steps=...")
+}
+"""Unsupported arguments of ``learn``."""
+
+SB3_ONLINE_ARGUMENTS = {
+    "total_timesteps": UnsupportedArgument("use steps=..., which counts steps over all environments"),
+    "buffer_size": UnsupportedArgument("use replay_episodes=..."),
+    "train_freq": UnsupportedArgument("use round_steps=..."),
+    "gradient_steps": UnsupportedArgument("use round_updates=..."),
+}
+"""Unsupported arguments of ``learn_online``."""
+
+
+_NO_GSDE = (
+    "state-dependent exploration (gSDE) is not offered; Box actions are drawn from a Gaussian, whose initial "
+    "deviation is policy_kwargs=dict(log_std_init=...)"
+)
+_OWN_BUFFER = UnsupportedArgument(
+    "the rollout buffer stores segments with their memory and cannot be replaced; its sizes are n_steps, "
+    "segment_length and n_envs",
+    neutral=(None, {}),
+)
+_STORED_SPACE = UnsupportedArgument(
+    "the file holds the spaces; pass env=... to use the agent in another environment with the same spaces"
+)
+_LAYERS = "the transformer replaces {}; use core=gtrxl({})"
+_NET_ARCH = _LAYERS.format("the hidden layers", "width=..., layers=..., feed_forward=...")
+_SHARED = "actor and critic share the transformer; leave it out"
+
+PPO_SB3_ARGUMENTS = {
+    "use_sde": UnsupportedArgument(_NO_GSDE, neutral=(False,)),
+    "sde_sample_freq": UnsupportedArgument(_NO_GSDE, neutral=(-1,)),
+    **dict.fromkeys(("rollout_buffer_class", "rollout_buffer_kwargs"), _OWN_BUFFER),
+    "lr_schedule": _SCHEDULE,
+    **dict.fromkeys(("observation_space", "action_space"), _STORED_SPACE),
+    "net_arch": UnsupportedArgument(_NET_ARCH),
+}
+"""Unsupported arguments of the constructors."""
+
+SB3_POLICY_ARGUMENTS = {
+    "net_arch": UnsupportedArgument(_NET_ARCH, neutral=(None,)),
+    "activation_fn": UnsupportedArgument(
+        "the activation belongs to the transformer; use core=TransformerSpec(activation='gelu', ...)"
+    ),
+    "ortho_init": UnsupportedArgument(
+        "weights outside of the transformer are always orthogonal; leave it out", neutral=(True,)
+    ),
+    "use_sde": UnsupportedArgument(_NO_GSDE, neutral=(False,)),
+    "full_std": UnsupportedArgument(_NO_GSDE, neutral=(True,)),
+    "use_expln": UnsupportedArgument(_NO_GSDE, neutral=(False,)),
+    "squash_output": UnsupportedArgument(
+        "Box actions are clipped to their bounds, not squashed; leave it out", neutral=(False, None)
+    ),
+    "dist_kwargs": UnsupportedArgument(_NO_GSDE, neutral=(None, {})),
+    "share_features_extractor": UnsupportedArgument(
+        "actor and critic share the features extractor and the transformer; leave it out", neutral=(True,)
+    ),
+    "lstm_hidden_size": UnsupportedArgument(_LAYERS.format("the LSTM", "width=...")),
+    "n_lstm_layers": UnsupportedArgument(_LAYERS.format("the LSTM", "layers=...")),
+    "shared_lstm": UnsupportedArgument(_SHARED, neutral=(True,)),
+    "enable_critic_lstm": UnsupportedArgument(_SHARED, neutral=(False,)),
+    "lstm_kwargs": UnsupportedArgument(
+        "there is no LSTM; use core=gtrxl(...) or core=TransformerSpec(...)", neutral=(None, {})
+    ),
+}
+"""Unsupported arguments of the policies, i.e. entries of ``policy_kwargs`` in SB3."""

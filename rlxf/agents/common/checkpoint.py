@@ -12,37 +12,20 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from rlxf.attention import TransformerSpec
 from rlxf.attention.memory.base import State
-from rlxf.training import (
-    Archive,
-    CheckpointError,
-    CheckpointFolder,
-    ResumeError,
-    read_archive,
-    write_archive,
-)
-from rlxf.training.checkpoints import clone_tensors
-from rlxf.training.compat import (
-    NOTHING,
-    Rule,
-    check_fields,
-    check_known,
-    check_not_a_folder,
-    first_difference,
-    number,
-    rule_of,
-    whole,
-    wrong_content_error,
-)
+from rlxf.training import compat
+from rlxf.training.archive import Archive, read_archive, write_archive
+from rlxf.training.checkpoints import CheckpointFolder, clone_tensors
 from rlxf.training.serialization import dump_json, load_json
-from rlxf.training.state_checks import RNG_GROUP
+from rlxf.training.states import RNG_GROUP
+from rlxf.utils.errors import CheckpointError, ResumeError
 from rlxf.utils.files import make_folder
 
-SEED = whole(0, 2**32 - 1) | NOTHING
+SEED = compat.whole(0, 2**32 - 1) | compat.NOTHING
 PROGRESS = {
-    "num_timesteps": whole(0),
-    "_total_timesteps": whole(0),
-    "_n_updates": whole(0),
-    "_current_progress_remaining": number(most=1),
+    "num_timesteps": compat.whole(0),
+    "_total_timesteps": compat.whole(0),
+    "_n_updates": compat.whole(0),
+    "_current_progress_remaining": compat.number(most=1),
 }
 """Progress attributes of the agent; the last one is negative if a rollout exceeded the total steps."""
 
@@ -75,7 +58,7 @@ class CheckpointMixin(BaseAlgorithm):
         no training data.
 
         Args:
-            path: path of the file; ".zip" is added if it has no suffix.
+            path: path of the file; ".zip" is added if it has no suffix, and missing folders are created.
             exclude, include: arguments of SB3 that are not supported; leave them out.
 
         Raises:
@@ -84,7 +67,9 @@ class CheckpointMixin(BaseAlgorithm):
         """
         if exclude is not None or include is not None:
             raise ValueError("a checkpoint always contains the whole agent: leave out exclude and include")
-        save_archive(self._checkpoint(), path)
+        file, archive = checkpoint_path(path), self._checkpoint()
+        make_folder(file.parent, exist_ok=True)
+        write_archive(file, archive.documents, archive.tensors)
 
     def snapshot(self) -> Archive:
         """Return a copy of the content of `save`. For `rlxf.training.CheckpointWriter`."""
@@ -101,7 +86,9 @@ class CheckpointMixin(BaseAlgorithm):
         vars(self).update({name: stored[name] for name in PROGRESS})
 
 
-def setting_rules(agent: type[Any], names: Collection[str], bounds: Mapping[str, Rule]) -> dict[str, Rule]:
+def setting_rules(
+    agent: type[Any], names: Collection[str], bounds: Mapping[str, compat.Rule]
+) -> dict[str, compat.Rule]:
     """Return the validation rule of each setting in a file.
 
     Args:
@@ -110,24 +97,13 @@ def setting_rules(agent: type[Any], names: Collection[str], bounds: Mapping[str,
         bounds: rules of settings with a range; the other rules follow from the type annotations.
     """
     arguments = inspect.signature(agent).parameters
-    return {name: bounds.get(name) or rule_of(arguments[name].annotation) for name in names}
+    return {name: bounds.get(name) or compat.rule_of(arguments[name].annotation) for name in names}
 
 
 def checkpoint_path(path: str | os.PathLike[str]) -> Path:
     """Return ``path``, with ".zip" added if it has no suffix, as in SB3."""
     path = Path(path)
     return path if path.suffix else path.with_suffix(".zip")
-
-
-def save_archive(archive: Archive, path: str | os.PathLike[str]) -> None:
-    """Write an archive to a file atomically; folders are created, and ".zip" is added if it has no suffix.
-
-    Raises:
-        OSError: if the disk is full or the folder is not writable; an existing file stays unchanged.
-    """
-    file = checkpoint_path(path)
-    make_folder(file.parent, exist_ok=True)
-    write_archive(file, archive.documents, archive.tensors)
 
 
 def read_agent_archive(
@@ -147,18 +123,18 @@ def read_agent_archive(
         CheckpointError: if the file is truncated, altered, or not a checkpoint of an agent of this name.
     """
     file = checkpoint_path(path)
-    check_not_a_folder(path, file)
+    compat.check_not_a_folder(path, file)
     archive = read_archive(file, sha256=sha256)
     agent: Any = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == name
     if not named or not archive.tensors.keys() >= set(groups):
-        raise wrong_content_error(file, archive, f"{name} agent")
-    check_fields(agent.get("settings"), {}, "settings")
-    check_fields(agent.get("progress"), PROGRESS, "progress")
+        raise compat.wrong_content_error(file, archive, f"{name} agent")
+    compat.check_fields(agent.get("settings"), {}, "settings")
+    compat.check_fields(agent.get("progress"), PROGRESS, "progress")
     return archive
 
 
-def stored_settings(archive: Archive, rules: Mapping[str, Rule]) -> dict[str, Any]:
+def stored_settings(archive: Archive, rules: Mapping[str, compat.Rule]) -> dict[str, Any]:
     """Return the settings in a checkpoint as JSON data.
 
     Args:
@@ -169,8 +145,8 @@ def stored_settings(archive: Archive, rules: Mapping[str, Rule]) -> dict[str, An
         CheckpointError: if a setting is missing, unknown or breaks its rule.
     """
     agent = archive.documents["agent"]
-    check_known(agent["settings"], list(rules), agent.get("rlxf"))
-    check_fields(agent["settings"], rules, "settings")
+    compat.check_known(agent["settings"], list(rules), agent.get("rlxf"))
+    compat.check_fields(agent["settings"], rules, "settings")
     return dict(agent["settings"])
 
 
@@ -237,7 +213,7 @@ def check_same_settings(own: Mapping[str, Any], other: Mapping[str, Any], path: 
     """
     own = load_json(dump_json(own))
     for name in sorted(own.keys() | other.keys()):
-        if difference := first_difference(name, other.get(name), own.get(name)):
+        if difference := compat.first_difference(name, other.get(name), own.get(name)):
             place, stored, current = difference
             raise ResumeError(
                 f"{path} cannot be resumed here: its {place} is {stored}, the agent's {current}; build "

@@ -21,11 +21,8 @@ def squared_error(predicted: Tensor, target: Tensor) -> Tensor:
 def cross_entropies(logits: tuple[Tensor, ...], choices: Tensor) -> Tensor:
     """``-sum_i log p_i(choice_i)``: n tensors (..., N_i) and int64 (..., n) -> (...)."""
     parts = zip(logits, choices.unbind(-1), strict=True)
-    return (
-        torch.stack([F.cross_entropy(x.flatten(0, -2), c.flatten(), reduction="none") for x, c in parts])
-        .sum(0)
-        .view(choices.shape[:-1])
-    )
+    each = [F.cross_entropy(x.flatten(0, -2), c.flatten(), reduction="none") for x, c in parts]
+    return torch.stack(each).sum(0).view(choices.shape[:-1])
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def clip_grad_norm_checked(
         parts: scalars by name: "loss", which was differentiated, and its terms.
         model: the model, for the names of parameters.
         clipped: parameters whose gradient is clipped.
-        max_norm: largest norm of the gradient.
+        max_norm: maximum gradient norm; larger gradients are clipped.
         unclipped: parameters trained by the same loss whose gradient is checked but not clipped.
 
     Returns:
@@ -140,16 +140,21 @@ def restore_stats_on_error(env: VecEnv | None) -> Iterator[None]:
         raise
 
 
-def check_initial_observations(
-    env: VecEnv | None,
+def check_observations(
+    name: str,
+    env: VecEnv,
     obs: VecEnvObs,
     step: int,
     environments: Sequence[int] | None = None,
     space: spaces.Space[Any] | None = None,
 ) -> None:
-    """Raise `FaultyEnvironmentError` unless initial observations are finite and fit their space.
+    """Raise `FaultyEnvironmentError` unless observations are finite, of the right shape and valid choices.
+
+    Under a ``VecNormalize`` the raw values are checked first: after normalization one NaN affects all rows.
+    Its space is that of the raw observations, so bounds apply to the raw values.
 
     Args:
+        name: name of the observations for the message, such as "first observation".
         env: the environments that returned the observations.
         obs: observations as the agent receives them.
         step: steps that each environment has taken.
@@ -159,49 +164,52 @@ def check_initial_observations(
     Warns:
         UserWarning: once, if an observation is outside of the bounds of its space.
     """
-    normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
-    if normalizer is not None and "old_obs" in vars(normalizer):  # unset before the first reset
-        check_finite("first observation", normalizer.old_obs, step, environments)
-    check_finite("first observation", obs, step, environments)
-    if env is not None:
-        _check_space(env, space or env.observation_space, obs, step, environments)
+    normalizer = unwrap_vec_normalize(env)
+    raw = None if normalizer is None else vars(normalizer).get("old_obs")  # unset before the first reset
+    if raw is not None:
+        check_finite(name, raw, step, environments)
+    check_finite(name, obs, step, environments)
+    space = space or env.observation_space
+    check_shapes(space, obs, step)
+    _check_choices(space, obs, step)
+    if normalizer is None:
+        warn_outside(env, space, obs, step, environments)
+    elif raw is not None:
+        warn_outside(env, normalizer.venv.observation_space, raw, step, environments)
 
 
 def check_step_results(
     env: VecEnv,
     obs: VecEnvObs,
     rewards: np.ndarray,
+    dones: np.ndarray,
     step: int,
     environments: Sequence[int] | None = None,
     space: spaces.Space[Any] | None = None,
-    dones: np.ndarray | None = None,
 ) -> None:
     """Raise `FaultyEnvironmentError` unless all results of an environment step are finite and valid.
 
-    Under a ``VecNormalize`` the raw values are checked first: after normalization one NaN affects all rows.
+    Under a ``VecNormalize`` the raw rewards are checked first, as the raw observations are.
 
     Args:
         env: the environments that took the step.
         obs: observations as the agent receives them.
         rewards: (E,), as the agent receives them.
+        dones: (E,), booleans or numbers, as the environments returned them.
         step: steps that each environment has taken.
         environments: number of the environment of each row; None for 0, 1, 2 ...
         space: space of one observation; None for that of ``env``.
-        dones: (E,), booleans or numbers, as the environments returned them; None to skip their check.
 
     Warns:
         UserWarning: once, if an observation is outside of the bounds of its space.
     """
-    if dones is not None:
-        _check_numeric("dones", dones, "True or False", step)
+    _check_numeric("dones", dones, "True or False", step)
     normalizer = unwrap_vec_normalize(env)
     if normalizer is not None:
         check_finite("reward", normalizer.get_original_reward(), step, environments)
-        check_finite("observation", normalizer.old_obs, step, environments)
     _check_numeric("rewards", rewards, "numbers", step)
     check_finite("reward", rewards, step, environments)
-    check_finite("observation", obs, step, environments)
-    _check_space(env, space or env.observation_space, obs, step, environments)
+    check_observations("observation", env, obs, step, environments, space)
 
 
 def _check_numeric(name: str, values: np.ndarray, kind: str, step: int) -> None:
@@ -210,26 +218,6 @@ def _check_numeric(name: str, values: np.ndarray, kind: str, step: int) -> None:
             f"{name} at step {step} must be {kind}, got {values.tolist()}; correct the environment, or wrap "
             f"it"
         )
-
-
-def _check_space(
-    env: VecEnv,
-    space: spaces.Space[Any],
-    obs: VecEnvObs,
-    step: int,
-    environments: Sequence[int] | None,
-) -> None:
-    """Reject observations of a wrong shape or with invalid choices; warn if they are outside the bounds.
-
-    The space of a ``VecNormalize`` is that of the raw observations, so bounds apply to the raw values.
-    """
-    check_shapes(space, obs, step)
-    _check_choices(space, obs, step)
-    normalizer = unwrap_vec_normalize(env)
-    if normalizer is None:
-        warn_outside(env, space, obs, step, environments)
-    elif "old_obs" in vars(normalizer):
-        warn_outside(env, normalizer.venv.observation_space, normalizer.old_obs, step, environments)
 
 
 def _check_choices(space: spaces.Space[Any], obs: VecEnvObs, step: int) -> None:

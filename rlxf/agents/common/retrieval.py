@@ -1,25 +1,32 @@
-"""Datastores of logged actions, and the action heads that read them (kNN-LM, SPALM)."""
+"""Datastores of logged actions, the action heads that read them (kNN-LM, SPALM), and agents that have one."""
 
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlxf.agents.common.actions import BoxActions, DiscreteActions, select_choices
+from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder, select_choices
 from rlxf.agents.common.losses import cross_entropies, squared_error
-from rlxf.attention.heads.base import OutputHead
-from rlxf.attention.heads.datastore import SEARCHES, Datastore, Neighbours, TorchSearch
-from rlxf.attention.registry import technique_from_json, technique_to_json
-from rlxf.training.state_checks import check_weights_fit
+from rlxf.attention import KNNLM, TransformerSpec
+from rlxf.attention.heads.base import SEARCHES, Datastore, Neighbors, OutputHead, TorchSearch
+from rlxf.attention.spec import technique_from_json, technique_to_json
+from rlxf.data import DatasetError, Trajectories, as_trajectories
+from rlxf.data.dataset_source import Dataset
+from rlxf.data.spaces import space_mismatches
+from rlxf.training import Archive
+from rlxf.training.states import check_weights_fit
+from rlxf.utils.extras import check_search_backend
 
-DATASTORE_GROUP = "memory"
+DATASTORE_GROUP = "datastore"
 """Name of the document and of the tensor group of a datastore in a checkpoint."""
 GATE_ENTRIES, GATE_STEPS, GATE_BATCH = 4096, 100, 256
 """Pairs that the gate is trained on, its optimizer steps, and pairs per batch of the neighbor search."""
 
-Error = Callable[[Tensor, Neighbours, Tensor], Tensor]
+Error = Callable[[Tensor, Neighbors, Tensor], Tensor]
 """Prediction error for actions (B, ...), given outputs (B, C) and their neighbors -> (B,)."""
 
 
@@ -43,21 +50,21 @@ class ActionDatastore:
         self.reader = head.build(store.keys.shape[1]).to(store.keys)
         self._search = SEARCHES[head.index](store)
 
-    def near(self, h: Tensor) -> Neighbours:
+    def near(self, h: Tensor) -> Neighbors:
         """Return the k nearest pairs of outputs h (B, C)."""
-        return self.store.neighbours(h, self._search(h, self.head.k))
+        return self.store.neighbors(h, self._search(h, self.head.k))
 
-    def mean(self, h: Tensor, near: Neighbours, own: Tensor) -> Tensor:
+    def mean(self, h: Tensor, near: Neighbors, own: Tensor) -> Tensor:
         """``(1 - w) own + w * (weighted mean of the neighbors' actions)``, (B, A) like ``own``."""
-        neighbour_mean = torch.einsum("bk,bka->ba", self.head.weights(near), near.values)
-        return torch.lerp(own, neighbour_mean, self.reader.neighbour_weight(h)[:, None])
+        neighbor_mean = torch.einsum("bk,bka->ba", self.head.weights(near), near.values)
+        return torch.lerp(own, neighbor_mean, self.reader.neighbor_weight(h)[:, None])
 
-    def sample(self, h: Tensor, near: Neighbours, own: Tensor) -> Tensor:
+    def sample(self, h: Tensor, near: Neighbors, own: Tensor) -> Tensor:
         """Replace each row of ``own`` (B, A) by a neighbor's action with probability w, as in `mean`."""
         chosen = self.head.weights(near).multinomial(1)
-        neighbour_actions = near.values.take_along_dim(chosen[..., None], dim=1)[:, 0]
-        weight = self.reader.neighbour_weight(h)
-        return torch.where((torch.rand_like(weight) < weight)[:, None], neighbour_actions, own)
+        neighbor_actions = near.values.take_along_dim(chosen[..., None], dim=1)[:, 0]
+        weight = self.reader.neighbor_weight(h)
+        return torch.where((torch.rand_like(weight) < weight)[:, None], neighbor_actions, own)
 
     def train_gate(self, error: Error, generator: torch.Generator) -> None:
         """Train the gate of the head, if it has one; nothing else changes.
@@ -72,15 +79,13 @@ class ActionDatastore:
         Raises:
             ValueError: if fewer than k pairs are outside of the longest episode.
         """
-        if not list(self.reader.parameters()):
+        parameters = list(self.reader.parameters())
+        if not parameters:
             return
-        chosen = torch.randperm(len(self.store), generator=generator)[:GATE_ENTRIES].to(
-            self.store.keys.device
-        )
+        chosen = torch.randperm(len(self.store), generator=generator)[:GATE_ENTRIES]
+        chosen = chosen.to(self.store.keys.device)
         h, near, actions = self.store.keys[chosen], self._elsewhere(chosen), self.store.values[chosen]
-        optimizer = torch.optim.LBFGS(
-            self.reader.parameters(), max_iter=GATE_STEPS, line_search_fn="strong_wolfe"
-        )
+        optimizer = torch.optim.LBFGS(parameters, max_iter=GATE_STEPS, line_search_fn="strong_wolfe")
 
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -90,18 +95,11 @@ class ActionDatastore:
 
         optimizer.step(closure)
 
-    def _elsewhere(self, entries: Tensor) -> Neighbours:
+    def _elsewhere(self, entries: Tensor) -> Neighbors:
         """Return the neighbors of the pairs ``entries`` (B,) from other episodes."""
-        search = TorchSearch(self.store)
-        parts = [
-            search(self.store.keys[part], self.head.k, self.store.groups[part])
-            for part in entries.split(GATE_BATCH)
-        ]
-        return self.store.neighbours(self.store.keys[entries], torch.cat(parts))
-
-    def to_json(self) -> dict[str, Any] | None:
-        """Return the specification of the head as JSON data."""
-        return technique_to_json(self.head)
+        search, keys, groups = TorchSearch(self.store), self.store.keys, self.store.groups
+        found = [search(keys[part], self.head.k, groups[part]) for part in entries.split(GATE_BATCH)]
+        return self.store.neighbors(keys[entries], torch.cat(found))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the datastore and of the head by name."""
@@ -110,7 +108,7 @@ class ActionDatastore:
 
     @classmethod
     def from_tensors(cls, head: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
-        """Restore a datastore from the results of `to_json` and `tensors`.
+        """Restore a datastore from the result of `tensors` and its head, a result of `technique_to_json`.
 
         Raises:
             ValueError, KeyError: if the data do not describe a datastore.
@@ -120,7 +118,7 @@ class ActionDatastore:
         rest = dict(tensors)
         store = Datastore(rest.pop("keys"), rest.pop("values"), rest.pop("groups")).to(device)
         datastore = cls(store, technique_from_json("head", head))
-        check_weights_fit(datastore.reader, rest, "memory")
+        check_weights_fit(datastore.reader, rest, DATASTORE_GROUP)
         datastore.reader.load_state_dict(rest)
         return datastore
 
@@ -128,11 +126,11 @@ class ActionDatastore:
         """Raise ValueError unless keys have the width of the transformer and values are valid actions."""
         keys, values = self.store.keys, self.store.values
         if keys.shape[1] != width:
-            raise ValueError(f"its memory has width {keys.shape[1]}, the transformer has width {width}")
+            raise ValueError(f"its datastore has width {keys.shape[1]}, the transformer has width {width}")
         if not actions.holds(values):
             raise ValueError(
-                f"its memory holds values of shape {tuple(values.shape)} and dtype {values.dtype}, which are "
-                f"no actions of the agent"
+                f"its datastore holds values of shape {tuple(values.shape)} and dtype {values.dtype}, which "
+                f"are no actions of the agent"
             )
 
 
@@ -179,7 +177,7 @@ class BoxRetrievalPolicy:
         near, own = self.datastore.near(y), self.own.choose(y, deterministic)
         return self.datastore.mean(y, near, own) if deterministic else self.datastore.sample(y, near, own)
 
-    def error(self, y: Tensor, near: Neighbours, actions: Tensor) -> Tensor:
+    def error(self, y: Tensor, near: Neighbors, actions: Tensor) -> Tensor:
         """Return the squared error of the mean for actions scaled to [-1, 1]: (B, C), (B, A) -> (B,)."""
         with torch.no_grad():
             own = self.own.choose(y, deterministic=True)
@@ -207,11 +205,11 @@ class DiscreteRetrievalPolicy:
         """Return log probabilities for y (E, C): a tensor (E, A) for each choice."""
         return self._log_probs(y, self.datastore.near(y))
 
-    def error(self, y: Tensor, near: Neighbours, actions: Tensor) -> Tensor:
+    def error(self, y: Tensor, near: Neighbors, actions: Tensor) -> Tensor:
         """Return the cross-entropy of actions (B, ...), (B,)."""
         return cross_entropies(self._log_probs(y, near), self.own.actions.to_choices(actions))
 
-    def _log_probs(self, y: Tensor, near: Neighbours) -> tuple[Tensor, ...]:
+    def _log_probs(self, y: Tensor, near: Neighbors) -> tuple[Tensor, ...]:
         net, sizes = self.own.net, self.own.actions.sizes
         layers = zip(net.weight.detach().split(sizes), net.bias.detach().split(sizes), strict=True)
         taken = self.own.actions.to_choices(near.values).unbind(-1)
@@ -224,20 +222,141 @@ class DiscreteRetrievalPolicy:
 RetrievalPolicy: TypeAlias = BoxRetrievalPolicy | DiscreteRetrievalPolicy
 
 
-def build_action_datastore(
-    store: Datastore,
-    head: OutputHead,
-    retrieval_policy: Callable[[ActionDatastore], RetrievalPolicy],
-    seed: int | None,
-) -> ActionDatastore:
-    """Combine a datastore with a head, and train the gate of the head.
+class DatastoreMixin:
+    """Agent that can use logged trajectories as a datastore in `predict`, without training."""
 
-    Args:
-        store: outputs and actions of the logged steps.
-        head: combines own and retrieved actions.
-        retrieval_policy: returns the agent's action head with retrieval from a datastore.
-        seed: seed for the choice of pairs that the gate is trained on; None for 0.
-    """
-    datastore = ActionDatastore(store, head)
-    datastore.train_gate(retrieval_policy(datastore).error, torch.Generator().manual_seed(seed or 0))
-    return datastore
+    core: TransformerSpec
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    seed: int | None
+    device: torch.device
+    datastore: ActionDatastore | None = None
+    """Datastore of `attach_datastore`; None if there is none."""
+
+    @abstractmethod
+    def _encode_dataset(self, data: Trajectories, progress_bar: bool) -> Datastore:
+        """Return the input of the action head, the action and the episode of each step of the data."""
+
+    @abstractmethod
+    def _action_head(self) -> BoxHead | DiscreteHead:
+        """Return the action head of the agent, without retrieval."""
+
+    def _retrieval_policy(self, datastore: ActionDatastore) -> RetrievalPolicy:
+        """Return the action head of the agent with retrieval from a datastore."""
+        own = self._action_head()
+        policy: type[Any] = own.actions.select(BoxRetrievalPolicy, DiscreteRetrievalPolicy)
+        return policy(own, datastore)
+
+    def attach_datastore(
+        self,
+        dataset: Dataset | Sequence[Dataset] | Trajectories,
+        head: OutputHead | None = None,
+        download: bool = False,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Attach a kNN datastore of these trajectories, without training; it replaces an earlier one.
+
+        The key of a step is the input of the action head, which is an output of the transformer. Its value is
+        the logged action. For each action the agent retrieves the nearest keys and mixes their actions into
+        its prediction. Keys depend on what the transformer reads. For a `DecisionTransformer` this includes
+        the return-to-go, so steps with a return near the target are nearer. Keys of a `GTrXLPPO` do not
+        depend on rewards, so its trajectories should show good behavior. A `GTrXLPPO` encodes each episode
+        with memory as while acting, normalizes observations with the current statistics of the
+        ``VecNormalize`` around its environment, if there is one, and clips its Box actions to their bounds
+        before they are mixed.
+
+        N steps take ``4 N (C + A) + 8 N`` bytes, with C the width of the core and A the number of values in
+        an action: 106 MB for 200,000 steps of Hopper at width 128. The datastore is saved with the agent. The
+        gate of a `SPALM` is trained here on the same steps; retrieval for a step excludes its own episode.
+
+        An agent with a datastore cannot be trained, since its outputs would no longer match the stored keys.
+        Call `detach_datastore`, train, and call `attach_datastore` again.
+
+        Args:
+            dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`, with the spaces
+                of the agent.
+            head: `KNNLM` or `SPALM`; None for ``KNNLM()``.
+            download: True to download a dataset that is not on this machine.
+            progress_bar: show a progress bar.
+
+        Raises:
+            DatasetError: if the dataset is unknown, empty or damaged, or its spaces differ.
+            ValueError: if the head needs more neighbors than there are steps or, with a gate, than there are
+                steps in other episodes. Also if the core has early exits, since their outputs come from
+                different depths.
+            ImportError: if the head needs faiss, which is not installed.
+        """
+        self.core.depth.check_no_early_exit("attach_datastore")
+        data, head = as_trajectories(dataset, download), KNNLM() if head is None else head
+        self._check_datastore(data, head)
+        self.datastore = self.build_datastore(self._encode_dataset(data, progress_bar), head)
+        return self
+
+    def _check_datastore(self, data: Trajectories, head: OutputHead) -> None:
+        """Check spaces and number of steps of the data before encoding; errors as in `attach_datastore`."""
+        check_search_backend(head.index)
+        own, theirs = ((each.observation_space, each.action_space) for each in (self, data))
+        for kind, mismatch in space_mismatches(own, theirs):
+            raise DatasetError(
+                f"{', '.join(data.dataset_ids)} cannot be a datastore of this agent: {kind} space: "
+                f"{mismatch}; use trajectories with the spaces of the agent's training environment"
+            )
+        if head.k > data.steps:
+            raise ValueError(
+                f"{type(head).__name__} needs k={head.k} neighbors, but the data have only {data.steps} "
+                f"steps: lower k"
+            )
+
+    def build_datastore(self, store: Datastore, head: OutputHead) -> ActionDatastore:
+        """Combine encoded trajectories with a head, and train the gate of the head.
+
+        The seed of the agent, or 0, selects the pairs that the gate is trained on.
+        """
+        datastore = ActionDatastore(store, head)
+        generator = torch.Generator().manual_seed(self.seed or 0)
+        datastore.train_gate(self._retrieval_policy(datastore).error, generator)
+        return datastore
+
+    def detach_datastore(self) -> Self:
+        """Detach the datastore of `attach_datastore`."""
+        self.datastore = None
+        return self
+
+    def _add_datastore(self, archive: Archive) -> Archive:
+        """Return the checkpoint of an agent with its datastore, if there is one; tensors are not copied."""
+        if self.datastore is None:
+            return archive
+        documents = archive.documents | {DATASTORE_GROUP: technique_to_json(self.datastore.head)}
+        return Archive(documents, archive.tensors | {DATASTORE_GROUP: self.datastore.tensors()})
+
+    def _restore_datastore(self, archive: Archive) -> None:
+        """Attach the datastore in a checkpoint, if there is one.
+
+        Raises:
+            ValueError, KeyError, CheckpointError: if it does not fit the agent.
+            ImportError: if its head needs faiss, which is not installed.
+        """
+        if DATASTORE_GROUP not in archive.tensors:
+            return
+        document, tensors = archive.documents[DATASTORE_GROUP], archive.tensors[DATASTORE_GROUP]
+        datastore = ActionDatastore.from_tensors(document, tensors, self.device)
+        datastore.check_fits(self.core.width, action_encoder(self.action_space))
+        self.datastore = datastore
+
+
+def check_no_datastore(datastore: ActionDatastore | None) -> None:
+    """Raise ValueError if there is a datastore, because training would make its keys stale."""
+    if datastore is not None:
+        raise ValueError(
+            "an agent with a datastore cannot be trained, because its stored outputs would become stale. "
+            "Call detach_datastore() before training and attach_datastore(...) again afterwards"
+        )
+
+
+def check_teacher_without_datastore(datastore: ActionDatastore | None) -> None:
+    """Raise ValueError if a teacher has a datastore, because distillation only uses its own head."""
+    if datastore is not None:
+        raise ValueError(
+            "the teacher has a datastore, but a student learns only from the teacher's own head: call the "
+            "teacher's detach_datastore() first"
+        )

@@ -1,14 +1,7 @@
 """Decision Transformer: an agent conditioned on a target return and trained offline on Minari datasets."""
 
+from rlxf.agents.decision_transformer.heads import Imitation, MaximumEntropy
 from rlxf.agents.decision_transformer.learner import DecisionTransformer
-from rlxf.agents.decision_transformer.objectives import Imitation, MaximumEntropy
-from rlxf.agents.decision_transformer.presets import KZL, ODT, decision_transformer
+from rlxf.agents.decision_transformer.model import KZL, ODT, decision_transformer
 
-__all__ = [
-    "DecisionTransformer",
-    "Imitation",
-    "MaximumEntropy",
-    "decision_transformer",
-    "KZL",
-    "ODT",
-]
+__all__ = ["DecisionTransformer", "Imitation", "MaximumEntropy", "decision_transformer", "KZL", "ODT"]

@@ -6,7 +6,7 @@ from torch import Tensor
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
-from rlxf.agents.offline.trajectory_model import TOKENS, ContextWindow
+from rlxf.agents.offline.trajectory_model import TOKENS
 from rlxf.data import Trajectories, WindowBatch, Windows
 
 
@@ -41,9 +41,8 @@ class DistillationUpdate(OfflineUpdate):
         super().__init__(student.model, student.optimizer, student.max_grad_norm)
         self.student, self.teacher = student.model, teacher.eval()
         models = self.student, self.teacher
-        self.steps_read = tuple(
-            length + model.burn_in_steps for length, model in zip(context_lengths, models, strict=True)
-        )
+        pairs = zip(context_lengths, models, strict=True)
+        self.steps_read = tuple(length + model.burn_in_steps for length, model in pairs)
         self.window, self.both = context_lengths[0], min(context_lengths)
         self.distillation = distillation
         student_width, teacher_width = (model.transformer.spec.width for model in models)
@@ -55,25 +54,24 @@ class DistillationUpdate(OfflineUpdate):
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""
-        steps = self._steps(self.student, batch, self.steps_read[0])
+        steps = self.student.steps(batch).between(-self.steps_read[0])
         exits = self.student.exits(steps, slice(1 - TOKENS * self.both, None, TOKENS))
         teacher_outputs, teacher_actions = self._teacher_targets(batch, len(exits.loss_weights))
         weight = batch.mask[:, -self.both :] * exits.loss_weights[:, None, None]
-        head, temperature = self.student.loss.head, self.distillation.temperature
-        divergence = head.distillation_loss(
-            exits.outputs, self.teacher.loss.head, teacher_outputs, temperature
-        )
+        head, teacher, options = self.student.loss.head, self.teacher.loss.head, self.distillation
+        divergence = head.distillation_loss(exits.outputs, teacher, teacher_outputs, options.temperature)
         actions = masked_mean(divergence, weight)
         hidden = masked_mean(self.hidden.distance(exits.outputs, teacher_outputs), weight)
-        loss = actions + self.distillation.hidden_coef * hidden
+        loss = actions + options.hidden_coef * hidden
         parts = {"loss": loss, "distillation_loss": actions, "hidden_loss": hidden}
-        last = steps.between(steps.mask.shape[1] - self.both, steps.mask.shape[1])
+        last = steps.between(-self.both)
         return self.student.add_penalty(self.student.add_exit_loss(parts, exits, teacher_actions, last))
 
     @torch.no_grad()
     def _teacher_targets(self, batch: WindowBatch, passes: int) -> tuple[Tensor, Tensor]:
         """Return the teacher's outputs and actions at the shared steps, expanded to N exits."""
-        outputs = self._read(self.teacher, batch, self.steps_read[1])[:, -self.both :]
+        steps = self.teacher.steps(batch).between(-self.steps_read[1])
+        outputs = self.teacher.outputs(steps)[:, -self.both :]
         actions = self.teacher.loss.head.choose(outputs, deterministic=True)
         return outputs.expand(passes, *outputs.shape), actions.expand(passes, *actions.shape)
 
@@ -83,17 +81,6 @@ class DistillationUpdate(OfflineUpdate):
         norm = super().step(parts)
         self.hidden.optimizer.step()
         return norm
-
-    @classmethod
-    def _read(cls, model: DecisionTransformerModel, batch: WindowBatch, steps: int) -> Tensor:
-        """Return the inputs of the head at the last K steps, (B, K, C)."""
-        return model.outputs(cls._steps(model, batch, steps))
-
-    @staticmethod
-    def _steps(model: DecisionTransformerModel, batch: WindowBatch, steps: int) -> ContextWindow:
-        """Return the last ``steps`` steps of the windows as inputs of a model."""
-        columns = batch.mask.shape[1]
-        return model.steps(batch).between(columns - steps, columns)
 
 
 def _check_models(student: DecisionTransformerModel, teacher: DecisionTransformerModel) -> None:

@@ -1,21 +1,16 @@
-"""Action heads of the Decision Transformer: distributions over actions given outputs of the model."""
+"""Action heads of the Decision Transformer and the training objectives that build them."""
 
 import math
 from abc import ABC, abstractmethod
-from typing import Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, select_choices
-from rlxf.agents.common.losses import categorical_kl, cross_entropies, gaussian_kl, squared_error
-from rlxf.agents.common.retrieval import (
-    ActionDatastore,
-    BoxRetrievalPolicy,
-    DiscreteRetrievalPolicy,
-    RetrievalPolicy,
-)
+from rlxf.agents.common.losses import categorical_kl, cross_entropies, gaussian_kl, masked_mean, squared_error
 
 LARGEST = 1 - 1e-6
 """Largest absolute value of a squashed action before atanh, which is infinite at 1."""
@@ -52,13 +47,16 @@ class Head(nn.Module, ABC):
     Args:
         width: width of the transformer.
         actions: encoding of actions.
-        outputs: number of outputs of the linear layer.
     """
 
-    def __init__(self, width: int, actions: BoxActions | DiscreteActions, outputs: int):
+    actions: BoxActions | DiscreteActions
+    parameters_per_action: ClassVar[int] = 1
+    """Number of outputs of the linear layer for each number in an encoded action."""
+
+    def __init__(self, width: int, actions: BoxActions | DiscreteActions):
         super().__init__()
         self.actions = actions
-        self.net = nn.Linear(width, outputs)
+        self.net = nn.Linear(width, self.parameters_per_action * actions.width)
 
     @abstractmethod
     def error(self, y: Tensor, actions: Tensor) -> Tensor:
@@ -66,7 +64,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
-        """Return the most likely actions for y (E, C), or a sample, in the encoding of the dataset."""
+        """Return the most likely actions for y (..., C), or a sample, in the dataset's encoding."""
 
     @abstractmethod
     def distillation_loss(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
@@ -84,10 +82,6 @@ class Head(nn.Module, ABC):
         """
         raise TypeError(f"{type(self).__name__} is for continuous actions and has no logits")
 
-    @abstractmethod
-    def with_datastore(self, datastore: ActionDatastore) -> RetrievalPolicy:
-        """Return a head that mixes the actions of this head with those retrieved from a datastore."""
-
 
 class StochasticHead(Head):
     """Base class of stochastic heads."""
@@ -101,25 +95,15 @@ class StochasticHead(Head):
         """Return the lower bound on the entropy that `MaximumEntropy` uses by default, in nats."""
 
 
-class BoxHead(Head):
-    """Base class of heads for Box actions."""
-
-    actions: BoxActions
-
-    def with_datastore(self, datastore: ActionDatastore) -> BoxRetrievalPolicy:
-        return BoxRetrievalPolicy(self, datastore)
-
-
-class DeterministicHead(BoxHead):
-    """Deterministic head ``a = centre + radius tanh(W y + b)``; without tanh where the space is unbounded.
+class DeterministicHead(Head):
+    """Deterministic head ``a = center + radius tanh(W y + b)``; without tanh where the space is unbounded.
 
     The error is the squared error between actions scaled to [-1, 1].
 
     Source: Chen et al. 2021, arXiv:2106.01345, section 3 and the authors' code.
     """
 
-    def __init__(self, width: int, actions: BoxActions):
-        super().__init__(width, actions, actions.width)
+    actions: BoxActions
 
     def error(self, y: Tensor, actions: Tensor) -> Tensor:
         return squared_error(self._scaled(y), self.actions(actions))
@@ -138,8 +122,8 @@ class DeterministicHead(BoxHead):
         return torch.where(self.actions.bounded, u.tanh(), u)
 
 
-class SquashedGaussianHead(BoxHead, StochasticHead):
-    r"""Squashed Gaussian head ``a = centre + radius tanh(u)``, ``u ~ N(mu(y), sigma(y))``.
+class SquashedGaussianHead(StochasticHead):
+    r"""Squashed Gaussian head ``a = center + radius tanh(u)``, ``u ~ N(mu(y), sigma(y))``.
 
     Unbounded dimensions have no tanh. The error is the negative log-likelihood of actions scaled to [-1, 1].
     ``log sigma`` is kept in [-5, 2] by a tanh. The deterministic action is that of u = mu. The entropy of a
@@ -148,8 +132,8 @@ class SquashedGaussianHead(BoxHead, StochasticHead):
     Source: Zheng et al. 2022, arXiv:2202.05607, section 4 and the authors' code.
     """
 
-    def __init__(self, width: int, actions: BoxActions):
-        super().__init__(width, actions, 2 * actions.width)
+    actions: BoxActions
+    parameters_per_action = 2
 
     def error(self, y: Tensor, actions: Tensor) -> Tensor:
         scaled = self.actions(actions)
@@ -192,9 +176,6 @@ class CategoricalHead(StochasticHead):
 
     actions: DiscreteActions
 
-    def __init__(self, width: int, actions: DiscreteActions):
-        super().__init__(width, actions, actions.width)
-
     def error(self, y: Tensor, actions: Tensor) -> Tensor:
         return cross_entropies(self.logits(y), self.actions.to_choices(actions))
 
@@ -204,9 +185,6 @@ class CategoricalHead(StochasticHead):
     def default_target_entropy(self) -> float:
         """Return a fifth of the largest entropy."""
         return 0.2 * sum(map(math.log, self.actions.sizes))
-
-    def with_datastore(self, datastore: ActionDatastore) -> DiscreteRetrievalPolicy:
-        return DiscreteRetrievalPolicy(self, datastore)
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         return self.actions.from_choices(select_choices(self.logits(y), deterministic))
@@ -222,3 +200,106 @@ class CategoricalHead(StochasticHead):
         """Compute the logits (..., A) of each discrete component for y (..., C)."""
         logits: Tensor = self.net(y)
         return logits.split(self.actions.sizes, dim=-1)
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """Behavior cloning: ``mean of error(a_t)`` over the real (unpadded) steps.
+
+    The error is the squared error for Box actions and the cross-entropy for discrete actions.
+
+    Source: Chen et al. 2021, arXiv:2106.01345, section 3.
+    """
+
+    paper: ClassVar[str] = "Chen et al. 2021, arXiv:2106.01345"
+
+    def build(self, width: int, actions: BoxActions | DiscreteActions) -> "ImitationLoss":
+        """Build the loss and its head."""
+        head: type[Any] = actions.select(continuous=DeterministicHead, discrete=CategoricalHead)
+        return ImitationLoss(head(width, actions))
+
+
+@dataclass(frozen=True)
+class MaximumEntropy:
+    r"""Maximum entropy: ``mean of -log p(a_t) - lambda H`` over the real (unpadded) steps.
+
+    lambda > 0 is the dual variable of the constraint ``H >= beta`` on the entropy H. It is trained jointly
+    and minimizes ``lambda (H - beta)``, so it grows while the entropy is below beta. Box actions are drawn
+    from a squashed Gaussian.
+
+    Source: Zheng et al. 2022, arXiv:2202.05607, section 4, equations 6 to 8.
+
+    Args:
+        temperature: initial lambda, which is logged as ``ent_coef``; not a softmax temperature.
+        target_entropy: beta, in nats. None: -A for Box actions of A dimensions, as in the paper; a fifth of
+            the largest entropy for discrete actions.
+
+    Raises:
+        ValueError: if temperature is not finite and more than 0, or target_entropy is not finite.
+    """
+
+    paper: ClassVar[str] = "Zheng et al. 2022, arXiv:2202.05607"
+    temperature: float = 0.1
+    target_entropy: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and more than 0, got {self.temperature}")
+        if self.target_entropy is not None and not math.isfinite(self.target_entropy):
+            raise ValueError(f"target_entropy must be finite, or None, got {self.target_entropy}")
+
+    def build(self, width: int, actions: BoxActions | DiscreteActions) -> "MaximumEntropyLoss":
+        """Build the loss and its head."""
+        head: type[Any] = actions.select(continuous=SquashedGaussianHead, discrete=CategoricalHead)
+        return MaximumEntropyLoss(head(width, actions), self.temperature, self.target_entropy)
+
+
+class ImitationLoss(nn.Module):
+    """Loss of `Imitation` with its action head."""
+
+    def __init__(self, head: Head):
+        super().__init__()
+        self.head = head
+
+    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """Compute "loss" from y (..., C), the actions of the dataset, and weights (...), 0 for padding."""
+        return {"loss": masked_mean(self.head.error(y, actions), weight)}
+
+
+class MaximumEntropyLoss(nn.Module):
+    """Loss of `MaximumEntropy` with its action head and log lambda."""
+
+    def __init__(self, head: StochasticHead, temperature: float, target_entropy: float | None):
+        super().__init__()
+        self.head = head
+        self.target_entropy = head.default_target_entropy() if target_entropy is None else target_entropy
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+
+    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """Compute "loss" and its parts from y (..., C), the actions of the dataset, and weights (...).
+
+        Padding has weight 0.
+        """
+        error = masked_mean(self.head.error(y, actions), weight)
+        entropy = masked_mean(self.head.entropy(y), weight)
+        temperature = self.log_temperature.exp()
+        dual = temperature * (entropy.detach() - self.target_entropy)
+        parts = {"nll": error, "entropy": entropy, "ent_coef": temperature, "ent_coef_loss": dual}
+        return {"loss": error - temperature.detach() * entropy + dual} | parts
+
+
+Objective: TypeAlias = Imitation | MaximumEntropy
+OBJECTIVES: dict[str, type[Objective]] = {choice.__name__: choice for choice in (Imitation, MaximumEntropy)}
+
+
+def objective_from_json(data: dict[str, Any]) -> Objective:
+    """Restore an objective from the result of `rlxf.attention.spec.technique_to_json`.
+
+    Raises:
+        ValueError: if the name is unknown.
+    """
+    options = dict(data)
+    name = options.pop("name", None)
+    if name not in OBJECTIVES:
+        raise ValueError(f"unknown objective {name!r}; use one of {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name](**options)

@@ -11,22 +11,24 @@ from numpy.typing import NDArray
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.calibration import THRESHOLDS, Calibration, reset_calibration
-from rlxf.agents.common.arguments import MissingStateWarning, reject_unknown_arguments
-from rlxf.agents.common.datastore import check_no_datastore, check_teacher_without_datastore
+from rlxf.agents.common.arguments import OFFLINE_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
+from rlxf.agents.common.calibration import THRESHOLDS, Calibration, reset_calibration
 from rlxf.agents.common.losses import Distillation
-from rlxf.agents.common.sb3_arguments import OFFLINE_SB3_ARGUMENTS
-from rlxf.agents.common.weight_transfer import transfer_weights
-from rlxf.agents.decision_transformer.calibration import measure_exits
+from rlxf.agents.common.retrieval import check_no_datastore, check_teacher_without_datastore
+from rlxf.agents.common.weights import transfer_weights
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
-from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.decision_transformer.objectives import Imitation, Objective
+from rlxf.agents.decision_transformer.heads import Imitation, Objective
+from rlxf.agents.decision_transformer.model import (
+    DecisionTransformerConfig,
+    DecisionTransformerModel,
+    decision_transformer,
+    measure_exits,
+)
 from rlxf.agents.decision_transformer.online_finetuning import OnlineFinetuning
-from rlxf.agents.decision_transformer.presets import DecisionTransformerConfig, decision_transformer
 from rlxf.agents.offline.algorithm import OfflineAlgorithm
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.attention import TransformerSpec
-from rlxf.attention.validation import check_int
+from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories, Windows, as_trajectories
 from rlxf.data.dataset_source import Dataset
 
@@ -56,7 +58,7 @@ class DecisionTransformer(OnlineFinetuning):
         weight_decay: weight decay of AdamW.
         warmup_updates: updates over which the learning rate rises from 0; None for a tenth of the updates
             of `learn`.
-        max_grad_norm: largest norm of the gradient.
+        max_grad_norm: maximum gradient norm; larger gradients are clipped.
         return_scale: divisor of returns in the model's input; None for the standard deviation of the
             return-to-go over all steps of the dataset.
         episode_length: number of time steps with an embedding; None for the longest episode of the dataset.
@@ -148,7 +150,7 @@ class DecisionTransformer(OnlineFinetuning):
         """Raise ValueError unless both agents have equal spaces and the same ``episode_length``."""
         for kind, mismatch in source.dataset_info.space_mismatches(self.dataset_info):
             raise ValueError(
-                f"the weights do not fit, their {kind} differ from those of the agent: {mismatch}"
+                f"the weights do not fit, their {kind}s differ from those of the agent: {mismatch}"
             )
         if source.episode_length != self.episode_length:
             raise ValueError(
@@ -189,7 +191,7 @@ class DecisionTransformer(OnlineFinetuning):
         self.ranks.check_single_process("distill")
         check_teacher_without_datastore(teacher.datastore)
         for kind, mismatch in teacher.dataset_info.space_mismatches(self.dataset_info):
-            raise ValueError(f"the {kind} of teacher and student must match: {mismatch}")
+            raise ValueError(f"the {kind}s of teacher and student must match: {mismatch}")
         update = DistillationUpdate(
             OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm),
             teacher.policy,
@@ -214,17 +216,17 @@ class DecisionTransformer(OnlineFinetuning):
 
         The risk of a threshold is the fraction of an episode's steps at which the most likely early-exit
         action differs from the full-depth action. It is averaged over episodes; each has equal weight. With
-        probability ``1 - delta`` over the draw of the episodes, the risk on episodes of the same distribution
-        is at most ``alpha``. Continuous actions that differ by at most 0.05 on the scale of -1 to 1 count as
-        equal. The threshold is saved with the agent. Further training resets it with a warning, since the
-        guarantee holds for the current weights only.
+        probability at least ``1 - delta`` over the draw of the episodes, the risk on episodes of the same
+        distribution is at most ``alpha``. Continuous actions that differ by at most 0.05 on the scale of -1
+        to 1 count as equal. The threshold is saved with the agent. Further training resets it with a warning,
+        since the guarantee holds for the current weights only.
 
         Source: Schuster et al. 2022, arXiv:2207.07061, section 3.2 ("textual consistency"); Learn then Test:
         Angelopoulos et al. 2021, arXiv:2110.01052.
 
         Args:
-            alpha: guaranteed risk.
-            delta: probability that the guarantee does not hold.
+            alpha: bound on the risk.
+            delta: maximum probability that the guarantee fails.
             thresholds: candidate confidence thresholds in descending order within [0, 1], the safest first.
             steps: number of steps drawn from each episode, with the agent's seed.
             dataset: episodes that the agent was not trained on; None for its training data, for which the
@@ -247,7 +249,7 @@ class DecisionTransformer(OnlineFinetuning):
         data = self._data() if dataset is None else as_trajectories(dataset, False)
         windows = Windows(data, 1, burn_in=self.context_length + self.policy.burn_in_steps - 1)
         generator = torch.Generator().manual_seed(self.seed or 0)
-        return measure_exits(self.policy.eval(), windows, thresholds, steps, generator, self.device)
+        return measure_exits(self.policy.eval(), windows, thresholds, steps, generator)
 
     @classmethod
     def load(  # type: ignore[override]

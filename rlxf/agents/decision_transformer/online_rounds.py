@@ -1,24 +1,209 @@
-"""Rounds of environment steps and updates in online fine-tuning, and their state in a checkpoint."""
+"""Online data of a Decision Transformer: episode collection, replay, and rounds of updates."""
 
 import math
 import os
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.checkpoint import check_same_settings, check_unfinished, newest_checkpoint_file
-from rlxf.agents.decision_transformer.episode_collector import EpisodeCollector, ReplayBuffer
+from rlxf.agents.common.numerics import check_observations, check_step_results, restore_stats_on_error
+from rlxf.agents.decision_transformer.acting import ReturnConditionedPolicy
 from rlxf.agents.offline.checkpoint import read_matching_run
+from rlxf.agents.offline.trajectory_model import ContextWindow
+from rlxf.data import Trajectories, return_to_go
 from rlxf.envs import resume
+from rlxf.envs.spaces import is_filler
+from rlxf.envs.step_checks import with_checked_steps
 from rlxf.training import Archive, CheckpointError
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.serialization import arrays_to_tensors, tensors_to_arrays
 from rlxf.utils.errors import EpisodeLostError
+
+
+class Transitions(NamedTuple):
+    """Observations, actions and rewards of N steps, encoded as in `Trajectories`.
+
+    They belong to an episode of N steps, or to N environments at one step.
+
+    Args:
+        observations: (N, D) or (N, C, H, W).
+        actions: (N, ...).
+        rewards: (N,).
+    """
+
+    observations: NDArray[Any]
+    actions: NDArray[Any]
+    rewards: NDArray[np.float32]
+
+
+def concatenate(episodes: Iterable[Transitions]) -> Transitions:
+    """Concatenate episodes along the axis of steps."""
+    return Transitions(*map(np.concatenate, zip(*episodes, strict=True)))
+
+
+def split(steps: Transitions, lengths: NDArray[np.integer[Any]]) -> list[Transitions]:
+    """Split steps into consecutive episodes of the given lengths, without a copy."""
+    parts = (np.split(part, np.cumsum(lengths)[:-1]) for part in steps)
+    return [Transitions(*episode) for episode in zip(*parts, strict=True)]
+
+
+class ReplayBuffer:
+    """Replay buffer of the last N episodes, in memory.
+
+    It initially holds the best episodes of the dataset, of which those with the lowest return are removed
+    first.
+
+    Source: Zheng et al. 2022, arXiv:2202.05607, section 4.1, algorithm 1.
+
+    Args:
+        data: offline dataset of the agent.
+        capacity: number of episodes N, at least 1.
+    """
+
+    def __init__(self, data: Trajectories, capacity: int):
+        best = np.argsort(data.returns, kind="stable")[-capacity:]
+        episodes = split(Transitions(data.observations, data.actions, data.rewards), data.lengths)
+        self.data = data
+        self.episodes = deque((episodes[e] for e in best.tolist()), maxlen=capacity)
+        self.added = 0
+
+    def extend(self, episodes: Sequence[Transitions]) -> None:
+        """Add collected episodes; the oldest episodes beyond the capacity are removed."""
+        self.episodes.extend(episodes)
+        self.added += len(episodes)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the collected episodes, concatenated; those of the dataset need not be saved."""
+        if not self.added:
+            return {}
+        collected = list(self.episodes)[-self.added :]
+        lengths = np.array([len(episode.rewards) for episode in collected])
+        return concatenate(collected)._asdict() | {"lengths": lengths}
+
+    def load_state_dict(self, arrays: Mapping[str, NDArray[Any]], added: int) -> None:
+        """Restore the result of `state_dict` in a new buffer of the same dataset.
+
+        As in `extend`, the oldest episodes beyond the capacity are removed.
+
+        Args:
+            arrays: result of `state_dict`.
+            added: number of episodes added so far, including those that were removed.
+        """
+        if arrays:
+            collected = Transitions(*(arrays[name] for name in Transitions._fields))
+            self.episodes.extend(split(collected, arrays["lengths"]))
+        self.added = added
+
+    def trajectories(self) -> Trajectories:
+        """Return all episodes as flat arrays; returns-to-go are those achieved (hindsight relabeling)."""
+        rewards = [episode.rewards for episode in self.episodes]
+        ends = np.ones(len(rewards), np.bool_)
+        return replace(
+            self.data,
+            **concatenate(self.episodes)._asdict(),
+            return_to_go=np.concatenate([return_to_go(each) for each in rewards]).astype(np.float32),
+            offsets=np.cumsum([0, *map(len, rewards)]),
+            terminated=ends,
+            truncated=~ends,
+        )
+
+
+class EpisodeCollector:
+    """Collector of episodes: step E environments with sampled actions and return each episode as it ends.
+
+    Args:
+        policy: agent that chooses the actions.
+        env: environments wrapped in `ReturnToGo`; they are reset before the first step.
+
+    Raises:
+        FaultyEnvironmentError: also from `step`, if an observation or a reward is NaN or infinite. The
+            current episodes are lost.
+    """
+
+    def __init__(self, policy: ReturnConditionedPolicy, env: VecEnv):
+        self.policy, self.env = policy, with_checked_steps(env)
+        assert isinstance(env.observation_space, spaces.Dict)  # of a `ReturnToGo`
+        self._space = env.observation_space["observation"]
+        self._step_count = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Discard the current episodes; the next `step` resets the environments."""
+        self._last_obs: Any = None
+        self._state: ContextWindow | None = None
+        self._starts = np.ones(self.env.num_envs, np.bool_)
+        self._steps: list[Transitions] = []
+        self._first = np.zeros(self.env.num_envs, np.int64)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the state for continuing the current episodes."""
+        own = {"starts": self._starts, "first": self._first, "taken": np.array(self._step_count)}
+        if self._last_obs is not None:
+            own |= {f"seen.{name}": np.asarray(part) for name, part in self._last_obs.items()}
+        if self._state is not None:
+            own |= {f"state.{name}": part.cpu().numpy() for name, part in vars(self._state).items()}
+        if self._steps:
+            steps = Transitions(*map(np.stack, zip(*self._steps, strict=True)))
+            own |= {f"steps.{name}": part for name, part in steps._asdict().items()}
+        return own
+
+    def load_state_dict(self, arrays: Mapping[str, NDArray[Any]], device: torch.device) -> None:
+        """Continue from the result of `state_dict`."""
+        self._starts, self._first, self._step_count = arrays["starts"], arrays["first"], int(arrays["taken"])
+        self._last_obs = _with_prefix("seen.", arrays) or None
+        state, steps = _with_prefix("state.", arrays), _with_prefix("steps.", arrays)
+        tensors = {name: torch.from_numpy(part).to(device) for name, part in state.items()}
+        self._state = ContextWindow(**tensors) if tensors else None
+        columns = zip(*Transitions(**steps), strict=True) if steps else ()
+        self._steps = [Transitions(*step) for step in columns]
+
+    def step(self) -> tuple[list[Transitions], NDArray[np.bool_], list[dict[str, Any]]]:
+        """Step every environment; return the completed episodes, the dones (E,) and the infos."""
+        if self._last_obs is None:
+            self._reset()
+        seen = (self._last_obs, self._state, self._starts)
+        actions, self._state = self.policy.predict(*seen, deterministic=False)
+        observations, encoded_actions = self.policy.encode(self._last_obs, actions)
+        self._step_count += 1
+        with restore_stats_on_error(self.env):
+            self._last_obs, rewards, dones, infos = self.env.step(actions)
+            obs, count = self._last_obs["observation"], self._step_count
+            check_step_results(self.env, obs, rewards, dones, count, space=self._space)
+        self._steps.append(Transitions(observations, encoded_actions, np.asarray(rewards, np.float32)))
+        fillers = is_filler(infos)
+        episodes = [self._episode(row) for row in np.flatnonzero(dones & ~fillers).tolist()]
+        self._starts = dones | fillers
+        self._first[self._starts] = len(self._steps)
+        unused = int(self._first.min())  # steps that belong to no current episode
+        del self._steps[:unused]
+        self._first -= unused
+        return episodes, dones, infos
+
+    def _reset(self) -> None:
+        with restore_stats_on_error(self.env):
+            obs: Any = self.env.reset()
+            first, count = obs["observation"], self._step_count
+            check_observations("first observation", self.env, first, count, space=self._space)
+        self._last_obs = obs
+
+    def _episode(self, row: int) -> Transitions:
+        steps = self._steps[self._first[row] :]
+        return Transitions(*(np.stack([part[row] for part in parts]) for parts in zip(*steps, strict=True)))
+
+
+def _with_prefix(start: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays whose names begin with a prefix; the prefix is removed from the keys."""
+    return {name.removeprefix(start): part for name, part in arrays.items() if name.startswith(start)}
+
 
 ONLINE = "online"
 """Name of the JSON document in a checkpoint."""
@@ -54,29 +239,32 @@ class OnlineRounds:
         self._steps_taken += len(dones)
         return dones, infos
 
-    def due_updates(self) -> int:
-        """Return the number of updates if the steps of a round are complete, and begin the next; else 0."""
+    def pop_due_updates(self) -> int:
+        """Begin the next round if the steps of this one are complete; return the number of due updates.
+
+        It is 0 while the steps are incomplete.
+        """
         if self._steps_taken < self.steps:
             return 0
         self._steps_taken -= self.steps
         self.completed += 1
         return self.updates
 
-    def remaining_updates(self) -> int:
-        """Return the number of updates for an incomplete last round, in proportion to its steps."""
+    def finish(self) -> int:
+        """End the last round, which may be incomplete; return its updates, in proportion to its steps."""
         self.finished = True
         self.completed += self._steps_taken > 0
         return math.ceil(self.updates * self._steps_taken / self.steps)
 
-    def state(self, episode_statistics: Mapping[str, Any]) -> Archive:
+    def to_archive(self, episode_statistics: Mapping[str, Any]) -> Archive:
         """Return the state, in addition to the agent, that `learn_online` needs to continue.
 
         ``episode_statistics`` are JSON data of the agent's log, which are stored next to the progress.
         """
         env = self.collector.env
         progress = {"played": self._steps_taken, "rounds": self.completed, "added": self.replay.added}
-        document: dict[str, Any] = {"options": self.options, "finished": self.finished}
-        document["rounds"] = progress | dict(episode_statistics)
+        rounds = progress | dict(episode_statistics)
+        document: dict[str, Any] = {"options": self.options, "finished": self.finished, "rounds": rounds}
         actions: Mapping[str, NDArray[Any]] = {}
         try:
             document["environment"], actions = resume.episode_state(env)
@@ -85,13 +273,13 @@ class OnlineRounds:
         groups = {
             WRAPPERS: resume.wrapper_state(env),
             EPISODES: actions,
-            COLLECTOR: self.collector.arrays(),
-            REPLAY: self.replay.arrays(),
+            COLLECTOR: self.collector.state_dict(),
+            REPLAY: self.replay.state_dict(),
         }
         tensors = {name: arrays_to_tensors(group) for name, group in groups.items() if group}
         return Archive({ONLINE: document}, tensors)
 
-    def load_state(self, archive: Archive, device: torch.device, seed: int | None) -> None:
+    def load_archive(self, archive: Archive, device: torch.device, seed: int | None) -> None:
         """Restore replay buffer, progress and environments from a checkpoint.
 
         If the current episodes cannot be continued, a warning gives the reason and the environments are
@@ -109,10 +297,12 @@ class OnlineRounds:
         document, groups, env = archive.documents[ONLINE], archive.tensors, self.collector.env
         with checkpoint_errors():
             self._steps_taken, self.completed = (document["rounds"][name] for name in ("played", "rounds"))
-            self.replay.load_arrays(tensors_to_arrays(groups.get(REPLAY, {})), document["rounds"]["added"])
-            self.collector.load_arrays(tensors_to_arrays(groups[COLLECTOR]), device)
+            self.replay.load_state_dict(
+                tensors_to_arrays(groups.get(REPLAY, {})), document["rounds"]["added"]
+            )
+            self.collector.load_state_dict(tensors_to_arrays(groups[COLLECTOR]), device)
         resume.load_wrapper_state(env, tensors_to_arrays(groups.get(WRAPPERS, {})))
-        lost = _why_lost(env, document["environment"], tensors_to_arrays(groups.get(EPISODES, {})))
+        lost = _resume_episodes(env, document["environment"], tensors_to_arrays(groups.get(EPISODES, {})))
         if lost is not None:
             warnings.warn(
                 f"the environments are reset, so results will not be bitwise equal to those of the "
@@ -155,8 +345,10 @@ def read_online_run(
     return archive
 
 
-def _why_lost(env: VecEnv, document: Mapping[str, Any], actions: Mapping[str, NDArray[Any]]) -> str | None:
-    """Continue the current episodes, or return the reason why that is impossible."""
+def _resume_episodes(
+    env: VecEnv, document: Mapping[str, Any], actions: Mapping[str, NDArray[Any]]
+) -> str | None:
+    """Resume the current episodes. Return None, or the reason if that is impossible."""
     if LOST in document:
         return str(document[LOST])
     try:

@@ -17,26 +17,25 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.utils import check_for_correct_spaces, set_random_seed
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from rlxf.agents.calibration import THRESHOLDS, Calibration, CalibrationMixin, reset_calibration
-from rlxf.agents.common.arguments import check_device, load_settings
+from rlxf.agents.common.arguments import check_device, did_you_mean, load_settings
+from rlxf.agents.common.calibration import THRESHOLDS, Calibration, CalibrationMixin, reset_calibration
 from rlxf.agents.common.checkpoint import CheckpointMixin, state_memory
-from rlxf.agents.common.datastore import DatastoreMixin, check_no_datastore
-from rlxf.agents.common.retrieval import ActionDatastore, RetrievalPolicy
-from rlxf.agents.common.weight_transfer import core_error_context, transfer_weights
+from rlxf.agents.common.retrieval import ActionDatastore, DatastoreMixin, check_no_datastore
+from rlxf.agents.common.weights import core_error_context, transfer_weights
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.calibration import check_independent_episodes, measure_exits
-from rlxf.agents.gtrxl.config import as_training_env, policy_class_by_name, warn_of_filler_rows
+from rlxf.agents.gtrxl.config import as_training_env, warn_of_filler_rows
 from rlxf.agents.gtrxl.core import check_episode_length
 from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES, GTrXLPolicy
-from rlxf.agents.gtrxl.retrieval import encode_dataset, retrieval_policy
+from rlxf.agents.gtrxl.retrieval import PolicyBoxHead, PolicyDiscreteHead, action_head, encode_dataset
 from rlxf.attention import TransformerSpec
-from rlxf.attention.heads.datastore import Datastore
-from rlxf.attention.validation import check_int
+from rlxf.attention.heads.base import Datastore
+from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
-from rlxf.training.distributed.group import ProcessGroup
-from rlxf.training.state_checks import check_buildable
+from rlxf.training.process_group import ProcessGroup
+from rlxf.training.states import check_buildable
 
 
 class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgorithm):
@@ -56,7 +55,11 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgo
         check_episode_length(self.core, env)
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
-        return policy_class_by_name(policy_name)
+        known = self.policy_aliases
+        if policy_name not in known:
+            advice = did_you_mean(policy_name, list(known))
+            raise ValueError(f"unknown policy {policy_name!r}; use one of {', '.join(POLICIES)}{advice}")
+        return known[policy_name]
 
     def set_env(self, env: str | Env | VecEnv | VectorEnv, force_reset: bool = True) -> None:
         """Replace the training environment; spaces and number of environments must be the same.
@@ -159,7 +162,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgo
             env: environment to act in, other than the training environment, or an id, whose environment is
                 closed at the end. Observations are normalized as in training.
             alpha: bound on the risk, the expected share of steps with different actions.
-            delta: probability with which the guarantee may fail.
+            delta: maximum probability that the guarantee fails.
             thresholds: confidence thresholds in falling order from 1 to 0, the safest first.
             episodes: minimum number of episodes, in equal shares of the environments.
             seed: seed of the environments and of torch's global generator, which samples the actions; None
@@ -203,8 +206,8 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgo
         self.policy.set_training_mode(False)
         return encode_dataset(self.policy, data, self.get_vec_normalize_env(), progress_bar)
 
-    def _retrieval_policy(self, datastore: ActionDatastore) -> RetrievalPolicy:
-        return retrieval_policy(self.policy, datastore)
+    def _action_head(self) -> PolicyBoxHead | PolicyDiscreteHead:
+        return action_head(self.policy)
 
     def constructor_settings(self) -> dict[str, Any]:
         """Return the constructor arguments by name, except policy, environment and device."""
@@ -268,7 +271,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgo
         stored = own | settings
         if "policy_kwargs" not in settings:
             stored["policy_kwargs"] = checkpoint.decode_policy_kwargs(stored["policy_kwargs"])
-        named = policy or checkpoint.policy_class(archive)
+        named = policy or checkpoint.policy_class_name(archive)
         given = [name for name, value in {"env": env, "policy": policy}.items() if value is not None]
         with core_error_context(own["core"], settings.get("core")):
             if not {"policy", "policy_kwargs"} & {*given, *settings}:

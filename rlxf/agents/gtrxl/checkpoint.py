@@ -10,11 +10,7 @@ import torch
 from gymnasium import Space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
-from rlxf.agents.common.checkpoint import (
-    read_agent_archive,
-    setting_rules,
-    stored_settings,
-)
+from rlxf.agents.common.checkpoint import read_agent_archive, setting_rules, stored_settings
 from rlxf.agents.gtrxl.config import BOUNDS, SCHEDULES
 from rlxf.agents.gtrxl.heads import check_statistics
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
@@ -28,33 +24,14 @@ from rlxf.training import (
     space_from_json,
     space_to_json,
 )
-from rlxf.training.compat import (
-    VERSION,
-    checkpoint_errors,
-)
-from rlxf.training.state_checks import (
-    check_layers,
-    check_weights_fit,
-    optimizer_state,
-    optimizer_tensors,
-)
+from rlxf.training.compat import VERSION, checkpoint_errors
+from rlxf.training.states import check_layers, check_weights_fit, optimizer_state, optimizer_tensors
 
-NOT_SETTINGS = (
-    *("self", "policy", "env", "memory_length", "tensorboard_log", "device", "_init_setup_model"),
-)
+NOT_SETTINGS = ("self", "policy", "env", "memory_length", "tensorboard_log", "device", "_init_setup_model")
 """Arguments of the constructor that are not stored as settings in a file."""
-CLASSES: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        FlattenExtractor,
-        NatureCNN,
-        CombinedExtractor,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.RMSprop,
-        torch.optim.SGD,
-    )
-}
+EXTRACTORS = (FlattenExtractor, NatureCNN, CombinedExtractor)
+OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD)
+CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*EXTRACTORS, *OPTIMIZERS)}
 """Classes that a file can store in policy_kwargs. Other classes must be passed again to ``load``."""
 
 
@@ -79,7 +56,7 @@ def read_settings(archive: Archive, agent: type[Any]) -> dict[str, Any]:
     """Return the constructor arguments stored in the file.
 
     Raises:
-        CheckpointError: if the agent's class has no such argument, or a value is invalid.
+        CheckpointError: if the agent's class does not have a stored argument, or a value is invalid.
     """
     stored = stored_settings(archive, setting_rules(agent, setting_names(agent), BOUNDS))
     stored["core"] = TransformerSpec.from_dict(stored["core"])
@@ -90,7 +67,7 @@ def read_settings(archive: Archive, agent: type[Any]) -> dict[str, Any]:
 
 
 @checkpoint_errors()
-def policy_class(archive: Archive) -> str:
+def policy_class_name(archive: Archive) -> str:
     """Return the name of the policy class.
 
     Raises:
@@ -159,8 +136,7 @@ def describe(
         normalized: whether the observations of the training were normalized by a ``VecNormalize``.
     """
     values = dict(settings)
-    values["core"] = settings["core"].to_dict()
-    values["policy_kwargs"] = {name: _encode(value) for name, value in settings["policy_kwargs"].items()}
+    values["core"], values["policy_kwargs"] = settings["core"].to_dict(), _encode(settings["policy_kwargs"])
     values |= {name: schedule_to_json(values[name]) for name in SCHEDULES}
     values = {name: _plain(value) for name, value in values.items()}
     return {

@@ -1,7 +1,7 @@
 """Hyperparameters of GTrXLPPO with their checks, default sizes, its environments, and the HParams tab."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,11 +15,9 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.common.arguments import did_you_mean
 from rlxf.agents.common.checkpoint import SEED
 from rlxf.agents.gtrxl.policy import (
     POLICIES,
-    SB3_POLICIES,
     CnnGTrXLPolicy,
     GTrXLPolicy,
     MlpGTrXLPolicy,
@@ -31,21 +29,24 @@ from rlxf.envs.spaces import check_spaces
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.vector import as_vec_env, shows_filler_rows
 from rlxf.training import schedule_to_text
-from rlxf.training.compat import MAPPING, NOTHING, number, whole
+from rlxf.training.compat import MAPPING, NOTHING, Rule, number, whole
 from rlxf.training.distributed import process_group
 
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 """Hyperparameters that may be schedules."""
-SIZES = ("segment_length", "n_steps", "n_epochs")
-FRACTIONS = ("gamma", "gae_lambda", "critic_lambda")
-NOT_NEGATIVE = ("vf_coef", "reconstruction_coef")
-POSITIVE = ("max_grad_norm", "advantage_epsilon")
+OPTIONAL = ("n_steps", "critic_lambda", "target_kl")
+RANGES: tuple[tuple[Sequence[str], str, Callable[[Any], bool], Rule], ...] = (
+    (("segment_length", "n_steps", "n_epochs"), "at least 1", lambda value: value >= 1, whole(1)),
+    (("gamma", "gae_lambda"), "from 0 to 1", lambda value: 0 <= value <= 1, number(0, 1)),
+    (("critic_lambda",), "from 0 to 1", lambda value: 0 <= value <= 1, number(0, 1) | NOTHING),
+    (("vf_coef", "reconstruction_coef"), "at least 0", lambda value: value >= 0, number(0)),
+    (("max_grad_norm", "advantage_epsilon"), "more than 0", lambda value: value > 0, number(above=0)),
+    (("target_kl",), "more than 0, or None for no limit", lambda value: value > 0, number(above=0) | NOTHING),
+)
+"""Names of arguments, their range for messages, its check, which NaN fails, and its rule in a file."""
 BOUNDS = (
-    {name: whole(1) for name in (*SIZES, "batch_size", "n_envs", "stats_window_size")}
-    | {name: number(0, 1) for name in FRACTIONS}
-    | {name: number(0) for name in NOT_NEGATIVE}
-    | {name: number(above=0) for name in POSITIVE}
-    | {"critic_lambda": number(0, 1) | NOTHING, "target_kl": number(above=0) | NOTHING}
+    {name: rule for names, _, _, rule in RANGES for name in names}
+    | {name: whole(1) for name in ("batch_size", "n_envs", "stats_window_size")}
     | {"policy_kwargs": MAPPING, "seed": SEED, "verbose": whole(0)}
 )
 """Rules of the settings in a file; the annotations of the constructor define the other settings."""
@@ -83,8 +84,12 @@ class PPOConfig:
     n_envs: int = 32
 
     def __post_init__(self) -> None:
-        self._check_sizes()
-        self._check_coefficients()
+        for names, allowed, holds, _ in RANGES:
+            for name in names:
+                value = getattr(self, name)
+                if not (value is None and name in OPTIONAL) and not holds(value):
+                    raise ValueError(f"{name} must be {allowed}, got {value}")
+        self._check_multiples()
         check_schedules(self)
         if self.clip_range_vf == 0:
             raise ValueError("clip_range_vf must be more than 0, or None for no clipping, got 0")
@@ -114,32 +119,13 @@ class PPOConfig:
         segments = -(-ROLLOUT_STEPS // max(1, n_envs * self.segment_length))
         return max(1, segments) * self.segment_length
 
-    def _check_sizes(self) -> None:
-        for name in SIZES:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+    def _check_multiples(self) -> None:
         for name in ("n_steps", "batch_size"):
             value = getattr(self, name)
             if value is not None and (value < self.segment_length or value % self.segment_length):
                 raise ValueError(
                     f"{name} must be a multiple of segment_length={self.segment_length}, got {value}"
                 )
-
-    def _check_coefficients(self) -> None:
-        """Raise ValueError unless each number is in its range; NaN is never allowed."""
-        for name in FRACTIONS:
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, got {value}")
-        for name in NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name in POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}")
-        if self.target_kl is not None and not self.target_kl > 0:
-            raise ValueError(f"target_kl must be more than 0, or None for no limit, got {self.target_kl}")
 
 
 ROLLOUT_STEPS = 2048
@@ -149,30 +135,25 @@ BATCH_STEPS = 256
 
 
 def check_schedules(settings: Any, progress: float = 1.0) -> None:
-    """Check the attributes `SCHEDULES` of ``settings``; only clip_range_vf may be None."""
-    for name in SCHEDULES:
-        value = getattr(settings, name)
-        if value is not None or name != "clip_range_vf":
-            check_schedule(name, value, progress)
-
-
-def check_schedule(name: str, value: float | Schedule, progress: float = 1.0) -> None:
-    """Raise unless a number, or the value of a schedule, is finite and at least 0.
+    """Raise unless the numbers, or the values of the schedules, are finite and at least 0.
 
     Args:
-        name: name of the argument, for the message.
-        value: a number, or a function of the progress remaining.
+        settings: object with the attributes `SCHEDULES`; only clip_range_vf may be None.
         progress: progress remaining at which a function is evaluated: 1 at the start, 0 at the end.
 
     Raises:
-        ValueError: if the number is negative or not finite.
+        ValueError: if a number is negative or not finite.
         TypeError: if there is no number.
     """
-    given = value(progress) if callable(value) else value
-    if not hasattr(given, "__float__"):
-        raise TypeError(f"{name} must be a number or a function of the progress remaining, got {given!r}")
-    if not 0 <= given < float("inf"):
-        raise ValueError(f"{name} must be finite and at least 0, got {given} at progress {progress:g}")
+    for name in SCHEDULES:
+        value = getattr(settings, name)
+        if value is None and name == "clip_range_vf":
+            continue
+        given = value(progress) if callable(value) else value
+        if not hasattr(given, "__float__"):
+            raise TypeError(f"{name} must be a number or a function of the progress remaining, got {given!r}")
+        if not 0 <= given < float("inf"):
+            raise ValueError(f"{name} must be finite and at least 0, got {given} at progress {progress:g}")
 
 
 def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, seed: int | None) -> Any:
@@ -216,20 +197,6 @@ def warn_of_filler_rows(env: VecEnv, observation: Any) -> bool:
         stacklevel=3,
     )
     return True
-
-
-def policy_class_by_name(name: str) -> type[BasePolicy]:
-    """Return a policy class by its name in rlxf or Stable-Baselines3.
-
-    Raises:
-        ValueError: if the name is unknown; the message lists all names and the most similar one.
-    """
-    known = POLICIES | SB3_POLICIES
-    if name not in known:
-        raise ValueError(
-            f"unknown policy {name!r}; use one of {', '.join(POLICIES)}{did_you_mean(name, list(known))}"
-        )
-    return known[name]
 
 
 def check_policy(policy: type[BasePolicy], observation_space: spaces.Space) -> None:

@@ -5,9 +5,8 @@ from typing import Any
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.calibration import check_exit_confidence
+from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.attention import XL, GRUGate, TransformerSpec, Window, XLRelative
-from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.residuals.base import Residual
 from rlxf.envs.specs import spec_of
 from rlxf.envs.vector import has_filler_rows
@@ -52,8 +51,8 @@ def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> Tra
     """Return the core to build: ``core`` if it is valid for PPO, or `gtrxl` with the memory length.
 
     Raises:
-        ValueError: if the length is less than 1, both arguments disagree, or acting step by step would differ
-            from training on segments.
+        ValueError: if the length is less than 1, the two arguments disagree, or acting step by step would
+            differ from training on segments.
         TypeError: if ``core`` is not a `TransformerSpec`.
     """
     if memory_length is not None and memory_length < 1:
@@ -133,7 +132,7 @@ def _check_core(core: TransformerSpec) -> None:
     if core.memory.visible_pattern(core.pattern).max_distance > core.memory.length:
         raise ValueError(
             f"{core.pattern} reaches farther back than {core.memory}, so acting and training would differ; "
-            f"use pattern={limit_distance(core.pattern, core.memory.length)}"
+            f"use pattern={core.pattern.limit_distance(core.memory.length)}"
         )
     if core.dropout:
         raise ValueError(

@@ -4,7 +4,6 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from rlxf.agents.common.actions import BoxActions, action_encoder
 from rlxf.agents.gtrxl.heads import PopArtHead
 from rlxf.training import Archive
-from rlxf.training.distributed.group import ProcessGroup
+from rlxf.training.process_group import ProcessGroup
 
 COLLAPSED = 0.01
 """Collapse threshold: share of the maximal entropy; for Box actions, deviation per half range."""
@@ -72,11 +71,6 @@ class EntropyCollapseCheck:
         self.first_return: float | None = None
         self._warned = False
 
-    @cached_property
-    def least(self) -> float:
-        """Entropy threshold, see `collapse_threshold`."""
-        return collapse_threshold(self._action_space)
-
     def check(self, entropy: float, mean_return: float) -> None:
         """Check one update.
 
@@ -86,7 +80,9 @@ class EntropyCollapseCheck:
         """
         if self.first_return is None:
             self.first_return = mean_return
-        elif entropy < self.least and mean_return <= self.first_return and not self._warned:
+            return
+        collapsed = entropy < collapse_threshold(self._action_space) and mean_return <= self.first_return
+        if collapsed and not self._warned:
             self._warned = True
             warnings.warn(
                 f"the policy has stopped exploring: its entropy is {entropy:.3g} nats, and the mean return "

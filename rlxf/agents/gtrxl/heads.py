@@ -63,17 +63,17 @@ def same_most_likely_action(one: Distribution, other: Distribution) -> Tensor:
     return torch.stack([x.argmax(-1) == y.argmax(-1) for x, y in pairs]).all(0)
 
 
-LEAST_DEVIATION = 1e-2
+MIN_STD = 1e-2
 """Lower bound of the standard deviation of returns.
 
 Before the first nonzero reward, returns are only the critic's own noise, which must not be amplified.
 """
-LEAST_RATE = 0.05
+MIN_RATE = 0.05
 """Weight of the newest rollout in the statistics after the first 20 rollouts."""
 
-MEAN = "value_net.mean"
-MOST = {
-    MEAN: torch.finfo(torch.float32).max,
+MEAN_KEY = "value_net.mean"
+MAX_STATISTICS = {
+    MEAN_KEY: torch.finfo(torch.float32).max,
     "value_net.variance": torch.finfo(torch.float32).max ** 2,
     "value_net.rollouts": torch.iinfo(torch.int64).max,
 }
@@ -88,14 +88,14 @@ def check_statistics(state: Mapping[str, Tensor]) -> None:
     Args:
         state: the policy's ``state_dict``.
     """
-    for name, most in MOST.items():
+    for name, maximum in MAX_STATISTICS.items():
         if name not in state:
             continue
         value = state[name].item()
-        if name != MEAN and not value >= 0:
+        if name != MEAN_KEY and not value >= 0:
             raise CheckpointError(f"its weight {name} must be at least 0, got {value}")
-        if not abs(value) <= most:
-            raise CheckpointError(f"its weight {name} must be a number of at most {most:.3g}, got {value}")
+        if not abs(value) <= maximum:
+            raise CheckpointError(f"its weight {name} must be a number of at most {maximum:.3g}, got {value}")
 
 
 class PopArtHead(nn.Linear):
@@ -127,8 +127,8 @@ class PopArtHead(nn.Linear):
 
     @property
     def deviation(self) -> Tensor:
-        """Standard deviation sigma, at least `LEAST_DEVIATION`; a float64 scalar."""
-        return self.variance.sqrt().clamp(min=LEAST_DEVIATION)
+        """Standard deviation sigma, at least `MIN_STD`; a float64 scalar."""
+        return self.variance.sqrt().clamp(min=MIN_STD)
 
     def forward(self, latent: Tensor) -> Tensor:
         """Return the values of outputs (..., C), in units of the rewards: (..., 1)."""
@@ -147,7 +147,7 @@ class PopArtHead(nn.Linear):
 
     def _update_statistics(self, returns: Tensor) -> None:
         self.rollouts += 1
-        rate = torch.clamp(1 / self.rollouts.double(), min=LEAST_RATE)
+        rate = torch.clamp(1 / self.rollouts.double(), min=MIN_RATE)
         mean = torch.lerp(self.mean, returns.mean(), rate)
         before = self.variance + (self.mean - mean).square()
         newest = (returns - mean).square().mean()

@@ -1,4 +1,4 @@
-"""PPO's loss, and auxiliary losses: self-distillation of early exits, exit prediction and penalties."""
+"""Mathematics of PPO: generalized advantage estimation, the clipped objective, and losses of early exits."""
 
 from copy import copy
 from dataclasses import dataclass
@@ -10,12 +10,97 @@ from torch.distributions import Normal
 from torch.nn import functional as F
 
 from rlxf.agents.common.losses import masked_mean
-from rlxf.agents.gtrxl.gae import approximate_kl, clipped_objective, clipped_values
 from rlxf.agents.gtrxl.heads import divergence, same_most_likely_action
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
 from rlxf.attention import ExitTargets
 from rlxf.attention.depth.base import ExitOutputs
+
+Losses = dict[str, Tensor]
+"""Scalar losses and other means over a minibatch, by name."""
+
+
+def discounted_sum(x: Tensor, discount: Tensor) -> Tensor:
+    """``y_t = x_t + c_t * y_{t+1}`` along the first axis, with y = 0 after the end.
+
+    A parallel scan: after n passes y_t contains 2^n terms, so there are log2(T) passes over (T, E).
+
+    Args:
+        x: (T, E).
+        discount: c, (T, E).
+    """
+    shift = 1
+    while shift < x.shape[0]:
+        nearer, farther = x[:-shift] + discount[:-shift] * x[shift:], discount[:-shift] * discount[shift:]
+        x = torch.cat([nearer, x[-shift:]])
+        discount = torch.cat([farther, torch.zeros_like(discount[-shift:])])
+        shift *= 2
+    return x
+
+
+def generalized_advantage_estimate(
+    rewards: Tensor, values: Tensor, next_values: Tensor, dones: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    r"""``A_t = sum_l (gamma lambda)^l delta_{t+l}`` up to the end of the episode.
+
+    ``delta_t = r_t + gamma V(s_{t+1}) - V(s_t)``, without V(s_{t+1}) if step t ends its episode. The reward
+    of a truncated step must already include ``gamma V(last observation)``.
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, equation 16.
+
+    Args:
+        rewards: r, (T, E).
+        values: V(s_t), (T, E).
+        next_values: V(s_T), (E,), of the observations after the last step.
+        dones: (T, E) bool, whether step t ended its episode.
+        gamma: discount factor.
+        gae_lambda: lambda.
+    """
+    not_done = (~dones).to(rewards.dtype)
+    following = torch.cat([values[1:], next_values[None]])
+    delta = rewards + gamma * following * not_done - values
+    return discounted_sum(delta, gamma * gae_lambda * not_done)
+
+
+def normalize_advantages(advantages: Tensor, weight: Tensor, epsilon: Tensor | float) -> Tensor:
+    """``(A - mean) / (std + epsilon)`` over the entries of weight 1.
+
+    Once a task is solved, all advantages are nearly 0. Division by their small standard deviation alone would
+    amplify noise and degrade the policy; epsilon prevents it.
+    """
+    centered = advantages - masked_mean(advantages, weight)
+    return centered / (masked_mean(centered.square(), weight).sqrt() + epsilon + 1e-8)
+
+
+def clipped_values(values: Tensor, before: Tensor, clip_range: float | None) -> Tensor:
+    """Clip values (N,) to those of the rollout, as in SB3: ``V_old + clip(V - V_old, -c, c)``.
+
+    The gradient is 0 where the bound is exceeded.
+
+    Args:
+        values: V, (N,).
+        before: V_old, (N,), values of the rollout.
+        clip_range: c, in units of the values; None for no clipping.
+    """
+    if clip_range is None:
+        return values
+    return before + (values - before).clamp(-clip_range, clip_range)
+
+
+def clipped_objective(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+    """``min(r A, clip(r, 1 - eps, 1 + eps) A)``, to be maximized.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, equation 7.
+    """
+    return torch.min(ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages)
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """``(r - 1) - log r``: an unbiased and nonnegative estimate of KL(old || new).
+
+    Source: Schulman 2020, "Approximating KL divergence", estimator k3.
+    """
+    return log_ratio.expm1() - log_ratio
 
 
 @dataclass(frozen=True)
@@ -41,11 +126,9 @@ class PPOLoss:
     vf_coef: float
     reconstruction_coef: float
 
-    def __call__(self, policy: GTrXLPolicy, batch: SegmentBatch) -> dict[str, Tensor]:
+    def __call__(self, policy: GTrXLPolicy, batch: SegmentBatch) -> Losses:
         """Return means over the steps of weight 1 in a minibatch: "loss", and its terms with SB3's names."""
-        exits = policy.exit_outputs(batch.obs, batch.previous, batch.index, batch.state)
-        added = auxiliary_losses(policy, exits, batch, self.vf_coef)
-        latent = exits.outputs[-1].flatten(0, 1)
+        latent, added = segment_outputs(policy, batch, self.vf_coef)
         distribution, values = policy.heads(latent)
         log_ratio = distribution.log_prob(batch.actions) - batch.log_probs
         ratio = log_ratio.exp()
@@ -59,27 +142,38 @@ class PPOLoss:
             error = masked_mean(policy.reconstruction_error(latent, batch.obs), batch.weight)
             loss = loss + self.reconstruction_coef * error
             parts["reconstruction_loss"] = error
-        for part in added.values():
-            loss = loss + part
-        parts |= added
-        if (depth := policy.transformer.mean_depth()) is not None:
-            parts["mean_depth"] = depth
         with torch.no_grad():
             parts["approx_kl"] = masked_mean(approximate_kl(log_ratio), batch.weight)
             parts["clip_fraction"] = masked_mean(((ratio - 1).abs() > self.clip_range).float(), batch.weight)
-        return {"loss": loss} | parts
+        return total_loss(policy, loss, parts, added)
 
 
-def early_exit_losses(
-    policy: GTrXLPolicy, exits: ExitOutputs, batch: SegmentBatch, vf_coef: float
-) -> dict[str, Tensor]:
+def segment_outputs(policy: GTrXLPolicy, batch: SegmentBatch, vf_coef: float) -> tuple[Tensor, Losses]:
+    """Return the last outputs (N, C) of the transformer for a minibatch, and its auxiliary losses by name.
+
+    They are `early_exit_losses`, and the "penalty" of the transformer, e.g. for long attention spans.
+    """
+    exits = policy.exit_outputs(batch.obs, batch.previous, batch.index, batch.state)
+    penalty = policy.transformer.penalty()
+    losses = early_exit_losses(policy, exits, batch, vf_coef)
+    return exits.outputs[-1].flatten(0, 1), losses if penalty is None else losses | {"penalty": penalty}
+
+
+def total_loss(policy: GTrXLPolicy, loss: Tensor, parts: Losses, added: Losses) -> Losses:
+    """Return "loss" plus the auxiliary losses ``added``, all terms, and the mean depth if it is adaptive."""
+    depth = policy.transformer.mean_depth()
+    depths = {} if depth is None else {"mean_depth": depth}
+    return {"loss": sum(added.values(), loss)} | parts | depths | added
+
+
+def early_exit_losses(policy: GTrXLPolicy, exits: ExitOutputs, batch: SegmentBatch, vf_coef: float) -> Losses:
     """Return auxiliary losses for early exits, by name; none if the core has no early exits.
 
     The rollout uses the last output, so PPO and distillation train the last output. Each earlier output n is
     trained with ``KL(last || n) + vf_coef (V_n - V_last)^2``, weighted by its loss weight divided by that of
     the last output. The sum is "exit_loss". The standard deviation of Box actions is shared by all outputs
-    and gets no gradient from this KL, so only the last output controls exploration. "exit_lesson" is the loss
-    that trains the depth controller when to exit.
+    and gets no gradient from this KL, so only the last output controls exploration. "exit_prediction_loss" is
+    the loss that trains the depth controller when to exit.
     """
     if exits.auxiliary_loss is None:
         return {}
@@ -94,20 +188,8 @@ def early_exit_losses(
     parts = {"exit_loss": torch.stack([masked_mean(each, batch.weight) for each in errors]) @ loss_weights}
     same = torch.stack([same_most_likely_action(own, target) for own, _ in predictions])
     if (exit_loss := exits.auxiliary_loss(_exit_targets(errors.detach(), same, batch))) is not None:
-        parts["exit_lesson"] = exit_loss
+        parts["exit_prediction_loss"] = exit_loss
     return parts
-
-
-def auxiliary_losses(
-    policy: GTrXLPolicy, exits: ExitOutputs, batch: SegmentBatch, vf_coef: float
-) -> dict[str, Tensor]:
-    """Return all auxiliary losses of the transformer: `early_exit_losses`, and its "penalty", e.g. on
-    long spans.
-    """
-    penalty = policy.transformer.penalty()
-    return early_exit_losses(policy, exits, batch, vf_coef) | (
-        {} if penalty is None else {"penalty": penalty}
-    )
 
 
 def _heads(policy: GTrXLPolicy, output: Tensor) -> tuple[Distribution, Tensor]:

@@ -20,18 +20,13 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
-from rlxf.agents.common.arguments import MissingStateWarning, reject_unknown_arguments
-from rlxf.agents.common.sb3_arguments import SB3_POLICY_ARGUMENTS
+from rlxf.agents.common.arguments import SB3_POLICY_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
 from rlxf.agents.gtrxl.core import check_exits
 from rlxf.agents.gtrxl.heads import PopArtHead, probability_margins
-from rlxf.agents.gtrxl.recurrent_policy import (
-    PersistentPolicyState,
-    RecurrentPolicy,
-    RecurrentPolicyState,
-)
+from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentPolicy, RecurrentPolicyState
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
-from rlxf.attention.init import orthogonal_linear
+from rlxf.attention.modules import orthogonal_linear
 
 
 class GTrXLPolicy(RecurrentPolicy):
@@ -169,11 +164,6 @@ class GTrXLPolicy(RecurrentPolicy):
         return probability_margins(self.heads(output[:, 0])[0])[:, None]
 
     def exit_outputs(self, obs: PyTorchObs, previous: Tensor, index: TokenIndex, state: State) -> ExitOutputs:
-        """Return the outputs of a batch of segments like `segment_outputs`, at all N exits: (N, B, T, C)."""
-        tokens = self.tokens(obs, previous).unflatten(0, tuple(index.shape))
-        return self.transformer.exits(tokens, index, state)
-
-    def segment_outputs(self, obs: PyTorchObs, previous: Tensor, index: TokenIndex, state: State) -> Tensor:
         """Run the transformer on a batch of segments, with gradient.
 
         Args:
@@ -183,10 +173,10 @@ class GTrXLPolicy(RecurrentPolicy):
             state: memory before each segment.
 
         Returns:
-            Outputs (B T, C) for `heads`.
+            Outputs (N, B, T, C) for `heads` at all N exits; the last one is the output of all layers.
         """
         tokens = self.tokens(obs, previous).unflatten(0, tuple(index.shape))
-        return self.transformer.outputs(tokens, index, state).flatten(0, 1)
+        return self.transformer.exits(tokens, index, state)
 
     def tokens(self, obs: PyTorchObs, previous: Tensor) -> Tensor:
         """Return the tokens (N, C) of N observations and encoded previous actions (N, A)."""

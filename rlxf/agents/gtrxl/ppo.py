@@ -10,19 +10,16 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from rlxf.agents.calibration import reset_calibration
-from rlxf.agents.common.arguments import check_device, reject_unknown_arguments
+from rlxf.agents.common.arguments import PPO_SB3_ARGUMENTS, check_device, reject_unknown_arguments
+from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import numerical_error_context
-from rlxf.agents.common.sb3_arguments import PPO_SB3_ARGUMENTS
 from rlxf.agents.gtrxl.config import PPOConfig, as_training_env, check_policy, warn_of_flattened_images
 from rlxf.agents.gtrxl.core import check_persistent_memory, resolve_core
 from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
-from rlxf.agents.gtrxl.distillation import Actor, DistillationTraining
-from rlxf.agents.gtrxl.gae import normalize_advantages
-from rlxf.agents.gtrxl.losses import PPOLoss
+from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.agents.gtrxl.training_algorithm import PPOTraining
+from rlxf.agents.gtrxl.training_algorithm import Actor, DistillationTraining, PPOTraining
 from rlxf.agents.gtrxl.training_loop import TrainingLoop
 from rlxf.attention import TransformerSpec
 from rlxf.training.distributed import process_group
@@ -65,7 +62,7 @@ class GTrXLPPO(TrainingLoop):
         vf_coef: weight of the value loss, which is measured in units of the variance of recent returns. The
             value head is normalized in the same way (`PopArtHead`), so the critic learns returns of -1000 as
             fast as returns of 1, and rewards need no scaling.
-        max_grad_norm: largest norm of the gradient.
+        max_grad_norm: maximum gradient norm; larger gradients are clipped.
         segment_length: steps T through which gradients flow.
         memory_length: steps M in memory before a segment. None: that of the core, or 128.
         critic_lambda: lambda of the returns that are the targets of the values; None for ``gae_lambda``. At 1
@@ -206,7 +203,7 @@ class GTrXLPPO(TrainingLoop):
             reconstruct=self.reconstruction_coef > 0,
             **self.policy_kwargs,
         ).to(self.device)
-        self._algorithm = PPOTraining()
+        self._algorithm = PPOTraining(self.policy, self.order)
         self._diagnostics, self._episodes = TrainingDiagnostics(self.action_space), EpisodeStatistics()
         self._between_rollouts, self.iterations = False, 0
         self.normalized_observations = False
@@ -238,12 +235,12 @@ class GTrXLPPO(TrainingLoop):
     def _update_policy(self) -> dict[str, float]:
         """Train for ``n_epochs`` passes over the rollout, fewer if ``target_kl`` is exceeded."""
         algorithm, buffer = self._algorithm, self.rollout_buffer
-        update = algorithm.start_update(self.policy, self.objective(), self.max_grad_norm, self.target_kl)
+        update = algorithm.start_update(self.objective(), self.max_grad_norm, self.target_kl)
         advantages = self._normalized_advantages() if self.normalize_advantage else buffer.advantages
         segments = self.batch_size // self.segment_length
         for _ in range(self.n_epochs):
             self._n_updates += 1
-            if not update.epoch(algorithm.minibatches(buffer, segments, advantages, self.order)):
+            if not update.epoch(algorithm.minibatches(buffer, segments, advantages)):
                 break
         return update.metrics()
 
@@ -329,4 +326,4 @@ class GTrXLPPO(TrainingLoop):
                 total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
             )
         finally:
-            self._algorithm = PPOTraining()
+            self._algorithm = PPOTraining(self.policy, self.order)

@@ -45,7 +45,7 @@ class RecurrentPolicyState:
         self.action = self.action.masked_fill(episode_start[:, None], 0.0)
         return TokenIndex(self.position[:, None], self.episode[:, None])
 
-    def observe_action(self, action: Tensor, index: TokenIndex) -> None:
+    def store_encoded_action(self, action: Tensor, index: TokenIndex) -> None:
         """Store encoded actions (E, A), except for environments with an empty slot in ``index`` (E, 1)."""
         self.action = torch.where(index.episode == EMPTY, self.action, action)
 
@@ -145,7 +145,7 @@ class RecurrentPolicy(BasePolicy):
         """
         latent, state, batched = self._early_output(observation, state, episode_start)
         with torch.no_grad():
-            actions = self._chosen(latent, deterministic)
+            actions = self._choose_actions(latent, deterministic)
             state.action = self.encode_actions(actions)
         chosen = self.to_environment(actions)
         return (chosen if batched else chosen.squeeze(axis=0)), state
@@ -165,7 +165,7 @@ class RecurrentPolicy(BasePolicy):
             TypeError: if the action space is not Discrete.
         """
         if not isinstance(self.action_space, spaces.Discrete):
-            raise TypeError(f"choices needs a Discrete action space, got {self.action_space}")
+            raise TypeError(f"action_space must be Discrete to return its logits, got {self.action_space}")
         latent, state, _ = self._early_output(observation, state, episode_start)
         if self.retrieval is None:
             return choice_logits(self.heads(latent)[0])[0], state
@@ -198,7 +198,7 @@ class RecurrentPolicy(BasePolicy):
         Raises:
             ValueError: if the batch sizes of obs, state and episode_starts differ.
         """
-        distribution, values, state = self._evaluated(obs, state, episode_starts)
+        distribution, values, state = self._evaluate_step(obs, state, episode_starts)
         actions = distribution.get_actions(deterministic=deterministic)
         state.action = self.encode_actions(actions)
         return actions.reshape(-1, *self.action_space.shape), values, distribution.log_prob(actions), state  # type: ignore[misc]
@@ -211,7 +211,7 @@ class RecurrentPolicy(BasePolicy):
 
         To continue from the state, pass it to `observe_action` with the actions that were taken.
         """
-        distribution, _, state = self._evaluated(obs, state, episode_starts)
+        distribution, _, state = self._evaluate_step(obs, state, episode_starts)
         return distribution, state
 
     @torch.no_grad()
@@ -219,16 +219,15 @@ class RecurrentPolicy(BasePolicy):
         self, obs: PyTorchObs, state: RecurrentPolicyState | None = None, episode_starts: Tensor | None = None
     ) -> Tensor:
         """Return the values (E,) of one step; arguments as in `forward`."""
-        return self._evaluated(obs, state, episode_starts)[1]
+        return self._evaluate_step(obs, state, episode_starts)[1]
 
-    def _evaluated(
+    def _evaluate_step(
         self, obs: PyTorchObs, state: RecurrentPolicyState | None, episode_starts: Tensor | None
     ) -> tuple[Distribution, Tensor, RecurrentPolicyState]:
-        """Return distribution, values (E,) and state after a step with all layers."""
+        """Evaluate a step with all layers; return distribution, values (E,) and the next state."""
         state, start = self._continue(state, episode_starts, _batch_size(obs))
         latent, _ = self.act(obs, state, state.advance(start))
-        distribution, values = self.heads(latent)
-        return distribution, values, state
+        return *self.heads(latent), state
 
     def observe_action(self, state: RecurrentPolicyState, actions: Tensor) -> RecurrentPolicyState:
         """Return the state after a step in which actions (E,) were taken."""
@@ -250,8 +249,8 @@ class RecurrentPolicy(BasePolicy):
         latent = self.act_early(obs, state, state.advance(start))
         return latent, state, batched
 
-    def _chosen(self, latent: Tensor, deterministic: bool) -> Tensor:
-        """Return actions (E, ...) for outputs (E, C)."""
+    def _choose_actions(self, latent: Tensor, deterministic: bool) -> Tensor:
+        """Choose actions (E, ...) for outputs (E, C)."""
         if self.retrieval is not None:
             return self.retrieval.choose(latent, deterministic)
         return self.heads(latent)[0].get_actions(deterministic=deterministic)
@@ -283,10 +282,9 @@ class RecurrentPolicy(BasePolicy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         """Return actions for first steps of episodes, without memory."""
-        state = self.initial_state(_batch_size(observation))
-        start = torch.ones_like(state.episode, dtype=torch.bool)
+        state, start = self._continue(None, None, _batch_size(observation))
         latent, _ = self.act(observation, state, state.advance(start))
-        return self._chosen(latent, deterministic)
+        return self._choose_actions(latent, deterministic)
 
 
 def _batch_size(obs: PyTorchObs) -> int:

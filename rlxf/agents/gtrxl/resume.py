@@ -5,7 +5,7 @@ of processes that divides the number of environments can therefore resume from i
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,14 @@ from rlxf.agents.gtrxl.checkpoint import read_checkpoint
 from rlxf.envs import resume
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
-from rlxf.training.distributed.group import ProcessGroup
+from rlxf.training.process_group import ProcessGroup
 from rlxf.training.resumed_logger import writes_tensorboard
 from rlxf.training.serialization import arrays_to_tensors, tensors_to_arrays
-from rlxf.training.state_checks import RNG_GROUP, get_rng_states, set_rng_states
+from rlxf.training.states import RNG_GROUP, get_rng_states, set_rng_states
 from rlxf.utils.errors import EpisodeLostError
 
 RUN = "run"
-ENVIRONMENT, AGENT_STATE, WRAPPERS, EPISODES = "environment", "stand", "wrappers", "episodes"
+ENVIRONMENT, AGENT_STATE, WRAPPERS, EPISODES = "environment", "rollout_state", "wrappers", "episodes"
 LOST = "lost"
 GRADIENTS = "gradients"
 """Tensor group of the last update's gradients, which `HistogramCallback` logs after the next rollout."""
@@ -60,32 +60,7 @@ def _compared(document: Mapping[str, Any]) -> dict[str, Any]:
     return document["settings"] | {name: document[name] for name in MATCHING_FIELDS}
 
 
-def run_document(
-    iterations: int,
-    episodes: Iterable[Mapping[str, Any]],
-    successes: Iterable[float],
-    logger: Logger,
-    environment: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the progress of a run as JSON data.
-
-    Args:
-        iterations: number of rollouts.
-        episodes: infos of the recent episodes, from SB3's ``Monitor``.
-        successes: whether the recent episodes succeeded.
-        logger: logger with values that were recorded after the last log line.
-        environment: document of `gather_environments`.
-    """
-    return {
-        "iterations": iterations,
-        "episodes": [{name: float(each[name]) for name in ("r", "l", "t")} for each in episodes],
-        "successes": [float(each) for each in successes],
-        "log": _pending(logger),
-        ENVIRONMENT: environment,
-    }
-
-
-def _pending(logger: Logger) -> dict[str, Any]:
+def pending_values(logger: Logger) -> dict[str, Any]:
     """Return the recorded values before the next log line: integers, and floats as exact hexadecimal text."""
     return {
         name: [_exact(value), logger.name_to_count[name], logger.name_to_excluded[name] or ()]
@@ -171,24 +146,14 @@ def resume_episodes(
     env: VecEnv, ranks: ProcessGroup, document: dict[str, Any], actions: Mapping[str, Tensor]
 ) -> str | None:
     """Resume the current episodes; return the reason if a process cannot, else None."""
-    own = {LOST: _resume_episodes(env, document, actions)}
-    reasons = [each.documents[LOST] for each in ranks.gather_archives(Archive(own, {}))]
+    reason = document.get(LOST)
+    if reason is None:
+        try:
+            resume.resume_episodes(env, document, tensors_to_arrays(actions))
+        except EpisodeLostError as error:
+            reason = str(error)
+    reasons = [each.documents[LOST] for each in ranks.gather_archives(Archive({LOST: reason}, {}))]
     return next(filter(None, reasons), None)
-
-
-def _resume_episodes(env: VecEnv, document: dict[str, Any], actions: Mapping[str, Tensor]) -> str | None:
-    if LOST in document:
-        return str(document[LOST])
-    try:
-        resume.resume_episodes(env, document, tensors_to_arrays(actions))
-    except EpisodeLostError as error:
-        return str(error)
-    return None
-
-
-def new_episode_seed(seed: int, steps: int) -> int:
-    """Return a seed of environments that a run with this seed has not used in its first ``steps`` steps."""
-    return int(np.random.SeedSequence([seed, steps]).generate_state(1)[0])
 
 
 def gather_state(
@@ -207,13 +172,10 @@ def gather_state(
     archives = ranks.gather_archives(Archive({ENVIRONMENT: environment}, groups))
     parts = [each.documents[ENVIRONMENT] for each in archives]
     joined: Groups = {AGENT_STATE: {}, WRAPPERS: {}, EPISODES: {}}
-    for name in groups[AGENT_STATE]:
-        joined[AGENT_STATE][name] = torch.cat(
-            [each.tensors[AGENT_STATE][name] for each in archives], dim=_axis(name)
-        )
-    for name, own in groups[WRAPPERS].items():
-        whole = torch.cat([each.tensors[WRAPPERS][name] for each in archives]) if _per_env(name) else own
-        joined[WRAPPERS][name] = whole
+    for group in (AGENT_STATE, WRAPPERS):
+        for name, own in groups[group].items():
+            axis, every = _axis(group, name), [each.tensors[group][name] for each in archives]
+            joined[group][name] = own if axis is None else torch.cat(every, dim=axis)
     number = len(groups[AGENT_STATE]["position"])
     for rank, each in enumerate(archives):
         joined[EPISODES] |= _shifted(each.tensors[EPISODES], rank * number)
@@ -233,10 +195,10 @@ def shard_state(
     """
     rows = ranks.row_slice(number)
     own: Groups = {AGENT_STATE: {}, WRAPPERS: {}}
-    for name, x in groups.get(AGENT_STATE, {}).items():
-        own[AGENT_STATE][name] = x.movedim(_axis(name), 0)[rows].movedim(0, _axis(name)).contiguous()
-    for name, x in groups.get(WRAPPERS, {}).items():
-        own[WRAPPERS][name] = x[rows] if _per_env(name) else x
+    for group in own:
+        for name, x in groups.get(group, {}).items():
+            axis = _axis(group, name)
+            own[group][name] = x if axis is None else x.narrow(axis, rows.start, number).contiguous()
     episodes = {
         name: x for name, x in groups.get(EPISODES, {}).items() if rows.start <= _env_number(name) < rows.stop
     }
@@ -244,13 +206,11 @@ def shard_state(
     return document, own | {EPISODES: _shifted(episodes, -rows.start)}
 
 
-def _axis(name: str) -> int:
-    """Return the axis of environments in a tensor of the agent's state (hidden states have layers first)."""
+def _axis(group: str, name: str) -> int | None:
+    """Return the axis of environments of a tensor (hidden states have layers first); None if it has none."""
+    if group == WRAPPERS:
+        return 0 if name.rpartition(".")[2] in PER_ENVIRONMENT else None
     return 1 if name.endswith(".hidden") else 0
-
-
-def _per_env(name: str) -> bool:
-    return name.rpartition(".")[2] in PER_ENVIRONMENT
 
 
 def _env_number(name: str) -> int:
@@ -269,16 +229,13 @@ def _shifted(tensors: Mapping[str, Tensor], offset: int) -> dict[str, Tensor]:
 
 def _joined_episodes(parts: Sequence[dict[str, Any]], number: int) -> dict[str, Any]:
     """Join documents of `rlxf.envs.resume.episode_state`; if impossible, return only the reason as "lost"."""
-    if len(parts) == 1:
-        return parts[0]
-    for part in parts:
-        if LOST in part:
-            return part
+    lost = [part for part in parts if LOST in part]
+    if lost or len(parts) == 1:
+        return (lost or parts)[0]
     try:
-        joined: dict[str, Any] = _joined(parts, number)
+        return dict(_joined(parts, number))
     except EpisodeLostError as error:
         return {LOST: str(error)}
-    return joined
 
 
 def _joined(values: Sequence[Any], number: int) -> Any:

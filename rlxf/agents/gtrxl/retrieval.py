@@ -13,15 +13,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder
-from rlxf.agents.common.retrieval import (
-    ActionDatastore,
-    BoxRetrievalPolicy,
-    DiscreteRetrievalPolicy,
-    RetrievalPolicy,
-)
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.attention import TokenIndex
-from rlxf.attention.heads.datastore import Datastore
+from rlxf.attention.heads.base import Datastore
 from rlxf.attention.token_index import EMPTY
 from rlxf.data import Trajectories
 
@@ -69,7 +63,8 @@ def encode_episodes(
         position = np.minimum(position, lengths - 1)
         steps = first + position
         tokens = policy.tokens(load(steps.ravel()), _previous(policy, data, steps, position))
-        index = _index(position, real, policy.device)
+        parts = position, np.where(real, 0, EMPTY)  # tokens after the end of an episode are empty slots
+        index = TokenIndex(*(torch.from_numpy(part).to(policy.device) for part in parts))
         y, state = policy.transformer(tokens.unflatten(0, steps.shape), index, state)
         yield steps[real], y[torch.from_numpy(real)]
 
@@ -85,12 +80,6 @@ def observation_loader(
         return policy.obs_to_tensor(raw if normalization is None else normalization.normalize_obs(raw))[0]
 
     return load
-
-
-def _index(position: NDArray[np.int64], real: NDArray[np.bool_], device: torch.device) -> TokenIndex:
-    """Return the index of tokens (B, T) with an episode per row; tokens that are not real are empty slots."""
-    episode = np.where(real, 0, EMPTY)
-    return TokenIndex(torch.from_numpy(position).to(device), torch.from_numpy(episode).to(device))
 
 
 def _previous(
@@ -146,9 +135,9 @@ def binary_choice_layer(net: nn.Linear) -> nn.Linear:
     return pairs
 
 
-def retrieval_policy(policy: GTrXLPolicy, memory: ActionDatastore) -> RetrievalPolicy:
-    """Return the retrieval policy that combines a policy with a memory."""
+def action_head(policy: GTrXLPolicy) -> PolicyBoxHead | PolicyDiscreteHead:
+    """Return the action head of a policy, without retrieval."""
     actions = action_encoder(policy.action_space).to(policy.device)
     if isinstance(actions, BoxActions):
-        return BoxRetrievalPolicy(PolicyBoxHead(policy, actions), memory)
-    return DiscreteRetrievalPolicy(PolicyDiscreteHead(policy, actions), memory)
+        return PolicyBoxHead(policy, actions)
+    return PolicyDiscreteHead(policy, actions)

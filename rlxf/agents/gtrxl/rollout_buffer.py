@@ -3,20 +3,20 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.vector.utils import create_empty_array
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
 from rlxf.agents.common.numerics import ADVICE
-from rlxf.agents.gtrxl.gae import generalized_advantage_estimate
-from rlxf.agents.gtrxl.rollout_memory import RecentSteps, StateBuffer, map_obs
-from rlxf.attention import State, TokenIndex, TransformerSpec
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.attention import State, TokenIndex
 from rlxf.attention.token_index import EMPTY
 from rlxf.training import NumericalError
-from rlxf.training.distributed.group import ProcessGroup
+from rlxf.training.process_group import ProcessGroup
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +71,65 @@ class RolloutStep:
     log_probs: Tensor
 
 
+STORED = ("previous", "actions", "log_probs", "values", "returns", "weight")
+"""Fields of a `SegmentBatch` that `SegmentBuffer` holds under the same names."""
+
+
+class StateBuffer:
+    """Inputs of layers at the steps of a rollout and at the N steps before it, (L, E, N + steps, C).
+
+    Every step is stored once. The N steps before step s of the rollout are the slice [s, s + N), a view.
+
+    Args:
+        layers: layers L whose inputs are stored.
+        length: steps N of the memory.
+        width: features C.
+        n_envs: environments E.
+        n_steps: steps of a rollout.
+        device: device of the buffer.
+    """
+
+    def __init__(self, layers: int, length: int, width: int, n_envs: int, n_steps: int, device: torch.device):
+        self.length = length
+        self.hidden = torch.zeros(layers, n_envs, length + n_steps, width, device=device)
+        self.index = TokenIndex.empty(n_envs, length + n_steps, device)
+
+    def clear(self) -> None:
+        """Clear all steps."""
+        self.index.position.zero_()
+        self.index.episode.fill_(EMPTY)
+
+    def before(self, step: int) -> State:
+        """Return the N steps before a step of the rollout, as views."""
+        memory = slice(step, step + self.length)
+        return State(self.hidden[:, :, memory], self.index.at(memory))
+
+    def start_rollout(self, steps: int) -> State:
+        """Start a rollout after one of ``steps`` steps, and return the memory at its start."""
+        last = self.before(steps)
+        self.replace_memory(State(last.hidden.clone(), last.index))  # the two may overlap
+        return self.before(0)
+
+    def replace_memory(self, state: State) -> None:
+        """Replace the N steps before the rollout."""
+        memory = slice(self.length)
+        self.hidden[:, :, memory] = state.hidden
+        self.index.position[:, memory] = state.index.position.clone()
+        self.index.episode[:, memory] = state.index.episode.clone()
+
+    def add(self, step: int, hidden: Tensor, index: TokenIndex) -> None:
+        """Store a step of the rollout: hidden (L, E, C), index (E, 1)."""
+        self.hidden[:, :, self.length + step] = hidden
+        self.index.write(slice(None), self.length + step, index)
+
+    def before_segments(self, environment: Tensor, number: Tensor, segment_length: int) -> State:
+        """Return the N steps before segment ``number`` (B,) of ``environment`` (B,), in order of time."""
+        window = self.length, segment_length
+        hidden = _windows(self.hidden, 2, *window)[:, environment, number]
+        parts = self.index.position, self.index.episode
+        return State(hidden, TokenIndex(*(_windows(x, 1, *window)[environment, number] for x in parts)))
+
+
 class SegmentBuffer:
     """Rollout buffer for E environments, which includes the memory of M steps before the rollout.
 
@@ -79,66 +138,40 @@ class SegmentBuffer:
     with `KNN` memory, are stored separately, once.
 
     Args:
-        observation_space: observation space of an environment.
-        action_space: action space of an environment.
-        core: specification of the transformer.
-        encoded_action_width: size A of an encoded action.
+        policy: policy that acts; it determines spaces, sizes of the transformer and device.
         n_envs: environments E.
         n_steps: steps of a rollout; a multiple of ``segment_length``.
         segment_length: steps T through which gradients flow.
-        device: device of the buffer.
     """
 
-    def __init__(
-        self,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
-        core: TransformerSpec,
-        encoded_action_width: int,
-        n_envs: int,
-        n_steps: int,
-        segment_length: int,
-        device: torch.device,
-    ):
+    hidden: Tensor
+    """Inputs of each layer at the last M steps and at the steps of the rollout, (L, E, M + steps, C)."""
+    index: TokenIndex
+    """Positions and episodes of the last M steps and of the steps of the rollout, (E, M + steps)."""
+
+    def __init__(self, policy: GTrXLPolicy, n_envs: int, n_steps: int, segment_length: int):
+        core, device = policy.core, policy.device
         assert core.memory is not None
         self.n_envs, self.n_steps, self.segment_length = n_envs, n_steps, segment_length
         self.memory_length = core.memory.length
-        self.obs = _empty_observations(observation_space, (n_envs, n_steps), device)
-        self.previous = torch.zeros(n_envs, n_steps, encoded_action_width, device=device)
-        self.actions = _empty_actions(action_space, (n_envs, n_steps), device)
+        self.obs = map_obs(
+            lambda x: torch.from_numpy(x).to(device, copy=True).unflatten(0, (n_envs, n_steps)),
+            create_empty_array(policy.observation_space, n_envs * n_steps),
+        )
+        self.previous = torch.zeros(n_envs, n_steps, policy.encoded_action_width, device=device)
+        self.actions = _empty_actions(policy.action_space, (n_envs, n_steps), device)
         self.rewards, self.values, self.log_probs, self.advantages, self.returns = (
             torch.zeros(n_envs, n_steps, device=device) for _ in range(5)
         )
         self.dones = torch.zeros(n_envs, n_steps, dtype=torch.bool, device=device)
         sizes = core.width, n_envs, n_steps, device
         self.recent = StateBuffer(core.layers, self.memory_length, *sizes)
+        self.hidden, self.index = self.recent.hidden, self.recent.index
         self._older_layer = core.memory.older_layer(core.layers)
-        older_length = core.memory.holds - self.memory_length
+        older_length = core.memory.capacity - self.memory_length
         self.older = None if self._older_layer is None else StateBuffer(1, older_length, *sizes)
-        self.step = 0
-
-    def inputs(self, steps: slice) -> RecentSteps:
-        """Return the inputs of some steps of the rollout, as views."""
-        obs = map_obs(lambda x: x[:, steps], self.obs)
-        return RecentSteps(obs, self.previous[:, steps], self.steps_index.at(steps))
-
-    @property
-    def hidden(self) -> Tensor:
-        """Inputs of each layer at the last M steps and at the steps of the rollout, (L, E, M + steps, C)."""
-        return self.recent.hidden
-
-    @property
-    def index(self) -> TokenIndex:
-        """Positions and episodes of the last M steps and of the steps of the rollout, (E, M + steps)."""
-        return self.recent.index
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the buffer in bytes."""
-        steps = [self.previous, self.actions, self.rewards, self.values, self.log_probs]
-        steps += [self.advantages, self.returns, self.dones, *_parts(self.obs)]
-        older = 0 if self.older is None else self.older.nbytes
-        return sum(tensor.nbytes for tensor in steps) + self.recent.nbytes + older
+        self.step, self._per_environment = 0, n_steps // segment_length
+        self._n_segments = n_envs * self._per_environment
 
     @property
     def weight(self) -> Tensor:
@@ -204,20 +237,6 @@ class SegmentBuffer:
         self.recent.add(self.step, step.hidden, index)
         self.step += 1
 
-    def finish(self, next_values: Tensor, gamma: float, gae_lambda: float, critic_lambda: float) -> None:
-        """Compute advantages and returns.
-
-        Args:
-            next_values: (E,), values of the observations after the last step.
-            gamma: discount factor.
-            gae_lambda: lambda of the advantages.
-            critic_lambda: lambda of the returns, ``G_t = A_t(critic_lambda) + V(s_t)``.
-        """
-        rewards, values, dones = self.rewards.T, self.values.T, self.dones.T
-        steps = rewards, values, next_values, dones, gamma
-        self.advantages.copy_(generalized_advantage_estimate(*steps, gae_lambda).T)
-        self.returns.copy_(generalized_advantage_estimate(*steps, critic_lambda).T + self.values)
-
     def check_finite(self, environments: Sequence[int]) -> None:
         """Raise NumericalError unless all advantages and returns are finite.
 
@@ -247,19 +266,15 @@ class SegmentBuffer:
             generator: generator of the order, with the same state in all processes.
             ranks: the process group; all processes have the same number of environments.
         """
-        number = self.n_envs * self._per_environment
-        for chosen in _shuffled(number * ranks.world_size, segments, generator):
-            own = ranks.local_indices(chosen, number).to(self.hidden.device)
-            yield self.segments(own, advantages) if len(own) else self._of_no_weight(advantages)
+        for chosen in self.shuffled(segments, generator, ranks.world_size):
+            own = ranks.local_indices(chosen, self._n_segments)
+            batch = self.segments(own if len(own) else own.new_zeros(1), advantages)
+            yield batch if len(own) else replace(batch, weight=torch.zeros_like(batch.weight))
 
-    def _of_no_weight(self, advantages: Tensor) -> SegmentBatch:
-        first = self.segments(torch.zeros(1, dtype=torch.long, device=self.hidden.device), advantages)
-        return replace(first, weight=torch.zeros_like(first.weight))
-
-    def shuffled(self, segments: int, generator: torch.Generator) -> Sequence[Tensor]:
+    def shuffled(self, segments: int, generator: torch.Generator, processes: int = 1) -> Sequence[Tensor]:
         """Return the numbers of all segments in random order, in minibatches of ``segments``."""
-        number = self.n_envs * self._per_environment
-        return [chosen.to(self.hidden.device) for chosen in _shuffled(number, segments, generator)]
+        order = torch.randperm(self._n_segments * processes, generator=generator)
+        return order.to(self.hidden.device).split(segments)
 
     def segments(self, chosen: Tensor, advantages: Tensor) -> SegmentBatch:
         """Return the segments with numbers ``chosen`` (B,), counted environment by environment."""
@@ -268,39 +283,31 @@ class SegmentBuffer:
         steps = self.steps_index.position, self.steps_index.episode
         return SegmentBatch(
             obs=map_obs(rows, self.obs),
-            previous=rows(self.previous),
-            actions=rows(self.actions),
-            log_probs=rows(self.log_probs),
-            values=rows(self.values),
             advantages=rows(advantages),
-            returns=rows(self.returns),
-            weight=rows(self.weight),
             index=TokenIndex(*(rows(x).unflatten(0, (-1, self.segment_length)) for x in steps)),
             state=self._state(lambda x: x.before_segments(environment, number, self.segment_length)),
+            **{name: rows(getattr(self, name)) for name in STORED},
         )
 
     def rows(self, x: Tensor, chosen: Tensor) -> Tensor:
         """Return the steps of the chosen segments (B,) of x (E, steps, ...), flattened: (B T, ...)."""
         return x.unflatten(1, (-1, self.segment_length)).flatten(0, 1)[chosen].flatten(0, 1)
 
-    @property
-    def _per_environment(self) -> int:
-        return self.n_steps // self.segment_length
+
+def _windows(x: Tensor, axis: int, length: int, stride: int) -> Tensor:
+    """Return windows of ``length`` along ``axis``, ``stride`` apart, in a new axis before it, as a view."""
+    return x.unfold(axis, length, stride).movedim(-1, axis + 1)
 
 
-def _shuffled(number: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
-    """Return the integers below ``number`` in random order, in batches of ``size``."""
-    return torch.randperm(number, generator=generator).split(size)
+def map_obs(function: Callable[..., Any], obs: Any, *others: Any) -> Any:
+    """Apply a function to observations, or to each entry of Dict observations."""
+    if isinstance(obs, dict):
+        return {key: function(x, *(other[key] for other in others)) for key, x in obs.items()}
+    return function(obs, *others)
 
 
 def _parts(obs: PyTorchObs) -> list[Tensor]:
     return [obs[key] for key in sorted(obs)] if isinstance(obs, dict) else [obs]
-
-
-def _empty_observations(space: spaces.Space, batch: tuple[int, int], device: torch.device) -> PyTorchObs:
-    if isinstance(space, spaces.Dict):
-        return {key: _empty_like(part, batch, device) for key, part in space.spaces.items()}
-    return _empty_like(space, batch, device)
 
 
 def _empty_actions(space: spaces.Space, batch: tuple[int, int], device: torch.device) -> Tensor:
@@ -309,8 +316,3 @@ def _empty_actions(space: spaces.Space, batch: tuple[int, int], device: torch.de
     dtype = torch.long if whole else torch.float32
     shape = (spaces.utils.flatdim(space),) if isinstance(space, spaces.Box) else space.shape
     return torch.zeros(*batch, *shape, dtype=dtype, device=device)  # type: ignore[misc]
-
-
-def _empty_like(space: spaces.Space, batch: tuple[int, int], device: torch.device) -> Tensor:
-    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
-    return torch.zeros(*batch, *(space.shape or ()), dtype=dtype, device=device)

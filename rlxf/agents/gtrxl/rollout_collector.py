@@ -1,6 +1,8 @@
 """Collection of rollouts: the state of the agent between steps, and the steps that fill the buffer."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,18 +11,88 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor
+from torch.nn.functional import pad
 
+from rlxf.agents.gtrxl.losses import generalized_advantage_estimate
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.recurrent_policy import RecurrentPolicyState, mark_filler_rows
-from rlxf.agents.gtrxl.rollout_buffer import RolloutStep, SegmentBuffer
-from rlxf.agents.gtrxl.rollout_memory import RecentSteps, map_obs, memory_receptive_field
-from rlxf.attention import State, TokenIndex
-from rlxf.envs.batches import LOST
+from rlxf.agents.gtrxl.rollout_buffer import RolloutStep, SegmentBuffer, map_obs
+from rlxf.attention import State, TokenIndex, TransformerSpec
+from rlxf.attention.token_index import EMPTY
+from rlxf.envs.spaces import LOST
 from rlxf.envs.step_checks import check_finite
-from rlxf.training.distributed.group import ProcessGroup
+from rlxf.training.process_group import ProcessGroup
+
+
+@dataclass(frozen=True, eq=False)
+class RecentSteps:
+    """Inputs of the last P steps of E environments, from which memory can be recomputed with new weights.
+
+    The hidden states of a rollout depend on the weights that acted in it. With P = `memory_receptive_field`,
+    `recompute_memory` returns the same memory as a forward pass over the whole episode.
+
+    Args:
+        obs: observations (E, P, ...).
+        previous: (E, P, A), the encoded previous actions.
+        index: (E, P), positions and episodes of the steps; only filler rows are empty slots.
+    """
+
+    obs: PyTorchObs
+    previous: Tensor
+    index: TokenIndex
+
+    @classmethod
+    def from_buffer(cls, buffer: SegmentBuffer, steps: slice) -> "RecentSteps":
+        """Return the inputs of some steps of a rollout, as views."""
+        obs = map_obs(lambda x: x[:, steps], buffer.obs)
+        return cls(obs, buffer.previous[:, steps], buffer.steps_index.at(steps))
+
+    def followed_by(self, later: "RecentSteps", max_steps: int) -> "RecentSteps":
+        """Append later steps, and return the last ``max_steps`` steps."""
+        last = slice(-max_steps, None)
+        obs = map_obs(lambda x, y: torch.cat([x, y], dim=1)[:, last], self.obs, later.obs)
+        previous = torch.cat([self.previous, later.previous], dim=1)
+        return RecentSteps(obs, previous[:, last], self.index.concatenate(later.index).at(last))
+
+    @torch.no_grad()
+    def recompute_memory(self, policy: GTrXLPolicy, segment_length: int) -> State:
+        """Recompute the memory with the current weights; that of past episodes may be incomplete.
+
+        Args:
+            policy: the policy with the current weights.
+            segment_length: steps that are read at a time.
+        """
+        state = policy.transformer.initial_state(len(self.previous))
+        for start in range(self._first, self.index.shape[1], segment_length):
+            part = slice(start, start + segment_length)
+            index, previous = self.index.at(part), self.previous[:, part].flatten(0, 1)
+            obs = map_obs(lambda x, part=part: x[:, part].flatten(0, 1), self.obs)
+            tokens = policy.tokens(obs, previous).unflatten(0, tuple(index.shape))
+            state = policy.transformer.next_state(tokens, index, state)
+        return state
+
+    @property
+    def _first(self) -> int:
+        """Number of steps before the first one that belongs to the current episode of any environment."""
+        episode = self.index.episode
+        last = pad(episode, (1, 0), value=EMPTY).amax(dim=1, keepdim=True)
+        current = ((episode == last) & (episode != EMPTY)).any(dim=0)
+        return int((current.cumsum(dim=0) == 0).sum())
+
+
+def memory_receptive_field(core: TransformerSpec) -> int:
+    """Return ``L M``, the receptive field of the memory: each of L passes attends M steps back.
+
+    A memory with a longer reach in one pass adds these steps.
+    """
+    assert core.memory is not None
+    return (core.layers - 1) * core.memory.length + core.memory.capacity
+
 
 ActionSampler = Callable[[PyTorchObs, TokenIndex, Distribution], Tensor]
 """Samples the actions of a step from observations, index (E, 1) and the agent's action distribution."""
+POLICY_STATE = ("position", "episode", "action")
+"""Tensors of `RecurrentPolicyState` that are stored between two rollouts; the cache is computed again."""
 
 
 class RolloutCollector:
@@ -40,7 +112,7 @@ class RolloutCollector:
     obs: Any
     """Observations (E, ...) before the next step, as the environments returned them."""
     episode_start: Tensor
-    """True where the next step is the first of its episode, or follows a filler row, (E,) bool."""
+    """(E,) bool: True where the last step ended an episode, was a filler row or crashed, or after `reset`."""
     filler: Tensor
     """True where the next step is a filler row, (E,) bool."""
     state: RecurrentPolicyState
@@ -55,7 +127,7 @@ class RolloutCollector:
     def reset(self, obs: Any) -> None:
         """Clear the memory after a reset of the environments, which returned ``obs``."""
         self.buffer.clear_memory()
-        self._past = self.buffer.inputs(slice(0))
+        self._past = RecentSteps.from_buffer(self.buffer, slice(0))
         self.state = self.policy.initial_state(self.buffer.n_envs)
         self.filler = torch.zeros(self.buffer.n_envs, dtype=torch.bool, device=self.device)
         self.episode_start = torch.ones_like(self.filler)
@@ -63,24 +135,19 @@ class RolloutCollector:
 
     def start_rollout(self) -> None:
         """Start a rollout, and project its memory with the current weights."""
-        self.state.cache = self.policy.build_cache(self._start_memory())
-
-    def _start_memory(self) -> State:
-        """Start a rollout in the buffer, and return its memory, recomputed if ``recompute_memory``."""
-        if not self.recompute_memory:
-            return self.buffer.start_rollout()
         self._past = self.recent_steps
-        self.buffer.start_rollout()
-        memory = self._past.recompute_memory(self.policy, self.buffer.segment_length)
-        self.buffer.replace_memory(memory)
-        return memory
+        memory = self.buffer.start_rollout()
+        if self.recompute_memory:
+            memory = self._past.recompute_memory(self.policy, self.buffer.segment_length)
+            self.buffer.replace_memory(memory)
+        self.state.cache = self.policy.build_cache(memory)
 
     @property
     def recent_steps(self) -> RecentSteps:
         """Inputs of the last steps, including the current rollout; empty without ``recompute_memory``."""
         if not self.recompute_memory:
             return self._past
-        rollout = self.buffer.inputs(slice(self.buffer.step))
+        rollout = RecentSteps.from_buffer(self.buffer, slice(self.buffer.step))
         return self._past.followed_by(rollout, memory_receptive_field(self.policy.core))
 
     def act(self, sample: ActionSampler) -> RolloutStep:
@@ -95,7 +162,7 @@ class RolloutCollector:
             actions = sample(obs, index, distribution)
             log_probs = distribution.log_prob(actions)
             actions, values, log_probs = map(self.ranks.local_rows, (actions, values, log_probs))
-            self.state.observe_action(self.policy.encode_actions(actions), index)
+            self.state.store_encoded_action(self.policy.encode_actions(actions), index)
         return RolloutStep(obs, previous, index, hidden, actions, values, log_probs)
 
     def store(
@@ -119,7 +186,11 @@ class RolloutCollector:
             gamma: discount factor of the value after a truncation.
             env_steps: steps that each environment has taken, for error messages.
         """
-        bootstrapped = self._bootstrap(rewards, dones, infos, gamma, env_steps)
+        bootstrapped = torch.as_tensor(rewards, dtype=torch.float32, device=self.device)
+        truncated = self._marked(infos, dones, "TimeLimit.truncated").nonzero()[:, 0]
+        if len(truncated):
+            values = self._truncated_values(truncated, infos, env_steps)
+            bootstrapped = bootstrapped.index_add(0, truncated, gamma * values)
         ends = torch.as_tensor(dones, dtype=torch.bool, device=self.device) | self.filler
         lost, index = np.array([LOST in info for info in infos]), step.index
         if lost.any():
@@ -148,24 +219,12 @@ class RolloutCollector:
         index = mark_filler_rows(step.index, crashed)
         return torch.where(crashed, step.values, rewards), ends | crashed, index
 
-    def _bootstrap(
-        self,
-        rewards: np.ndarray,
-        dones: np.ndarray,
-        infos: list[dict[str, Any]],
-        gamma: float,
-        env_steps: int,
-    ) -> Tensor:
-        """Return the rewards (E,), plus gamma V(last observation) for truncated episodes."""
-        bootstrapped = torch.as_tensor(rewards, dtype=torch.float32, device=self.device)
-        truncated = self._marked(infos, dones, "TimeLimit.truncated").nonzero()[:, 0]
-        if not len(truncated):
-            return bootstrapped
+    def _truncated_values(self, truncated: Tensor, infos: list[dict[str, Any]], env_steps: int) -> Tensor:
+        """Return V(last observation) of the environments with the numbers ``truncated`` (N,), (N,)."""
         rows = truncated.tolist()
-        last = _stacked([infos[row]["terminal_observation"] for row in rows])
+        last = map_obs(lambda *obs: np.stack(obs), *(infos[row]["terminal_observation"] for row in rows))
         check_finite("last observation", last, env_steps, [self.env_numbers[row] for row in rows])
-        next_values = self._next_values(self.state.rows(truncated), last)
-        return bootstrapped.index_add(0, truncated, gamma * next_values)
+        return self._next_values(self.state.rows(truncated), last)
 
     @property
     def env_numbers(self) -> range:
@@ -173,9 +232,17 @@ class RolloutCollector:
         return self.ranks.row_indices(self.buffer.n_envs)
 
     def finish_rollout(self, gamma: float, gae_lambda: float, critic_lambda: float) -> None:
-        """Compute advantages and returns; see `SegmentBuffer.finish`."""
-        next_values = self._next_values(self.state.copy(), self.obs)
-        self.buffer.finish(next_values, gamma, gae_lambda, critic_lambda)
+        """Compute the advantages and returns of the rollout.
+
+        Args:
+            gamma: discount factor.
+            gae_lambda: lambda of the advantages.
+            critic_lambda: lambda of the returns, ``G_t = A_t(critic_lambda) + V(s_t)``.
+        """
+        buffer, next_values = self.buffer, self._next_values(self.state.copy(), self.obs)
+        steps = buffer.rewards.T, buffer.values.T, next_values, buffer.dones.T, gamma
+        buffer.advantages.copy_(generalized_advantage_estimate(*steps, gae_lambda).T)
+        buffer.returns.copy_(generalized_advantage_estimate(*steps, critic_lambda).T + buffer.values)
 
     def _next_values(self, state: RecurrentPolicyState, obs: Any) -> Tensor:
         """Return V(obs), (E,), for obs as the next step of ``state``, which is modified."""
@@ -185,25 +252,22 @@ class RolloutCollector:
 
     def _marked(self, infos: list[dict[str, Any]], rows: np.ndarray, key: str) -> Tensor:
         """Return which environments of ``rows`` (E,) bool have a true ``key`` in their info, (E,) bool."""
-        marked = np.zeros(len(infos), dtype=np.bool_)
-        for row in np.flatnonzero(rows):
-            marked[row] = infos[row].get(key, False)
-        return torch.as_tensor(marked, device=self.device)
+        marked = [bool(row and info.get(key)) for row, info in zip(rows, infos, strict=True)]
+        return torch.tensor(marked, device=self.device)
 
     def _as_tensor(self, obs: Any) -> PyTorchObs:
-        """Return observations on the device in the buffer's memory layout, on which rounding depends."""
-        return map_obs(_contiguous, obs_as_tensor(obs, self.device))
+        """Return observations on the device in the buffer's memory layout, on which rounding depends.
+
+        They are copied to row-major order: ``contiguous()`` keeps the strides of one-channel images.
+        """
+        copy = partial(torch.clone, memory_format=torch.contiguous_format)
+        return map_obs(copy, obs_as_tensor(obs, self.device))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state between two rollouts by name; each tensor has an axis of environments."""
         past = self.recent_steps
-        state = {
-            "position": self.state.position,
-            "episode": self.state.episode,
-            "action": self.state.action,
-            "filler": self.filler,
-            "episode_start": self.episode_start,
-        }
+        state = {name: getattr(self.state, name) for name in POLICY_STATE}
+        state |= {"filler": self.filler, "episode_start": self.episode_start}
         state |= _memory_tensors("memory", self.buffer.memory)
         state |= {"past.previous": past.previous} | _index_tensors("past", past.index)
         return state | _obs_tensors("past.obs", past.obs) | _obs_tensors("obs", self.obs)
@@ -216,9 +280,9 @@ class RolloutCollector:
         """
         self.reset(_obs("obs", {name: tensor.numpy() for name, tensor in state.items()}))
         on_device = {name: tensor.to(self.device) for name, tensor in state.items()}
-        self.state.position, self.state.episode = on_device["position"], on_device["episode"]
-        self.state.action, self.filler = on_device["action"], on_device["filler"]
-        self.episode_start = on_device["episode_start"]
+        for name in POLICY_STATE:
+            setattr(self.state, name, on_device[name])
+        self.filler, self.episode_start = on_device["filler"], on_device["episode_start"]
         self.buffer.replace_memory(_memory("memory", on_device))
         past = _obs("past.obs", on_device), on_device["past.previous"], _index("past", on_device)
         self._past = RecentSteps(*past)
@@ -255,17 +319,3 @@ def _obs(name: str, values: Mapping[str, Any]) -> Any:
         return values[name]
     start = f"{name}["
     return {key[len(start) : -1]: value for key, value in values.items() if key.startswith(start)}
-
-
-def _stacked(
-    observations: list[np.ndarray] | list[dict[str, np.ndarray]],
-) -> np.ndarray | dict[str, np.ndarray]:
-    """Stack N single observations to a batch."""
-    if isinstance(observations[0], dict):
-        return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
-    return np.stack(observations)
-
-
-def _contiguous(x: Tensor) -> Tensor:
-    """Copy x to row-major order; ``x.contiguous()`` does not change the strides of one-channel images."""
-    return x.clone(memory_format=torch.contiguous_format)

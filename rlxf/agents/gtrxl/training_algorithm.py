@@ -1,23 +1,26 @@
-"""Training algorithms of a rollout: the interface, PPO, and the minibatch updates."""
+"""Training algorithms of a rollout: the interface, the minibatch updates, PPO, and online distillation."""
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
+from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.common.numerics import clip_grad_norm_checked
-from rlxf.agents.gtrxl.losses import PPOLoss
+from rlxf.agents.common.retrieval import check_teacher_without_datastore
+from rlxf.agents.gtrxl.heads import divergence
+from rlxf.agents.gtrxl.losses import Losses, PPOLoss, segment_outputs, total_loss
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch, SegmentBuffer
 from rlxf.attention import TokenIndex
 from rlxf.training.distributed import process_group
-from rlxf.training.distributed.group import ProcessGroup
+from rlxf.training.process_group import ProcessGroup
 
 
 @dataclass
@@ -27,14 +30,14 @@ class PolicyUpdate:
     Args:
         policy: the policy to train.
         objective: returns "loss" and its terms for a minibatch.
-        max_grad_norm: largest norm of the gradient.
+        max_grad_norm: maximum gradient norm; larger gradients are clipped.
         target_kl: stop if the KL divergence of a minibatch exceeds 1.5 times this; None for never.
         coefficients: coefficients of the objective, to be reported with the metrics.
         ranks: the process group; each process has a part of a minibatch, and all stop together.
     """
 
     policy: GTrXLPolicy
-    objective: Callable[[GTrXLPolicy, Any], dict[str, Tensor]]
+    objective: Callable[[GTrXLPolicy, Any], Losses]
     max_grad_norm: float
     target_kl: float | None
     coefficients: Mapping[str, float] = field(default_factory=dict)
@@ -61,7 +64,7 @@ class PolicyUpdate:
         means = {name: torch.stack(values).mean().item() for name, values in self._metrics.items()}
         return means | dict(self.coefficients)
 
-    def _step(self, parts: dict[str, Tensor]) -> None:
+    def _step(self, parts: Losses) -> None:
         self.policy.optimizer.zero_grad()
         parts["loss"].backward()
         self.ranks.all_reduce_gradients(self.policy.parameters())
@@ -70,18 +73,24 @@ class PolicyUpdate:
         self.policy.optimizer.step()
         self.policy.transformer.after_update()
 
-    def _record(self, parts: dict[str, Tensor]) -> None:
+    def _record(self, parts: Losses) -> None:
         for name, value in parts.items():
             self._metrics[name].append(value.detach())
 
 
 class TrainingAlgorithm(ABC):
-    """Training algorithm: chooses the actions of a rollout, and provides the update after it."""
+    """Training algorithm: chooses the actions of a rollout, and provides the update after it.
 
-    @property
-    @abstractmethod
-    def resumable(self) -> bool:
-        """True if the algorithm has no state between two rollouts, so that a training run can be resumed."""
+    Args:
+        policy: the policy to train.
+        order: generator of the order of minibatches.
+    """
+
+    resumable: ClassVar[bool]
+    """True if the algorithm has no state between two rollouts, so that a training run can be resumed."""
+
+    def __init__(self, policy: GTrXLPolicy, order: torch.Generator):
+        self.policy, self.order = policy, order
 
     @abstractmethod
     def start_rollout(self) -> None:
@@ -98,22 +107,17 @@ class TrainingAlgorithm(ABC):
         """
 
     @abstractmethod
-    def start_update(
-        self, policy: GTrXLPolicy, loss: PPOLoss, max_grad_norm: float, target_kl: float | None
-    ) -> PolicyUpdate:
-        """Return the update of a policy after a rollout.
+    def start_update(self, loss: PPOLoss, max_grad_norm: float, target_kl: float | None) -> PolicyUpdate:
+        """Return the update of the policy after a rollout.
 
         Args:
-            policy: the policy to train.
             loss: PPO's loss with the current coefficients.
-            max_grad_norm: largest norm of the gradient.
+            max_grad_norm: maximum gradient norm; larger gradients are clipped.
             target_kl: bound on the KL divergence, see `PolicyUpdate`.
         """
 
     @abstractmethod
-    def minibatches(
-        self, buffer: SegmentBuffer, segments: int, advantages: Tensor, order: torch.Generator
-    ) -> Iterable[Any]:
+    def minibatches(self, buffer: SegmentBuffer, segments: int, advantages: Tensor) -> Iterable[Any]:
         """Yield all segments of the rollout once in random order; arguments as in `SegmentBuffer`."""
 
 
@@ -129,15 +133,148 @@ class PPOTraining(TrainingAlgorithm):
         """Sample from the distribution of the policy."""
         return own.get_actions()
 
-    def start_update(
-        self, policy: GTrXLPolicy, loss: PPOLoss, max_grad_norm: float, target_kl: float | None
-    ) -> PolicyUpdate:
+    def start_update(self, loss: PPOLoss, max_grad_norm: float, target_kl: float | None) -> PolicyUpdate:
         """Return an update with PPO's loss."""
         coefficients = {"clip_range": loss.clip_range, "ent_coef": loss.ent_coef}
-        return PolicyUpdate(policy, loss, max_grad_norm, target_kl, coefficients)
+        return PolicyUpdate(self.policy, loss, max_grad_norm, target_kl, coefficients)
 
-    def minibatches(
-        self, buffer: SegmentBuffer, segments: int, advantages: Tensor, order: torch.Generator
-    ) -> Iterable[SegmentBatch]:
+    def minibatches(self, buffer: SegmentBuffer, segments: int, advantages: Tensor) -> Iterable[SegmentBatch]:
         """Yield the minibatches of the buffer."""
-        return buffer.minibatches(segments, advantages, order, process_group())
+        return buffer.minibatches(segments, advantages, self.order, process_group())
+
+
+Actor = Literal["student", "teacher"]
+
+
+@dataclass(frozen=True, eq=False)
+class DistillationBatch(SegmentBatch):
+    """Minibatch of a distillation update: segments of the student, and outputs of the teacher.
+
+    Args:
+        target: (N, C'), outputs of the teacher at the steps of the segments.
+    """
+
+    target: Tensor
+
+
+@dataclass(frozen=True)
+class DistillationLoss:
+    """Loss of `Distillation` plus PPO's value loss, which uses returns.
+
+    Both apply to the output of the last pass. Auxiliary losses of the transformer are added, e.g. those for
+    early exits.
+
+    Args:
+        distillation: the distillation loss.
+        teacher: policy whose heads turn the target outputs into distributions.
+        hidden: distance of hidden states.
+        vf_coef: weight of the value loss, already divided by the variance of returns.
+    """
+
+    distillation: Distillation
+    teacher: GTrXLPolicy
+    hidden: HiddenStateDistance
+    vf_coef: float
+
+    def __call__(self, policy: GTrXLPolicy, batch: DistillationBatch) -> Losses:
+        """Return means over the steps of weight 1 in a minibatch: "loss" and its terms."""
+        latent, added = segment_outputs(policy, batch, self.vf_coef)
+        student, values = policy.heads(latent)
+        with torch.no_grad():
+            teacher, _ = self.teacher.heads(batch.target)
+        kl = masked_mean(divergence(student, teacher, self.distillation.temperature), batch.weight)
+        hidden = masked_mean(self.hidden.distance(latent, batch.target), batch.weight)
+        value_loss = masked_mean((batch.returns - values).square(), batch.weight)
+        loss = kl + self.distillation.hidden_coef * hidden + self.vf_coef * value_loss
+        parts = {"distillation_loss": kl, "hidden_loss": hidden, "value_loss": value_loss}
+        return total_loss(policy, loss, parts, added)
+
+
+class DistillationUpdate(PolicyUpdate):
+    """Update of the student together with the projection of hidden states."""
+
+    objective: DistillationLoss
+
+    def _step(self, parts: Losses) -> None:
+        self.objective.hidden.optimizer.zero_grad()
+        super()._step(parts)
+        self.objective.hidden.optimizer.step()
+
+
+class DistillationTraining(TrainingAlgorithm):
+    """Training by distillation: a teacher processes the same steps with its own memory.
+
+    The environments must be reset before the first rollout, because the teacher has no memory of earlier
+    steps.
+
+    Args:
+        student: policy to train.
+        teacher: policy that provides the targets; it is not changed.
+        n_envs: number of environments.
+        distillation: the distillation loss.
+        actor: policy whose actions are taken, "student" or "teacher".
+        generator: initializes the projection of hidden states, and orders the minibatches.
+
+    Raises:
+        ValueError: if spaces, device or memory of the teacher do not fit the student, or actor is unknown.
+    """
+
+    resumable = False
+
+    def __init__(
+        self,
+        student: GTrXLPolicy,
+        teacher: GTrXLPolicy,
+        n_envs: int,
+        distillation: Distillation,
+        actor: Actor,
+        generator: torch.Generator,
+    ):
+        super().__init__(student, generator)
+        _check_teacher(student, teacher)
+        if actor not in get_args(Actor):
+            raise ValueError(f"actor must be one of {', '.join(get_args(Actor))}, got {actor!r}")
+        self.teacher, self.distillation, self.actor = teacher, distillation, actor
+        self.teacher.set_training_mode(False)
+        widths = student.core.width, teacher.core.width
+        self.hidden = HiddenStateDistance(*widths, generator, student.device)
+        self._state = self.teacher.initial_state(n_envs)
+        self._outputs: list[Tensor] = []
+
+    def start_rollout(self) -> None:
+        """Clear the stored teacher outputs, also those of a rollout without an update."""
+        self._outputs.clear()
+
+    def choose(self, obs: PyTorchObs, index: TokenIndex, own: Distribution) -> Tensor:
+        """Choose actions by `Actor`, and store the teacher's output."""
+        self._state.action = self._state.action.masked_fill(index.position == 0, 0.0)
+        output, _ = self.teacher.act(obs, self._state, index)
+        self._outputs.append(output)
+        distribution, _ = self.teacher.heads(output)
+        actions = {"student": own, "teacher": distribution}[self.actor].get_actions()
+        self._state.store_encoded_action(self.teacher.encode_actions(actions), index)
+        return actions
+
+    def start_update(self, loss: PPOLoss, max_grad_norm: float, target_kl: float | None) -> PolicyUpdate:
+        """Return an update with `DistillationLoss`, which no bound on the KL divergence stops."""
+        objective = DistillationLoss(self.distillation, self.teacher, self.hidden, loss.vf_coef)
+        return DistillationUpdate(self.policy, objective, max_grad_norm, target_kl=None)
+
+    def minibatches(self, buffer: SegmentBuffer, segments: int, advantages: Tensor) -> Iterable[Any]:
+        """Yield the minibatches of the buffer with the teacher's outputs at their steps."""
+        outputs = torch.stack(self._outputs, dim=1)
+        for chosen in buffer.shuffled(segments, self.order):
+            batch = buffer.segments(chosen, advantages)
+            yield DistillationBatch(**vars(batch), target=buffer.rows(outputs, chosen))
+
+
+def _check_teacher(student: GTrXLPolicy, teacher: GTrXLPolicy) -> None:
+    if teacher is student:
+        raise ValueError("teacher and student are the same agent: pass another agent as the teacher")
+    check_teacher_without_datastore(None if teacher.retrieval is None else teacher.retrieval.datastore)
+    for name in ("observation_space", "action_space", "persist_memory_across_episodes", "device"):
+        expected, actual = getattr(student, name), getattr(teacher, name)
+        if expected != actual:
+            raise ValueError(
+                f"the teacher's {name} is {actual}, the student's is {expected}: they must be equal"
+            )

@@ -13,33 +13,33 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.checkpoint import check_unfinished, newest_checkpoint_file
-from rlxf.agents.common.datastore import check_no_datastore
-from rlxf.agents.common.distributed import sync_normalization_statistics, sync_processes
 from rlxf.agents.common.numerics import (
-    check_initial_observations,
+    check_observations,
     check_step_results,
     normalizes_observations,
     restore_stats_on_error,
 )
+from rlxf.agents.common.retrieval import check_no_datastore
+from rlxf.agents.common.weights import sync_normalization_statistics, sync_processes
 from rlxf.agents.gtrxl import resume
 from rlxf.agents.gtrxl.agent import GTrXLAgent
 from rlxf.agents.gtrxl.config import check_has_env, check_schedules, hyperparameters
 from rlxf.agents.gtrxl.core import check_filler_rows
-from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
+from rlxf.agents.gtrxl.diagnostics import NUMBERS, EpisodeStatistics, TrainingDiagnostics
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
 from rlxf.agents.gtrxl.training_algorithm import TrainingAlgorithm
 from rlxf.envs.sb3_vec_env import watch_processes
-from rlxf.envs.workers import restart_counts
+from rlxf.envs.worker_vec_env import restart_counts
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
-from rlxf.training.state_checks import RNG_GROUP
+from rlxf.training.states import RNG_GROUP
 
 
 class TrainingLoop(GTrXLAgent):
-    """Agent with SB3's ``learn``; the update after each rollout is that of the subclass."""
+    """Agent with a ``learn`` like SB3's; the subclass implements ``train``, the update after each rollout."""
 
     segment_length: int
     critic_lambda: float | None
@@ -47,7 +47,7 @@ class TrainingLoop(GTrXLAgent):
     order: torch.Generator
     """Generator of the order of minibatches."""
     iterations: int
-    """Number of rollouts of the training."""
+    """Number of completed rollouts."""
     _algorithm: TrainingAlgorithm
     _episodes: EpisodeStatistics
     _diagnostics: TrainingDiagnostics
@@ -56,16 +56,7 @@ class TrainingLoop(GTrXLAgent):
     @cached_property
     def rollout_buffer(self) -> SegmentBuffer:  # type: ignore[override]
         """Rollout buffer, created on first access, since an agent that only acts needs none."""
-        return SegmentBuffer(
-            self.observation_space,
-            self.action_space,
-            self.core,
-            self.policy.encoded_action_width,
-            self.n_envs,
-            self.n_steps,
-            self.segment_length,
-            self.device,
-        )
+        return SegmentBuffer(self.policy, self.n_envs, self.n_steps, self.segment_length)
 
     @cached_property
     def collector(self) -> RolloutCollector:
@@ -101,7 +92,7 @@ class TrainingLoop(GTrXLAgent):
         step = self.collector.act(self._algorithm.choose)
         new_obs, rewards, dones, infos = env.step(self.policy.to_environment(step.actions))
         self.num_timesteps += self.n_envs_total
-        check_step_results(env, new_obs, rewards, self._env_steps, self.collector.env_numbers, dones=dones)
+        check_step_results(env, new_obs, rewards, dones, self._env_steps, self.collector.env_numbers)
         callback.update_locals(locals() | vars(step) | {"rollout_buffer": self.rollout_buffer})
         keep_training = callback.on_step()  # a stopped step is stored too, since `learn` may be called again
         self._update_info_buffer(infos, dones)
@@ -136,9 +127,8 @@ class TrainingLoop(GTrXLAgent):
         with restore_stats_on_error(self.env):
             result = super()._setup_learn(*args, **kwargs)
             assert self._last_obs is not None
-            check_initial_observations(
-                self.env, self._last_obs, self._env_steps, self.ranks.row_indices(self.n_envs)
-            )
+            rows = self.ranks.row_indices(self.n_envs)
+            check_observations("first observation", self.env, self._last_obs, self._env_steps, rows)
         if writes_tensorboard(self.logger):
             names = type(self).__name__, type(self.policy).__name__
             write_hyperparameters(self.logger, hyperparameters(self.constructor_settings(), *names, self.env))
@@ -175,9 +165,9 @@ class TrainingLoop(GTrXLAgent):
 
         Raises:
             ValueError: before the first step, if the agent was loaded without an environment, a schedule is
-                lost (`UnknownSchedule`) or becomes negative, the agent has a datastore, filler rows
-                would break the blocks of its memory, or its settings differ from those of the file to resume
-                from.
+                lost (`UnknownSchedule`) or becomes negative, the agent has a datastore, a block of
+                its `Compressive` memory would contain a filler row and never be compressed, or its settings
+                differ from those of the file to resume from.
             FileNotFoundError: if the file does not exist.
             CheckpointError: if the file is truncated, altered or of another type, or was not written by
                 `CheckpointWriter`.
@@ -237,8 +227,13 @@ class TrainingLoop(GTrXLAgent):
         assert self.env is not None
         state = self.collector.state_dict()
         environment, groups = resume.gather_environments(self.env, self.ranks, state)
-        episodes, successes = self.ep_info_buffer or (), self.ep_success_buffer or ()
-        run = resume.run_document(self.iterations, episodes, successes, self.logger, environment)
+        run = {
+            "iterations": self.iterations,
+            "episodes": [{name: float(each[name]) for name in NUMBERS} for each in self.ep_info_buffer or ()],
+            "successes": [float(each) for each in self.ep_success_buffer or ()],
+            "log": resume.pending_values(self.logger),
+            resume.ENVIRONMENT: environment,
+        }
         groups = {RNG_GROUP: resume.generator_states(self.order)} | groups
         groups[resume.GRADIENTS] = resume.gradients(self.policy, self.logger)
         own, groups = super().snapshot(), {name: group for name, group in groups.items() if group}
@@ -310,5 +305,5 @@ class TrainingLoop(GTrXLAgent):
         )
         self._last_obs = None
         if self.seed is not None:
-            first = self.ranks.row_slice(self.n_envs).start
-            self.env.seed(resume.new_episode_seed(self.seed, self.num_timesteps) + first)
+            (unused,) = np.random.SeedSequence([self.seed, self.num_timesteps]).generate_state(1).tolist()
+            self.env.seed(unused + self.ranks.row_slice(self.n_envs).start)

@@ -13,15 +13,12 @@ from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import configure_logger, update_learning_rate
 
-from rlxf.agents.common.arguments import check_device, load_settings, reject_unknown_arguments
-from rlxf.agents.common.checkpoint import CheckpointMixin
-from rlxf.agents.common.distributed import sync_processes
+from rlxf.agents.common import arguments
+from rlxf.agents.common.checkpoint import CheckpointMixin, read_agent_archive
 from rlxf.agents.common.numerics import numerical_error_context
-from rlxf.agents.common.sb3_arguments import SB3_LEARN_ARGUMENTS
-from rlxf.agents.common.weight_transfer import core_error_context
+from rlxf.agents.common.weights import core_error_context, sync_processes
 from rlxf.agents.offline import checkpoint
-from rlxf.agents.offline.config import OfflineConfig, check_no_policy, check_sizes, hyperparameters
-from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.agents.offline.config import DatasetInfo, OfflineConfig, check_no_policy, check_sizes
 from rlxf.agents.offline.optimizer_step import OfflineUpdate, ProgressBar, make_optimizer, warmup_factor
 from rlxf.agents.offline.trajectory_model import TrajectoryModel
 from rlxf.attention import TransformerSpec
@@ -31,7 +28,7 @@ from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.distributed import process_group
 from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
-from rlxf.training.state_checks import check_buildable
+from rlxf.training.states import check_buildable
 
 
 class OfflineAlgorithm(CheckpointMixin):
@@ -71,7 +68,7 @@ class OfflineAlgorithm(CheckpointMixin):
         device: torch.device | str,
         _init_setup_model: bool,
     ):
-        check_device(device)
+        arguments.check_device(device)
         check_no_policy(dataset)
         config.check()
         self.ranks = process_group()
@@ -129,7 +126,7 @@ class OfflineAlgorithm(CheckpointMixin):
         steps = self.policy.eval().steps(self.windows(data).starting_at([0]).to(self.device))
         self.policy.outputs(replace(steps, mask=torch.ones_like(steps.mask)))
 
-    @reject_unknown_arguments(SB3_LEARN_ARGUMENTS)
+    @arguments.reject_unknown_arguments(arguments.SB3_LEARN_ARGUMENTS)
     def learn(
         self,
         steps: int,
@@ -190,10 +187,8 @@ class OfflineAlgorithm(CheckpointMixin):
             run = checkpoint.read_resumable_run(resume_from, self._description(), steps)
             self._restore(run)
             steps, reset_num_timesteps = steps - self.num_timesteps, False
-        done = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates}
-        sync_processes(
-            self.ranks, self.core, self.policy, self.generator, self.set_logger, **done, steps=steps
-        )
+        counts = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates, "steps": steps}
+        sync_processes(self.ranks, self.core, self.policy, self.generator, self.set_logger, **counts)
         total_timesteps, callback = self._setup_learn(
             steps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
@@ -269,7 +264,7 @@ class OfflineAlgorithm(CheckpointMixin):
                 self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps
             )
         if writes_tensorboard(self.logger):
-            values = hyperparameters(type(self).__name__, self.config, self.dataset_info)
+            values = self.config.hyperparameters(type(self).__name__, self.dataset_info)
             write_hyperparameters(self.logger, values)
         return self._total_timesteps, self._init_callback(callback, progress_bar)
 
@@ -329,9 +324,9 @@ class OfflineAlgorithm(CheckpointMixin):
         **settings: Any,
     ) -> Self:
         """Load an agent that `save` wrote; arguments and errors as in `rlxf.DecisionTransformer.load`."""
-        check_device(device)
-        settings = load_settings(settings)
-        archive = checkpoint.read(path, cls.NAME, sha256)
+        arguments.check_device(device)
+        settings = arguments.load_settings(settings)
+        archive = read_agent_archive(path, cls.NAME, checkpoint.GROUPS, sha256)
         own = checkpoint.read_config(archive, cls.config_class)
         stored = vars(own) | settings
         subclass: Any = cls  # the constructor of each subclass accepts the arguments in its files

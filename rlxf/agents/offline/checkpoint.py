@@ -18,39 +18,28 @@ from rlxf.agents.common.checkpoint import (
     stored_settings,
     window_memory,
 )
-from rlxf.agents.offline.config import OfflineConfig
-from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.agents.offline.trajectory_model import memory_steps
-from rlxf.training import Archive, ResumeError
+from rlxf.training import Archive, ResumeError, states
 from rlxf.training.compat import VERSION, checkpoint_errors
-from rlxf.training.state_checks import (
-    RNG_GROUP,
-    check_layers,
-    check_weights_fit,
-    get_rng_states,
-    optimizer_state,
-    optimizer_tensors,
-    set_rng_states,
-    weights_mismatch,
-)
 
 Config = TypeVar("Config", bound=OfflineConfig)
-GROUPS = {"policy", "optimizer", "random"}
-METRICS = "notes"
+WINDOW_GENERATOR = "window_generator"
+"""Name of the group of the generator that draws windows, with one tensor, "state"."""
+GROUPS = {"policy", "optimizer", WINDOW_GENERATOR}
+METRICS = "metrics"
 """Name of the group of tensors with the metrics since the last log output."""
 
 
-def describe(
-    name: str, config: OfflineConfig, info: DatasetInfo, progress: Mapping[str, Any]
-) -> dict[str, Any]:
+def describe(name: str, config: OfflineConfig, info: DatasetInfo, progress: dict[str, Any]) -> dict[str, Any]:
     """Return name, settings, dataset information and progress of an agent as JSON data."""
     return {
         "name": name,
         "rlxf": VERSION,
         "settings": config.to_json(),
-        "facts": info.to_json(),
-        "progress": dict(progress),
+        "dataset_info": info.to_json(),
+        "progress": progress,
     }
 
 
@@ -63,18 +52,13 @@ def build_archive(description: Any, update: OfflineUpdate, generator: torch.Gene
         generator: generator of batches.
     """
     tensors = {
-        RNG_GROUP: get_rng_states(),
+        states.RNG_GROUP: states.get_rng_states(),
         "policy": update.model.state_dict(),
-        "optimizer": optimizer_tensors(update.optimizer),
-        "random": {"order": generator.get_state()},
+        "optimizer": states.optimizer_tensors(update.optimizer),
+        WINDOW_GENERATOR: {"state": generator.get_state()},
     }
     metrics = update.metrics()
     return Archive({"agent": description}, tensors | ({METRICS: metrics} if metrics else {}))
-
-
-def read(path: str | os.PathLike[str], name: str, sha256: str | None = None) -> Archive:
-    """Read and check the checkpoint of an agent of this name; errors as in `read_agent_archive`."""
-    return read_agent_archive(path, name, GROUPS, sha256)
 
 
 @checkpoint_errors()
@@ -85,14 +69,14 @@ def read_config(archive: Archive, config: type[Config]) -> Config:
         CheckpointError: if the configuration lacks an argument of the file, or a value is invalid.
     """
     stored = config.from_json(stored_settings(archive, config.rules()))
-    check_layers(stored.core.kinds, archive.tensors["policy"])
+    states.check_layers(stored.core.kinds, archive.tensors["policy"])
     return stored
 
 
 @checkpoint_errors()
 def read_dataset_info(archive: Archive) -> DatasetInfo:
     """Return the dataset information in a checkpoint."""
-    return DatasetInfo.from_json(archive.documents["agent"]["facts"], archive.tensor_bytes)
+    return DatasetInfo.from_json(archive.documents["agent"]["dataset_info"], archive.tensor_bytes)
 
 
 def inference_memory(archive: Archive, settings: Mapping[str, Any]) -> dict[str, int]:
@@ -117,20 +101,23 @@ def restore(update: OfflineUpdate, generator: torch.Generator, archive: Archive)
     Raises:
         CheckpointError: if a tensor does not fit the model.
     """
-    check_weights_fit(update.model, archive.tensors["policy"], "policy")
+    states.check_weights_fit(update.model, archive.tensors["policy"], "policy")
     updates = archive.documents["agent"]["progress"]["_n_updates"]
     update.model.load_state_dict(archive.tensors["policy"])
-    update.optimizer.load_state_dict(optimizer_state(update.optimizer, archive.tensors["optimizer"], updates))
+    optimizer = states.optimizer_state(update.optimizer, archive.tensors["optimizer"], updates)
+    update.optimizer.load_state_dict(optimizer)
     try:
-        generator.set_state(archive.tensors["random"]["order"])
+        generator.set_state(archive.tensors[WINDOW_GENERATOR]["state"])
     except RuntimeError as error:
-        raise weights_mismatch(f"in random, 'order' is not a generator state ({error})") from error
+        raise states.weights_mismatch(
+            f"in {WINDOW_GENERATOR}, 'state' is not a generator state ({error})"
+        ) from error
 
 
 def restore_training_state(update: OfflineUpdate, archive: Archive) -> None:
     """Restore the pending metrics and the random generators; call it last, just before training continues."""
     update.load_metrics(archive.tensors.get(METRICS, {}))
-    set_rng_states(archive.tensors[RNG_GROUP])
+    states.set_rng_states(archive.tensors[states.RNG_GROUP])
 
 
 def read_resumable_run(path: str | os.PathLike[str], description: Any, steps: int) -> Archive:
@@ -144,7 +131,8 @@ def read_resumable_run(path: str | os.PathLike[str], description: Any, steps: in
     Raises:
         FileNotFoundError: if there is no file.
         CheckpointError: if it is damaged, of another format, or holds no generator states.
-        ValueError: if its settings or data differ from the agent's, or the run has reached ``steps`` already.
+        ResumeError: if its settings or data differ from the agent's, the run has reached ``steps`` already,
+            or it was written by `learn_online`.
     """
     archive, file = read_matching_run(path, description), newest_checkpoint_file(path)
     if "online" in archive.documents:
@@ -158,8 +146,8 @@ def read_resumable_run(path: str | os.PathLike[str], description: Any, steps: in
 def read_matching_run(path: str | os.PathLike[str], description: Any) -> Archive:
     """Read the checkpoint of a run with the settings and data of an agent, also if it is finished."""
     file = newest_checkpoint_file(path)
-    archive = read(file, description["name"])
+    archive = read_agent_archive(file, description["name"], GROUPS)
     check_resumable(archive, file)
-    for kind in ("settings", "facts"):
+    for kind in ("settings", "dataset_info"):
         check_same_settings(description[kind], archive.documents["agent"][kind], file)
     return archive

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlxf.agents.common.numerics import clip_grad_norm_checked
 from rlxf.agents.offline.trajectory_model import TrajectoryModel
 from rlxf.training.distributed import process_group
-from rlxf.training.distributed.group import ProcessGroup
+from rlxf.training.process_group import ProcessGroup
 
 
 @dataclass
@@ -23,7 +23,7 @@ class OfflineUpdate:
     Args:
         model: model to train.
         optimizer: optimizer of the model; the gradient of its first parameter group is clipped.
-        max_grad_norm: largest norm of the gradient.
+        max_grad_norm: maximum gradient norm; larger gradients are clipped.
         ranks: process group of data-parallel training; each rank processes its part of a batch.
     """
 
@@ -40,7 +40,8 @@ class OfflineUpdate:
             NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
         parts = self.ranks.reduce_means(self.losses(batch), self.model.loss_count(batch))
-        self._record(parts | {"grad_norm": self.step(parts)})
+        for name, value in (parts | {"grad_norm": self.step(parts)}).items():
+            self._metrics[name].append(value.detach())
 
     def losses(self, batch: Any) -> dict[str, Tensor]:
         """Return the "loss" and its parts."""
@@ -69,12 +70,7 @@ class OfflineUpdate:
 
     def load_metrics(self, metrics: Mapping[str, Tensor]) -> None:
         """Restore pending metrics from the result of `metrics`."""
-        for name, values in metrics.items():
-            self._metrics[name] = list(values)
-
-    def _record(self, parts: dict[str, Tensor]) -> None:
-        for name, value in parts.items():
-            self._metrics[name].append(value.detach())
+        self._metrics.update((name, list(values)) for name, values in metrics.items())
 
 
 def warmup_factor(update: int, updates: int) -> float:
@@ -84,11 +80,9 @@ def warmup_factor(update: int, updates: int) -> float:
 
 def make_optimizer(model: TrajectoryModel, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
     """Create AdamW; the dual variable of the entropy is excluded from weight decay and gradient clipping."""
-    weights: list[Tensor] = []
-    dual: list[Tensor] = []
-    for name, parameter in model.named_parameters():
-        (dual if name.endswith("log_temperature") else weights).append(parameter)
-    groups: list[dict[str, Any]] = [{"params": weights}, {"params": dual, "weight_decay": 0.0}]
+    weights = dict(model.named_parameters())
+    dual = [weights.pop(name) for name in list(weights) if name.endswith("log_temperature")]
+    groups: list[dict[str, Any]] = [{"params": [*weights.values()]}, {"params": dual, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay, fused=True)
 
 

@@ -11,10 +11,9 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder
-from rlxf.agents.offline.config import OfflineConfig
-from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
 from rlxf.attention import TokenIndex, Transformer, TransformerSpec
-from rlxf.attention.dropout import Dropout
+from rlxf.attention.modules import Dropout
 from rlxf.attention.token_index import EMPTY
 from rlxf.data import WindowBatch
 
@@ -59,8 +58,8 @@ class ContextWindow:
         """Select episodes; ``rows`` is a bool (B,) or an int64 (N,) tensor."""
         return ContextWindow(*(part[rows] for part in vars(self).values()))
 
-    def between(self, first: int, end: int) -> "ContextWindow":
-        """Select the columns from ``first`` to ``end`` (exclusive)."""
+    def between(self, first: int, end: int | None = None) -> "ContextWindow":
+        """Select the columns from ``first`` to ``end`` (exclusive), as a slice does."""
         return ContextWindow(*(part[:, first:end] for part in vars(self).values()))
 
     def clear_rows(self, start: Tensor) -> "ContextWindow":
@@ -78,10 +77,8 @@ class ContextWindow:
             return_to_go: return-to-go of the new step, (B,).
             time_steps: time step of the new step, (B,).
         """
-        actions = torch.cat(
-            [self.actions[:, 1:-1], previous_action[:, None], torch.zeros_like(previous_action)[:, None]],
-            dim=1,
-        )
+        newest = torch.stack([previous_action, torch.zeros_like(previous_action)], dim=1)
+        actions = torch.cat([self.actions[:, 1:-1], newest], dim=1)
         return ContextWindow(
             _push(self.features, features),
             actions[:, -self.mask.shape[1] :],
@@ -96,7 +93,7 @@ def _push(old: Tensor, new: Tensor) -> Tensor:
     return torch.cat([old[:, 1:], new[:, None]], dim=1)
 
 
-SMALLEST = 36
+MIN_IMAGE_SIZE = 36
 """Smallest height and width, in pixels, of an image for SB3's `NatureCNN`."""
 
 
@@ -117,7 +114,7 @@ class ObservationFeatures(nn.Module):
         self.normalization = normalization
         self.extractor: nn.Module = nn.Flatten()
         self.width = int(np.prod(shape))
-        if len(shape) == 3 and min(shape[1:]) >= SMALLEST:
+        if len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIZE:
             self.extractor = NatureCNN(spaces.Box(0, 255, shape, np.uint8))
             self.width = self.extractor.features_dim
 
@@ -140,30 +137,22 @@ class StepTokens(nn.Module):
     Args:
         features: number of features F of an observation.
         actions: conversion of actions to network inputs.
-        width: number of features C of a token.
-        return_scale: divisor of returns.
-        episode_length: number of time steps with an embedding.
-        dropout: dropout probability of token features in training.
+        config: arguments of the agent, with ``return_scale`` and ``episode_length``.
     """
 
-    def __init__(
-        self,
-        features: int,
-        actions: BoxActions | DiscreteActions,
-        width: int,
-        return_scale: float,
-        episode_length: int,
-        dropout: float,
-    ):
+    def __init__(self, features: int, actions: BoxActions | DiscreteActions, config: OfflineConfig):
         super().__init__()
-        self.return_scale = return_scale
+        assert config.return_scale is not None
+        assert config.episode_length is not None
+        width = config.core.width
+        self.return_scale = config.return_scale
         self.actions = actions
-        self.time = nn.Embedding(episode_length, width)
+        self.time = nn.Embedding(config.episode_length, width)
         self.return_embedding = nn.Linear(1, width)
         self.state_embedding = nn.Linear(features, width)
         self.action_embedding = nn.Linear(actions.width, width)
         self.norm = nn.LayerNorm(width)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(config.core.dropout)
 
     def forward(self, steps: ContextWindow) -> Tensor:
         """Embed steps (B, W) as tokens (B, 3 W, C)."""
@@ -174,9 +163,7 @@ class StepTokens(nn.Module):
         returns = self.return_embedding(steps.return_to_go[..., None] / self.return_scale)
         states = self.state_embedding(steps.features)
         actions = self.action_embedding(self.actions(steps.actions))
-        contents = torch.stack([returns, states, actions], dim=2)
-        assert contents.shape[2] == TOKENS
-        return contents
+        return torch.stack([returns, states, actions], dim=2)
 
     def add_time_embedding(self, contents: Tensor, time_steps: Tensor) -> Tensor:
         """Add time-step embeddings to contents (B, W, 3, C), then normalize and flatten: (B, 3 W, C)."""
@@ -197,20 +184,10 @@ class TrajectoryModel(nn.Module, ABC):
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: OfflineConfig):
         super().__init__()
-        core = config.core
-        assert config.return_scale is not None
-        assert config.episode_length is not None
-        self.burn_in_steps = memory_steps(core)
+        self.burn_in_steps = memory_steps(config.core)
         self.features = ObservationFeatures(info.encoder.shape, normalization)
-        self.tokens = StepTokens(
-            self.features.width,
-            action_encoder(info.action_space),
-            core.width,
-            config.return_scale,
-            config.episode_length,
-            core.dropout,
-        )
-        self.transformer = core.build()
+        self.tokens = StepTokens(self.features.width, action_encoder(info.action_space), config)
+        self.transformer = config.core.build()
 
     def init_weights(self, *heads: nn.Module) -> None:
         """Initialize all modules except the image feature extractor as in GPT-2."""
@@ -245,7 +222,7 @@ class TrajectoryModel(nn.Module, ABC):
 
 def memory_steps(core: TransformerSpec) -> int:
     """Return the number of steps, of three tokens each, that fill the core's memory; 0 without memory."""
-    return 0 if core.memory is None else -(-core.memory.holds // 3)
+    return 0 if core.memory is None else -(-core.memory.capacity // 3)
 
 
 @torch.no_grad()

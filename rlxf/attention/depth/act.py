@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.depth.base import ConfidenceFn, DepthController, DepthCounter
-from rlxf.attention.depth.universal import Universal
-from rlxf.attention.technique import LayerPasses
-from rlxf.attention.validation import check_finite_number, check_not_negative
+from rlxf.attention.depth.constant import Universal
+from rlxf.attention.technique import LayerPasses, check_finite_number, check_not_negative
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class ACTController(DepthController):
         self.w = nn.Parameter(torch.randn(width) / math.sqrt(width))
         self.b = nn.Parameter(torch.tensor(float(spec.bias)))
         self._ponder: Tensor | None = None
-        self._count: tuple[Tensor, Tensor] | None = None
+        self._mean_depth: Tensor | None = None
         self._taken = DepthCounter()
 
     def forward(self, x: Tensor, passes: LayerPasses) -> Tensor:
@@ -114,19 +113,16 @@ class ACTController(DepthController):
 
     def mean_depth(self) -> Tensor | None:
         """Return the mean N of the last forward pass."""
-        if self._count is None:
-            return None
-        passes, tokens = self._count
-        return passes / tokens.clamp(min=1)
+        return self._mean_depth
 
-    def mean_acting_depth(self) -> Tensor | None:
-        return self._taken.mean()
+    def pop_mean_acting_depth(self) -> Tensor | None:
+        return self._taken.pop_mean()
 
     def _record(self, halting: "HaltingState", filled: Tensor) -> None:
-        tokens = filled.sum()
-        self._count = halting.count.sum(), tokens
+        tokens = filled.sum().clamp(min=1)
+        self._mean_depth = halting.count.sum() / tokens
         if torch.is_grad_enabled():
-            self._ponder = (halting.count + halting.remainder).sum() / tokens.clamp(min=1)
+            self._ponder = (halting.count + halting.remainder).sum() / tokens
 
 
 class HaltingState:

@@ -9,16 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.depth.base import ExitTargets
-from rlxf.attention.depth.early_exit import (
+from rlxf.attention.depth.base import (
     ConfidenceGetter,
     EarlyExitController,
     ExitDepth,
     ExitRule,
+    ExitTargets,
     normalized_loss_weights,
 )
-from rlxf.attention.technique import LayerPasses, SpecView
-from rlxf.attention.validation import check_choice, check_finite_number, check_not_negative
+from rlxf.attention.technique import (
+    LayerPasses,
+    SpecView,
+    check_choice,
+    check_finite_number,
+    check_not_negative,
+)
 
 Confidence = Literal["softmax", "state", "classifier"]
 
@@ -103,15 +108,15 @@ class CALMController(EarlyExitController):
         return lambda *arguments: self.confidence(*arguments) >= self.threshold
 
     @abstractmethod
-    def confidence(self, number: int, before: Tensor, after: Tensor, lead: ConfidenceGetter) -> Tensor:
+    def confidence(self, number: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
         """Return the confidence of each token after a pass, (B, T); arguments as in `ExitRule`."""
 
 
 class SoftmaxResponse(CALMController):
-    """Confidence measure "softmax": the lead of the most likely choice."""
+    """Confidence measure "softmax": the margin between the two most likely choices."""
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, lead: ConfidenceGetter) -> Tensor:
-        return lead()
+    def confidence(self, number: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
+        return margin()
 
 
 class StateSaturation(CALMController):
@@ -120,7 +125,7 @@ class StateSaturation(CALMController):
     It is -1 after the first pass.
     """
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, lead: ConfidenceGetter) -> Tensor:
+    def confidence(self, number: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
         if number == 0:
             return torch.full(after.shape[:-1], -1.0, dtype=after.dtype, device=after.device)
         return F.cosine_similarity(before, after, dim=-1)
@@ -133,7 +138,7 @@ class LearnedConfidence(CALMController):
         super().__init__(spec, width)
         self.net = nn.Linear(width, 1)
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, lead: ConfidenceGetter) -> Tensor:
+    def confidence(self, number: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
         return self.net(after)[..., 0].sigmoid()
 
     def auxiliary_loss(self, initial: Tensor | None, states: Tensor, targets: ExitTargets) -> Tensor:

@@ -8,16 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.depth.base import ExitTargets
-from rlxf.attention.depth.early_exit import (
+from rlxf.attention.depth.base import (
     ConfidenceGetter,
     EarlyExitController,
     ExitDepth,
     ExitRule,
+    ExitTargets,
     normalized_loss_weights,
 )
-from rlxf.attention.technique import LayerPasses
-from rlxf.attention.validation import check_choice, check_finite_number, check_not_negative
+from rlxf.attention.technique import LayerPasses, check_choice, check_not_negative, check_positive
 
 By = Literal["sequence", "multinomial", "geometric"]
 Oracle = Literal["likelihood", "correctness"]
@@ -70,10 +69,8 @@ class DepthAdaptive(ExitDepth):
         check_choice("DepthAdaptive by", self.by, get_args(By))
         check_choice("DepthAdaptive oracle", self.oracle, get_args(Oracle))
         check_not_negative("DepthAdaptive penalty", self.penalty)
-        check_finite_number("DepthAdaptive sigma", self.sigma)
+        check_positive("DepthAdaptive sigma", self.sigma)
         check_not_negative("DepthAdaptive exit_coef", self.exit_coef)
-        if self.sigma <= 0:
-            raise ValueError(f"DepthAdaptive sigma must be more than 0, got {self.sigma}")
 
     @property
     def exits_token_by_token(self) -> bool:
@@ -127,7 +124,7 @@ class MultinomialClassifier(DepthAdaptiveController):
     def exit_rule(self, x: Tensor, passes: LayerPasses) -> ExitRule:
         chosen: list[Tensor] = []
 
-        def exits(number: int, before: Tensor, after: Tensor, lead: ConfidenceGetter) -> Tensor:
+        def exits(number: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
             if number == 0:
                 chosen.append(self.net(after).argmax(dim=-1))
             return chosen[0] <= number
@@ -152,7 +149,7 @@ class SequenceClassifier(MultinomialClassifier):
 
     def exit_rule(self, x: Tensor, passes: LayerPasses) -> ExitRule:
         chosen = self.net(self.initial_features(x, passes)).argmax(dim=-1)
-        return lambda number, before, after, lead: chosen <= number
+        return lambda number, before, after, margin: chosen <= number
 
 
 class GeometricClassifier(DepthAdaptiveController):
@@ -170,7 +167,7 @@ class GeometricClassifier(DepthAdaptiveController):
         return before + F.pad(F.logsigmoid(logits), (0, 1))
 
     def exit_rule(self, x: Tensor, passes: LayerPasses) -> ExitRule:
-        return lambda number, before, after, lead: after @ self.w[number] + self.b[number] > 0
+        return lambda number, before, after, margin: after @ self.w[number] + self.b[number] > 0
 
 
 CLASSIFIERS: dict[By, type[MultinomialClassifier | GeometricClassifier]] = {

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.heads.base import OutputHead, OutputHeadModule
-from rlxf.attention.heads.datastore import Neighbours
-from rlxf.attention.validation import check_finite_number
+from rlxf.attention.heads.base import Neighbors, OutputHead, OutputHeadModule
+from rlxf.attention.technique import check_finite_number
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class KNNLM(OutputHead):
     def build(self, width: int) -> "KNNLMModule":
         return KNNLMModule(self)
 
-    def neighbour_distribution(self, near: Neighbours, size: int) -> Tensor:
+    def neighbor_distribution(self, near: Neighbors, size: int) -> Tensor:
         """Return p_kNN of each of V = ``size`` values, (B, V)."""
         weights = self.weights(near)
         return weights.new_zeros(len(weights), size).scatter_add(1, near.values, weights)
@@ -64,10 +63,10 @@ class KNNLMModule(OutputHeadModule):
         super().__init__()
         self.spec = spec
 
-    def neighbour_weight(self, h: Tensor) -> Tensor:
+    def neighbor_weight(self, h: Tensor) -> Tensor:
         """Return lambda for each output."""
         return h.new_full(h.shape[:1], self.spec.weight)
 
-    def log_prob(self, h: Tensor, near: Neighbours, weight: Tensor, bias: Tensor) -> Tensor:
+    def log_prob(self, h: Tensor, near: Neighbors, weight: Tensor, bias: Tensor) -> Tensor:
         log_p = F.linear(h, weight, bias).log_softmax(dim=1)
-        return self.spec.mixed(log_p, self.spec.neighbour_distribution(near, len(weight)))
+        return self.spec.mixed(log_p, self.spec.neighbor_distribution(near, len(weight)))

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.heads.base import OutputHead, OutputHeadModule
-from rlxf.attention.heads.datastore import Neighbours
+from rlxf.attention.heads.base import Neighbors, OutputHead, OutputHeadModule
 
 
 @dataclass(frozen=True)
@@ -52,21 +51,21 @@ class SPALMModule(OutputHeadModule):
         """Return the gate g: h (..., C) -> (...)."""
         return (h @ self.gate).sigmoid()
 
-    def neighbour_weight(self, h: Tensor) -> Tensor:
+    def neighbor_weight(self, h: Tensor) -> Tensor:
         """Return 1 - g."""
         return 1 - self.model_weight(h)
 
     def features(self, h: Tensor, y: Tensor) -> Tensor:
         """Return z of outputs h (B, C) and the features y (B, k, C) of their neighbors' values."""
         g = self.model_weight(h)[:, None]
-        return (1 - g) * aggregate_neighbours(h, y) + g * h
+        return (1 - g) * aggregate_neighbors(h, y) + g * h
 
-    def log_prob(self, h: Tensor, near: Neighbours, weight: Tensor, bias: Tensor) -> Tensor:
+    def log_prob(self, h: Tensor, near: Neighbors, weight: Tensor, bias: Tensor) -> Tensor:
         z = self.features(h, weight[near.values])
         return F.linear(z, weight, bias).log_softmax(dim=1)
 
 
-def aggregate_neighbours(h: Tensor, y: Tensor) -> Tensor:
+def aggregate_neighbors(h: Tensor, y: Tensor) -> Tensor:
     """Compute ``m = sum_i softmax_i(y_i . h) y_i``: h (B, C) and y (B, k, C) -> (B, C)."""
     attention = torch.einsum("bkc,bc->bk", y, h).softmax(dim=1)
     return torch.einsum("bk,bkc->bc", attention, y)

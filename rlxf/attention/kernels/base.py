@@ -27,10 +27,23 @@ class AttentionKernel(nn.Module, ABC):
     k, and a KV cache stores them there.
     """
 
+    dropout = 0.0
+    """Probability with which a weight is set to 0 in training; `Attention` sets it."""
+
+    penalty_weight = 0.0
+    """Factor of the terms of `penalty`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.penalty_terms: list[Tensor] = []
+
+    @property
+    def active_dropout(self) -> float:
+        """Equal to ``dropout`` in training mode, else 0."""
+        return self.dropout if self.training else 0.0
+
     @abstractmethod
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: "AttentionMask", dropout: float
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: "AttentionMask") -> Tensor:
         """Compute the weighted average of the values.
 
         Args:
@@ -39,7 +52,6 @@ class AttentionKernel(nn.Module, ABC):
             v: values, (B, H, Tk, V); V is usually D.
             bias: positional term added to the scaled scores, (B, H, Tq, Tk); None for no bias.
             mask: attention mask and distances; ``mask.mask`` (B, 1 or H, Tq, Tk) is 0 or -inf.
-            dropout: probability with which a weight is set to 0.
 
         Returns:
             (B, H, Tq, V).
@@ -64,28 +76,28 @@ class AttentionKernel(nn.Module, ABC):
         """Return extra features computed from projected keys k (B, H, T, D); see `projected_query_extras`."""
         return None
 
-    def before_gathering(self, q: Tensor, k: Tensor, mask: "AttentionMask") -> tuple[Tensor, Tensor]:
-        """Transform queries and keys while the full sequence is available, before sparse gathering.
+    def transform_in_context(self, q: Tensor, k: Tensor, mask: "AttentionMask") -> tuple[Tensor, Tensor]:
+        """Transform queries and keys while the full sequence is available.
 
-        Used by terms of a pair that depend on the tokens between query and key.
+        Called before any pair is computed, dense or sparse. Used by terms of a pair that depend on the tokens
+        between query and key.
         """
         return q, k
 
-    def inspect_weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: "AttentionMask", dropout: float
-    ) -> Tensor:
+    def inspect_weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: "AttentionMask") -> Tensor:
         """Return the weights of all pairs, (B, H, Tq, Tk), for inspection.
 
         By default they are the average of one-hot values, in the dtype of q. Arguments as in `forward`.
         """
-        y: Tensor = self(q, k, one_hot(q, k), bias, mask, dropout)
+        y: Tensor = self(q, k, one_hot(q, k), bias, mask)
         return y
 
-    def weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: "AttentionMask", dropout: float
-    ) -> Tensor:
-        """Return the weights by which `forward` averages values, (B, H, Tq, Tk); arguments alike."""
-        return self.inspect_weights(q, k, bias, mask, dropout)
+    def weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: "AttentionMask") -> Tensor:
+        """Return the weights by which `forward` averages values, (B, H, Tq, Tk); arguments alike.
+
+        By default they are those of `inspect_weights`.
+        """
+        return self.inspect_weights(q, k, bias, mask)
 
     def allows_gathering(self, mask: "AttentionMask") -> bool:
         """Return whether groups of queries may be computed separately, each with its own gathered keys."""
@@ -104,14 +116,17 @@ class AttentionKernel(nn.Module, ABC):
 
     def reset_penalty(self) -> None:
         """Discard the terms of `penalty` from earlier segments; called before a pass with gradient."""
+        self.penalty_terms = []
 
     def penalty(self) -> Tensor | None:
         """Return the auxiliary loss, a scalar; None for none.
 
-        If it depends on tokens, it is that of the last segment. A layer that a segment passes several times
-        adds one term for each pass.
+        By default it is ``penalty_weight`` times the sum of ``penalty_terms`` since the last call. If it
+        depends on tokens, it is that of the last segment. A layer that a segment passes several times adds
+        one term for each pass.
         """
-        return None
+        terms, self.penalty_terms = self.penalty_terms, []
+        return self.penalty_weight * torch.stack(terms).sum() if terms else None
 
     def after_update(self) -> None:
         """Update buffers after an optimizer step; called before the agent acts with the new weights."""
@@ -121,16 +136,6 @@ class AttentionKernel(nn.Module, ABC):
 
         Called in place of `after_update` when the agent skips the optimizer step.
         """
-
-
-class PairwiseAttentionKernel(AttentionKernel):
-    """Kernel that computes the weight of each pair of query and key."""
-
-    @abstractmethod
-    def weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: "AttentionMask", dropout: float
-    ) -> Tensor:
-        """Return the weights by which `forward` averages values, (B, H, Tq, Tk); arguments alike."""
 
 
 class RecurrentKernelState(ABC):
@@ -166,7 +171,7 @@ class RecurrentAttentionKernel(AttentionKernel):
 
         Args:
             q: query of the token, (B, H, 1, D + E).
-            k: key of the token, (B, H, 1, D + F), before `before_gathering`.
+            k: key of the token, (B, H, 1, D + F), before `transform_in_context`.
             v: value of the token, (B, H, 1, V).
             index: position and episode of the token, (B, 1). The first token of an episode resets the state.
             memory: state returned by `prefill`.
@@ -179,8 +184,8 @@ class RecurrentAttentionKernel(AttentionKernel):
 class Kernel(Technique, ABC):
     """Base of the kernel techniques: frozen dataclasses that build the module of a layer.
 
-    As in every technique, ``causal`` says whether the causal form is the paper's or ours, and ``cost`` is the
-    cost in the length L.
+    As in every technique, ``causal_form`` says whether the causal form is the paper's or ours, and ``cost``
+    is the cost in the length L.
     """
 
     @abstractmethod
@@ -227,11 +232,10 @@ class Kernel(Technique, ABC):
 
 
 class RecurrentKernel(Kernel):
-    """Kernel with a constant cost per acting step at any episode length, if the pattern is `Full`."""
+    """Kernel with a constant cost per acting step at any episode length, if the pattern is `Full`.
 
-    @abstractmethod
-    def build(self, width: int, heads: int) -> RecurrentAttentionKernel:
-        """Return the module of one layer."""
+    Its modules are `RecurrentAttentionKernel` modules.
+    """
 
     def is_recurrent(self, patterns: Iterable[Pattern]) -> bool:
         """Return whether every query sees all earlier tokens."""
@@ -239,14 +243,13 @@ class RecurrentKernel(Kernel):
 
 
 class PairwiseKernel(Kernel):
-    """Kernel that accepts a bias for each pair of query and key."""
+    """Kernel that accepts a bias for each pair of query and key.
+
+    Its modules compute the weight of each pair in `AttentionKernel.weights`.
+    """
 
     def check_pairwise(self, position: Technique) -> None:
         """Accept the position."""
-
-    @abstractmethod
-    def build(self, width: int, heads: int) -> PairwiseAttentionKernel:
-        """Return the module of one layer."""
 
 
 def check_sees_whole_sequence(kernel: Kernel, option: str, choices: SpecView) -> None:
@@ -272,6 +275,7 @@ def check_sees_whole_sequence(kernel: Kernel, option: str, choices: SpecView) ->
 def one_hot(q: Tensor, k: Tensor) -> Tensor:
     """Return one-hot values (B, H, Tk, Tk) that identify the keys (B, H, Tk, D).
 
-    They have the dtype of q: keys are wider where `AttentionKernel.before_gathering` adds logarithms to them.
+    They have the dtype of q: keys are wider where `AttentionKernel.transform_in_context` adds logarithms to
+    them.
     """
     return torch.eye(k.shape[2], dtype=q.dtype, device=k.device).expand(*k.shape[:2], -1, -1)

@@ -132,11 +132,11 @@ def scan_chunk(
     Returns:
         The result of `causal_sums`, and the state that includes these keys.
     """
-    result, *after = _Read.apply(kernel, q, k, values, empty, *before, *kernel.parameters())  # type: ignore
+    result, *after = _ChunkScan.apply(kernel, q, k, values, empty, *before, *kernel.parameters())  # type: ignore
     return result, KVState(*after)
 
 
-class _Read(torch.autograd.Function):
+class _ChunkScan(torch.autograd.Function):
     """Autograd function of `scan_chunk`. The gradient of torch would store several times as much."""
 
     @staticmethod
@@ -170,14 +170,10 @@ class _Read(torch.autograd.Function):
             q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
             queries, keys = ctx.kernel.query_features(q), ctx.kernel.key_features(k)
         detached_keys = KeyFeatures(keys.features.detach(), keys.scale).exclude(empty)
-        before = KVState(total, scale, energy)
-        grad_norms, grad_energy = _energy_gradients(
-            detached_keys, before, end, grad_result[..., -1:], grad_energy
+        before, grad_after = KVState(total, scale, energy), KVState(grad_total, end, grad_energy)
+        grad_queries, grad_keys, grad_values, grad_total, grad_energy = _gradients(
+            queries.detach(), detached_keys, values, weights, before, grad_result, grad_after
         )
-        grad_queries, grad_keys, grad_values, grad_total = _gradients(
-            queries.detach(), detached_keys, values, weights, before, end, grad_result[..., :-1], grad_total
-        )
-        grad_keys = torch.addcmul(grad_keys, detached_keys.features, grad_norms, value=2)
         grad_inputs = torch.autograd.grad(
             (queries, keys.features), (q, k, *parameters), (grad_queries, grad_keys), allow_unused=True
         )
@@ -190,37 +186,29 @@ def _gradients(
     values: Tensor,
     weights: Tensor,
     before: KVState,
-    end: Tensor,
     grad_result: Tensor,
-    grad_after: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys, values and the state before.
+    grad_after: KVState,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys, values, and of total and energy of the state before.
 
-    They follow from the gradients of the result and of the state after: ``result = weights V + past * Q S``,
-    ``weights = pairs * Q K^T``, ``after = kept * S + K^T (joined * V)``.
+    They follow from the gradients of the result and of the state after, which has its scale: ``result =
+    weights V + past * Q S``, ``weights = pairs * Q K^T``, ``after = kept * S + K^T (joined * V)``. Energies
+    depend alike on the squared norms of keys, with squared factors.
     """
     past, pairs = causal_factors(keys, before)
-    kept, joined = before.rescaled(keys, end)
+    kept, joined = before.rescaled(keys, grad_after.scale)
+    grad_result, grad_energy = grad_result[..., :-1], grad_result[..., -1:]
+    grad_norms = pairs.square().mT @ grad_energy + joined.square() * grad_after.energy
+    grad_energy = (past.square() * grad_energy).sum(-2, keepdim=True) + kept.square() * grad_after.energy
     grad_products, grad_past = pairs.mul_(grad_result @ values.mT), past * grad_result
+    grad_keys = torch.baddbmm(*_flat(grad_products.mT @ queries, joined * values, grad_after.total.mT))
     return (
         torch.baddbmm(*_flat(grad_products @ keys.features, grad_past, before.total.mT)).view_as(queries),
-        torch.baddbmm(*_flat(grad_products.mT @ queries, joined * values, grad_after.mT)).view_as(queries),
-        weights.mT @ grad_result + joined * (keys.features @ grad_after),
-        kept * grad_after + queries.mT @ grad_past,
+        torch.addcmul(grad_keys.view_as(queries), keys.features, grad_norms, value=2),
+        weights.mT @ grad_result + joined * (keys.features @ grad_after.total),
+        kept * grad_after.total + queries.mT @ grad_past,
+        grad_energy,
     )
-
-
-def _energy_gradients(
-    keys: KeyFeatures, before: KVState, end: Tensor, grad_result: Tensor, grad_after: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the squared norms of keys (B, H, T, 1) and of the energy before.
-
-    They are computed from the gradients of the energy in the result and of the energy after.
-    """
-    past, pairs = (factor.square() for factor in causal_factors(keys, before))
-    kept, joined = (factor.square() for factor in before.rescaled(keys, end))
-    grad_norms = pairs.mT @ grad_result + joined * grad_after
-    return grad_norms, (past * grad_result).sum(-2, keepdim=True) + kept * grad_after
 
 
 def _flat(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -3,14 +3,18 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.kernels.base import RecurrentAttentionKernel, RecurrentKernel, RecurrentKernelState
+from rlxf.attention.kernels.base import (
+    Kernel,
+    RecurrentAttentionKernel,
+    RecurrentKernel,
+    RecurrentKernelState,
+)
 from rlxf.attention.kernels.kv_state import (
     LOWEST_SCALE,
     KeyFeatures,
@@ -20,8 +24,8 @@ from rlxf.attention.kernels.kv_state import (
     pairwise_sums,
     scan_chunk,
 )
+from rlxf.attention.technique import MAX_SEED
 from rlxf.attention.token_index import EMPTY, TokenIndex
-from rlxf.attention.validation import MAX_SEED
 
 CAUSAL_CHUNK = 128
 """Tokens per chunk of causal attention; pairs are computed only within a chunk."""
@@ -33,14 +37,15 @@ MAX_PAIRS = 1 << 16
 """Number of query-key pairs up to which computing all pairs at once is faster."""
 
 
-Seeded = TypeVar("Seeded", bound=RecurrentKernel)
-"""Kernel with a ``seed``."""
+class RandomFeatures(RecurrentKernel):
+    """Base of the kernels with random features."""
 
+    seed: int
 
-def with_seed_per_layer(kernel: Seeded, layers: int) -> tuple[Seeded, ...]:
-    """Return the kernel of each layer, with consecutive seeds that start at the kernel's own."""
-    options: Any = kernel
-    return tuple(replace(options, seed=(options.seed + layer) % (MAX_SEED + 1)) for layer in range(layers))
+    def for_layers(self, layers: int) -> tuple[Kernel, ...]:
+        """Return a kernel for each layer, with consecutive seeds that start at the kernel's own."""
+        options: Any = self
+        return tuple(replace(options, seed=(self.seed + layer) % (MAX_SEED + 1)) for layer in range(layers))
 
 
 class LinearAttention(RecurrentAttentionKernel):
@@ -73,9 +78,12 @@ class LinearAttention(RecurrentAttentionKernel):
     def query_features(self, q: Tensor) -> Tensor:
         """Return phi of queries (B, H, T, D), up to a factor for each query: (B, H, T, M)."""
 
-    @abstractmethod
     def key_features(self, k: Tensor) -> KeyFeatures:
-        """Return phi of keys (B, H, T, D + F), which `contextualize_keys` has transformed."""
+        """Return phi of keys (B, H, T, D + F), which `contextualize_keys` has transformed.
+
+        By default it is phi of queries, with scale 0.
+        """
+        return KeyFeatures(self.query_features(k), k.new_zeros(k.shape[:-1], dtype=self.promote(k).dtype))
 
     def contextualize_keys(self, k: Tensor, index: TokenIndex) -> Tensor:
         """Transform keys (B, H, S, D + F) by terms that depend on the other keys; by default not at all."""
@@ -89,17 +97,15 @@ class LinearAttention(RecurrentAttentionKernel):
         return k.new_zeros(k.shape[:-1], dtype=torch.float64)
 
     def allows_gathering(self, mask: AttentionMask) -> bool:
-        """Return False if `forward` uses running sums instead of pairs of queries and keys."""
-        return not is_single_contiguous_episode(mask)
+        """Return whether keys may be gathered: not if `forward` uses running sums."""
+        return not uses_running_sums(mask)
 
-    def before_gathering(self, q: Tensor, k: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
+    def transform_in_context(self, q: Tensor, k: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
         return q, self.contextualize_keys(k, mask.key)
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
         values = append_ones(self.promote(v))
-        if is_single_contiguous_episode(mask):
+        if uses_running_sums(mask):
             sums = self._by_sums(q, k, values, mask)
         else:
             sums = pairwise_sums(self.query_features(q), self.key_features(k), values, mask.allowed_by_head)
@@ -115,7 +121,7 @@ class LinearAttention(RecurrentAttentionKernel):
         """Yield the results of queries over the keys up to their own; q belongs to the last tokens of k."""
         earlier, size = k.shape[2] - q.shape[2], CAUSAL_CHUNK
         sizes = [*chunk_sizes(earlier, size), *chunk_sizes(q.shape[2], size)]
-        parts = zip(k.split(sizes, 2), values.split(sizes, 2), empty.split(sizes, 1), strict=True)
+        parts = split_keys(k, values, empty, sizes)
         sums = KVState.empty(self.features, values)
         for _ in chunk_sizes(earlier, size):
             sums = self._updated(sums, *next(parts))
@@ -126,12 +132,7 @@ class LinearAttention(RecurrentAttentionKernel):
     def _bidirectional(self, q: Tensor, k: Tensor, values: Tensor, empty: Tensor) -> Iterator[Tensor]:
         """Yield the results of queries over all keys."""
         sums = KVState.empty(self.features, values)
-        for part in zip(
-            k.split(BIDIRECTIONAL_CHUNK, 2),
-            values.split(BIDIRECTIONAL_CHUNK, 2),
-            empty.split(BIDIRECTIONAL_CHUNK, 1),
-            strict=True,
-        ):
+        for part in split_keys(k, values, empty, BIDIRECTIONAL_CHUNK):
             sums = self._updated(sums, *part)
         for queries in q.split(BIDIRECTIONAL_CHUNK, 2):
             result = self.query_features(queries) @ sums.total
@@ -143,7 +144,7 @@ class LinearAttention(RecurrentAttentionKernel):
     def prefill(self, k: Tensor, v: Tensor, index: TokenIndex) -> "LinearAttentionState":
         """Return the recurrent state. Later tokens can only see the last episode, so others are excluded."""
         none = KVState.empty(self.features, append_ones(self.promote(v)))
-        memory = LinearAttentionState(none, last_episode(index))
+        memory = LinearAttentionState(none, index.newest().episode[:, 0])
         keys, values, _ = self._scaled_to_last(k, v, index.episode != memory.episode[:, None], index)
         memory.sums = none.add(keys, values)
         return memory
@@ -153,7 +154,7 @@ class LinearAttention(RecurrentAttentionKernel):
     ) -> Tensor:
         assert isinstance(memory, LinearAttentionState)
         keys, values, log_decay = self._scaled_to_last(k, v, index.episode == EMPTY, index)
-        before = memory.before(index, log_decay)
+        before = memory.advance_to(index, log_decay)
         memory.sums = before.add(keys, values)
         return self.quotient(causal_sums(self.query_features(q), keys, values, before)[0]).to(v.dtype)
 
@@ -190,8 +191,10 @@ class LinearAttentionState(RecurrentKernelState):
     def rows(self, rows: Tensor) -> "LinearAttentionState":
         return LinearAttentionState(KVState(*(part[rows] for part in self.sums)), self.episode[rows])
 
-    def before(self, index: TokenIndex, log_decay: Tensor) -> KVState:
-        """Return the state that the next token (B, 1) sees: decayed, or empty for a new episode.
+    def advance_to(self, index: TokenIndex, log_decay: Tensor) -> KVState:
+        """Advance to the episode of the next token (B, 1); return the sums that it sees.
+
+        They are decayed, or empty for a new episode.
 
         Args:
             index: position and episode of the token.
@@ -206,31 +209,27 @@ class LinearAttentionState(RecurrentKernelState):
         return KVState(total.masked_fill(reset, 0.0), scale, energy.masked_fill(reset, 0.0))
 
 
-def is_single_contiguous_episode(mask: AttentionMask) -> bool:
-    """Return whether there are many tokens, and each sees all other tokens of its row, or its past.
+def uses_running_sums(mask: AttentionMask) -> bool:
+    """Return whether `LinearAttention` uses running sums in place of pairs of queries and keys.
 
-    This requires the rule `Full` and one episode in each row, apart from empty slots. In a causal transformer
-    positions must be consecutive, and the queries must be the last keys. A selection of queries is computed
-    pair by pair.
+    It does so if there are more than `MAX_PAIRS` pairs, and each token sees all other tokens of its row, or
+    its past. This requires the rule `Full`, one episode in each row, apart from empty slots, and a mask
+    without the precomputed distance tables of acting. In a causal transformer positions must be consecutive,
+    and the queries must be the last keys. A selection of queries is computed pair by pair.
     """
     large = mask.query.shape[1] * mask.key.shape[1] > MAX_PAIRS
     if not large or mask.tables is not None or not all(rule.sees_all for rule in mask.head_patterns):
         return False
-    return has_one_episode(mask) and (mask.aligned or not mask.causal)
-
-
-def has_one_episode(mask: AttentionMask) -> bool:
-    """Return whether all tokens of a row belong to one episode."""
     episode = mask.key.concatenate(mask.query).episode
-    return bool(((episode == EMPTY) | (episode == episode.amax(1, keepdim=True))).all())
+    one = bool(((episode == EMPTY) | (episode == episode.amax(1, keepdim=True))).all())
+    return one and (mask.aligned or not mask.causal)
 
 
-def last_episode(index: TokenIndex) -> Tensor:
-    """Return the episode of the last token of each row, (B,); `EMPTY` for a row without tokens."""
-    slot = torch.arange(index.shape[1] + 1, device=index.episode.device)
-    filled = F.pad(index.episode != EMPTY, (1, 0))
-    last = (filled * slot).amax(1, keepdim=True)
-    return F.pad(index.episode, (1, 0), value=EMPTY).gather(1, last)[:, 0]
+def split_keys(
+    k: Tensor, values: Tensor, empty: Tensor, size: int | list[int]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Split keys (B, H, T, D + F), their values (B, H, T, V + 1) and empty slots (B, T) along time."""
+    return zip(k.split(size, 2), values.split(size, 2), empty.split(size, 1), strict=True)
 
 
 def chunk_sizes(length: int, size: int) -> list[int]:

@@ -1,21 +1,19 @@
-"""Linformer: keys and values are projected along the sequence to a small number of summaries."""
+"""Linformer: keys and values are projected along the sequence to few summaries of many tokens."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import AttentionKernel, Kernel, one_hot
-from rlxf.attention.kernels.position_blocks import PositionBlocks
-from rlxf.attention.kernels.projections import PROJECTIONS, Projection
-from rlxf.attention.technique import SpecView
-from rlxf.attention.token_index import EMPTY, TokenIndex
-from rlxf.attention.validation import check_bool, check_choice, check_int
+from rlxf.attention.modules import dropout as drop_some
+from rlxf.attention.technique import SpecView, check_bool, check_choice, check_int
+from rlxf.attention.token_index import EMPTY, PositionBlocks, TokenIndex
 
 Method = Literal["learned", "convolution", "mean", "max"]
 Sharing = Literal["none", "head", "key-value", "layer"]
@@ -59,7 +57,7 @@ class Linformer(Kernel):
     """
 
     paper: ClassVar[str] = "Wang et al. 2020, arXiv:2006.04768"
-    causal: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "ours"
     cost: ClassVar[str] = "L k pairs; causal L (L k / length + length)"
     length: int = 32
     k: int | tuple[int, ...] = 8
@@ -127,9 +125,10 @@ class LinformerAttention(AttentionKernel):
         self.spec = spec
         heads_of_weight = heads if spec.sharing == "none" else 1
         arguments = (spec.length, spec.k, heads_of_weight, size, spec.bias)
-        self.of_keys: Projection = PROJECTIONS[spec.method](*arguments)
+        projection = PROJECTIONS[spec.method]
+        self.of_keys: Projection = projection(*arguments)
         tied = spec.sharing in ("key-value", "layer")
-        self.of_values: Projection = self.of_keys if tied else PROJECTIONS[spec.method](*arguments)
+        self.of_values: Projection = self.of_keys if tied else projection(*arguments)
 
     def tie_weights(self, first: AttentionKernel) -> None:
         if self.spec.sharing == "layer":
@@ -140,31 +139,25 @@ class LinformerAttention(AttentionKernel):
         """Return False in a bidirectional pass, where all queries share one projection."""
         return mask.causal
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
-    ) -> Tensor:
-        return self._average(q, k, v, mask, dropout, self.of_values)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
+        return self._average(q, k, v, mask, self.of_values)
 
-    def inspect_weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
-    ) -> Tensor:
+    def inspect_weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
         """Return the weights of tokens: the weight of a summary is distributed over its tokens.
 
         Learned projections distribute it by F, which may be negative; the others distribute it evenly.
         """
-        return self._average(q, k, one_hot(q, k), mask, dropout, self.of_values.token_shares)
+        return self._average(q, k, one_hot(q, k), mask, self.of_values.token_shares)
 
-    def _average(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float, summarize: Summarize
-    ) -> Tensor:
+    def _average(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, summarize: Summarize) -> Tensor:
         if not mask.causal:
-            return self._bidirectional(q, k, v, mask, dropout, summarize)
+            return self._bidirectional(q, k, v, mask, summarize)
         if starts_at_block_boundary(mask, self.spec.length):
-            return self._causal_blockwise(q, k, v, dropout, summarize)
-        return self._causal(q, k, v, mask, dropout, summarize)
+            return self._causal_blockwise(q, k, v, summarize)
+        return self._causal(q, k, v, mask, summarize)
 
     def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float, summarize: Summarize
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, summarize: Summarize
     ) -> Tensor:
         """Attend from each query to the summaries of its episode."""
         blocks = PositionBlocks.of_episodes(mask.key, self._positions(mask.key))
@@ -172,10 +165,8 @@ class LinformerAttention(AttentionKernel):
         episodes, query_episode = mask.key.episodes[:, None], mask.query.episode[..., None]
         own = (query_episode == episodes) | (query_episode == EMPTY)
         keys, values = self._summaries(k, v, blocks, summarize)
-        if bool(own.all()) and bool(nonempty.all()):
-            return softmax_attention(q, keys, values, None, dropout)
         allowed = (own[..., None] & nonempty[:, None]).flatten(2)[:, None]
-        return masked_softmax_attention(q, keys, values, allowed, dropout)
+        return self._attend(q, keys, values, None if bool(allowed.all()) else allowed)
 
     def _positions(self, index: TokenIndex) -> int:
         """Return the number of positions of the longest episode, rounded up to whole groups."""
@@ -187,21 +178,19 @@ class LinformerAttention(AttentionKernel):
             )
         return -(-longest // self.of_keys.group_size) * self.of_keys.group_size
 
-    def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float, summarize: Summarize
-    ) -> Tensor:
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, summarize: Summarize) -> Tensor:
         """Attend from each query to summaries of fully visible blocks, and to all other tokens."""
         blocks = PositionBlocks.of_complete_blocks(mask.key, self.spec.length)
         allowed, tokens = mask.allowed_by_head, k.shape[2]
         if not blocks.slots.numel():
-            return masked_softmax_attention(q, k, v, allowed, dropout)
+            return self._attend(q, k, v, allowed)
         seen = blocks.fully_visible(allowed) & self._ends_before(blocks, mask)
         alone = allowed & ~blocks.spread(seen, tokens)
         keys, values = self._summaries(k, v, blocks, summarize)
         keys, values = torch.cat([k, keys], dim=2), torch.cat([v, values], dim=2)
         count = (keys.shape[2] - tokens) // seen.shape[-1]
         allowed = torch.cat([alone, seen.repeat_interleave(count, dim=-1)], dim=-1)
-        return masked_softmax_attention(q, keys, values, allowed, dropout)
+        return self._attend(q, keys, values, allowed)
 
     @staticmethod
     def _ends_before(blocks: PositionBlocks, mask: AttentionMask) -> Tensor:
@@ -209,9 +198,7 @@ class LinformerAttention(AttentionKernel):
         last = mask.key.position.gather(1, blocks.slots[..., -1].clamp(min=0))
         return (last[:, None] < mask.query.position[..., None])[:, None]
 
-    def _causal_blockwise(
-        self, q: Tensor, k: Tensor, v: Tensor, dropout: float, summarize: Summarize
-    ) -> Tensor:
+    def _causal_blockwise(self, q: Tensor, k: Tensor, v: Tensor, summarize: Summarize) -> Tensor:
         """Compute `_causal` where each row is one episode that starts at the start of a block."""
         size = self.spec.length
         whole = torch.arange(k.shape[2] // size * size, device=k.device)
@@ -223,11 +210,7 @@ class LinformerAttention(AttentionKernel):
             seen_keys = torch.cat([keys[:, :, before], k[:, :, own]], dim=2)
             seen_values = torch.cat([values[:, :, before], v[:, :, own]], dim=2)
             allowed = torch.ones(queries.shape[2], seen_keys.shape[2], dtype=torch.bool, device=k.device)
-            outputs.append(
-                masked_softmax_attention(
-                    queries, seen_keys, seen_values, allowed.tril(number * count), dropout
-                )
-            )
+            outputs.append(self._attend(queries, seen_keys, seen_values, allowed.tril(number * count)))
         return torch.cat(outputs, dim=2)
 
     def _summaries(
@@ -236,6 +219,22 @@ class LinformerAttention(AttentionKernel):
         """Return the summaries of keys and of values, (B, H, N k, D)."""
         filled = blocks.filled
         return self.of_keys(blocks.gather(k), filled), summarize(blocks.gather(v), filled)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
+        """Compute softmax attention with dropout to the keys that are ``allowed``; None for all keys.
+
+        ``allowed`` is (B, H, Tq, Tk) bool or broadcastable to it. A query without visible keys attends to all
+        keys, as softmax would be nan; its output is undefined.
+        """
+        mask = None
+        if allowed is not None:
+            allowed = allowed | ~allowed.any(-1, keepdim=True)
+            mask = torch.where(allowed, 0.0, -torch.inf).to(q.dtype)
+        if not self.active_dropout:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        scores = scores if mask is None else scores + mask
+        return drop_some(scores.softmax(dim=-1), self.active_dropout) @ v
 
 
 def starts_at_block_boundary(mask: AttentionMask, size: int) -> bool:
@@ -253,19 +252,129 @@ def starts_at_block_boundary(mask: AttentionMask, size: int) -> bool:
     return first % size == 0 and bool(consecutive.all())
 
 
-def masked_softmax_attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, dropout: float) -> Tensor:
-    """Compute softmax attention to the keys that are ``allowed``, (B, H, Tq, Tk) or broadcastable to it.
+class Projection(nn.Module, ABC):
+    """Projection of N blocks of n positions, which may lack tokens, to k summaries each.
 
-    A query without visible keys attends to all keys, as softmax would be nan; its output is undefined.
+    Args:
+        group_size: divisor of n.
     """
-    allowed = allowed | ~allowed.any(-1, keepdim=True)
-    return softmax_attention(q, k, v, torch.where(allowed, 0.0, -torch.inf).to(q.dtype), dropout)
+
+    def __init__(self, group_size: int):
+        super().__init__()
+        self.group_size = group_size
+
+    def forward(self, x: Tensor, filled: Tensor) -> Tensor:
+        """Compute the summaries; by default they are the `token_shares`.
+
+        Args:
+            x: (B, N, n, H, D), 0 where there is no token.
+            filled: (B, N, n) bool, True where there is a token.
+
+        Returns:
+            (B, H, N k, D).
+        """
+        return self.token_shares(x, filled)
+
+    @abstractmethod
+    def token_shares(self, x: Tensor, filled: Tensor) -> Tensor:
+        """Return the share of each token in the summaries, for one-hot x; arguments as in `forward`."""
+
+    @abstractmethod
+    def nonempty(self, filled: Tensor) -> Tensor:
+        """Return whether each summary includes a token: (B, N, n) -> (B, N, k) bool."""
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Compute ``softmax(q k / sqrt(D) + mask) v`` with attention dropout."""
-    if not dropout:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    scores = scores if mask is None else scores + mask
-    return drop_some(scores.softmax(dim=-1), dropout) @ v
+class LearnedProjection(Projection):
+    """Learned projection ``E x + b``.
+
+    The weight (h, n, k) is E transposed, for each head or one for all heads; the bias (h, k) is optional. The
+    columns of each E start orthonormal.
+    """
+
+    def __init__(self, length: int, summaries: int, heads: int, size: int, bias: bool):
+        super().__init__(1)
+        self.weight = _orthogonal(heads, length, summaries)
+        self.bias = nn.Parameter(torch.zeros(heads, summaries)) if bias else None
+
+    def forward(self, x: Tensor, filled: Tensor) -> Tensor:
+        y = self.token_shares(x, filled)
+        return y if self.bias is None else y + self.bias.repeat(1, x.shape[1])[..., None]
+
+    def token_shares(self, x: Tensor, filled: Tensor) -> Tensor:
+        weight = self.weight[:, : x.shape[2]]
+        if len(weight) == 1:
+            return torch.einsum("nk,bmnhd->bhmkd", weight[0], x).flatten(2, 3)
+        return torch.einsum("hnk,bmnhd->bhmkd", weight, x).flatten(2, 3)
+
+    def nonempty(self, filled: Tensor) -> Tensor:
+        return filled.any(-1, keepdim=True).expand(-1, -1, self.weight.shape[2])
+
+
+class MeanPooling(Projection):
+    """Mean of the tokens of each group of n / k positions."""
+
+    def __init__(self, length: int, summaries: int, heads: int, size: int, bias: bool):
+        super().__init__(length // summaries)
+
+    def groups(self, x: Tensor) -> Tensor:
+        """Split each block into groups: (B, N, n, ...) -> (B, N, k, n / k, ...)."""
+        return x.unflatten(2, (-1, self.group_size))
+
+    def token_shares(self, x: Tensor, filled: Tensor) -> Tensor:
+        """Return the mean of each group.
+
+        `MaxPooling` and `ConvolutionProjection`, in which a token has no exact share, use it too.
+        """
+        count = self.groups(filled).sum(3).clamp(min=1)[..., None, None]
+        return _by_head(self.groups(x).sum(3) / count)
+
+    def nonempty(self, filled: Tensor) -> Tensor:
+        return self.groups(filled).any(3)
+
+
+class MaxPooling(MeanPooling):
+    """Maximum over the tokens of each group, feature by feature."""
+
+    def forward(self, x: Tensor, filled: Tensor) -> Tensor:
+        largest = self.groups(x.masked_fill(~filled[..., None, None], -torch.inf)).amax(3)
+        return _by_head(largest.masked_fill(~self.nonempty(filled)[..., None, None], 0.0))
+
+
+class ConvolutionProjection(MeanPooling):
+    """Convolution ``sum_t W_t x_t + b`` over each group, with kernel and stride n / k.
+
+    weight (h, D, D, n / k), for each head or one for all heads, is laid out as in torch's Conv1d; bias (h,
+    D).
+    """
+
+    def __init__(self, length: int, summaries: int, heads: int, size: int, bias: bool):
+        super().__init__(length, summaries, heads, size, bias)
+        self.weight = _orthogonal(heads, size, size, self.group_size)
+        self.bias = nn.Parameter(torch.zeros(heads, size)) if bias else None
+
+    def forward(self, x: Tensor, filled: Tensor) -> Tensor:
+        weight = self.weight.expand(x.shape[3], -1, -1, -1)
+        y = torch.einsum("hoit,bmpthi->bhmpo", weight, self.groups(x)).flatten(2, 3)
+        return y if self.bias is None else y + self.bias[:, None]
+
+
+def _orthogonal(heads: int, *shape: int) -> nn.Parameter:
+    """Return a parameter (heads, *shape) with an orthogonal matrix for each head."""
+    weight = torch.empty(heads, *shape)
+    for matrix in weight:
+        nn.init.orthogonal_(matrix)
+    return nn.Parameter(weight)
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """Rearrange summaries (B, N, k, H, D) to (B, H, N k, D)."""
+    return x.permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+PROJECTIONS: dict[Method, type[LearnedProjection] | type[MeanPooling]] = {
+    "learned": LearnedProjection,
+    "convolution": ConvolutionProjection,
+    "mean": MeanPooling,
+    "max": MaxPooling,
+}
+"""Projection classes by method."""

@@ -10,13 +10,12 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention import Attention, Projected
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.init import orthogonal_linear
 from rlxf.attention.kernels.base import Kernel, LinearFn, PairwiseKernel, check_sees_whole_sequence
-from rlxf.attention.kernels.bucket_layout import BucketAttention, ComparePositions, count_shared_rounds
+from rlxf.attention.kernels.bucket_attention import BucketAttention, ComparePositions, count_shared_rounds
+from rlxf.attention.modules import orthogonal_linear
 from rlxf.attention.positions.base import Position
-from rlxf.attention.technique import AttentionFactory, SpecView
+from rlxf.attention.technique import AttentionFactory, SpecView, check_int, check_seed
 from rlxf.attention.token_index import TokenIndex
-from rlxf.attention.validation import check_int, check_seed
 
 FEATURES_PER_STEP = 1 << 18
 """Number of rotated features that are computed at a time."""
@@ -37,7 +36,7 @@ class LSH(PairwiseKernel):
 
     The paper sorts all tokens by bucket and cuts them into chunks; a token sees the tokens of its bucket in
     its chunk and in the previous one. Later tokens thus determine which earlier tokens are visible. Here a
-    token sees all earlier tokens of its bucket, and acting equals learning: this causal form is ours. It
+    token sees all earlier tokens of its bucket, and acting matches training: this causal form is ours. It
     costs more where buckets are uneven. R is drawn once; the paper draws a new R for each pass, which acting
     could not repeat.
 
@@ -63,7 +62,7 @@ class LSH(PairwiseKernel):
     """
 
     paper: ClassVar[str] = "Kitaev et al. 2020, arXiv:2001.04451"
-    causal: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "ours"
     cost: ClassVar[str] = "rounds L^2 / buckets pairs"
     rounds: int = 4
     buckets: int = 8
@@ -159,18 +158,18 @@ class LSHAttention(BucketAttention):
         return torch.where(negative, -1 - largest, 1 + largest).to(x.dtype)
 
     def counts(self, query_buckets: Tensor, key_buckets: Tensor, mask: AttentionMask) -> Tensor:
-        return _itself_last(count_shared_rounds(query_buckets, key_buckets) > 0, mask)
+        return _attend_to_self_if_alone(count_shared_rounds(query_buckets, key_buckets) > 0, mask)
 
     def compare_positions(self, mask: AttentionMask) -> ComparePositions:
         """Return the comparison: all other tokens, or earlier ones in a causal transformer."""
         return torch.gt if mask.causal else torch.ne
 
-    def sorted_forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+    def sorted_forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
         """Compute `forward` by sorting tokens; a token without other visible tokens attends to itself."""
-        output, seen = self.attend_within_buckets(q, k, v, mask)
+        output, seen = super().sorted_forward(q, k, v, mask)
         slot = mask.key.find(mask.query)[:, None, :, None]
         own = v.gather(2, slot.clamp(min=0).expand(-1, v.shape[1], -1, v.shape[3]))
-        return torch.where(seen | (slot < 0), output, own)
+        return torch.where(seen | (slot < 0), output, own), seen
 
 
 class ChunkedLSHAttention(LSHAttention):
@@ -180,14 +179,14 @@ class ChunkedLSHAttention(LSHAttention):
         half, chunk = self.spec.buckets // 2, self.spec.chunk
         assert chunk is not None
         buckets = torch.where(key_buckets > 0, key_buckets - 1, half - 1 - key_buckets).long()
-        return _itself_last(count_in_chunks(buckets, mask, chunk), mask)
+        return _attend_to_self_if_alone(count_in_chunks(buckets, mask, chunk), mask)
 
     def uses_sorting(self, mask: AttentionMask) -> bool:
         """Return False: all pairs are computed."""
         return False
 
 
-def _itself_last(counts: Tensor, mask: AttentionMask) -> Tensor:
+def _attend_to_self_if_alone(counts: Tensor, mask: AttentionMask) -> Tensor:
     """Mask counts (B, H, Tq, Tk); a token counts itself once if no other key counts, else not at all."""
     itself = mask.allowed_by_head & (mask.distance == 0)[:, None]
     counts = counts * (mask.allowed_by_head & ~itself)
@@ -213,7 +212,7 @@ def count_in_chunks(buckets: Tensor, mask: AttentionMask, chunk: int) -> Tensor:
     own, previous = _chunks(buckets, mask.key, chunk)
     slot = mask.key.find(mask.query).clamp(min=0)[:, None, :, None]
     slot = slot.expand(-1, own.shape[1], -1, own.shape[3])
-    return _equal(own.gather(2, slot), own) + _equal(previous.gather(2, slot), own)
+    return _count_equal(own.gather(2, slot), own) + _count_equal(previous.gather(2, slot), own)
 
 
 def _chunks(buckets: Tensor, index: TokenIndex, chunk: int) -> tuple[Tensor, Tensor]:
@@ -230,7 +229,7 @@ def _chunks(buckets: Tensor, index: TokenIndex, chunk: int) -> tuple[Tensor, Ten
     return number, (number - 1) % (rounds * chunks)
 
 
-def _equal(a: Tensor, b: Tensor) -> Tensor:
+def _count_equal(a: Tensor, b: Tensor) -> Tensor:
     """Count how many of the numbers a (..., Tq, R) are among those of b (..., Tk, R): (..., Tq, Tk)."""
     pairs = product(a.unbind(-1), b.unbind(-1))
     return torch.stack([x[..., :, None] == y[..., None, :] for x, y in pairs]).sum(0)

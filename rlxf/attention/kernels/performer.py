@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.kernels.base import RecurrentKernel
 from rlxf.attention.kernels.kv_state import KeyFeatures
-from rlxf.attention.kernels.linear_attention import LinearAttention, with_seed_per_layer
-from rlxf.attention.validation import check_choice, check_int, check_seed
+from rlxf.attention.kernels.linear_attention import LinearAttention, RandomFeatures
+from rlxf.attention.technique import check_choice, check_int, check_seed
 
 MAX_EXPONENT_RANGE = 40.0
 """Features are at least ``e^-40`` of the token's largest feature, so that every visible key has weight."""
@@ -25,7 +24,7 @@ RELU_OFFSET = 1e-3
 
 
 @dataclass(frozen=True)
-class Performer(RecurrentKernel):
+class Performer(RandomFeatures):
     r"""FAVOR+: ``o_i = sum_j phi(q_i) . phi(k_j) v_j / sum_j phi(q_i) . phi(k_j)``, at linear cost.
 
     ``phi(x) = M^-1/2 exp(P x' - |x'|^2 / 2)`` with ``x' = x / D^1/4``, so that ``E[phi(q) . phi(k)]`` is
@@ -62,7 +61,7 @@ class Performer(RecurrentKernel):
     """
 
     paper: ClassVar[str] = "Choromanski et al. 2021, arXiv:2009.14794"
-    causal: ClassVar[str] = "the paper's"
+    causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L features"
     features: int | None = None
     kind: Literal["exp", "relu"] = "exp"
@@ -80,10 +79,6 @@ class Performer(RecurrentKernel):
         """Raise ValueError if ``redraw`` is not None."""
         if self.redraw is not None:
             raise ValueError(f"{self} must have redraw=None, so that random features do not change")
-
-    def for_layers(self, layers: int) -> tuple["Performer", ...]:
-        """Return a kernel for each layer, with its own seed."""
-        return with_seed_per_layer(self, layers)
 
     def build(self, width: int, heads: int) -> "PerformerAttention":
         return {"exp": PerformerAttention, "relu": ReLUPerformerAttention}[self.kind](self, width // heads)
@@ -143,7 +138,7 @@ class ReLUPerformerAttention(PerformerAttention):
         return self._projected(q).relu() + RELU_OFFSET
 
     def key_features(self, k: Tensor) -> KeyFeatures:
-        return KeyFeatures(self.query_features(k), k.new_zeros(k.shape[:-1], dtype=self.promote(k).dtype))
+        return LinearAttention.key_features(self, k)
 
 
 def orthogonal_rows(rows: int, size: int, generator: torch.Generator) -> Tensor:

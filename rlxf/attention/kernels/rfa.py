@@ -7,16 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.kernels.base import LinearFn, RecurrentKernel
+from rlxf.attention.kernels.base import LinearFn
 from rlxf.attention.kernels.kv_state import KeyFeatures
-from rlxf.attention.kernels.linear_attention import LinearAttention, with_seed_per_layer
-from rlxf.attention.technique import SpecView
+from rlxf.attention.kernels.linear_attention import LinearAttention, RandomFeatures
+from rlxf.attention.technique import SpecView, check_bool, check_finite_number, check_int, check_seed
 from rlxf.attention.token_index import TokenIndex
-from rlxf.attention.validation import check_bool, check_finite_number, check_int, check_seed
 
 
 @dataclass(frozen=True)
-class RFA(RecurrentKernel):
+class RFA(RandomFeatures):
     r"""``o_i = sum_j phi(q_i) . phi(k_j) v_j / sum_j phi(q_i) . phi(k_j)``, at linear cost.
 
     ``phi(x) = D^-1/2 [sin(W x'), cos(W x')]`` with ``x' = x / |x|`` and D rows of W drawn from N(0, 1 /
@@ -47,8 +46,8 @@ class RFA(RecurrentKernel):
             the authors' code.
         sigma: initial width of the Gaussian kernel; 1 as in the authors' code. Smaller values give sharper
             attention.
-        fixed: keep sigma fixed. By default 1 / sigma is learned for each head and feature, as in the authors'
-            code.
+        fixed: keep sigma fixed. By default 1 / sigma is learned for each head and for each of its query
+            dimensions, as in the authors' code.
         gate: use the gate. It requires a causal transformer without cross-attention.
         gate_bias: initial b_g; w_g starts at 0. With 4, the weight of the past falls to 1 / e after about 55
             tokens.
@@ -62,7 +61,7 @@ class RFA(RecurrentKernel):
     """
 
     paper: ClassVar[str] = "Peng et al. 2021, arXiv:2103.02143"
-    causal: ClassVar[str] = "the paper's"
+    causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L features"
     features: int | None = None
     sigma: float = 1.0
@@ -81,10 +80,6 @@ class RFA(RecurrentKernel):
         check_finite_number("RFA gate_bias", self.gate_bias)
         if self.sigma <= 0:
             raise ValueError(f"RFA sigma must be above 0, got {self.sigma}")
-
-    def for_layers(self, layers: int) -> tuple["RFA", ...]:
-        """Return a kernel for each layer, with its own seed."""
-        return with_seed_per_layer(self, layers)
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError if the gate is combined with a bidirectional transformer or cross-attention."""
@@ -127,9 +122,6 @@ class RFAAttention(LinearAttention):
         w = self.promote(self.waves) * self.frequency
         angle = F.normalize(self.promote(q), dim=-1) @ w.mT
         return torch.cat([angle.sin(), angle.cos()], dim=-1) * w.shape[1] ** -0.5
-
-    def key_features(self, k: Tensor) -> KeyFeatures:
-        return KeyFeatures(self.query_features(k), k.new_zeros(k.shape[:-1], dtype=self.promote(k).dtype))
 
     def quotient(self, result: Tensor) -> Tensor:
         """Divide numerator by the denominator d so that the result is continuous at d = 0; see `RFA`."""

@@ -8,12 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import PairwiseKernel, check_sees_whole_sequence
-from rlxf.attention.kernels.bucket_layout import BucketAttention, ComparePositions, count_shared_rounds
-from rlxf.attention.technique import SpecView
+from rlxf.attention.kernels.bucket_attention import BucketAttention, ComparePositions, count_shared_rounds
+from rlxf.attention.modules import dropout as drop_some
+from rlxf.attention.technique import SpecView, check_finite_number, check_int, check_not_negative, check_seed
 from rlxf.attention.token_index import EMPTY, TokenIndex
-from rlxf.attention.validation import check_finite_number, check_int, check_not_negative, check_seed
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Routing(PairwiseKernel):
     Centroids follow a running k-means. A training pass with gradient accumulates the sum of
     ``x / |x|`` over all queries and keys of each cluster. The next update moves the centroids:
     ``decay mu + (1 - decay) sum / |sum|``, normalized to length 1. A cluster without tokens does not move.
-    Between updates all passes use the same centroids, so acting equals learning. The loss gets
+    Between updates all passes use the same centroids, so acting matches training. The loss gets
     ``commitment mean (x / |x| - mu_c(x))^2``, once for each pass of each layer, as in public
     implementations.
 
@@ -61,7 +60,7 @@ class Routing(PairwiseKernel):
     """
 
     paper: ClassVar[str] = "Roy et al. 2021, arXiv:2003.05997"
-    causal: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "ours"
     cost: ClassVar[str] = "L^2 / clusters pairs"
     clusters: int = 8
     window: int | None = None
@@ -114,7 +113,7 @@ class RoutingAttention(BucketAttention):
         self.sums: Tensor
         self._query_clusters: tuple[Tensor, Tensor] | None = None
         self._key_clusters: tuple[Tensor, Tensor] | None = None
-        self._commitment_losses: list[Tensor] = []
+        self.penalty_weight = spec.commitment
 
     def projected_query_extras(self, q: Tensor) -> Tensor:
         """Return the cluster of each query (B, H, T, D): (B, H, T, 1)."""
@@ -129,14 +128,12 @@ class RoutingAttention(BucketAttention):
         return extras
 
     def assign_clusters(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the extra features of queries or keys (B, H, T, D), and their clusters (B, H, T) int64."""
-        clusters = self.clusters(x)
-        return clusters[..., None].to(x.dtype), clusters
+        """Return the extra features of queries or keys (B, H, T, D), and their clusters c(x), (B, H, T).
 
-    @torch.no_grad()
-    def clusters(self, x: Tensor) -> Tensor:
-        """Return c(x) of x (B, H, T, D), for vectors of any length: (B, H, T) int64."""
-        return self.similarity(x).argmax(-1)
+        The length of x does not affect its cluster.
+        """
+        clusters = self.similarity(x.detach()).argmax(-1)
+        return clusters[..., None].to(x.dtype), clusters
 
     def similarity(self, x: Tensor) -> Tensor:
         """Return ``mu_c . x`` of x (B, H, T, D): (B, H, T, n)."""
@@ -150,14 +147,14 @@ class RoutingAttention(BucketAttention):
         """Return the comparison: all tokens, or all but later ones in a causal transformer."""
         return torch.ge if mask.causal else _all_pairs
 
-    def before_gathering(self, q: Tensor, k: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
+    def transform_in_context(self, q: Tensor, k: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
         """Accumulate cluster sums and the commitment loss in a training pass with gradient."""
         if self._query_clusters is not None and self._key_clusters is not None:
             both = ((*self._query_clusters, mask.query), (*self._key_clusters, mask.key))
             terms = [self._accumulate(x, clusters, index.episode != EMPTY) for x, clusters, index in both]
             error, number = (torch.stack(parts).sum() for parts in zip(*terms, strict=True))
             if self.spec.loss_depends_on_tokens:
-                self._commitment_losses.append(error / number.clamp(min=1))
+                self.penalty_terms.append(error / number.clamp(min=1))
         self._query_clusters = self._key_clusters = None
         return q, k
 
@@ -183,14 +180,6 @@ class RoutingAttention(BucketAttention):
     @property
     def _learning(self) -> bool:
         return self.training and torch.is_grad_enabled()
-
-    def reset_penalty(self) -> None:
-        self._commitment_losses = []
-
-    def penalty(self) -> Tensor | None:
-        """Return the commitment loss of the passes since the last call; None if there is none."""
-        distances, self._commitment_losses = self._commitment_losses, []
-        return self.spec.commitment * torch.stack(distances).sum() if distances else None
 
     @torch.no_grad()
     def after_update(self) -> None:
@@ -225,24 +214,20 @@ class BalancedRoutingAttention(RoutingAttention):
         """Return False: clusters are chosen from whole rows."""
         return False
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
-    ) -> Tensor:
-        query_slots, key_slots, weights = self._by_cluster(q, k, bias, mask, dropout)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
+        query_slots, key_slots, weights = self._by_cluster(q, k, bias, mask)
         outputs = weights @ _gather(v, key_slots)
         slots = query_slots.flatten(2)[..., None].expand(-1, -1, -1, v.shape[-1])
         return v.new_zeros(*q.shape[:3], v.shape[-1]).scatter_add(2, slots, outputs.flatten(2, 3))
 
-    def weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
-    ) -> Tensor:
-        query_slots, key_slots, weights = self._by_cluster(q, k, bias, mask, dropout)
+    def weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
+        query_slots, key_slots, weights = self._by_cluster(q, k, bias, mask)
         pairs = query_slots[..., :, None] * k.shape[2] + key_slots[..., None, :]
         all_weights = weights.new_zeros(*q.shape[:2], q.shape[2] * k.shape[2])
         return all_weights.scatter_add(2, pairs.flatten(2), weights.flatten(2)).unflatten(2, (q.shape[2], -1))
 
     def _by_cluster(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
+        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Choose the tokens of each cluster and compute their weights.
 
@@ -263,13 +248,10 @@ class BalancedRoutingAttention(RoutingAttention):
         if bias is not None:
             scores = scores + _gather_pairs(bias.expand(*q.shape[:3], k.shape[2]), query_slots, key_slots)
         fully_masked = ~allowed.any(-1, keepdim=True)
-        weights = (
-            scores.masked_fill(~allowed & ~fully_masked, -torch.inf)
-            .softmax(-1)
-            .masked_fill(fully_masked, 0.0)
-        )
+        scores = scores.masked_fill(~allowed & ~fully_masked, -torch.inf)
+        weights = scores.softmax(-1).masked_fill(fully_masked, 0.0)
         cluster_weight = _cluster_weight(query_slots, ~fully_masked[..., 0], q.shape[2], q.dtype)
-        return query_slots, key_slots, drop_some(weights * cluster_weight[..., None], dropout)
+        return query_slots, key_slots, drop_some(weights * cluster_weight[..., None], self.active_dropout)
 
     def _nearest_tokens(self, similarity: Tensor, index: TokenIndex) -> tuple[Tensor, Tensor]:
         """Select the w tokens of each episode that are nearest to each centroid, by similarity (B, H, T, n).
@@ -277,24 +259,21 @@ class BalancedRoutingAttention(RoutingAttention):
         Returns:
             Their slots (B, H, n, W) and their episodes; `EMPTY` for padding.
         """
-        window, episode = self.spec.window, index.episode[:, None, :, None].expand_as(similarity)
-        assert window is not None
+        assert self.spec.window is not None
+        _, heads, length, clusters = similarity.shape
+        episode = index.episode[:, None, :, None].expand_as(similarity)
         nearest = similarity.argsort(dim=2, descending=True, stable=True)
         order = episode.gather(2, nearest).argsort(dim=2, stable=True)
         slots = nearest.gather(2, order)
         sorted_episodes = index.episode.sort(dim=1).values
         start = torch.searchsorted(sorted_episodes, sorted_episodes)
-        number = torch.arange(similarity.shape[2], device=similarity.device) - start
-        picked = (number < window) & (sorted_episodes != EMPTY)
+        number = torch.arange(length, device=similarity.device) - start
+        picked = (number < self.spec.window) & (sorted_episodes != EMPTY)
         size = max(1, int(picked.sum(1).max()))
         first = picked.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :size]
         episodes = torch.where(picked, sorted_episodes, EMPTY).gather(1, first)
-        slots = slots.gather(
-            2, first[:, None, :, None].expand(-1, similarity.shape[1], -1, similarity.shape[3])
-        )
-        return slots.transpose(2, 3), episodes[:, None, None].expand(
-            -1, similarity.shape[1], similarity.shape[3], -1
-        )
+        slots = slots.gather(2, first[:, None, :, None].expand(-1, heads, -1, clusters))
+        return slots.transpose(2, 3), episodes[:, None, None].expand(-1, heads, clusters, -1)
 
 
 def _gather(x: Tensor, slots: Tensor) -> Tensor:

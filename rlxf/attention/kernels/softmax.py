@@ -9,10 +9,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.dropout import dropout as drop_some
-from rlxf.attention.kernels.base import PairwiseAttentionKernel, PairwiseKernel
+from rlxf.attention.kernels.base import AttentionKernel, PairwiseKernel
+from rlxf.attention.modules import dropout as drop_some
 from rlxf.attention.patterns.base import UNLIMITED
-from rlxf.attention.validation import check_bool
+from rlxf.attention.technique import check_bool
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Softmax(PairwiseKernel):
     """
 
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
-    causal: ClassVar[str] = "the paper's"
+    causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "pairs seen"
     softmax1: bool = False
     softmax_distance = UNLIMITED
@@ -45,31 +45,27 @@ class Softmax(PairwiseKernel):
         return SoftmaxAttention(self.softmax1)
 
 
-class SoftmaxAttention(PairwiseAttentionKernel):
+class SoftmaxAttention(AttentionKernel):
     """Module of `Softmax` in one layer; it has no parameters."""
 
     def __init__(self, softmax1: bool = False):
         super().__init__()
         self.softmax1 = softmax1
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
-    ) -> Tensor:
-        if bias is None and not self.softmax1 and not dropout:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
+        if bias is None and not self.softmax1 and not self.active_dropout:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.mask)
-        weights = self.weights(q, k, bias, mask, dropout)
+        weights = self.weights(q, k, bias, mask)
         return weighted_average(weights, v)
 
-    def weights(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
-    ) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
         bias = torch.zeros_like(mask.mask) if bias is None else bias
         scores: Tensor = _Scores.apply(  # type: ignore[no-untyped-call]
             q, k, bias.expand(*q.shape[:3], k.shape[2]), mask.mask
         )
         if self.softmax1:
-            return drop_some(F.pad(scores, (0, 1)).softmax(dim=-1)[..., :-1], dropout)
-        return drop_some(scores.softmax(dim=-1), dropout)
+            return drop_some(F.pad(scores, (0, 1)).softmax(dim=-1)[..., :-1], self.active_dropout)
+        return drop_some(scores.softmax(dim=-1), self.active_dropout)
 
 
 def weighted_average(weights: Tensor, v: Tensor) -> Tensor:

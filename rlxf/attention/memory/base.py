@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,12 @@ class State:
         relevant = (stored != EMPTY) & (stored >= first) & (stored <= queried.amax(1, keepdim=True))
         unused = relevant.any(0).cumsum(0) == 0
         return self.last(len(unused) - int(unused.sum()))
+
+    def padded(self, length: int) -> "State":
+        """Return a state of ``length`` slots: these tokens without ``older``, then empty slots."""
+        layers, batch, count, width = self.hidden.shape
+        free = State.empty(layers, batch, length - count, self.hidden, width)
+        return concatenate_states([self, free])
 
     def rows(self, rows: Tensor) -> "State":
         """Return the selected rows of the batch; ``rows`` is a bool (B,) mask or int64 (N,) row numbers."""
@@ -120,6 +126,14 @@ class MemoryView:
         return None
 
 
+Mask = TypeVar("Mask", bound=AttentionMask)
+
+
+def extend_mask(kind: type[Mask], mask: AttentionMask, **options: Any) -> Mask:
+    """Return a mask of another kind with the fields of ``mask`` and further options."""
+    return kind(**{field.name: getattr(mask, field.name) for field in fields(AttentionMask)}, **options)
+
+
 class Memory(Technique, ABC):
     """Base of the memory techniques: frozen dataclasses that define what a segment sees of earlier tokens."""
 
@@ -134,7 +148,7 @@ class Memory(Technique, ABC):
             raise ValueError(f"memory {self} needs causal=True: stored tokens cannot attend to future ones")
 
     @property
-    def holds(self) -> int:
+    def capacity(self) -> int:
         """Maximum distance, in tokens, over all layers; the default is M."""
         return self.length
 
@@ -174,11 +188,9 @@ class Memory(Technique, ABC):
             layers: layer of each pass, a `Block`.
             tables: tables of the distances from `step_distance` down to 0.
         """
-        passes, batch, length, width = state.hidden.shape
-        free = State.empty(passes, batch, capacity - length, state.hidden, width)
-        slots = concatenate_states([state, free])
+        slots = state.padded(capacity)
         buffers = [layer.cache(h, slots.index, tables) for layer, h in zip(layers, slots.hidden, strict=True)]
-        return KVCache(buffers, slots.index, length % capacity, tables)
+        return KVCache(buffers, slots.index, state.index.shape[1] % capacity, tables)
 
     def view(self, state: State | None, index: TokenIndex, layers: Sequence[Any]) -> MemoryView:
         """Create the view of a state for a segment.

@@ -15,8 +15,8 @@ Usage = Callable[[Tensor], Tensor]
 """Function from tokens (N, L, C) of N blocks to the attention that each token receives, (N, L)."""
 
 
-class Compression(nn.Module, ABC):
-    """Base of the functions that compress c tokens to one.
+class BlockModule(nn.Module, ABC):
+    """Base of the modules that read blocks of c tokens.
 
     Args:
         width: features of a token C.
@@ -26,6 +26,10 @@ class Compression(nn.Module, ABC):
     def __init__(self, width: int, ratio: int):
         super().__init__()
         self.ratio = ratio
+
+
+class Compression(BlockModule):
+    """Base of the functions that compress c tokens to one."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, usage: Usage) -> Tensor:
@@ -52,15 +56,14 @@ class Convolution(Compression):
     W is initialized orthogonally, so that tokens of unit variance give outputs of unit variance.
     """
 
+    dilation = 1
+
     def __init__(self, width: int, ratio: int):
         super().__init__(width, ratio)
-        self.convolution = self._convolution(width, ratio)
+        size = -(-ratio // self.dilation)
+        self.convolution = nn.Conv1d(width, width, size, stride=ratio, dilation=self.dilation)
         nn.init.orthogonal_(self.convolution.weight)
         nn.init.zeros_(self.convolution.bias)  # type: ignore[arg-type]
-
-    @staticmethod
-    def _convolution(width: int, ratio: int) -> nn.Conv1d:
-        return nn.Conv1d(width, width, ratio, stride=ratio)
 
     def forward(self, tokens: Tensor, usage: Usage) -> Tensor:
         y: Tensor = self.convolution(tokens.transpose(1, 2))
@@ -73,9 +76,7 @@ class Dilated(Convolution):
     The paper does not specify the dilated convolution. The kernel size c / 2, rounded up, is our choice.
     """
 
-    @staticmethod
-    def _convolution(width: int, ratio: int) -> nn.Conv1d:
-        return nn.Conv1d(width, width, (ratio + 1) // 2, stride=ratio, dilation=2)
+    dilation = 2
 
 
 class MostUsed(Compression):
@@ -119,11 +120,6 @@ COMPRESSIONS: dict[Method, type[Compression]] = {
 """Compression modules by name."""
 
 
-def compression(method: Method, width: int, ratio: int) -> Compression:
-    """Build the module of a compression method."""
-    return COMPRESSIONS[method](width, ratio)
-
-
 Loss = Literal["attention-reconstruction", "auto-encoding"]
 Measure = Literal["mean-square", "norm"]
 
@@ -159,17 +155,8 @@ class ReconstructionInput:
     layer: ContentLayer
 
 
-class Reconstruction(nn.Module, ABC):
-    """Base of the auxiliary losses of a learned compression.
-
-    Args:
-        width: features of a token C.
-        ratio: compression ratio c.
-    """
-
-    def __init__(self, width: int, ratio: int):
-        super().__init__()
-        self.ratio = ratio
+class Reconstruction(BlockModule):
+    """Base of the auxiliary losses of a learned compression."""
 
     @abstractmethod
     def forward(self, compressed: ReconstructionInput) -> Tensor:
@@ -223,6 +210,50 @@ MEASURES: dict[Measure, Callable[[Tensor], Tensor]] = {
     "norm": torch.linalg.vector_norm,
 }
 """Functions that reduce reconstruction errors to a scalar, by name."""
+
+
+class LayerCompression(nn.Module):
+    """Compression function of one layer, and its auxiliary loss if the function has parameters.
+
+    Args:
+        width: features of a token C.
+        ratio: compression ratio c.
+        method: compression function.
+        loss: auxiliary loss.
+        measure: size of a reconstruction error.
+        loss_coef: coefficient of the auxiliary loss.
+    """
+
+    def __init__(
+        self, width: int, ratio: int, method: Method, loss: Loss, measure: Measure, loss_coef: float
+    ):
+        super().__init__()
+        self.measure, self.loss_coef = MEASURES[measure], loss_coef
+        self.compression = COMPRESSIONS[method](width, ratio)
+        learns = any(True for _ in self.compression.parameters())
+        self.reconstruction = LOSSES[loss](width, ratio) if learns else None
+
+    def forward(self, tokens: Tensor, layer: ContentLayer) -> Tensor:
+        """Compress blocks of tokens (B, N, c, C) of a layer: (B, N, C)."""
+
+        def usage(x: Tensor) -> Tensor:
+            return attention_received(layer.content_query(x), layer.content(x)[0])
+
+        y: Tensor = self.compression(tokens.flatten(0, 1), usage)
+        return y[:, 0].unflatten(0, tokens.shape[:2])
+
+    def penalty(self, compressed: ReconstructionInput) -> Tensor | None:
+        """Return the auxiliary loss of one pass, whose gradient reaches only this module.
+
+        None if the method has no parameters, 0 if no query sees a compressed block: all ranks of a process
+        group must compute the same terms of the loss.
+        """
+        if self.reconstruction is None:
+            return None
+        if not bool(compressed.seen.any()):
+            return compressed.summaries.new_zeros(())
+        loss = self.measure(self.reconstruction(compressed))
+        return restrict_gradient(self.loss_coef * loss, self.parameters())
 
 
 def restrict_gradient(loss: Tensor, weights: Iterable[Tensor]) -> Tensor:

@@ -23,9 +23,8 @@ from rlxf.attention.memory.knn_attention import (
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.relative import DistanceTables
-from rlxf.attention.technique import AttentionFactory, SpecView
+from rlxf.attention.technique import AttentionFactory, SpecView, check_choice, check_int
 from rlxf.attention.token_index import TokenIndex
-from rlxf.attention.validation import check_choice, check_int
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +105,7 @@ class KNN(Memory):
     """
 
     paper: ClassVar[str] = "Wu et al. 2022, arXiv:2203.08913"
-    causal: ClassVar[str] = "the paper's"
+    causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "length pairs per token, in one layer length + far"
     length: int = 128
     far: int = 8192
@@ -151,29 +150,37 @@ class KNN(Memory):
         return partial(KNNAttention, top=self.top, index=self.index)
 
     def cache(self, state: State, capacity: int, layers: Sequence[Any], tables: DistanceTables) -> "KNNCache":
-        local = super().cache(state, capacity, layers, tables)
-        return KNNCache.from_state(local, layers[self.number(len(layers))], self, state)
+        near, number = super().cache(state, capacity, layers, tables), self.older_layer(len(layers))
+        older = [] if state.older is None else [state.older]
+        stored = concatenate_states([*older, State(state.hidden[[number]], state.index)])
+        slot, spare = stored.index.shape[1], max(1, capacity - state.index.shape[1])
+        retrievable = max(slot, self.capacity) + spare - 1
+        buffer = stored.padded(retrievable + 1 + retrievable // SPARE)
+        keys, values = layers[number].attention.far(layers[number].project(buffer.hidden[0]))
+        caches: list[Any] = list(near.layers)
+        ring, far = caches[number], LayerCache(keys, values, None)
+        caches[number] = FarLayerCache(ring.keys, ring.values, ring.table, far)
+        near_slots = near.index, near.slot, near.tables
+        return KNNCache(
+            caches, *near_slots, self, number, buffer.index, slot, retrievable, WriteCounter(slot)
+        )
 
-    def number(self, layers: int) -> int:
+    def older_layer(self, layers: int) -> int:
         """Return the number of the kNN layer, from 0, given the number of layers."""
         return (-(-3 * layers // 4) if self.layer is None else self.layer) - 1
 
-    def older_layer(self, layers: int) -> int:
-        """Return the number of the kNN layer."""
-        return self.number(layers)
-
     def for_layer(self, number: int, layers: int) -> Memory:
         """Return this memory for the kNN layer, else an `XL` memory."""
-        return self if number == self.number(layers) else XL(self.length)
+        return self if number == self.older_layer(layers) else XL(self.length)
 
     @property
-    def holds(self) -> int:
+    def capacity(self) -> int:
         """Maximum distance, in tokens, in the kNN layer: M + N."""
         return self.length + self.far
 
     def sees_far(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether the token at position j is a far token for position i: distance M + 1 to M + N."""
-        return (i - j > self.length) & (i - j <= self.holds)
+        return (i - j > self.length) & (i - j <= self.capacity)
 
     def empty(self, layers: int, batch: int, like: Tensor, width: int) -> State:
         older = State.empty(1, batch, self.far, like, width)
@@ -186,12 +193,12 @@ class KNN(Memory):
         """
         if state is not None and state.older is not None:
             state = replace(state, older=state.older.relevant_to(index))
-        return KNNView(state, index, self, self.number(len(layers)))
+        return KNNView(state, index, self, self.older_layer(len(layers)))
 
     def __call__(self, state: State, hidden: Tensor, index: TokenIndex) -> State:
         """Return the state after a segment; the kNN layer also keeps the N tokens before the last M."""
         after = super().__call__(state, hidden, index)
-        layer = [self.number(len(hidden))]
+        layer = [self.older_layer(len(hidden))]
         older = [] if state.older is None else [state.older]
         parts = [*older, State(state.hidden[layer], state.index), State(hidden[layer].detach(), index)]
         tokens = concatenate_states(parts)
@@ -223,7 +230,7 @@ class KNNCache(KVCache):
         number: number of the pass with kNN attention.
         far: (B, F), index of the tokens in the buffer; empty for slots that other copies wrote.
         far_slot: slot of the next token in the buffer.
-        reach: number of tokens before ``far_slot`` that can be retrieved.
+        retrievable: number of tokens before ``far_slot`` that can be retrieved.
         written: number of written slots, shared with the buffer.
     """
 
@@ -231,35 +238,14 @@ class KNNCache(KVCache):
     number: int
     far: TokenIndex
     far_slot: int
-    reach: int
+    retrievable: int
     written: WriteCounter
-
-    @classmethod
-    def from_state(cls, near: KVCache, layer: Any, memory: KNN, state: State) -> "KNNCache":
-        """Create a cache from a state, the cache of its local tokens, and the kNN layer, a `Block`."""
-        number = memory.number(len(near.layers))
-        older = [] if state.older is None else [state.older]
-        stored = concatenate_states([*older, State(state.hidden[[number]], state.index)])
-        spare = max(1, near.index.shape[1] - state.index.shape[1])
-        slot = stored.index.shape[1]
-        reach = max(slot, memory.holds) + spare - 1
-        free_slots = reach + 1 - slot + reach // SPARE
-        free = State.empty(1, len(near.index.episode), free_slots, state.hidden, state.hidden.shape[-1])
-        buffer = concatenate_states([stored, free])
-        layers = list(near.layers)
-        local = layers[number]
-        assert isinstance(local, LayerCache)
-        far = layer.attention.far(layer.project(buffer.hidden[0]))
-        layers[number] = FarLayerCache(local.keys, local.values, local.table, *far)
-        ring = near.index, near.slot, near.tables
-        return cls(layers, *ring, memory, number, buffer.index, slot, reach, WriteCounter(slot))
 
     def write(self, index: TokenIndex) -> int:
         if self.far_slot < self.written.slots or self.far_slot == self.far.shape[1]:
             self._move()
         slot = self.far_slot
-        self.far.position[:, slot : slot + 1] = index.position
-        self.far.episode[:, slot : slot + 1] = index.episode
+        self.far.write(slice(None), slot, index)
         self.far_slot = self.written.slots = slot + 1
         return super().write(index)
 
@@ -269,7 +255,7 @@ class KNNCache(KVCache):
 
         Rollouts run in inference mode. Tensors created in that mode cannot be modified outside of it.
         """
-        kept = slice(max(0, self.far_slot - self.reach), self.far_slot)
+        kept = slice(max(0, self.far_slot - self.retrievable), self.far_slot)
         self.far_slot -= kept.start
         batch, size = self.far.shape
         empty = TokenIndex.empty(batch, size - self.far_slot, self.far.position.device)
@@ -282,9 +268,7 @@ class KNNCache(KVCache):
         return KNNMask.extend(masks, self.number, self.memory.sees_far, self.far, self.far_slot - 1)
 
     def rows(self, rows: Tensor) -> "KNNCache":
-        local = super().rows(rows)
-        selected = replace(self, layers=local.layers, index=local.index, context=local.context)
-        return replace(selected, far=self.far.rows(rows), written=WriteCounter(self.far_slot))
+        return replace(super().rows(rows), far=self.far.rows(rows), written=WriteCounter(self.far_slot))
 
     def copy(self) -> "KNNCache":
         """Return a copy of all rows that shares the far buffer."""

@@ -2,27 +2,29 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.attention import Attention, LayerCache, Projected
+from rlxf.attention.attention import Attention, LayerCache, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.dropout import dropout as apply_dropout
-from rlxf.attention.faiss_support import check_search_backend, import_faiss, to_faiss_array
-from rlxf.attention.kernels.base import Kernel, RecurrentKernelState
+from rlxf.attention.kernels.base import Kernel
+from rlxf.attention.memory.base import extend_mask
+from rlxf.attention.modules import dropout as apply_dropout
 from rlxf.attention.positions.base import Position
 from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.utils.extras import check_search_backend, import_faiss
 
 MAX_SCORES = 2**24
 """Maximum number of scores in memory at a time during the search: 64 MB in float32."""
 
 MIN_SPARSITY = 4
-"""Candidate tokens are compacted before the search if fewer than 1 / MIN_SPARSITY are visible to a query."""
+"""Candidate tokens are compacted before the search if fewer than 1 / MIN_SPARSITY of them are visible to any
+query of the batch."""
 
 INITIAL_SCALE = 20.0
 """Initial value of exp(s), as in public implementations. Unscaled cosine scores are too uniform."""
@@ -30,32 +32,22 @@ INITIAL_SCALE = 20.0
 
 @dataclass(frozen=True, eq=False)
 class FarLayerCache(LayerCache):
-    """`LayerCache` with an additional buffer of F slots for far tokens.
+    """`LayerCache` with an additional buffer for far tokens.
 
     Args:
-        far_keys: (B, H, F, D), of unit length, without position encoding.
-        far_values: (B, H, F, D).
+        far: buffer of F slots; keys have unit length and no position encoding.
     """
 
-    far_keys: Tensor
-    far_values: Tensor
+    far: LayerCache
 
-    def write_far(self, slot: int, k: Tensor, v: Tensor) -> None:
-        """Write k and v to a slot of the far buffer, in place. Shapes as in `write`."""
-        self.far_keys[:, :, slot : slot + 1] = k
-        self.far_values[:, :, slot : slot + 1] = v
+    def rows(self, rows: Tensor) -> Self:
+        return replace(super().rows(rows), far=self.far.rows(rows))
 
-    def rows(self, rows: Tensor) -> "FarLayerCache":
-        near = super().rows(rows)
-        far = (x.index_select(0, rows) for x in (self.far_keys, self.far_values))
-        return FarLayerCache(near.keys, near.values, near.table, *far)
-
-    def compact(self, kept: slice) -> "FarLayerCache":
+    def compact(self, kept: slice) -> Self:
         """Return a cache with the kept far tokens at the start of a new buffer of the same size."""
-        far = [torch.zeros_like(self.far_keys), torch.zeros_like(self.far_values)]
-        for buffer, old in zip(far, (self.far_keys, self.far_values), strict=True):
-            buffer[:, :, : kept.stop - kept.start] = old[:, :, kept]
-        return FarLayerCache(self.keys, self.values, self.table, *far)
+        far = LayerCache(torch.zeros_like(self.far.keys), torch.zeros_like(self.far.values), None)
+        far.write(0, self.far.keys[:, :, kept], self.far.values[:, :, kept])
+        return replace(self, far=far)
 
 
 VisibilityFn = Callable[[Tensor, Tensor], Tensor]
@@ -86,8 +78,7 @@ class KNNMask(AttentionMask):
         slot: int = 0,
     ) -> list[AttentionMask]:
         """Return the masks of all passes, with the far tokens added in pass ``number``."""
-        local = {field.name: getattr(masks[number], field.name) for field in fields(AttentionMask)}
-        extended = cls(**local, sees_far=sees_far, far=far, slot=slot)
+        extended = extend_mask(cls, masks[number], sees_far=sees_far, far=far, slot=slot)
         return [*masks[:number], extended, *masks[number + 1 :]]
 
     def far_mask(self, queries: slice = slice(None)) -> Tensor:
@@ -121,8 +112,8 @@ def search_faiss(q: Tensor, keys: Tensor, mask: Tensor, top: int) -> Tensor:
     chosen = torch.empty(*q.shape[:3], count, dtype=torch.long)
     for row, head in product(*map(range, q.shape[:2])):
         index = import_faiss().IndexFlatIP(keys.shape[-1])
-        index.add(to_faiss_array(keys[row, head]))
-        for t, query in enumerate(to_faiss_array(q[row, head])[:, None]):
+        index.add(keys[row, head].float().contiguous().numpy(force=True))
+        for t, query in enumerate(q[row, head].float().contiguous().numpy(force=True)[:, None]):
             params = import_faiss().SearchParameters(
                 sel=import_faiss().IDSelectorBitmap(masks[row, t].numpy())
             )
@@ -184,25 +175,21 @@ class KNNAttention(Attention):
         of_far = q.new_zeros(*q.shape[:3], k.shape[2]).scatter(-1, chosen, weight)
         return torch.cat([g * of_far, (1 - g) * of_near], dim=-1)
 
-    def step(
-        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
-    ) -> Tensor:
+    def step(self, x: Tensor, cache: PassCache, slot: int, mask: AttentionMask) -> Tensor:
         assert isinstance(cache, FarLayerCache)
         q, projected = self._project_jointly(x)
         self._write(projected, cache, slot, mask)
         near = self.average(q, cache.keys, cache.values, mask, cache.table)
-        return self._merge_heads(self._add_far(q, near, (cache.far_keys, cache.far_values), mask), mask)
+        return self._merge_heads(self._add_far(q, near, (cache.far.keys, cache.far.values), mask), mask)
 
-    def write(
-        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
-    ) -> None:
+    def write(self, x: Tensor, cache: PassCache, slot: int, mask: AttentionMask) -> None:
         assert isinstance(cache, FarLayerCache)
         self._write(self.project(x), cache, slot, mask)
 
     def _write(self, projected: Projected, cache: FarLayerCache, slot: int, mask: AttentionMask) -> None:
         assert isinstance(mask, KNNMask)
         cache.write(slot, *self.prepare_keys(projected, mask.query.position))
-        cache.write_far(mask.slot, *self.far(projected))
+        cache.far.write(mask.slot, *self.far(projected))
 
     def far(self, projected: Projected) -> tuple[Tensor, Tensor]:
         """Return keys and values for the kNN search, without position encoding and gradient."""
@@ -262,7 +249,7 @@ class KNNAttention(Attention):
         scores = (q[..., None, :] * gather_top(keys, chosen)).sum(-1) * self.size**-0.5
         weight = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
         g = self.gate.sigmoid()[:, None, None] * visible.any(-1, keepdim=True)
-        return chosen, apply_dropout(weight * visible, self._dropout), g
+        return chosen, apply_dropout(weight * visible, self.kernel.active_dropout), g
 
 
 def gather_top(x: Tensor, chosen: Tensor) -> Tensor:

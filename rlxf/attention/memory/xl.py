@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlxf.attention.memory.base import Memory
-from rlxf.attention.validation import check_int
+from rlxf.attention.technique import check_int
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class XL(Memory):
     """
 
     paper: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860"
-    causal: ClassVar[str] = "the paper's"
+    causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "length pairs per token"
     length: int = 128
 

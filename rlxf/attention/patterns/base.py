@@ -1,4 +1,4 @@
-"""Base classes of attention patterns, and their intersections and unions."""
+"""Base classes of attention patterns, sliding windows, and intersections and unions of patterns."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.technique import Technique
+from rlxf.attention.technique import MAX_INT, Technique, check_int
 from rlxf.attention.token_index import TokenIndex
 
 UNLIMITED = 2**62
@@ -102,9 +102,13 @@ class Pattern(Technique, ABC):
         """
         return positions[self.mask_mod(i[:, None], positions).expand(len(i), len(positions)).any(0)]
 
-    def within(self, window: "Pattern") -> "Pattern":
-        """Return this pattern restricted to a window, which is narrower than `max_distance`."""
-        return self & window
+    def limit_distance(self, farthest: int | None) -> "Pattern":
+        """Return this pattern without keys farther away than ``farthest`` tokens; None for no bound."""
+        return self if farthest is None or self.max_distance <= farthest else self.within(farthest)
+
+    def within(self, distance: int) -> "Pattern":
+        """Return this pattern restricted to a distance, which is less than `max_distance`."""
+        return self & Window(distance + 1)
 
     def build_global_tokens(self, width: int, causal: bool) -> NoGlobalTokens:
         """Return the module that adds the pattern's learned global tokens to a sequence; by default none."""
@@ -206,6 +210,50 @@ class Either(_Combined):
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
         parts = [pattern.candidate_keys(i, positions) for pattern in (self.first, self.second)]
         return torch.cat(parts).unique()
+
+
+@dataclass(frozen=True)
+class Window(Pattern):
+    """Query i sees key j if ``|i - j| < size``.
+
+    In a causal transformer a query sees ``size`` keys, including itself; a transformer of n layers has a
+    receptive field of n * (size - 1) earlier tokens. With a memory of M tokens, ``Window(M + 1)`` gives every
+    query the same reach, at any place in its segment.
+
+    Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (there w/2 on each side).
+
+    Args:
+        size: distance in tokens, at least 1, from which keys are hidden.
+
+    Raises:
+        TypeError: if size is not an integer.
+        ValueError: if size is less than 1.
+    """
+
+    paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
+    causal_form: ClassVar[str] = "the paper's"
+    cost: ClassVar[str] = "L size pairs"
+    size: int = 129
+
+    def __post_init__(self) -> None:
+        check_int("Window size", self.size, most=MAX_INT + 1)
+
+    @property
+    def max_distance(self) -> int:
+        """``size - 1``."""
+        return self.size - 1
+
+    shift_period = 1  # only distances count
+
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
+        """Return whether ``|i - j| < size``."""
+        return (i - j).abs() < self.size
+
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        return positions_near(i, self.max_distance, positions)
+
+    def within(self, distance: int) -> Pattern:
+        return Window(distance + 1)
 
 
 class BlockPattern(Pattern):

@@ -1,6 +1,6 @@
-"""BigBird attention pattern: window, random and global blocks."""
+"""BigBird attention patterns: window and random blocks, with global blocks (ITC) or global tokens (ETC)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -8,35 +8,8 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern
-from rlxf.attention.validation import check_int, check_seed
-
-MASK = 2**63 - 1
-
-
-def hash_uniform(seed: int, *numbers: Tensor | int) -> Tensor:
-    """Return a uniform number in [0, 1) for each tuple of integers, float64; they broadcast.
-
-    Multiplications and shifts mix all bits, as in SplitMix64.
-
-    Source: Steele et al. 2014, "Fast splittable pseudorandom number generators", section 5.
-    """
-    state = torch.tensor(seed)
-    for number in numbers:
-        state = _mixed(state + torch.as_tensor(number) * -7046029254386353131 + 1)
-    return (state & MASK).double() / 2.0**63
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """Mix the bits of x int64; overflow is intended."""
-    x = (x ^ _right(x, 30)) * -4658895280553007687
-    x = (x ^ _right(x, 27)) * -7723592293110705685
-    return x ^ _right(x, 31)
-
-
-def _right(x: Tensor, bits: int) -> Tensor:
-    """Shift right and fill with zeros."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
+from rlxf.attention.patterns.global_tokens import ExtraTokens
+from rlxf.attention.technique import check_int, check_seed
 
 MAX_RANDOM_BLOCKS = 2**16
 """Largest number of random blocks per block; drawn blocks are stored as numbers for each head."""
@@ -74,7 +47,7 @@ class BigBird(BlockPattern):
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
-    causal: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "ours"
     cost: ClassVar[str] = "L block (window + random + global_blocks) pairs"
     block: int = 32
     window: int = 3
@@ -98,7 +71,8 @@ class BigBird(BlockPattern):
 
     def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the rule of head 0; other heads draw other blocks."""
-        return (a < self.global_blocks) | (b < self.global_blocks) | self.local.block_mask_mod(a, b)
+        everywhere = GlobalBlocks(self.block, self.global_blocks)
+        return everywhere.block_mask_mod(a, b) | self.local.block_mask_mod(a, b)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         everywhere = GlobalBlocks(self.block, self.global_blocks)
@@ -106,14 +80,76 @@ class BigBird(BlockPattern):
 
 
 @dataclass(frozen=True)
+class BigBirdETC(ExtraTokens):
+    """Tokens see neighboring blocks, random blocks and all global tokens; global tokens see all.
+
+    Global tokens have separate projections. In a bidirectional transformer, they are added to the sequence;
+    in a causal one, the first tokens of an episode serve as global tokens: see `ExtraTokens`. Blocks are
+    drawn as in `BigBird`. They are numbered from the first global token, and blocks that contain only global
+    tokens are not drawn.
+
+    Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
+
+    Args:
+        block: tokens per block.
+        window: number of blocks in the window around a block, including itself; odd.
+        random: number of blocks drawn for each block.
+        global_tokens: number of global tokens.
+        seed: seed of the draws.
+        farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
+            with memory, set the memory's length.
+
+    Raises:
+        TypeError: if an option is not an integer.
+        ValueError: if window is even; if block, window, global_tokens or farthest is less than 1; or if
+            another option is less than 0.
+    """
+
+    paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
+    causal_form: ClassVar[str] = "ours"
+    cost: ClassVar[str] = "L (block (window + random) + global_tokens) pairs"
+    block: int = 32
+    window: int = 3
+    random: int = 2
+    global_tokens: int = 4
+    seed: int = 0
+    farthest: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("BigBirdETC block", self.block)  # global tokens are counted in blocks
+        super().__post_init__()
+        _ = self.local  # checks the other options
+
+    @property
+    def local(self) -> Pattern:
+        """Window and random blocks."""
+        local = WindowAndRandomBlocks(
+            self.block, self.window, self.random, self.seed, self.global_tokens // self.block
+        )
+        return local.limit_distance(self.farthest)
+
+
+@dataclass(frozen=True)
+class GlobalBlocks(BlockPattern):
+    """The first blocks of an episode see all blocks and are seen by all."""
+
+    block: int
+    blocks: int
+
+    def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
+        return (a < self.blocks) | (b < self.blocks)
+
+
+@dataclass(frozen=True)
 class WindowAndRandomBlocks(BlockPattern):
-    """Window around a block, and blocks drawn for it among the non-global ones; see `BigBird`."""
+    """Window around a block, and blocks that a head draws among the non-global ones; see `BigBird`."""
 
     block: int
     window: int
     random: int
     seed: int
     global_blocks: int
+    head: int = 0
 
     def __post_init__(self) -> None:
         check_int("BigBird block", self.block)
@@ -129,41 +165,21 @@ class WindowAndRandomBlocks(BlockPattern):
         return UNLIMITED if self.random else (self.window // 2 + 1) * self.block - 1
 
     def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the rule of head 0."""
-        return HeadRandomBlocks(self, 0).block_mask_mod(a, b) if self.random else self.near(a, b)
-
-    def near(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return whether block b is in the window of block a."""
-        return (a - b).abs() <= self.window // 2
+        near = (a - b).abs() <= self.window // 2
+        return near | self._is_drawn(a, b) if self.random else near
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        return (self,) if self.random == 0 else tuple(HeadRandomBlocks(self, head) for head in range(heads))
+        return (self,) if self.random == 0 else tuple(replace(self, head=head) for head in range(heads))
 
-
-@dataclass(frozen=True)
-class HeadRandomBlocks(BlockPattern):
-    """Window and random blocks of one head of `WindowAndRandomBlocks`."""
-
-    of: WindowAndRandomBlocks
-    head: int
-
-    @property
-    def block(self) -> int:  # type: ignore[override]
-        """Tokens per block."""
-        return self.of.block
-
-    def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.of.near(a, b) | self._drew(a, b)
-
-    def _drew(self, a: Tensor, b: Tensor) -> Tensor:
+    def _is_drawn(self, a: Tensor, b: Tensor) -> Tensor:
         """Return whether block b is drawn for block a."""
         last = int(a.max()) if a.numel() else 0
-        chosen = draw_blocks(self.of, self.head, 1 << last.bit_length()).to(a.device)
+        chosen = _draw_blocks(self, 1 << last.bit_length()).to(a.device)
         return (chosen[a] == b[..., None]).any(-1)
 
 
 @lru_cache(maxsize=64)
-def draw_blocks(rule: WindowAndRandomBlocks, head: int, blocks: int) -> Tensor:
+def _draw_blocks(rule: WindowAndRandomBlocks, blocks: int) -> Tensor:
     """Draw (blocks, random) int64 blocks for each of the first blocks.
 
     If fewer than ``random`` blocks precede the window, the others are those directly after it.
@@ -172,17 +188,31 @@ def draw_blocks(rule: WindowAndRandomBlocks, head: int, blocks: int) -> Tensor:
     near, first = rule.window // 2, rule.global_blocks
     before = (a - near - first).clamp(min=0)
     start, end = number * before // rule.random, (number + 1) * before // rule.random
-    chosen = first + start + (hash_uniform(rule.seed, head, number, a) * (end - start)).long()
+    chosen = first + start + (hash_uniform(rule.seed, rule.head, number, a) * (end - start)).long()
     missing = end == start
     return torch.where(missing, (a + near).clamp(min=first - 1) + missing.cumsum(1), chosen)
 
 
-@dataclass(frozen=True)
-class GlobalBlocks(BlockPattern):
-    """The first blocks of an episode see all blocks and are seen by all."""
+def hash_uniform(seed: int, *numbers: Tensor | int) -> Tensor:
+    """Return a uniform number in [0, 1) for each tuple of integers, float64; they broadcast.
 
-    block: int
-    blocks: int
+    Multiplications and shifts mix all bits, as in SplitMix64.
 
-    def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
-        return (a < self.blocks) | (b < self.blocks)
+    Source: Steele et al. 2014, "Fast splittable pseudorandom number generators", section 5.
+    """
+    state = torch.tensor(seed)
+    for number in numbers:
+        state = _mixed(state + torch.as_tensor(number) * -7046029254386353131 + 1)
+    return (state & (2**63 - 1)).double() / 2.0**63
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Mix the bits of x int64; overflow is intended."""
+    x = (x ^ _right(x, 30)) * -4658895280553007687
+    x = (x ^ _right(x, 27)) * -7723592293110705685
+    return x ^ _right(x, 31)
+
+
+def _right(x: Tensor, bits: int) -> Tensor:
+    """Shift right and fill with zeros."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

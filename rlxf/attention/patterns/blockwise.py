@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.patterns.base import BlockPattern, Pattern
-from rlxf.attention.validation import check_int
+from rlxf.attention.technique import check_int
 
 MAX_BLOCKS = 2**16
 """Largest number of blocks of a permutation; permutations are stored as numbers for each head."""
@@ -38,7 +38,7 @@ class Blockwise(BlockPattern):
     """
 
     paper: ClassVar[str] = "Qiu et al. 2020, arXiv:1911.02972"
-    causal: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "ours"
     cost: ClassVar[str] = "L block pairs"
     block: int = 64
     blocks: int = 8

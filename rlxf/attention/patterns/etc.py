@@ -3,19 +3,18 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.patterns.global_tokens import ExtraTokens, check_global_tokens
-from rlxf.attention.patterns.window import Window, limit_distance
-from rlxf.attention.validation import check_int
+from rlxf.attention.patterns.base import Pattern, Window
+from rlxf.attention.patterns.global_tokens import ExtraTokens
+from rlxf.attention.technique import check_int
 
 
 @dataclass(frozen=True)
 class ETC(ExtraTokens):
     """Global tokens see all and are seen by all; other tokens see those with ``|i - j| <= radius``.
 
-    Global tokens are extra tokens with separate projections; in a causal transformer they are the first
-    tokens of an episode: see `ExtraTokens`. The paper's relative position labels are the position
-    `ETCLabels`.
+    Global tokens have separate projections. In a bidirectional transformer, they are added to the sequence;
+    in a causal one, the first tokens of an episode serve as global tokens: see `ExtraTokens`. The paper's
+    relative position labels are the position `ETCLabels`.
 
     Source: Ainslie et al. 2020, arXiv:2004.08483, section 3.2.
 
@@ -31,7 +30,7 @@ class ETC(ExtraTokens):
     """
 
     paper: ClassVar[str] = "Ainslie et al. 2020, arXiv:2004.08483"
-    causal: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "ours"
     cost: ClassVar[str] = "L (radius + global_tokens) pairs"
     radius: int = 64
     global_tokens: int = 4
@@ -39,9 +38,9 @@ class ETC(ExtraTokens):
 
     def __post_init__(self) -> None:
         check_int("ETC radius", self.radius, least=0)
-        check_global_tokens(self)
+        super().__post_init__()
 
     @property
     def local(self) -> Pattern:
         """Window of the tokens that are not global."""
-        return limit_distance(Window(self.radius + 1), self.farthest)
+        return Window(self.radius + 1).limit_distance(self.farthest)

@@ -1,14 +1,23 @@
-"""Patterns with global tokens, which see all tokens and are seen by all."""
+"""Patterns with global tokens, which see all tokens and are seen by all, and their attention modules.
+
+Global queries and local queries, those of all other tokens, have separate projections (Longformer, ETC,
+BigBird-ETC).
+"""
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from rlxf.attention.global_attention import build_etc_attention, build_longformer_attention
+from rlxf.attention.attention import Attention, LayerCache, Projected
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentKernelState
+from rlxf.attention.modules import orthogonal_linear
 from rlxf.attention.patterns.base import (
     UNLIMITED,
     Either,
@@ -17,9 +26,10 @@ from rlxf.attention.patterns.base import (
     positions_between,
     positions_near,
 )
-from rlxf.attention.technique import AttentionFactory
+from rlxf.attention.positions.base import Position
+from rlxf.attention.relative import DistanceTables
+from rlxf.attention.technique import AttentionFactory, check_int
 from rlxf.attention.token_index import TokenIndex
-from rlxf.attention.validation import check_int
 
 
 class GlobalTokens(Pattern):
@@ -27,45 +37,50 @@ class GlobalTokens(Pattern):
 
     Global tokens have separate projections. With ``farthest``, no token sees one farther away: as for an
     agent with a memory of that length.
+
+    Raises:
+        TypeError: if global_tokens or farthest is not an integer.
+        ValueError: if one of them is less than 1.
     """
 
     global_tokens: int
     farthest: int | None
 
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check_int(f"{name} global_tokens", self.global_tokens)
+        if self.farthest is not None:
+            check_int(f"{name} farthest", self.farthest)
+
     @property
     @abstractmethod
     def local(self) -> Pattern:
-        """Pattern of the tokens that are not global among themselves."""
-
-    @property
-    def far(self) -> int:
-        """Distance, in tokens, beyond which no token sees another."""
-        return UNLIMITED if self.farthest is None else self.farthest
+        """Pattern of the tokens that are not global among themselves, at most `max_distance` apart."""
 
     @property
     def max_distance(self) -> int:
-        """Equal to `far`."""
-        return self.far
+        """Equal to ``farthest``, if it is not None."""
+        return UNLIMITED if self.farthest is None else self.farthest
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return whether i or j is global and their distance is at most `far`, or `local` allows the pair."""
-        either = (i < self.global_tokens) | (j < self.global_tokens)
-        return (either & ((i - j).abs() <= self.far)) | self.local.mask_mod(i, j)
+        """Return whether a rule of `query_rules` allows the pair."""
+        local, of_globals = self.query_rules
+        return local.mask_mod(i, j) | of_globals.mask_mod(i, j)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        others, globals_ = self.query_rules
-        return tuple(Either(pattern, globals_) for pattern in others.for_heads(heads))
+        local, of_globals = self.query_rules
+        return tuple(Either(pattern, of_globals) for pattern in local.for_heads(heads))
 
     @property
     def query_rules(self) -> tuple[Pattern, Pattern]:
         """Rule of the tokens that are not global, and rule of the global tokens."""
-        others = LocalQueries(self.global_tokens, self.far, self.local)
-        return others, GlobalQueries(self.global_tokens, self.far)
+        options = self.global_tokens, self.max_distance
+        return LocalQueries(*options, self.local), GlobalQueries(*options)
 
-    def within(self, window: Pattern) -> Pattern:
-        """Return this pattern with the window's distance as `farthest`."""
+    def within(self, distance: int) -> Pattern:
+        """Return this pattern with the distance as `farthest`."""
         options: Any = self
-        limited: Pattern = replace(options, farthest=window.max_distance)
+        limited: Pattern = replace(options, farthest=distance)
         return limited
 
     def attention_class(self, default: AttentionFactory) -> AttentionFactory:
@@ -95,42 +110,8 @@ class ExtraTokens(GlobalTokens):
 
 
 @dataclass(frozen=True)
-class LocalQueries(Pattern):
-    """Keys visible to tokens that are not global: global tokens within distance ``far``, and local ones."""
-
-    global_tokens: int
-    far: int
-    local: Pattern
-
-    @property
-    def max_distance(self) -> int:
-        """The larger of ``far`` and the local distance."""
-        return max(self.far, self.local.max_distance)
-
-    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        is_global = (j < self.global_tokens) & ((i - j).abs() <= self.far)
-        return (i >= self.global_tokens) & (is_global | self.local.mask_mod(i, j))
-
-    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        return tuple(
-            LocalQueries(self.global_tokens, self.far, pattern) for pattern in self.local.for_heads(heads)
-        )
-
-    def group(self, i: Tensor) -> Tensor:
-        """Return local groups; global tokens, which see nothing here, form a group of their own."""
-        return torch.where(i < self.global_tokens, -1, self.local.group(i))
-
-    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
-        queries = i[i >= self.global_tokens]
-        if not len(queries):
-            return positions[:0]
-        first = positions_between(max(0, int(queries.min()) - self.far), self.global_tokens - 1, positions)
-        return torch.cat([first, self.local.candidate_keys(queries, positions)]).unique()
-
-
-@dataclass(frozen=True)
-class GlobalQueries(Pattern):
-    """Keys visible to global tokens: all within distance ``far``."""
+class _QueryRule(Pattern):
+    """Keys visible to one kind of query, up to distance ``far``."""
 
     global_tokens: int
     far: int
@@ -139,6 +120,11 @@ class GlobalQueries(Pattern):
     def max_distance(self) -> int:
         """Equal to ``far``."""
         return self.far
+
+
+@dataclass(frozen=True)
+class GlobalQueries(_QueryRule):
+    """Keys visible to global tokens: all within distance ``far``."""
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         return (i < self.global_tokens) & ((i - j).abs() <= self.far)
@@ -150,6 +136,31 @@ class GlobalQueries(Pattern):
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
         queries = i[i < self.global_tokens]
         return positions_near(queries, self.far, positions) if len(queries) else positions[:0]
+
+
+@dataclass(frozen=True)
+class LocalQueries(_QueryRule):
+    """Keys visible to tokens that are not global: global tokens within distance ``far``, and local ones."""
+
+    local: Pattern
+
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
+        is_global = (j < self.global_tokens) & ((i - j).abs() <= self.far)
+        return (i >= self.global_tokens) & (is_global | self.local.mask_mod(i, j))
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        return tuple(replace(self, local=pattern) for pattern in self.local.for_heads(heads))
+
+    def group(self, i: Tensor) -> Tensor:
+        """Return local groups; global tokens, which see nothing here, form a group of their own."""
+        return torch.where(i < self.global_tokens, -1, self.local.group(i))
+
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        queries = i[i >= self.global_tokens]
+        if not len(queries):
+            return positions[:0]
+        first = positions_between(max(0, int(queries.min()) - self.far), self.global_tokens - 1, positions)
+        return torch.cat([first, self.local.candidate_keys(queries, positions)]).unique()
 
 
 class LearnedGlobalTokens(NoGlobalTokens):
@@ -181,9 +192,134 @@ class LearnedGlobalTokens(NoGlobalTokens):
         layer.attention = layer.attention.others
 
 
-def check_global_tokens(pattern: GlobalTokens) -> None:
-    """Raise TypeError or ValueError unless the number of global tokens and the bound are in range."""
-    name = type(pattern).__name__
-    check_int(f"{name} global_tokens", pattern.global_tokens)
-    if pattern.farthest is not None:
-        check_int(f"{name} farthest", pattern.farthest)
+class GlobalAttention(nn.Module):
+    """Two attention modules over the same tokens: one for local queries, one for global queries.
+
+    It has the interface of `Attention`.
+
+    Args:
+        global_tokens: number of global tokens g; they have the positions 0 to g - 1.
+        others: attention of local queries.
+        globals_: attention of global queries.
+        out: shared output projection.
+    """
+
+    def __init__(self, global_tokens: int, others: Attention, globals_: Attention, out: nn.Module):
+        super().__init__()
+        self.global_tokens = global_tokens
+        self.others = others
+        self.globals = globals_
+        self.out = out
+
+    @property
+    def _parts(self) -> tuple[Attention, Attention]:
+        return self.others, self.globals
+
+    def forward(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
+        parts = zip(self._parts, _halves(memory), mask.query_masks, strict=True)
+        return self._select((part(x, projected, rule) for part, projected, rule in parts), mask)
+
+    def weights(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
+        parts = zip(self._parts, _halves(memory), mask.query_masks, strict=True)
+        local, of_globals = (part.weights(x, projected, rule) for part, projected, rule in parts)
+        return torch.where(self._is_global(mask)[:, None], of_globals, local)
+
+    def step(
+        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
+    ) -> Tensor:
+        """See `Attention`; the cache is created by `cache`."""
+        parts = zip(self._parts, _split_cache(cache), mask.query_masks, strict=True)
+        return self._select((part.step(x, ring, slot, rule) for part, ring, rule in parts), mask)
+
+    def write(
+        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
+    ) -> None:
+        for part, ring, rule in zip(self._parts, _split_cache(cache), mask.query_masks, strict=True):
+            part.write(x, ring, slot, rule)
+
+    def cache(self, memory: Projected, index: TokenIndex, tables: DistanceTables) -> LayerCache:
+        """Create a joint cache (B, 2 H, S, D): heads of local queries, then heads of global queries."""
+        half = len(memory) // 2
+        one = self.others.cache(memory[:half], index, tables)
+        other = self.globals.cache(memory[half:], index, tables)
+        keys, values = torch.cat([one.keys, other.keys], dim=1), torch.cat([one.values, other.values], dim=1)
+        if one.table is None or other.table is None:
+            return LayerCache(keys, values, None)
+        return LayerCache(keys, values, torch.stack([one.table, other.table]))
+
+    @property
+    def max_distance(self) -> int:
+        """Unlimited: every token attends to global tokens at any distance."""
+        return UNLIMITED
+
+    def project(self, x: Tensor, linear: LinearFn = F.linear) -> Projected:
+        """Project keys and values for local queries, then for global queries."""
+        return *self.others.project(x, linear), *self.globals.project(x, linear)
+
+    def _select(self, outputs: Iterable[Tensor], mask: AttentionMask) -> Tensor:
+        """Select the output of each query by its kind, (B, T, C); 0 for fully masked queries."""
+        local, of_globals = outputs
+        y: Tensor = self.out(torch.where(self._is_global(mask), of_globals, local))
+        local_masked, globals_masked = (rule.fully_masked for rule in mask.query_masks)
+        if local_masked is None or globals_masked is None:
+            return y
+        return y.masked_fill((local_masked & globals_masked)[..., None], 0.0)
+
+    def _is_global(self, mask: AttentionMask) -> Tensor:
+        """Return which queries are global tokens, (B, T, 1) bool."""
+        return (mask.query.position < self.global_tokens)[..., None]
+
+
+def _halves(projected: Projected | None) -> tuple[Projected | None, Projected | None]:
+    """Split the result of `GlobalAttention.project` into the parts of local and of global queries."""
+    if projected is None:
+        return None, None
+    half = len(projected) // 2
+    return projected[:half], projected[half:]
+
+
+def _split_cache(cache: LayerCache | RecurrentKernelState) -> list[LayerCache]:
+    """Return views of a joint cache: the part of local queries and the part of global queries."""
+    assert isinstance(cache, LayerCache)
+    keys, values = cache.keys.chunk(2, dim=1), cache.values.chunk(2, dim=1)
+    tables = (None, None) if cache.table is None else cache.table.unbind(0)
+    return [LayerCache(*half) for half in zip(keys, values, tables, strict=True)]
+
+
+def build_longformer_attention(
+    global_tokens: int, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float
+) -> GlobalAttention:
+    """Build attention with separate q, k and v projections and one output projection (Longformer)."""
+    out = orthogonal_linear(width, width)
+    local, of_globals = (Attention(width, heads, position, kernel, dropout) for _ in range(2))
+    local.out = of_globals.out = nn.Identity()  # outputs of the heads, concatenated
+    return GlobalAttention(global_tokens, local, of_globals, out)
+
+
+class ETCAttention(Attention):
+    """Attention with a separate output projection, and separate keys and values of global tokens (ETC).
+
+    ``qkv`` (5 C, C) projects q, k and v of tokens that are not global, then k and v of global tokens, the
+    first ``global_tokens`` positions.
+    """
+
+    global_tokens: int
+
+    def __init__(self, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float):
+        super().__init__(width, heads, position, kernel, dropout)
+        self.qkv = orthogonal_linear(width, width, matrices=5)
+
+    def prepare_keys(self, projected: Projected, position: Tensor) -> tuple[Tensor, Tensor]:
+        is_global = (position < self.global_tokens)[:, None, :, None]
+        k, v, global_k, global_v, *extras = projected
+        k, v = torch.where(is_global, global_k, k), torch.where(is_global, global_v, v)
+        return super().prepare_keys((k, v, *extras), position)
+
+
+def build_etc_attention(
+    global_tokens: int, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float
+) -> GlobalAttention:
+    """Build attention of two `ETCAttention` modules."""
+    local, of_globals = (ETCAttention(width, heads, position, kernel, dropout) for _ in range(2))
+    local.global_tokens = of_globals.global_tokens = global_tokens
+    return GlobalAttention(global_tokens, local, of_globals, nn.Identity())

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.patterns.dilated import Dilated
-from rlxf.attention.patterns.global_tokens import GlobalTokens, check_global_tokens
-from rlxf.attention.patterns.window import limit_distance
-from rlxf.attention.validation import check_int
+from rlxf.attention.patterns.global_tokens import GlobalTokens
+from rlxf.attention.patterns.window import Dilated
+from rlxf.attention.technique import check_int
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Longformer(GlobalTokens):
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
-    causal: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "ours"
     cost: ClassVar[str] = "L (window + global_tokens) pairs"
     window: int = 128
     dilation: int = 1
@@ -49,11 +48,12 @@ class Longformer(GlobalTokens):
         check_int("Longformer window", self.window, least=2)
         check_int("Longformer dilation", self.dilation)
         check_int("Longformer plain_heads", self.plain_heads, least=0)
-        check_global_tokens(self)
+        super().__post_init__()
         if self.window % 2:
             raise ValueError(f"Longformer window must be even, got {self.window}")
 
     @property
     def local(self) -> Pattern:
         """Window of the tokens that are not global."""
-        return limit_distance(Dilated(self.window // 2 + 1, self.dilation, self.plain_heads), self.farthest)
+        window = Dilated(self.window // 2 + 1, self.dilation, self.plain_heads)
+        return window.limit_distance(self.farthest)

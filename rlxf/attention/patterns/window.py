@@ -1,60 +1,118 @@
-"""Sliding window: a token sees the tokens nearest to it."""
+"""Full attention, and dilated windows: a token sees every d-th of the tokens nearest to it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from rlxf.attention.patterns.base import Pattern, positions_near
-from rlxf.attention.validation import MAX_INT, check_int
+from rlxf.attention.patterns.base import GROUP_SIZE, Pattern, Window, positions_near
+from rlxf.attention.technique import check_int
 
 
 @dataclass(frozen=True)
-class Window(Pattern):
-    """Query i sees key j if ``|i - j| < size``.
+class Full(Pattern):
+    """Every key is visible: the cost grows with the square of the length.
 
-    In a causal transformer a query sees ``size`` keys, including itself; a transformer of n layers has a
-    receptive field of n * (size - 1) earlier tokens. With a memory of M tokens, ``Window(M + 1)`` gives every
-    query the same reach, at any place in its segment.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
+    """
+
+    paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
+    causal_form: ClassVar[str] = "the paper's"
+    cost: ClassVar[str] = "L^2 pairs"
+
+    shift_period = 1  # only distances count
+
+    sees_all = True
+
+    def within(self, distance: int) -> Pattern:
+        return Window(distance + 1)
+
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
+        """Return True for every pair."""
+        return torch.ones((), dtype=torch.bool, device=i.device)
+
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        """Return all keys."""
+        return positions
+
+
+@dataclass(frozen=True)
+class Dilated(Pattern):
+    """Query i sees key j if ``|i - j| < size * dilation`` and ``dilation`` divides ``i - j``.
+
+    A query sees ``size`` keys on each side, including itself. The window reaches ``dilation`` times as far as
+    `Window` at the same cost.
 
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (there w/2 on each side).
 
     Args:
-        size: distance in tokens, at least 1, from which keys are hidden.
+        size: number of keys on each side, including the query itself; at least 1.
+        dilation: distance of adjacent keys, in tokens; 1 is `Window`.
+        plain_heads: number of heads, the first ones, with a dilation of 1.
 
     Raises:
-        TypeError: if size is not an integer.
-        ValueError: if size is less than 1.
+        TypeError: if an option is not an integer.
+        ValueError: if size or dilation is less than 1, or plain_heads is less than 0.
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
-    causal: ClassVar[str] = "the paper's"
+    causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L size pairs"
-    size: int = 129
+    size: int = 65
+    dilation: int = 2
+    plain_heads: int = 0
 
     def __post_init__(self) -> None:
-        check_int("Window size", self.size, most=MAX_INT + 1)
+        check_int("Dilated size", self.size)
+        check_int("Dilated dilation", self.dilation)
+        check_int("Dilated plain_heads", self.plain_heads, least=0)
 
     @property
     def max_distance(self) -> int:
-        """``size - 1``."""
-        return self.size - 1
+        """``(size - 1) * dilation``."""
+        return (self.size - 1) * self.dilation
+
+    shift_period = 1  # only distances count
+
+    @property
+    def _column(self) -> "Column":
+        return Column(self.dilation)
+
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
+        """Return the rule of a dilated head."""
+        return ((i - j).abs() <= self.max_distance) & self._column.mask_mod(i, j)
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        if self.plain_heads == 0:
+            return (self,)
+        gaps, plain = Dilated(self.size, self.dilation), Dilated(self.size, 1)
+        return tuple(plain if head < self.plain_heads else gaps for head in range(heads))
+
+    def group(self, i: Tensor) -> Tensor:
+        return self._column.group(i)
+
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        return self._column.candidate_keys(i, positions_near(i, self.max_distance, positions))
+
+
+@dataclass(frozen=True)
+class Column(Pattern):
+    """Pattern in which ``stride`` divides ``i - j``: a column of a sequence in rows of ``stride``."""
+
+    stride: int
 
     shift_period = 1  # only distances count
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return whether ``|i - j| < size``."""
-        return (i - j).abs() < self.size
+        return (i - j) % self.stride == 0
+
+    def group(self, i: Tensor) -> Tensor:
+        """Return the column of each position, with long columns divided into groups.
+
+        All queries of a column see the same keys.
+        """
+        return i.div(GROUP_SIZE * self.stride, rounding_mode="floor") * self.stride + i % self.stride
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
-        return positions_near(i, self.max_distance, positions)
-
-    def within(self, window: Pattern) -> Pattern:
-        return window
-
-
-def limit_distance(pattern: Pattern, farthest: int | None) -> Pattern:
-    """Return the pattern without keys farther away than ``farthest`` tokens; None for no bound."""
-    if farthest is None or pattern.max_distance <= farthest:
-        return pattern
-    return pattern.within(Window(farthest + 1))
+        return positions[torch.isin(positions % self.stride, (i % self.stride).unique())]

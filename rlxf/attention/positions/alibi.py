@@ -23,7 +23,7 @@ def slopes(heads: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ALiBi(PairwisePosition):
-    """``s_ij -= slope_h * |i - j|``, added after the division by sqrt(d); nothing is learned.
+    """``s_ij -= slope_h * |i - j|``, added after the division by sqrt(head size); nothing is learned.
 
     The bidirectional form treats both directions alike.
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import AttentionKernel
-from rlxf.attention.technique import SpecView, Technique
+from rlxf.attention.technique import SpecView, Technique, check_finite_number, check_int
 
-AverageFn = Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionMask, float], Tensor]
-"""Function of q, k, v, bias, mask and dropout with the interface of `AttentionKernel.forward`."""
+AverageFn = Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionMask], Tensor]
+"""Function of q, k, v, bias and mask with the interface of `AttentionKernel.forward`."""
 
 
 class PositionEmbedding(nn.Module):
@@ -27,7 +27,7 @@ class PositionEmbedding(nn.Module):
         """Add the embedding of position (B, T) int64 to x (B, T, C)."""
         return x
 
-    def signal(self, x: Tensor, position: Tensor, number: int) -> Tensor | None:
+    def pass_embedding(self, x: Tensor, position: Tensor, number: int) -> Tensor | None:
         """Return the term added to x (B, T, C) before pass ``number``, from 0; None for none."""
         return None
 
@@ -129,11 +129,11 @@ class PairwiseLayerPosition(LayerPosition):
 class Position(Technique):
     """Base of the position techniques: frozen dataclasses that build the two modules.
 
-    As in every technique, ``causal`` says whether the causal form is the paper's or ours, and ``cost`` is the
-    additional cost in the length L.
+    As in every technique, ``causal_form`` says whether the causal form is the paper's or ours, and ``cost``
+    is the additional cost in the length L.
     """
 
-    causal: ClassVar[str] = "the paper's"
+    causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L"
 
     @property
@@ -170,3 +170,75 @@ class PairwisePosition(Position):
 
     def build(self, width: int, heads: int) -> PairwiseLayerPosition:
         return PairwiseLayerPosition()
+
+
+class SinusoidPosition(Position):
+    """Base of the techniques that encode positions or distances in a sine and a cosine for each frequency.
+
+    Raises:
+        ValueError: if base is not above 1 or not finite; in a spec, if the width is odd.
+    """
+
+    base: float
+
+    def __post_init__(self) -> None:
+        check_base(type(self).__name__, self.base)
+
+    def check(self, choices: SpecView) -> None:
+        super().check(choices)
+        if choices.width % 2:
+            raise ValueError(f"{type(self).__name__} needs an even width, got {choices.width}")
+
+    def waves(self, position: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return sines and cosines, (..., width / 2) float64 each, of position (...)."""
+        angle = position[..., None] * frequencies(width, self.base, position.device)
+        return angle.sin(), angle.cos()
+
+    def encode(self, position: Tensor, width: int) -> Tensor:
+        """Return the encoding (..., width) of position (...), float64; sines and cosines alternate."""
+        return torch.stack(self.waves(position, width), dim=-1).flatten(-2)
+
+
+def frequencies(width: int, base: float, device: torch.device | None = None) -> Tensor:
+    """Return ``base^(-2m / width)`` for m = 0 ... width / 2 - 1, float64."""
+    exponent = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
+    return base**-exponent
+
+
+def check_base(technique: str, base: float) -> None:
+    """Raise TypeError or ValueError unless ``base`` can be the base of `frequencies`."""
+    check_finite_number(f"{technique} base", base)
+    if base <= 1:
+        raise ValueError(f"{technique} base must be above 1, got {base}")
+
+
+class LearnedPosition(Position):
+    """Base of the techniques with one learned vector for each of ``max_length`` positions.
+
+    Raises:
+        TypeError: if max_length is not an integer.
+        ValueError: if max_length is less than 1.
+    """
+
+    max_length: int
+
+    def __post_init__(self) -> None:
+        check_int(f"{type(self).__name__} max_length", self.max_length)
+
+    @property
+    def max_positions(self) -> int:
+        """Number of vectors."""
+        return self.max_length
+
+    def check_positions(self, position: Tensor, counted: str = "") -> None:
+        """Raise ValueError unless each position has a vector.
+
+        ``counted`` is appended to the message: it names what is counted in addition to the tokens of an
+        episode.
+        """
+        last = int(position.max())
+        if last >= self.max_length:
+            raise ValueError(
+                f"position {last} has no vector: {self} has {self.max_length} positions from 0{counted}; "
+                f"raise max_length or choose a relative position"
+            )

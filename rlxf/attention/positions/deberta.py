@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.init import orthogonal_linear
+from rlxf.attention.modules import orthogonal_linear
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition, PositionEmbedding
-from rlxf.attention.validation import check_choice, check_int
+from rlxf.attention.technique import check_choice, check_int
 
 Form = Literal["code", "paper"]
 
@@ -37,7 +37,7 @@ class Deberta(PairwisePosition):
     """
 
     paper: ClassVar[str] = "He et al. 2021, arXiv:2006.03654"
-    causal: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "ours"
     max_distance: int = 128
     form: Form = "code"
 
@@ -86,9 +86,9 @@ class DebertaBias(PairwiseLayerPosition):
     def table(self, distances: Tensor, shared: Tensor | None) -> Tensor:
         """Return ``K^r / sqrt(3 D)`` and ``Q^r / sqrt(3 D)``, (2, H, D, R), for distances (R,) and P."""
         assert shared is not None
-        key_distances = distances if self.spec.form == "code" else -distances
+        query_distances = distances if self.spec.form == "code" else -distances
         keys = self.of_keys(shared)[self.spec.row(distances)]
-        queries = self.of_queries(shared)[self.spec.row(key_distances)]
+        queries = self.of_queries(shared)[self.spec.row(query_distances)]
         tables = torch.stack([keys, queries]) * (3 * shared.shape[1] / self.heads) ** -0.5
         return tables.unflatten(-1, (self.heads, -1)).permute(0, 2, 3, 1)
 

@@ -26,7 +26,7 @@ class DistanceAware(PairwisePosition):
     """
 
     paper: ClassVar[str] = "Wu et al. 2021, arXiv:2010.06925"
-    causal: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "ours"
 
     def build(self, width: int, heads: int) -> "DistanceAwareBias":
         return DistanceAwareBias(heads)

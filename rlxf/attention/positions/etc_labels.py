@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
-from rlxf.attention.technique import SpecView
-from rlxf.attention.validation import check_int
+from rlxf.attention.technique import SpecView, check_int
 
 
 @dataclass(frozen=True)
@@ -81,18 +80,18 @@ class ETCLabels(PairwisePosition):
 
 
 class ETCLabelBias(PairwiseLayerPosition):
-    """Module of `ETCLabels` in one layer: ``keys`` (2 K + 3, H, D) and ``numbers`` (2 K + 3, H)."""
+    """Module of `ETCLabels` in one layer: ``keys`` (2 K + 3, H, D) and ``biases`` (2 K + 3, H)."""
 
     def __init__(self, spec: ETCLabels, size: int, heads: int):
         super().__init__()
         self.spec = spec
         labels = 2 * spec.max_distance + 3
         self.keys = nn.Parameter(torch.zeros(labels, heads, size))
-        self.numbers = nn.Parameter(torch.zeros(labels, heads))
+        self.biases = nn.Parameter(torch.zeros(labels, heads))
 
     def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Return ``(q_i . a_l + b_l) / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""
-        label_scores = q @ self.keys.permute(1, 2, 0) + self.numbers.T[:, None]
+        label_scores = q @ self.keys.permute(1, 2, 0) + self.biases.T[:, None]
         label = self.spec.label(mask.query.position[..., None], mask.key.position[:, None])
         scores = label_scores.gather(-1, label[:, None].expand(-1, q.shape[1], -1, -1))
         return scores * q.shape[-1] ** -0.5

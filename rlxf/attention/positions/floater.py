@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.positions.base import Position, PositionEmbedding
-from rlxf.attention.validation import check_finite_number, check_int
+from rlxf.attention.technique import check_int, check_positive
 
 MAX_STEP = 100.0
 """Largest step; with longer ones, position vectors soon overflow float32."""
@@ -52,10 +52,8 @@ class Floater(Position):
     substeps: int = 1
 
     def __post_init__(self) -> None:
-        check_finite_number("Floater step", self.step)
+        check_positive("Floater step", self.step)
         check_int("Floater substeps", self.substeps)
-        if self.step <= 0:
-            raise ValueError(f"Floater step must be above 0, got {self.step}")
         if self.step > MAX_STEP:
             raise ValueError(f"Floater step must be at most {MAX_STEP}, got {self.step}")
 
@@ -83,9 +81,8 @@ class FloaterEmbedding(PositionEmbedding):
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         length = int(position.max()) + 1
-        points = (
-            self.extend(self.start[None], length) if torch.is_grad_enabled() else self._cached_flow(length)
-        )
+        learning = torch.is_grad_enabled()
+        points = self.extend(self.start[None], length) if learning else self._cached_flow(length)
         return x + nn.functional.embedding(position, points)
 
     def extend(self, points: Tensor, length: int) -> Tensor:
@@ -122,8 +119,7 @@ class FloaterEmbedding(PositionEmbedding):
         """Return the slope (..., C) of p (..., C) at s."""
         now = p.new_full((*p.shape[:-1], 1), s)
         hidden = self.inner(torch.cat([p, now], dim=-1)).relu()
-        slope: Tensor = self.outer(torch.cat([hidden, now], dim=-1))
-        return slope
+        return self.outer(torch.cat([hidden, now], dim=-1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,9 +131,7 @@ class Trajectory:
 
     def is_current(self, weights: Iterable[Tensor]) -> bool:
         """Return whether the trajectory was computed with these weights."""
-        return all(identical(own, other) for own, other in zip(self.weights, weights, strict=True))
-
-
-def identical(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have the same device, dtype and values."""
-    return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
+        return all(
+            a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
+            for a, b in zip(self.weights, weights, strict=True)
+        )

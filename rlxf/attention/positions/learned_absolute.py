@@ -1,4 +1,4 @@
-"""Learned absolute positions: one vector for each position."""
+"""Learned absolute positions: one vector for each position, added to the token or multiplied by it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,12 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.positions.base import Position, PositionEmbedding
-from rlxf.attention.validation import check_int
+from rlxf.attention.positions.base import LearnedPosition, PositionEmbedding
 
 
 @dataclass(frozen=True)
-class LearnedAbsolute(Position):
+class LearnedAbsolute(LearnedPosition):
     """``x_t += p[t]``, with p learned.
 
     Source: Gehring et al. 2017, arXiv:1705.03122, section 3.1.
@@ -27,14 +26,6 @@ class LearnedAbsolute(Position):
     paper: ClassVar[str] = "Gehring et al. 2017, arXiv:1705.03122"
     max_length: int = 1024
 
-    def __post_init__(self) -> None:
-        check_int("LearnedAbsolute max_length", self.max_length)
-
-    @property
-    def max_positions(self) -> int:
-        """Number of vectors."""
-        return self.max_length
-
     def build_embedding(self, width: int, heads: int) -> "LearnedEmbedding":
         return LearnedEmbedding(self, width)
 
@@ -42,24 +33,51 @@ class LearnedAbsolute(Position):
 class LearnedEmbedding(PositionEmbedding):
     """Learned table p (max_length, C) of a `LearnedAbsolute`."""
 
-    def __init__(self, spec: LearnedAbsolute, width: int):
+    def __init__(self, spec: LearnedPosition, width: int):
         super().__init__()
         self.spec = spec
         self.weight = nn.Parameter(torch.randn(spec.max_length, width) * 0.02)
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        check_positions(self.spec, self.spec.max_length, position)
-        return x + nn.functional.embedding(position, self.weight)
+        return x + self.vectors(position)
+
+    def vectors(self, position: Tensor) -> Tensor:
+        """Return the vector of each position (B, T): (B, T, C)."""
+        self.spec.check_positions(position)
+        return nn.functional.embedding(position, self.weight)
 
 
-def check_positions(spec: Position, max_length: int, position: Tensor, counted: str = "") -> None:
-    """Raise ValueError unless each position has one of ``max_length`` vectors.
+@dataclass(frozen=True)
+class Multiplicative(LearnedPosition):
+    """``x_t *= p[t]``, feature by feature, with p learned.
 
-    ``counted`` is appended to the message: it names what is counted in addition to the tokens of an episode.
+    p starts near 1, which leaves tokens almost unchanged; near 0 it would erase them.
+
+    Source: Su 2021, "Transformer position encodings that rack researchers' brains", kexue.fm/archives/8130,
+    section on multiplication.
+
+    Args:
+        max_length: number of positions, in tokens. An episode must not be longer.
+
+    Raises:
+        TypeError: if max_length is not an integer.
+        ValueError: if max_length is less than 1; in a pass, if a position has no vector.
     """
-    last = int(position.max())
-    if last >= max_length:
-        raise ValueError(
-            f"position {last} has no vector: {spec} has {max_length} positions from 0{counted}; "
-            f"raise max_length or choose a relative position"
-        )
+
+    paper: ClassVar[str] = "Su 2021, kexue.fm/archives/8130"
+    max_length: int = 1024
+
+    def build_embedding(self, width: int, heads: int) -> "MultiplicativeEmbedding":
+        return MultiplicativeEmbedding(self, width)
+
+
+class MultiplicativeEmbedding(LearnedEmbedding):
+    """Learned table p (max_length, C) of a `Multiplicative`."""
+
+    def __init__(self, spec: Multiplicative, width: int):
+        super().__init__(spec, width)
+        self.weight = nn.Parameter(1 + self.weight.detach())
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        """Multiply x (B, T, C) by the factors of position (B, T)."""
+        return x * self.vectors(position)

@@ -6,10 +6,8 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rlxf.attention.positions.base import LayerPosition, Position
-from rlxf.attention.positions.sinusoidal import check_base, frequencies
-from rlxf.attention.technique import SpecView
-from rlxf.attention.validation import check_choice, check_finite_number
+from rlxf.attention.positions.base import LayerPosition, Position, check_base, frequencies
+from rlxf.attention.technique import SpecView, check_choice, check_finite_number
 
 Scaling = Literal["linear", "ntk"]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import AttentionKernel
 from rlxf.attention.positions.base import AverageFn, PairwiseLayerPosition, PairwisePosition
-from rlxf.attention.validation import check_int
+from rlxf.attention.technique import check_int
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,6 @@ class ShawRelative(PairwisePosition):
     def build(self, width: int, heads: int) -> "ShawTables":
         return ShawTables(self, width // heads)
 
-    def row(self, distances: Tensor) -> Tensor:
-        """Return the row of the tables for distances i - j; row 0 is for keys K or more tokens before."""
-        return (-distances).clamp(-self.max_distance, self.max_distance) + self.max_distance
-
 
 class ShawTables(PairwiseLayerPosition):
     """Module of `ShawRelative` in one layer: learned tables w^K and w^V (2 K + 1, D)."""
@@ -54,8 +50,12 @@ class ShawTables(PairwiseLayerPosition):
         self.of_values = nn.Parameter(torch.zeros(2 * spec.max_distance + 1, size))
 
     def table(self, distances: Tensor, shared: Tensor | None) -> Tensor:
-        """Return a^K / sqrt(D) and a^V, (2, R, D), for distances (R,)."""
-        row = self.spec.row(distances)
+        """Return a^K / sqrt(D) and a^V, (2, R, D), for distances (R,).
+
+        Row 0 of the learned tables is for keys K or more tokens before the query.
+        """
+        k = self.spec.max_distance
+        row = k - distances.clamp(-k, k)
         return torch.stack([self.of_keys[row] * self.of_keys.shape[1] ** -0.5, self.of_values[row]])
 
     def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
@@ -67,10 +67,8 @@ class ShawTables(PairwiseLayerPosition):
         """Return ``sum_j w_ij v_j + sum_r w_ir a^V_r``, with w_ir the sum of weights at distance r."""
         assert table is not None
 
-        def average(
-            q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask, dropout: float
-        ) -> Tensor:
-            weights = kernel.weights(q, k, bias, mask, dropout)
+        def average(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
+            weights = kernel.weights(q, k, bias, mask)
             by_distance = mask.relative.key_to_distance(mask.zero_masked_rows(weights))
             return weights @ v + by_distance @ table[1]
 

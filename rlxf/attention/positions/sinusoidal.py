@@ -1,4 +1,4 @@
-"""Sinusoidal absolute positions: fixed sines and cosines added to the embeddings."""
+"""Sinusoidal positions: fixed sines and cosines, added to the tokens once or before each pass."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,32 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.positions.base import Position, PositionEmbedding
-from rlxf.attention.technique import SpecView
-from rlxf.attention.validation import check_finite_number
-
-
-def frequencies(width: int, base: float, device: torch.device | None = None) -> Tensor:
-    """Return ``base^(-2m / width)`` for m = 0 ... width / 2 - 1, float64."""
-    exponent = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
-    return base**-exponent
-
-
-def check_base(technique: str, base: float) -> None:
-    """Raise TypeError or ValueError unless ``base`` can be the base of `frequencies`."""
-    check_finite_number(f"{technique} base", base)
-    if base <= 1:
-        raise ValueError(f"{technique} base must be above 1, got {base}")
-
-
-def check_even_width(position: Position, choices: SpecView) -> None:
-    """Raise ValueError if the width is odd: the position has a sine and a cosine for each frequency."""
-    if choices.width % 2:
-        raise ValueError(f"{type(position).__name__} needs an even width, got {choices.width}")
+from rlxf.attention.positions.base import PositionEmbedding, SinusoidPosition
 
 
 @dataclass(frozen=True)
-class Sinusoidal(Position):
+class Sinusoidal(SinusoidPosition):
     r"""``x_t += p_t``, ``p_t[2m] = sin(t * base^(-2m/d))``, ``p_t[2m+1] = cos(t * base^(-2m/d))``.
 
     Positions count from 0 and have no upper bound. Sine and cosine alternate, as in the paper; tensor2tensor
@@ -49,20 +28,8 @@ class Sinusoidal(Position):
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
     base: float = 10000.0
 
-    def __post_init__(self) -> None:
-        check_base("Sinusoidal", self.base)
-
-    def check(self, choices: SpecView) -> None:
-        """Raise ValueError if the width is odd."""
-        check_even_width(self, choices)
-
     def build_embedding(self, width: int, heads: int) -> "SinusoidalEmbedding":
         return SinusoidalEmbedding(self)
-
-    def encode(self, position: Tensor, width: int) -> Tensor:
-        """Return the encoding (..., width) of position (...), float64."""
-        angle = position[..., None] * frequencies(width, self.base, position.device)
-        return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
 
 
 class SinusoidalEmbedding(PositionEmbedding):
@@ -74,3 +41,36 @@ class SinusoidalEmbedding(PositionEmbedding):
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         return x + self.spec.encode(position, x.shape[-1]).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class UniversalSinusoid(SinusoidPosition):
+    """``h_t += p_t + p_n`` before each pass n = 1 ... N, with p as in `Sinusoidal` and positions t from 0.
+
+    Source: Dehghani et al. 2019, arXiv:1807.03819, section 2.1, equations 6 and 7.
+
+    Args:
+        base: longest wavelength over 2 pi, in tokens; above 1.
+
+    Raises:
+        ValueError: if base is not above 1 or not finite; in a spec, if the width is odd.
+    """
+
+    paper: ClassVar[str] = "Dehghani et al. 2019, arXiv:1807.03819"
+    base: float = 10000.0
+
+    def build_embedding(self, width: int, heads: int) -> "UniversalSinusoidEmbedding":
+        return UniversalSinusoidEmbedding(self)
+
+
+class UniversalSinusoidEmbedding(PositionEmbedding):
+    """Module of `UniversalSinusoid`."""
+
+    def __init__(self, spec: UniversalSinusoid):
+        super().__init__()
+        self.spec = spec
+
+    def pass_embedding(self, x: Tensor, position: Tensor, number: int) -> Tensor:
+        of_position = self.spec.encode(position, x.shape[-1])
+        of_pass = self.spec.encode(torch.tensor(number + 1, device=x.device), x.shape[-1])
+        return (of_position + of_pass).to(x.dtype)

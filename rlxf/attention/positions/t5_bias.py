@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
-from rlxf.attention.validation import check_int
+from rlxf.attention.technique import check_int
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,15 @@ class T5Bias(PairwisePosition):
     r"""``s_ij += b[h, bucket(i - j)]``. Each small distance has its own bucket; large ones share buckets.
 
     With n buckets and e = n // 2, distance d falls in bucket d if d < e, else in
-    ``e + (n - e) * log(d / e) / log(D / e)``, at most n - 1 (D: ``max_distance``). In a bidirectional
-    transformer keys before and after the query get n / 2 buckets each. All layers share b.
+    ``e + (n - e) * log(d / e) / log(D_max / e)``, at most n - 1. In a bidirectional transformer keys before
+    and after the query get n / 2 buckets each. All layers share b.
 
-    Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1 and the authors' code. T5 omits the 1/sqrt(d)
-    scale; we keep it: to load weights of T5, multiply those of q by sqrt(D).
+    Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1 and the authors' code. T5 omits the scale
+    ``1 / sqrt(head size)``; we keep it: to load weights of T5, multiply those of q by ``sqrt(head size)``.
 
     Args:
         buckets: number of buckets n; even.
-        max_distance: distance D, in tokens, from which all keys share the last bucket.
+        max_distance: distance D_max, in tokens, from which all keys share the last bucket.
 
     Raises:
         TypeError: if an option is not an integer.

@@ -7,19 +7,23 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.init import orthogonal_linear
-from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition, PositionEmbedding
-from rlxf.attention.positions.learned_absolute import check_positions
+from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.positions.base import (
+    LearnedPosition,
+    PairwiseLayerPosition,
+    PairwisePosition,
+    PositionEmbedding,
+)
 from rlxf.attention.positions.t5_bias import check_buckets, two_sided_buckets
+from rlxf.attention.technique import check_int
 from rlxf.attention.token_index import TokenIndex
-from rlxf.attention.validation import check_int
 
 EXTRA_TOKENS_NOTE = ", including the extra global tokens of a bidirectional pattern"
 """Message part about extra global tokens, which have the first positions; see `LearnedGlobalTokens`."""
 
 
 @dataclass(frozen=True)
-class Tupe(PairwisePosition):
+class Tupe(LearnedPosition, PairwisePosition):
     r"""``s_ij = (q_i . k_j + (p_i U_Q) . (p_j U_K)) / sqrt(2 D) + b[h, bucket(i - j)]``.
 
     p is the layer norm of a learned vector for each position. Without buckets this is TUPE-A, with them
@@ -46,21 +50,16 @@ class Tupe(PairwisePosition):
     """
 
     paper: ClassVar[str] = "Ke et al. 2021, arXiv:2006.15595"
-    causal: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "ours"
     max_length: int = 1024
     buckets: int | None = 32
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        check_int("Tupe max_length", self.max_length)
+        super().__post_init__()
         check_int("Tupe max_distance", self.max_distance)
         if self.buckets is not None:
             check_buckets("Tupe", self.buckets, self.max_distance)
-
-    @property
-    def max_positions(self) -> int:
-        """Number of vectors."""
-        return self.max_length
 
     def build_embedding(self, width: int, heads: int) -> "TupePositions":
         return (TupePositions if self.buckets is None else TupeDistances)(self, width, heads)
@@ -99,8 +98,8 @@ class TupePositions(PositionEmbedding):
     def bias(self, mask: AttentionMask) -> Tensor:
         """Return the position terms, (B, H, Tq, Tk)."""
         assert mask.relative.shared is not None
-        check_positions(self.spec, self.spec.max_length, mask.query.position, EXTRA_TOKENS_NOTE)
-        check_positions(self.spec, self.spec.max_length, mask.key.position, EXTRA_TOKENS_NOTE)
+        self.spec.check_positions(mask.query.position, EXTRA_TOKENS_NOTE)
+        self.spec.check_positions(mask.key.position, EXTRA_TOKENS_NOTE)
         q, k = mask.relative.shared
         scores = self._rows(q, mask.query) @ self._rows(k, mask.key).transpose(-1, -2)
         theta = (q[:2] * k[:2]).unflatten(-1, (self.heads, -1)).sum(-1)

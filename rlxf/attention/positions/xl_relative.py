@@ -7,14 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.init import orthogonal_linear
-from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
-from rlxf.attention.positions.sinusoidal import check_base, check_even_width, frequencies
-from rlxf.attention.technique import SpecView
+from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition, SinusoidPosition
 
 
 @dataclass(frozen=True)
-class XLRelative(PairwisePosition):
+class XLRelative(SinusoidPosition, PairwisePosition):
     r"""``s_ij = ((q_i + u) . k_j + (q_i + v) . (W_r r_{i-j})) / sqrt(D)``.
 
     ``r_t = [sin(t f), cos(t f)]`` with ``f_m = base^(-2m/C)``: sines first, as in the authors' code.
@@ -32,21 +30,12 @@ class XLRelative(PairwisePosition):
     paper: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860"
     base: float = 10000.0
 
-    def __post_init__(self) -> None:
-        check_base("XLRelative", self.base)
-
-    def check(self, choices: SpecView) -> None:
-        """Raise ValueError if the width is odd, or without a `PairwiseKernel`."""
-        super().check(choices)
-        check_even_width(self, choices)
-
     def build(self, width: int, heads: int) -> "XLRelativeBias":
         return XLRelativeBias(self, width, heads)
 
-    def encode(self, distances: Tensor, width: int) -> Tensor:
+    def encode(self, position: Tensor, width: int) -> Tensor:
         """Return r (R, width) of distances (R,), float64."""
-        angle = distances[:, None] * frequencies(width, self.base, distances.device)
-        return torch.cat([angle.sin(), angle.cos()], dim=-1)
+        return torch.cat(self.waves(position, width), dim=-1)
 
 
 class XLRelativeBias(PairwiseLayerPosition):

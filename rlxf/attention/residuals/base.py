@@ -1,15 +1,13 @@
-"""Base classes of the residual techniques."""
+"""Base classes of the residual techniques, and the plain residual connection."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from rlxf.attention.norm import NORMS, Norm, PreNorm
+from rlxf.attention.modules import NORMS, Norm, PreNorm
 from rlxf.attention.technique import LayerPasses, Technique
-from rlxf.attention.validation import check_finite_number
 
 
 class Residual(Technique, ABC):
@@ -18,7 +16,7 @@ class Residual(Technique, ABC):
     The residual stream consists of the tokens, unless a technique overrides its methods.
     """
 
-    causal: ClassVar[str] = "token by token"
+    causal_form: ClassVar[str] = "token by token"
     cost: ClassVar[str] = "L"
 
     @abstractmethod
@@ -53,25 +51,25 @@ class Residual(Technique, ABC):
 
 
 @dataclass(frozen=True)
-class BiasedGate(Residual):
-    """Base of the gates with a bias b.
+class Add(Residual):
+    """``x + y``.
 
-    Args:
-        bias: initial value of b, one learned number for each feature.
-
-    Raises:
-        TypeError: if bias is not a number.
-        ValueError: if bias is not finite.
+    Source: He et al. 2016, arXiv:1512.03385, section 3.1.
     """
 
-    bias: float = 2.0
+    paper: ClassVar[str] = "He et al. 2016, arXiv:1512.03385"
 
-    def __post_init__(self) -> None:
-        check_finite_number("bias", self.bias)
+    def build(self, width: int, heads: int) -> "Sum":
+        """Return the module; it has no parameters."""
+        return Sum()
 
-    def start(self, width: int) -> nn.Parameter:
-        """Return b (C,) before training."""
-        return nn.Parameter(torch.full((width,), float(self.bias)))
+
+class Sum(nn.Module):
+    """Module of `Add`: x + y."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x + y, for x (..., C) and y (..., C): (..., C)."""
+        return x + y
 
 
 class Gate(nn.Module, ABC):

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from rlxf.attention.layer_stack import SegmentStack, discarded_inputs
-from rlxf.attention.norm import Norm, PreNorm
-from rlxf.attention.residuals.add import Sum
-from rlxf.attention.residuals.base import Residual
+from rlxf.attention.layers import SegmentStack, discarded_inputs
+from rlxf.attention.modules import Norm, PreNorm
+from rlxf.attention.residuals.base import Residual, Sum
 from rlxf.attention.technique import LayerPasses, SpecView
 
 
@@ -162,7 +161,7 @@ def run_reversibly(passes: SegmentStack, x: Tensor) -> Tensor:
         unrecorded = replace(passes, hidden=discarded_inputs())
         sublayers = [sublayer for number in range(last) for sublayer in _sublayers(unrecorded, number)]
         weights = list(dict.fromkeys(weight for sublayer in sublayers for weight in sublayer.weights))
-        x = _Through.apply(x, sublayers, passes.hidden, *weights)  # type: ignore[no-untyped-call]
+        x = _ReversibleFunction.apply(x, sublayers, passes.hidden, *weights)  # type: ignore[no-untyped-call]
     return passes.run(last, passes.start_pass(last, x))
 
 
@@ -177,15 +176,15 @@ def _sublayers(passes: SegmentStack, number: int) -> tuple[Sublayer, Sublayer]:
         memory = passes.view.tokens(number, half)
         return block.attention_branch(block.attention_norm.normalize(half), memory, own_mask)
 
-    def feed(half: Tensor) -> Tensor:
-        return block.feed_branch(block.feed_forward_norm.normalize(half))
+    def transform(half: Tensor) -> Tensor:
+        return block.feed_forward_branch(block.feed_forward_norm.normalize(half))
 
     def signal(half: Tensor) -> Tensor | None:
-        return passes.embedding.signal(half, passes.index.position, number)
+        return passes.embedding.pass_embedding(half, passes.index.position, number)
 
     attention = _weights(block.attention_norm, block.attention)
     feed_forward = _weights(block.feed_forward_norm, block.feed_forward)
-    return Sublayer(0, attend, [*attention, *position], signal), Sublayer(1, feed, feed_forward)
+    return Sublayer(0, attend, [*attention, *position], signal), Sublayer(1, transform, feed_forward)
 
 
 def _weights(*modules: nn.Module) -> list[Tensor]:
@@ -193,7 +192,7 @@ def _weights(*modules: nn.Module) -> list[Tensor]:
     return [weight for module in modules for weight in module.parameters() if weight.requires_grad]
 
 
-class _Through(torch.autograd.Function):
+class _ReversibleFunction(torch.autograd.Function):
     """Autograd function that applies sublayers in order. Backward inverts them in reverse order.
 
     Backward restores the random state of each sublayer, so dropout is the same. The inputs of sublayers that

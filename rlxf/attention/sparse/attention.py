@@ -16,7 +16,7 @@ from rlxf.attention.kernels.base import AttentionKernel
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.positions.base import LayerPosition
 from rlxf.attention.relative import DistinctDistances, distinct_distances
-from rlxf.attention.sparse.layout import PADDING, BlockGroup
+from rlxf.attention.sparse.plan import PADDING, BlockGroup
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
 Heads = slice | list[int]
@@ -55,12 +55,7 @@ class GatheredMask(AttentionMask):
         return DistinctDistances(self.distances, shared, queries, keys, self.distance)
 
     def average(
-        self,
-        kernel: AttentionKernel,
-        position: LayerPosition,
-        rows: Sequence[Tensor],
-        heads: Heads,
-        dropout: float,
+        self, kernel: AttentionKernel, position: LayerPosition, rows: Sequence[Tensor], heads: Heads
     ) -> Tensor:
         """Compute the outputs of N groups of G queries in the given heads, (N, heads, G, D).
 
@@ -75,7 +70,7 @@ class GatheredMask(AttentionMask):
         if scored_heads != kernel_heads:
             q, k = q[:, kernel_heads], k[:, kernel_heads]
             bias = bias if bias is None else bias[:, kernel_heads]
-        y = position.value_average(kernel, table)(q, k, v, bias, self, dropout)
+        y = position.value_average(kernel, table)(q, k, v, bias, self)
         return self.zero_masked_rows(y[:, heads] if kernel_heads != heads else y)
 
 
@@ -101,11 +96,7 @@ def _gather(mask: AttentionMask, pattern: Pattern, blocks: BlockGroup) -> list[G
 
 
 def sparse_average(
-    kernel: AttentionKernel,
-    position: LayerPosition,
-    qkv: Sequence[Tensor],
-    mask: AttentionMask,
-    dropout: float,
+    kernel: AttentionKernel, position: LayerPosition, qkv: Sequence[Tensor], mask: AttentionMask
 ) -> Tensor:
     """Compute the output of each head with gathered keys, (B, H, Tq, D); 0 for fully masked queries.
 
@@ -115,18 +106,15 @@ def sparse_average(
         qkv: queries (B, H, Tq, D + E) and keys (B, H, Tk, D + F) with extra kernel features, and values (B,
             H, Tk, D).
         mask: attention mask with a sparse plan.
-        dropout: probability with which an attention weight is set to 0.
     """
     assert mask.sparse_plan is not None
     batch, heads, length, _ = qkv[0].shape
     masks, head_sets = mask.once(gather_masks), [group.heads for group in mask.sparse_plan]
     if not any(masks):  # every slot is empty
         return torch.zeros_like(qkv[0][..., : qkv[2].shape[-1]])
-    rows = [flatten_tokens(x) for x in qkv]
+    rows = [x.transpose(1, 2).flatten(0, 1) for x in qkv]  # (B T, H, D)
     outputs = [
-        scatter_tokens(
-            parts, [part.average(kernel, position, rows, some, dropout) for part in parts], batch * length
-        )
+        scatter_tokens(parts, [part.average(kernel, position, rows, some) for part in parts], batch * length)
         for parts, some in zip(masks, head_sets, strict=True)
     ]
     y = torch.cat(outputs, dim=1).unflatten(0, (batch, length)).unflatten(-1, (heads, -1)).transpose(1, 2)
@@ -134,11 +122,6 @@ def sparse_average(
         return y
     numbers = torch.arange(heads, device=y.device)
     return y[:, torch.cat([numbers[some] for some in head_sets]).argsort()]
-
-
-def flatten_tokens(x: Tensor) -> Tensor:
-    """Flatten batch and time: x (B, H, T, D) -> (B T, H, D)."""
-    return x.transpose(1, 2).flatten(0, 1)
 
 
 def gather_tokens(rows: Tensor, slots: Tensor) -> Tensor:

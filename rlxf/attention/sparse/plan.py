@@ -1,19 +1,112 @@
-"""Decision between dense and block-sparse attention, from the spans of episodes in a batch."""
+"""Plan of block-sparse attention: groups of queries with the keys of each, if they save time."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
-from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.sparse.layout import BlockGroup, EpisodeSpan, SpanOffsets, build_layout, count_pairs
+from rlxf.attention.patterns.base import Pattern, positions_between
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
 MIN_SAVING, MIN_SPARSE_PAIRS, LARGE_PAIRS = 1.5, 1 << 16, 1 << 22
 """Block-sparse attention requires at least MIN_SPARSE_PAIRS query-key pairs per row, and at least MIN_SAVING
 times fewer pairs than dense attention. From LARGE_PAIRS on the factor doubles: copied keys take memory."""
+
+
+PADDING = -1
+
+
+LENGTH_STEP = 256
+"""Granularity, in keys, of cached layouts: lengths are rounded up to a multiple, the excess is masked."""
+
+
+CACHE_BYTES = 2**28
+"""Maximum total size of each cache of layouts, in bytes; the least recently used ones are evicted."""
+
+
+ENTRY_BYTES = 1024
+"""Approximate overhead of one cache entry, in bytes, without its tensors."""
+
+
+class EpisodeSpan(NamedTuple):
+    """Contiguous span of one episode in one row of the batch; positions increase from slot to slot.
+
+    Args:
+        queries: positions of the queries.
+        keys: positions of the keys.
+    """
+
+    queries: range
+    keys: range
+
+    def shift_to_origin(self, period: int | None) -> "EpisodeSpan":
+        """Return this span shifted towards position 0 by as many whole periods as possible."""
+        if period is None:
+            return self
+        offset = min(self.queries.start, self.keys.start) // period * period
+        return EpisodeSpan(*(range(x.start - offset, x.stop - offset, x.step) for x in self))
+
+    @property
+    def extended(self) -> "EpisodeSpan":
+        """Return this span extended to a multiple of `LENGTH_STEP` keys, so that few distinct layouts
+        exist.
+        """
+        extra = -len(self.keys) % LENGTH_STEP
+        return EpisodeSpan(*(range(x.start, x.stop + extra // x.step * x.step, x.step) for x in self))
+
+
+SpanOffsets = dict[EpisodeSpan, list[tuple[int, int]]]
+"""Span -> slots of its first query and of its first key in the flattened batch, for each occurrence."""
+
+
+class BlockGroup(NamedTuple):
+    """N groups of G queries, each with K gathered keys.
+
+    Args:
+        query: (N, G) int64, slots in the flattened (B Tq) queries, or `PADDING`.
+        key: (N, K) int64, slots in the flattened (B Tk) keys, or `PADDING`.
+        allowed: (N, G, K) bool, attention mask: True where the query attends to the key.
+    """
+
+    query: Tensor
+    key: Tensor
+    allowed: Tensor
+
+    def to(self, device: torch.device) -> "BlockGroup":
+        """Return a copy on the given device."""
+        return BlockGroup(*(tensor.to(device) for tensor in self))
+
+    def at(self, groups: slice | Tensor) -> "BlockGroup":
+        """Return the selected groups: a slice, or a bool (N,) mask."""
+        return BlockGroup(*(tensor[groups] for tensor in self))
+
+    def hide_padding(self) -> "BlockGroup":
+        """Return this block group with padding masked."""
+        filled = (self.query != PADDING)[:, :, None] & (self.key != PADDING)[:, None]
+        return self._replace(allowed=self.allowed & filled)
+
+    def restrict(self, span: EpisodeSpan) -> "BlockGroup":
+        """Restrict this block group to a span that ends earlier than the one it was built for."""
+        query = self.query.masked_fill(self.query >= len(span.queries), PADDING)
+        key = self.key.masked_fill(self.key >= len(span.keys), PADDING)
+        nonempty = (query != PADDING).any(1)
+        return BlockGroup(query, key, self.allowed).at(nonempty).hide_padding()
+
+    def repeat_at(self, query: Tensor, key: Tensor) -> "BlockGroup":
+        """Repeat this block group at each of R pairs of slot offsets (R,): N R groups."""
+        allowed = self.allowed.expand(len(query), -1, -1, -1).flatten(0, 1)
+        return BlockGroup(_add_offsets(self.query, query), _add_offsets(self.key, key), allowed)
+
+
+def _add_offsets(slots: Tensor, offsets: Tensor) -> Tensor:
+    shifted = torch.where(slots == PADDING, PADDING, slots + offsets[:, None, None])
+    return shifted.flatten(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,3 +208,135 @@ def _as_range(positions: Tensor) -> range | None:
     step = max(1, (last - first) // max(1, count - 1))
     regular = torch.equal(positions, first + step * torch.arange(count))
     return range(first, first + count * step, step) if regular else None
+
+
+def merge_periods(pattern: Pattern, spans: SpanOffsets) -> SpanOffsets:
+    """Merge spans that differ by whole periods of the pattern, which reduces the number of distinct spans."""
+    merged: SpanOffsets = defaultdict(list)
+    for span, offsets in spans.items():
+        merged[span.shift_to_origin(pattern.shift_period)] += offsets
+    return merged
+
+
+def count_pairs(pattern: Pattern, causal: bool, spans: SpanOffsets) -> int:
+    """Return the number of query-key pairs in the block groups that `build_layout` returns."""
+    return sum(
+        len(offsets) * i.shape[1] * j.shape[1] * int((i[:, 0] < span.queries.stop).sum())
+        for span, offsets in merge_periods(pattern, spans).items()
+        for i, j in group_span(pattern, causal, span.extended)
+    )
+
+
+def build_layout(
+    pattern: Pattern, causal: bool, spans: SpanOffsets, device: torch.device
+) -> list[BlockGroup]:
+    """Return the block groups of the batch. Each query belongs to at most one; otherwise it sees no key."""
+    by_size = defaultdict(list)
+    for span, offsets in merge_periods(pattern, spans).items():
+        query, key = torch.tensor(offsets).unbind(1)
+        for extended in build_span_layout(pattern, causal, span.extended):
+            blocks = extended.restrict(span)
+            by_size[blocks.allowed.shape[1:]].append(blocks.repeat_at(query, key).to(device))
+    merged = [BlockGroup(*map(torch.cat, zip(*parts, strict=True))) for parts in by_size.values()]
+    return [blocks for blocks in merged if len(blocks.query)]
+
+
+def count_bytes(result: Sequence[Sequence[Tensor]]) -> int:
+    """Return the size of a cached result, in bytes."""
+    return ENTRY_BYTES + sum(tensor.nbytes for tensors in result for tensor in tensors)
+
+
+Result = TypeVar("Result")
+
+
+class LRUCache(Generic[Result]):
+    """Memoized function with a least-recently-used cache. Calls are thread-safe.
+
+    Args:
+        function: the function; its arguments must be hashable.
+        max_bytes: maximum total size of the cached results, in bytes.
+        size: function that returns the size of a result, in bytes.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Result],
+        max_bytes: int = CACHE_BYTES,
+        size: Callable[[Any], int] = count_bytes,
+    ):
+        self.function, self.max_bytes, self.size = function, max_bytes, size
+        self.bytes = 0
+        self._results: OrderedDict[tuple[Hashable, ...], Result] = OrderedDict()
+        self._lock = Lock()
+
+    def __call__(self, *args: Hashable) -> Result:
+        """Return the cached result, or compute and cache it."""
+        with self._lock:
+            if args in self._results:
+                self._results.move_to_end(args)
+                return self._results[args]
+        result = self.function(*args)
+        with self._lock:
+            self._insert(args, result)
+        return result
+
+    def _insert(self, args: tuple[Hashable, ...], result: Result) -> None:
+        if args not in self._results:
+            self.bytes += self.size(result)
+        self._results[args] = result
+        while self.bytes > self.max_bytes:
+            _, oldest = self._results.popitem(last=False)
+            self.bytes -= self.size(oldest)
+
+
+@LRUCache
+def build_span_layout(pattern: Pattern, causal: bool, span: EpisodeSpan) -> list[BlockGroup]:
+    """Return the block groups of one span, with slots counted from its start.
+
+    They depend on positions only, so they are cached.
+    """
+    return [_build_group(pattern, causal, span, i, j) for i, j in group_span(pattern, causal, span)]
+
+
+@LRUCache
+def group_span(pattern: Pattern, causal: bool, span: EpisodeSpan) -> list[tuple[Tensor, Tensor]]:
+    """Group the queries of a span as the pattern defines, with the candidate keys of each group.
+
+    Returns:
+        Positions of the queries (N, G) and keys (N, K) of N groups, padded with `PADDING`, for each padded
+        size (G, K).
+    """
+    positions, by_size = torch.tensor(span.queries), defaultdict(list)
+    candidates = torch.arange(span.keys.start, span.keys.stop)
+    number, order = pattern.group(positions).sort(stable=True)
+    for i in positions[order].split(number.unique_consecutive(return_counts=True)[1].tolist()):
+        visible = positions_between(span.keys.start, int(i.max()), candidates) if causal else candidates
+        j = pattern.candidate_keys(i, visible)
+        if len(j):
+            by_size[round_up_size(len(i)), round_up_size(len(j))].append((i, j))
+    return [
+        (_pad([i for i, _ in groups], queries), _pad([j for _, j in groups], keys))
+        for (queries, keys), groups in by_size.items()
+    ]
+
+
+def round_up_size(size: int) -> int:
+    """Round up to one of 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, ...: few sizes, little padding."""
+    step = 1 << max(0, size.bit_length() - 3)
+    return -(-size // step) * step
+
+
+def _build_group(pattern: Pattern, causal: bool, span: EpisodeSpan, i: Tensor, j: Tensor) -> BlockGroup:
+    """Build a block group from positions of queries and keys; its slots count from the start of the span."""
+    allowed = pattern.mask_mod(i[:, :, None], j[:, None])
+    if causal:
+        allowed = allowed & (i[:, :, None] >= j[:, None])
+    query = (i - span.queries.start).div(span.queries.step, rounding_mode="floor")
+    query, key = query.masked_fill(i == PADDING, PADDING), j - span.keys.start
+    return BlockGroup(query, key.masked_fill(j == PADDING, PADDING), allowed).hide_padding()
+
+
+def _pad(rows: list[Tensor], length: int) -> Tensor:
+    """Pad N rows to (N, length) with `PADDING`."""
+    padded = pad_sequence(rows, batch_first=True, padding_value=PADDING)
+    return F.pad(padded, (0, length - padded.shape[1]), value=PADDING)

@@ -3,15 +3,12 @@
 The module of a command is imported only when the command is given, so that help appears quickly.
 """
 
-from collections.abc import Callable
-from typing import Protocol
-
 COMMANDS = {
     "train gtrxl": "rlxf.cli.commands.train_gtrxl:TrainGTrXL",
-    "train dt": "rlxf.cli.commands.train_dt:TrainDecisionTransformer",
+    "train dt": "rlxf.cli.commands.train_offline:TrainDecisionTransformer",
     "resume": "rlxf.cli.commands.resume:Resume",
     "evaluate": "rlxf.cli.commands.evaluate:Evaluate",
-    "pretrain": "rlxf.cli.commands.pretrain:Pretrain",
+    "pretrain": "rlxf.cli.commands.train_offline:Pretrain",
     "distill": "rlxf.cli.commands.distill:Distill",
     "calibrate": "rlxf.cli.commands.calibrate:Calibrate",
     "collect": "rlxf.cli.commands.datasets:Collect",
@@ -26,7 +23,7 @@ SUMMARIES = {
     "train dt": "Train a Decision Transformer on Minari datasets.",
     "resume": "Resume an interrupted run.",
     "evaluate": "Evaluate the agent of a run over whole episodes.",
-    "pretrain": "Pretrain weights by masked token prediction on trajectories.",
+    "pretrain": "Pre-train weights by masked token prediction on trajectories.",
     "distill": "Distill the agent of a run into a smaller student.",
     "calibrate": "Calibrate the early-exit threshold of the agent of a run.",
     "collect": "Record agents or a random policy into a Minari dataset.",
@@ -34,15 +31,3 @@ SUMMARIES = {
     "techniques": "List the techniques that a transformer can be built from.",
 }
 """Words of a command or group -> its line in the overview of commands."""
-
-
-class Command(Protocol):
-    """Options of a command, parsed from the command line."""
-
-    def prepare(self) -> Callable[[], None]:
-        """Check the options, build all objects, and return the function that does the work.
-
-        Raises:
-            ValueError, TypeError, OSError: if an option is invalid; the message is shown to the user.
-        """
-        ...

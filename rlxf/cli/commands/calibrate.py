@@ -1,35 +1,40 @@
-"""``rlxf calibrate``: choose an early-exit threshold with a guaranteed risk for the agent of a run."""
+"""``rlxf calibrate``: choose an early-exit threshold with a risk bound for the agent of a run."""
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stable_baselines3.common.vec_env import VecEnv
 from tyro.conf import Positional
 
-from rlxf.cli.options.common import Count, Device, Trust, check_counts, check_from_zero, options
+from rlxf.agents.common.calibration import Calibration, calibratable_exit, check_levels
+from rlxf.agents.decision_transformer import DecisionTransformer
+from rlxf.agents.gtrxl import GTrXLPPO
+from rlxf.agents.gtrxl.calibration import check_independent_episodes
+from rlxf.cli.options import Command, Device, Trust, check_counts, check_from_zero, options
 from rlxf.cli.output import print_out
-
-if TYPE_CHECKING:
-    from stable_baselines3.common.vec_env import VecEnv
-
-    from rlxf.agents.calibration import Calibration
-    from rlxf.training import RunFolder
-
+from rlxf.cli.reports import checkpoints_of, print_titled
+from rlxf.cli.runs import OFFLINE, agent_name, make_env, normalize_as_in_training
+from rlxf.cli.torchrun_job import init_distributed
+from rlxf.training import RunFolder
+from rlxf.training.distributed import process_group
 
 EPISODES = 100
 """Default number of episodes for a GTrXLPPO."""
 
 
 @options
-class Calibrate:
+class Calibrate(Command):
     """Calibrate the early-exit threshold of the agent of a run, and save it in its checkpoints.
 
     The core must have depth CALM, e.g. from "rlxf train gtrxl --core.depth calm --core.layers 4". The risk is
     the fraction of an episode's steps in which the most likely action differs from that of the full-depth
-    model. With probability 1 - delta, its mean over episodes, with equal weight for each episode, is at most
-    alpha. A GTrXLPPO plays calibration episodes of its task; a Decision Transformer reads a dataset.
+    model. Box actions count as equal within 0.05 of half the range (Decision Transformer), or if the means
+    differ by at most 0.5 standard deviations (GTrXLPPO). With probability at least 1 - delta, the mean risk
+    over episodes, with equal weight for each episode, is at most alpha. A GTrXLPPO plays calibration episodes
+    of its task; a Decision Transformer reads a dataset.
 
     Confidence thresholds are tested from the safest to the least safe. The last one that passes is saved in
     the checkpoint; the best checkpoint, if there is one, gets a threshold of its own. "rlxf evaluate" then
@@ -42,49 +47,41 @@ class Calibrate:
     run: Positional[Path]
     """Folder of the run."""
     alpha: float = 0.05
-    """Largest mean fraction of an episode's steps with a different most likely action, between 0 and 1."""
+    """Maximum mean fraction of an episode's steps with a different most likely action, between 0 and 1."""
     delta: float = 0.05
-    """Probability that the guarantee does not hold, between 0 and 1."""
-    episodes: Count | None = None
+    """Maximum probability that the guarantee fails, between 0 and 1."""
+    episodes: int | None = None
     """Number of episodes that a GTrXLPPO plays. None means 100.
     A threshold can pass only with at least log(delta) / log(1 - alpha) episodes: 59 with the defaults."""
     dataset: tuple[str, ...] = ()
     """Minari ids of calibration episodes for a Decision Transformer, preferably not its training data.
     By default its training data are used, which weakens the guarantee."""
-    n_envs: Count = 32
+    n_envs: int = 32
     """Number of parallel environments, at most one per episode."""
-    seed: Count = 2_000_000
+    seed: int = 2_000_000
     """Seed of the environments. The default differs from those of training and of "rlxf evaluate"."""
     trust: Trust = False
     device: Device = "auto"
 
     def prepare(self) -> Callable[[], None]:
         """Load the agents, make the environments, and return the calibration to run."""
-        from rlxf.agents.calibration import calibratable_exit, check_levels
-        from rlxf.cli.finalize_run import checkpoints_of
-        from rlxf.cli.run_loading import OFFLINE, agent_name, make_env
-        from rlxf.cli.torchrun_job import init_distributed
-        from rlxf.training import RunFolder
-        from rlxf.training.distributed import process_group
-
         init_distributed()
         process_group().check_single_process("rlxf calibrate")
         check_counts(self, "episodes", "n_envs")
         check_from_zero(self, "seed")
         check_levels(self.alpha, self.delta)
         run = RunFolder.open(self.run)
-        load = self._offline if agent_name(run) == OFFLINE else self._online
-        agents = {name: load(run, path) for name, path in checkpoints_of(run).items()}
+        offline = agent_name(run) == OFFLINE
+        load = partial(self._offline, run) if offline else self._online
+        agents = {name: load(path) for name, path in checkpoints_of(run).items()}
         for agent in agents.values():
             calibratable_exit(agent.policy.transformer)
         n_envs = min(self.n_envs, self.episodes or EPISODES)
-        env = None if agent_name(run) == OFFLINE else make_env(run, None, {}, n_envs, self.trust)
+        env = None if offline else make_env(run, None, {}, n_envs, self.trust)
         return partial(self._calibrate, agents, env, run)
 
-    def _offline(self, run: "RunFolder", path: Path) -> Any:
+    def _offline(self, run: RunFolder, path: Path) -> Any:
         """Load the Decision Transformer of a checkpoint with the calibration data."""
-        from rlxf.agents.decision_transformer import DecisionTransformer
-
         if self.episodes is not None:
             raise ValueError(
                 f"--episodes applies to GTrXLPPO only, got {self.episodes}: a Decision Transformer reads the "
@@ -92,11 +89,8 @@ class Calibrate:
             )
         return DecisionTransformer.load(path, list(self.dataset) or run.config["dataset"], device=self.device)
 
-    def _online(self, run: "RunFolder", path: Path) -> Any:
+    def _online(self, path: Path) -> Any:
         """Load the GTrXLPPO of a checkpoint."""
-        from rlxf.agents.gtrxl import GTrXLPPO
-        from rlxf.agents.gtrxl.calibration import check_independent_episodes
-
         if self.dataset:
             raise ValueError(
                 f"--dataset applies to Decision Transformers only, got {', '.join(self.dataset)}: a GTrXLPPO "
@@ -106,31 +100,23 @@ class Calibrate:
         check_independent_episodes(agent.policy)
         return agent
 
-    def _calibrate(self, agents: Mapping[str, Any], env: "VecEnv | None", run: "RunFolder") -> None:
-        from rlxf.cli.finalize_run import checkpoints_of
-        from rlxf.cli.run_loading import heading, normalize_as_in_training
-
-        with ExitStack() as stack:
-            if env is not None:
-                stack.callback(env.close)
+    def _calibrate(self, agents: Mapping[str, Any], env: VecEnv | None, run: RunFolder) -> None:
+        with nullcontext() if env is None else closing(env):
             for name, agent in agents.items():
                 path = checkpoints_of(run)[name]
-                calibration = self._calibrate_agent(agent, env and normalize_as_in_training(run, env, path))
+                if env is None:
+                    calibration = agent.calibrate(self.alpha, self.delta)
+                else:
+                    normalized, episodes = normalize_as_in_training(run, env, path), self.episodes or EPISODES
+                    calibration = agent.calibrate(
+                        normalized, self.alpha, self.delta, episodes=episodes, seed=self.seed
+                    )
                 agent.save(path)
-                table = calibration.table()
-                table.title = f"{heading(name, agent)}\n{table.title}"
-                print_out(table)
+                print_titled(calibration.table(), name, agent)
                 print_out(_describe(calibration, path))
 
-    def _calibrate_agent(self, agent: Any, env: "VecEnv | None") -> Any:
-        if env is None:
-            return agent.calibrate(self.alpha, self.delta)
-        return agent.calibrate(
-            env, self.alpha, self.delta, episodes=self.episodes or EPISODES, seed=self.seed
-        )
 
-
-def _describe(calibration: "Calibration", path: Path) -> str:
+def _describe(calibration: Calibration, path: Path) -> str:
     """Return the result in one line."""
     if not calibration.kept.any():
         return f"no threshold passes, so early exit stays off; use more episodes or a larger alpha: {path}"

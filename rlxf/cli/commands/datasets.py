@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Column
 from tyro.conf import Positional
 
-from rlxf.cli.options.common import Count, Device, Json, Trust, check_counts, check_from_zero, options
-from rlxf.cli.options.env_options import EnvOptions
+from rlxf.cli.options import Command, Device, EnvOptions, Json, Trust, check_counts, check_from_zero, options
 from rlxf.cli.output import print_out
 from rlxf.utils.tables import WIDTH, Table
 
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.vec_env import VecEnv
 
-    from rlxf.collection.behavior_policy import Agent, BehaviorPolicy
+    from rlxf.collection.behavior_policy import Agent
     from rlxf.data import DatasetSummary
     from rlxf.training import RunFolder
 
 
-@dataclass(frozen=True)
-class Datasets:
+@options
+class Datasets(Command):
     """List the Minari datasets on this machine with their steps, episodes and returns.
 
     Datasets are stored in the folder MINARI_DATASETS_PATH, by default ~/.minari/datasets. Record a dataset
@@ -40,11 +39,11 @@ class Datasets:
     """
 
     def prepare(self) -> Callable[[], None]:
-        """Return `show_datasets`."""
-        return show_datasets
+        """Return `_show_datasets`."""
+        return _show_datasets
 
 
-def show_datasets() -> None:
+def _show_datasets() -> None:
     """Print one row per dataset, followed by the errors of datasets that cannot be read."""
     from rlxf.data import DatasetError, local_folder, local_ids, summarize
 
@@ -64,6 +63,7 @@ def show_datasets() -> None:
 
 TEXTS = ("dataset", "environment")
 NUMBERS = ("steps", "episodes", "return: min", "mean", "max", "MB")
+"""Columns of texts, and of numbers, which are aligned to the right."""
 
 
 def show_summaries(title: str, summaries: "Sequence[DatasetSummary]") -> None:
@@ -74,7 +74,8 @@ def show_summaries(title: str, summaries: "Sequence[DatasetSummary]") -> None:
     """
     console = Console(markup=False, highlight=False)
     framed = _table(summaries, HEAVY_HEAD, title=title)
-    if console.is_terminal and _width(framed, console) <= console.width:
+    needed = console.measure(framed, options=console.options.update(max_width=WIDTH)).maximum
+    if console.is_terminal and needed <= console.width:
         console.print(framed)
     else:
         console.print(f"{title}\n{_table(summaries, None, pad_edge=False)}", soft_wrap=True)
@@ -85,19 +86,15 @@ def row(summary: "DatasetSummary") -> list[str]:
 
     "(JPEG)" follows the environment if images are stored with lossy compression.
     """
-    returns = (summary.returns.min(), summary.returns.mean(), summary.returns.max())
+    returns = summary.returns
     return [
         summary.id,
         (summary.environment or "unknown") + " (JPEG)" * summary.lossy_images,
         f"{summary.lengths.sum():,}",
         f"{len(summary.lengths):,}",
-        *(f"{value:,.1f}" for value in returns),
+        *(f"{value:,.1f}" for value in (returns.min(), returns.mean(), returns.max())),
         f"{summary.size / 1e6:.1f}",
     ]
-
-
-def _width(table: Table, console: Console) -> int:
-    return console.measure(table, options=console.options.update(max_width=WIDTH)).maximum
 
 
 def _table(summaries: "Sequence[DatasetSummary]", box: Box | None, **options: Any) -> Table:
@@ -114,7 +111,8 @@ class SB3Files:
     """Agents saved by Stable-Baselines3 or sb3-contrib. Their files contain code; see --sb3.trust."""
 
     files: tuple[Path, ...] = ()
-    """Files of agents, NAME.zip. Each agent plays the same number of episodes. They need --env or a run."""
+    """Files of agents, NAME.zip. Each agent plays the same number of episodes. Recording
+    them requires --env or a run."""
     trust: bool = False
     """Trust the authors of these files. Loading a file executes the code that it contains."""
     normalizers: tuple[Path, ...] = ()
@@ -144,17 +142,13 @@ class SB3Files:
         """
         from rlxf.agents.sb3 import import_sb3
 
-        normalizers = self.normalizers or (None,) * len(self.files)
-        return [
-            import_sb3(
-                file, self.trust, env=env, normalizer=normalizer, algorithm=self.algorithm, device=device
-            )
-            for file, normalizer in zip(self.files, normalizers, strict=True)
-        ]
+        load = partial(import_sb3, trust=self.trust, env=env, algorithm=self.algorithm, device=device)
+        pairs = zip(self.files, self.normalizers or (None,) * len(self.files), strict=True)
+        return [load(file, normalizer=normalizer) for file, normalizer in pairs]
 
 
 @options
-class Collect:
+class Collect(Command):
     """Record agents of runs, agents of Stable-Baselines3, or a random policy into a Minari dataset.
 
     The dataset holds whole episodes and names the agents that played them. Train on it with "rlxf train dt";
@@ -169,7 +163,7 @@ class Collect:
     dataset: str
     """Minari id of the new dataset: namespace/name-v0.
     Datasets are stored in the folder MINARI_DATASETS_PATH, by default ~/.minari/datasets."""
-    episodes: Count = 1000
+    episodes: int = 1000
     """Total number of episodes to record."""
     mix: tuple[float, ...] = (0.0,)
     """Fractions of random actions, from 0 to 1. The episodes are divided equally among them."""
@@ -182,9 +176,9 @@ class Collect:
     """Arguments of the environment as a JSON object. Without --env they update those of the run."""
     deterministic: bool = False
     """Take the most likely action instead of a sample."""
-    n_envs: Count = 32
+    n_envs: int = 32
     """Number of parallel environments."""
-    seed: Count = 0
+    seed: int = 0
     """Seed of environments, random actions and samples. The same seed records the same dataset."""
     author: str | None = None
     """Author in the metadata of the dataset."""
@@ -197,6 +191,7 @@ class Collect:
 
     def prepare(self) -> Callable[[], None]:
         """Check the options, load the agents, and return the recording to run."""
+        from rlxf.collection.behavior_policy import plan_policies
         from rlxf.collection.storage import check_new, storage_space
         from rlxf.training import RunFolder
 
@@ -207,10 +202,12 @@ class Collect:
         runs = [RunFolder.open(path) for path in self.runs]
         env = self._env(runs)
         storage_space(env.observation_space)  # raises if datasets cannot store it
-        return partial(self._collect, self._skills(runs, env), env)
+        agents, targets = self._agents(runs, env)
+        plan_policies(agents, self.mix, targets, self.episodes)  # raises if an option is out of range
+        return partial(self._collect, agents, targets, env)
 
     def _env(self, runs: list["RunFolder"]) -> "VecEnv":
-        from rlxf.cli.run_loading import make_env
+        from rlxf.cli.runs import make_env
 
         n_envs = min(self.n_envs, self.episodes)
         if runs:
@@ -221,25 +218,34 @@ class Collect:
             )
         return EnvOptions(env=self.env, env_kwargs=self.env_kwargs).make(n_envs, None)
 
-    def _skills(self, runs: list["RunFolder"], env: "VecEnv") -> list["BehaviorPolicy"]:
-        from rlxf.cli.run_loading import default_target_returns, load_agent
-        from rlxf.collection.behavior_policy import plan_policies
+    def _agents(
+        self, runs: list["RunFolder"], env: "VecEnv"
+    ) -> tuple[Sequence["Agent"], Sequence[float] | None]:
+        """Return the agents, None for random actions, and their target returns."""
+        from rlxf.cli.reports import default_target_returns
+        from rlxf.cli.runs import load_agent
 
-        agents: list[Agent] = [load_agent(run, env, run.checkpoint, self.device) for run in runs]
+        agents: list[Agent] = []
+        for run in runs:
+            try:
+                agents.append(load_agent(run, env, run.checkpoint, self.device))
+            except ValueError as error:
+                raise ValueError(f"{run.path}: {error}") from error
         agents += self.sb3.agents(env, self.device)
-        targets = default_target_returns(agents, self.target_returns)
-        return plan_policies(agents or [None], self.mix, targets, self.episodes)
+        return agents or [None], default_target_returns(agents, self.target_returns)
 
-    def _collect(self, skills: list["BehaviorPolicy"], env: "VecEnv") -> None:
-        from rlxf.collection.recording import record
+    def _collect(self, agents: Sequence["Agent"], targets: Sequence[float] | None, env: "VecEnv") -> None:
+        from rlxf.collection import collect
         from rlxf.data import summarize
 
         with closing(env):
-            record(
-                skills,
+            collect(
+                agents,
                 env,
                 self.dataset,
                 self.episodes,
+                mix=self.mix,
+                target_returns=targets,
                 deterministic=self.deterministic,
                 seed=self.seed,
                 author=self.author,

@@ -9,25 +9,23 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from rlxf.agents.common.datastore import check_teacher_without_datastore
 from rlxf.agents.common.losses import Distillation
+from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.attention import TransformerSpec
-from rlxf.cli.finalize_run import error_context, save_agent
-from rlxf.cli.options.common import Count, Device, Quiet, Trust, check_counts, options
+from rlxf.cli.options import Command, Device, Quiet, Trust, check_counts, options
 from rlxf.cli.output import as_table, print_out
-from rlxf.cli.progress import OFFLINE as OFFLINE_FIGURES
-from rlxf.cli.progress import ONLINE as ONLINE_FIGURES
-from rlxf.cli.progress import progress
-from rlxf.cli.run_loading import OFFLINE, Agent, agent_name, load_agent, make_env
+from rlxf.cli.progress import OFFLINE_METRICS, ONLINE_METRICS, progress
+from rlxf.cli.runs import OFFLINE, Agent, agent_name, load_agent, make_env
 from rlxf.cli.torchrun_job import init_distributed
+from rlxf.cli.training_session import error_context, save_agent
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group
 
 
 @options
-class Distill:
+class Distill(Command):
     """Distill the agent of a run into a smaller student, and save the student in a new folder.
 
     The student has the techniques and settings of its teacher, except for the sizes given here. It trains on
@@ -38,13 +36,13 @@ class Distill:
 
     teacher: Positional[Path]
     """Folder of the teacher's run."""
-    steps: Count = 100_000
+    steps: int = 100_000
     """Number of updates of a Decision Transformer, or of environment steps of a GTrXLPPO."""
-    width: Count | None = None
+    width: int | None = None
     """Model width: features per token. None means half of the teacher's."""
-    layers: Count | None = None
+    layers: int | None = None
     """Number of layers. None means that of the teacher. With fewer layers, the student acts faster."""
-    heads: Count | None = None
+    heads: int | None = None
     """Number of attention heads. None means that of the teacher."""
     temperature: float = 2.0
     """Softmax temperature of the compared action distributions. 1 means the distributions of the agents."""
@@ -52,7 +50,7 @@ class Distill:
     """Coefficient of the loss between hidden states. 0 turns it off."""
     actor: Literal["student", "teacher"] = "student"
     """Agent that acts in the environments of a GTrXLPPO. It does not apply to Decision Transformers."""
-    seed: Count = 0
+    seed: int = 0
     """Seed of weights, windows, actions and environments. Equal seeds give equal runs on one machine."""
     run: Path | None = None
     """New folder of the run. None means the folder of the teacher with the suffix "-student".
@@ -69,7 +67,9 @@ class Distill:
         process_group().check_single_process("rlxf distill")
         check_counts(self, "steps", "width", "layers", "heads")
         if self._path.exists():
-            raise FileExistsError(f"{self._path} exists; choose another folder with --run, or move it away")
+            raise FileExistsError(
+                f"{self._path} exists; choose another folder with --run, or move the existing folder"
+            )
         distillation = Distillation(self.temperature, self.hidden_coef)
         source = RunFolder.open(self.teacher)
         teacher, student = (self._offline if agent_name(source) == OFFLINE else self._online)(source)
@@ -124,7 +124,7 @@ class Distill:
         with (
             error_context(run),
             closing(student.logger),
-            progress(verbose, unit, total, ONLINE_FIGURES | OFFLINE_FIGURES) as callbacks,
+            progress(verbose, unit, total, ONLINE_METRICS | OFFLINE_METRICS) as callbacks,
         ):
             try:
                 student.distill(teacher, self.steps, distillation, callback=callbacks, **actor)

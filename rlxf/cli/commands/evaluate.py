@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from rlxf.cli.options.common import Count, Device, Json, Trust, check_counts, check_from_zero, options
+from rlxf.cli.options import Command, Device, Json, Trust, check_counts, check_from_zero, options
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
-    from rlxf.cli.run_loading import Agent
+    from rlxf.cli.runs import Agent
     from rlxf.training import RunFolder
 
 
 @options
-class Evaluate:
+class Evaluate(Command):
     """Evaluate the agent of a run over whole episodes, and report its returns.
 
     The best checkpoint of the training is evaluated, too, if there is one. The results are also written to
@@ -33,7 +33,7 @@ class Evaluate:
     """Folder of the run."""
     checkpoint: Literal["last", "best", "all"] = "all"
     """Checkpoint to evaluate: the last one, the best one of the training, or both."""
-    episodes: Count = 200
+    episodes: int = 200
     """Number of episodes. With 200, the 95% confidence interval of a success rate is at most +-0.07."""
     env: str | None = None
     """Gymnasium id of another environment with the same spaces.
@@ -43,17 +43,17 @@ class Evaluate:
     """Arguments of the environment as a JSON object. Without --env they update those of the run."""
     deterministic: bool = True
     """Take the most likely action instead of a sample."""
-    n_envs: Count = 32
+    n_envs: int = 32
     """Number of parallel environments, at most one per episode."""
     target_returns: tuple[float, ...] = ()
     """Target returns for a Decision Transformer, each evaluated on the same episodes.
     By default the target is the largest return in its training data."""
-    remember: tuple[str, ...] = ()
+    datastore: tuple[str, ...] = ()
     """Minari ids of datasets that serve as a kNN datastore. The weights do not change."""
     head: str | None = None
     """Output head that reads the datastore: knn-lm, spalm, or JSON like {"name": "KNNLM", "k": 8}.
     None means knn-lm."""
-    seed: Count = 1_000_000
+    seed: int = 1_000_000
     """Seed of the environments. The default differs from usual training seeds; generated levels are new."""
     trust: Trust = False
     progress_bar: bool = True
@@ -62,8 +62,8 @@ class Evaluate:
 
     def prepare(self) -> Callable[[], None]:
         """Load the agents, make the environments, and return the evaluation to run."""
-        from rlxf.cli.finalize_run import select_checkpoints
-        from rlxf.cli.run_loading import default_target_returns, load_agent, make_env, with_datastore
+        from rlxf.cli.reports import default_target_returns, select_checkpoints, with_datastore
+        from rlxf.cli.runs import load_agent, make_env
         from rlxf.training import RunFolder
 
         check_counts(self, "episodes", "n_envs")
@@ -73,7 +73,7 @@ class Evaluate:
         files = select_checkpoints(run, self.checkpoint)
         agents = {name: load_agent(run, env, path, self.device) for name, path in files.items()}
         targets = default_target_returns(list(agents.values()), self.target_returns)
-        agents = with_datastore(agents, self.remember, self.head, self.progress_bar)
+        agents = with_datastore(agents, self.datastore, self.head, self.progress_bar)
         return partial(self._evaluate, agents, env, targets, run)
 
     def _evaluate(
@@ -81,23 +81,20 @@ class Evaluate:
     ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        from rlxf.cli.finalize_run import FOLDERS, plot_targets
-        from rlxf.cli.run_loading import print_reports
-        from rlxf.evaluation import evaluate
+        from rlxf.cli.reports import CHECKPOINTS, evaluate_checkpoints, plot_targets, print_reports
 
-        folders, reports = {name: run.path / folder for name, folder in FOLDERS.items()}, {}
+        folders = {name: run.path / CHECKPOINTS[name][0] for name in agents}
         with closing(env):
-            for name, agent in agents.items():
-                with SummaryWriter(str(folders[name])) as writer:
-                    reports[name] = evaluate(
-                        agent,
-                        env,
-                        self.episodes,
-                        target_returns=targets,
-                        deterministic=self.deterministic,
-                        seed=self.seed,
-                        progress_bar=self.progress_bar,
-                        logger=writer,
-                    )
+            reports = evaluate_checkpoints(
+                run,
+                agents,
+                lambda name: SummaryWriter(str(folders[name])),
+                self.progress_bar,
+                env=env,
+                episodes=self.episodes,
+                target_returns=targets,
+                deterministic=self.deterministic,
+                seed=self.seed,
+            )
         print_reports(agents, reports)
         plot_targets(reports, folders)

@@ -3,18 +3,22 @@
 from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
 from rlxf.cli.commands import COMMANDS
-from rlxf.cli.options.common import Quiet, Trust, options
+from rlxf.cli.options import Command, Quiet, Trust, options
+
+if TYPE_CHECKING:
+    from rlxf.cli.training_command import TrainingCommand
 
 PROGRAM = "program"
 """Key in ``config.json`` with the name of the program that started a run, if it was not rlxf."""
 
 
 @options
-class Resume:
+class Resume(Command):
     """Resume an interrupted run of "rlxf train" or "rlxf pretrain".
 
     The training continues from the newest intact checkpoint. On the same machine, the results are bitwise
@@ -35,8 +39,7 @@ class Resume:
 
     def prepare(self) -> Callable[[], None]:
         """Read the options of the run, load its checkpoint, and return the training to run."""
-        from rlxf.cli.run_config import check_memory, check_types
-        from rlxf.cli.run_loading import GTRXL, OFFLINE, PRETRAINING
+        from rlxf.cli.runs import GTRXL, OFFLINE, PRETRAINING, check_config_memory, check_config_types
         from rlxf.training import RunFolder
 
         run = RunFolder.reopen(self.run)
@@ -54,11 +57,10 @@ class Resume:
                 f"{self.run} is a run of agent {agent!r}; only runs of rlxf train gtrxl, rlxf train dt and "
                 f"rlxf pretrain can be resumed"
             )
-        command = resolve_name(COMMANDS[words[agent]])
-        check_types(command, run)
+        command: type[TrainingCommand] = resolve_name(COMMANDS[words[agent]])
+        check_config_types(command, run)
         if not self.trust:
             command.check_trust(run)
         training = command.of_run(run, self.progress_bar, self.quiet)
-        check_memory(run, training.core, training.learner)
-        work: Callable[[], None] = (training.with_trust() if self.trust else training).prepare_resume(run)
-        return work
+        check_config_memory(run, training.core, training.learner.memory_usage)
+        return (training.with_trust() if self.trust else training).prepare_resume(run)

@@ -1,35 +1,50 @@
-"""``rlxf techniques``: list the techniques of transformers."""
+"""``rlxf techniques``: list techniques and their combinations, or draw an attention pattern."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import combinations, product
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rlxf.cli.options.common import Count
+from rich.table import Table
+from rich.text import Text
+
+from rlxf.cli.options import Command, options
+from rlxf.cli.output import print_out
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rlxf.attention.patterns.base import Pattern
+
+HEAD_QUESTION = "how does a trained agent use logged trajectories?"
+"""Question of output heads with a datastore, which are not part of the transformer."""
+CONTEXT_QUESTION = "how does a trained agent combine several contexts?"
+"""Question of techniques that merge action distributions, which are not part of the transformer."""
+DRAWN_LAYERS, DRAWN_HEADS = 2, 4
+"""Numbers of layers and heads that are searched for different masks."""
 
 
-@dataclass(frozen=True)
-class Techniques:
+@options
+class Techniques(Command):
     """List the techniques that a transformer can be built from, or draw a sparse attention pattern.
 
     Example: rlxf techniques --draw longformer --length 256
-
-    Args:
-        draw: Pattern whose mask is saved as a PNG: a name, or JSON like {"name": "Window", "size": 9}.
-        length: Number of tokens in the image.
-        output: File of the image. None means the name of the pattern in the current folder.
-        pairs: List the pairs of techniques that are incompatible with default options, with the reasons.
     """
 
     draw: str | None = None
-    length: Count = 128
+    """Pattern whose mask is saved as a PNG.
+    It is a name, JSON like {"name": "Window", "size": 9}, or several of these joined by & and |."""
+    length: int = 128
+    """Number of tokens in the image."""
     output: Path | None = None
+    """File of the image. None means the name of the pattern in the current folder."""
     pairs: bool = False
+    """List the incompatible pairs of techniques, each with its default options, and the reasons."""
 
     def prepare(self) -> Callable[[], None]:
         """Return the function that prints the list or the pairs, or draws the pattern."""
-        from rlxf.attention.validation import check_int
-        from rlxf.cli.technique_tables import draw_pattern, read_pattern, show_pairs, show_techniques
+        from rlxf.attention.technique import check_int
 
         if self.pairs:
             return show_pairs
@@ -39,3 +54,132 @@ class Techniques:
         check_int("length", self.length)
         file = self.output or Path(f"{type(pattern).__name__}.png")
         return partial(draw_pattern, pattern, self.length, file)
+
+
+def show_techniques() -> None:
+    """Print a table for each axis, and for output heads and combinations of contexts."""
+    from rlxf.agents.contexts import CONTEXT_MERGERS
+    from rlxf.attention.spec import HEADS, TECHNIQUES
+    from rlxf.cli.spec_options import QUESTIONS
+
+    for axis, question in QUESTIONS.items():
+        _show_table(f"{axis}: {question}", TECHNIQUES[axis].values(), partial(_properties, axis))
+    _show_table(f"head: {HEAD_QUESTION}", HEADS.values(), _costs)
+    _show_table(f"context: {CONTEXT_QUESTION}", CONTEXT_MERGERS.values(), _costs)
+
+
+def _show_table(title: str, techniques: Iterable[type[Any]], describe: Callable[[type[Any]], str]) -> None:
+    from rlxf.cli.spec_options import summary
+
+    table = Table("technique", "description", title=title, expand=True)
+    for technique in techniques:
+        lines = (summary(technique), describe(technique), technique.paper)
+        table.add_row(Text(repr(technique())), Text("\n".join(lines)))
+    print_out(table)
+
+
+def _properties(axis: str, technique: type[Any]) -> str:
+    """Return origin of the causal form, cost for L tokens, and support of an XL memory as text."""
+    from rlxf.attention import XL, TransformerSpec
+
+    try:
+        TransformerSpec(**{"memory": XL(), axis: technique()}).build()
+        with_memory = "yes"
+    except ValueError:
+        with_memory = "no"
+    return f"{_costs(technique)}; with memory: {with_memory}"
+
+
+def _costs(technique: type[Any]) -> str:
+    """Return the origin of the causal form and the cost of a technique as text."""
+    return f"causal form: {technique.causal_form}; cost: {technique.cost}"
+
+
+def pairs(causal: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield axis and name of both techniques of all pairs, and the reason why they are incompatible.
+
+    The techniques have their default options; optional axes include None. The reason is the error message of
+    a transformer with both techniques, and empty if it can be built.
+    """
+    from rlxf.attention import TransformerSpec
+    from rlxf.attention.spec import OPTIONAL, TECHNIQUES
+
+    choices = {
+        axis: [None] * (axis in OPTIONAL) + [technique() for technique in techniques.values()]
+        for axis, techniques in TECHNIQUES.items()
+    }
+    for one, other in combinations(choices, 2):
+        for first, second in product(choices[one], choices[other]):
+            error = ""
+            try:
+                TransformerSpec(causal=causal, **{one: first, other: second})
+            except ValueError as refusal:
+                error = str(refusal)
+            yield f"{one} {_name(first)}", f"{other} {_name(second)}", error
+
+
+def _name(technique: Any) -> str:
+    return "None" if technique is None else type(technique).__name__
+
+
+def show_pairs() -> None:
+    """Print the pairs that causal transformers do not support, and the numbers of supported pairs."""
+    table = Table("technique", "is incompatible with", "because", expand=True)
+    for pair in pairs(causal=True):
+        if pair[-1]:
+            table.add_row(*pair)
+    print_out(table)
+    for causal in (True, False):
+        valid = [not error for *_, error in pairs(causal)]
+        print_out(
+            f"{causal=}: {sum(valid)} pairs of techniques are compatible, {len(valid) - sum(valid)} are not"
+        )
+
+
+def read_pattern(text: str) -> "Pattern":
+    """Return the pattern with this name, or described by this JSON object.
+
+    Raises:
+        ValueError: if the pattern or one of its options does not exist.
+    """
+    from rlxf.cli.spec_options import FIT_MEMORY, parse_technique
+
+    if text.lower() == FIT_MEMORY:
+        raise ValueError(f"the {FIT_MEMORY} pattern depends on the memory; draw window or full instead")
+    return parse_technique("pattern", text)
+
+
+def distinct_masks(pattern: "Pattern") -> "dict[Pattern, str]":
+    """Return the distinct patterns of layers and heads, each with the first layer and head that uses it."""
+    places: dict[Pattern, str] = {}
+    for layer in range(DRAWN_LAYERS):
+        for head, rule in enumerate(pattern.for_layer(layer).for_heads(DRAWN_HEADS)):
+            places.setdefault(rule, f"layer {layer}, head {head}")
+    return places
+
+
+def mask_image(rule: "Pattern", length: int) -> "np.ndarray":
+    """Return the attention mask as (length, length): 0 masked, 1 visible if not causal, 2 always visible."""
+    import torch
+
+    position = torch.arange(length)
+    allowed = rule.mask_mod(position[:, None], position).expand(length, length).int()
+    return (allowed * (1 + torch.ones(length, length).tril().int())).numpy()
+
+
+def draw_pattern(pattern: "Pattern", length: int, file: Path) -> None:
+    """Write the mask as a PNG, and print its path.
+
+    Rows are queries, columns are keys; future keys have a lighter color.
+    """
+    from matplotlib.figure import Figure
+
+    rules = distinct_masks(pattern)
+    figure = Figure(figsize=(4 * len(rules), 4.4), layout="constrained")
+    for number, (rule, place) in enumerate(rules.items(), start=1):
+        axes = figure.add_subplot(1, len(rules), number)
+        axes.imshow(mask_image(rule, length), cmap="Blues", vmin=0, vmax=2, interpolation="nearest")
+        axes.set(title=place if len(rules) > 1 else "", xlabel="key", ylabel="query")
+    figure.suptitle(repr(pattern))
+    figure.savefig(file, format="png")
+    print_out(f"{file}: rows are queries, columns are keys; light: masked in causal transformers")

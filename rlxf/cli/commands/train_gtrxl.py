@@ -1,8 +1,10 @@
 """``rlxf train gtrxl``: train a Gated Transformer-XL with PPO, evaluate it, and save it as a run."""
 
-from contextlib import AbstractContextManager, nullcontext
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from gymnasium import spaces
@@ -11,17 +13,185 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from tyro.conf import arg
 
+from rlxf.agents.common.checkpoint import CACHE_COPIES, state_memory
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.policy import POLICIES, default_policy_name
 from rlxf.attention import TransformerSpec
-from rlxf.cli.options.common import CheckpointSeconds, Count, Pretrained, Quiet, check_counts, options
-from rlxf.cli.options.env_options import EnvOptions
-from rlxf.cli.options.online_options import PPOOptions, TensorBoardOptions, WorkerOptions
-from rlxf.cli.progress import ONLINE
-from rlxf.cli.run_loading import GTRXL
+from rlxf.cli.options import CheckpointSeconds, Device, EnvOptions, Pretrained, Quiet, check_counts, options
+from rlxf.cli.output import print_out
+from rlxf.cli.progress import ONLINE_METRICS
+from rlxf.cli.runs import FLOAT32_BYTES, GTRXL
 from rlxf.cli.training_command import EvaluatedTrainingCommand
+from rlxf.envs.worker_pool import Workers
+from rlxf.training import RunFolder, parse_schedule
 from rlxf.training.checkpoints import EVERY_SECONDS
 from rlxf.training.distributed import process_group
+
+ENV_BYTES = 16 * 2**10
+"""Estimated memory of a small environment with its wrappers, in bytes."""
+DEFAULTS = {name: each.default for name, each in inspect.signature(GTrXLPPO).parameters.items()}
+"""Argument of `GTrXLPPO` -> default."""
+
+
+@options
+class WorkerOptions:
+    """Options of worker processes, for environments that are slow or may crash or hang."""
+
+    workers: int = 0
+    """Number of worker processes for the environments. 0 uses this process: faster for simple environments.
+    Environments that raise, crash or hang in a worker are restarted in new episodes; the others continue.
+    With one worker per environment, a crash does not affect other environments."""
+    env_timeout: float = 60.0
+    """Time limit in seconds for a step of the environments of a worker; all others wait for it.
+    A worker that exceeds the limit is killed, with all programs that its environments have started."""
+    env_restarts: int = 5
+    """Maximum number of consecutive restarts of an environment; the next failure ends the run.
+    A completed episode, or 1000 steps, resets the count."""
+
+    def to_workers(self, n_envs: int) -> Workers | None:
+        """Return the worker settings for ``n_envs`` environments; None if ``workers`` is 0.
+
+        Raises:
+            ValueError: if a number is out of range.
+        """
+        workers = min(self.workers, n_envs)
+        return Workers(workers, self.env_timeout, restarts=self.env_restarts) if workers else None
+
+
+@options
+class PPOOptions:
+    """Options of PPO."""
+
+    n_envs: int = DEFAULTS["n_envs"]
+    """Number of parallel environments.
+    More environments give less noisy gradients and more steps per second, and use more memory."""
+    n_steps: int | None = DEFAULTS["n_steps"]
+    """Steps of each environment per rollout, a multiple of the segment length.
+    None means the smallest number for rollouts of at least 2048 steps: 64 with 32 environments."""
+    segment_length: int = DEFAULTS["segment_length"]
+    """Length of training segments in steps. Gradients do not flow beyond the start of a segment."""
+    batch_size: int | None = DEFAULTS["batch_size"]
+    """Minibatch size in steps, a multiple of the segment length.
+    None means 256, rounded up to a multiple of the segment length."""
+    n_epochs: int = DEFAULTS["n_epochs"]
+    """Number of epochs per rollout."""
+    learning_rate: str = "linear:0.001:0"
+    """Learning rate of Adam over the training: NUMBER, linear:START:END[:FRACTION] or cosine:START:END.
+    The default decays to 0, so that the policy stops changing at the end."""
+    gamma: float = DEFAULTS["gamma"]
+    """Discount factor. The horizon is about 1 / (1 - gamma) steps; use 0.995 for long corridors."""
+    gae_lambda: float = DEFAULTS["gae_lambda"]
+    """Lambda of generalized advantage estimation. Values near 1 have less bias and more variance."""
+    critic_lambda: float | None = DEFAULTS["critic_lambda"]
+    """Lambda of the return targets of the value function. None means gae_lambda.
+    A value of 1 suits episodes of hundreds of steps."""
+    clip_range: str = "0.2"
+    """Clip range of the probability ratio, a schedule like the learning rate."""
+    clip_range_vf: str | None = None
+    """Clip range of the value function, in standard deviations of recent returns.
+    It is a schedule like the learning rate. None means no clipping."""
+    normalize_advantage: bool = DEFAULTS["normalize_advantage"]
+    """Subtract the mean of a rollout's advantages and divide by their standard deviation."""
+    ent_coef: str = "linear:0.03:0"
+    """Coefficient of the entropy bonus, a schedule like the learning rate."""
+    vf_coef: float = DEFAULTS["vf_coef"]
+    """Coefficient of the value loss, which is divided by the variance of recent returns."""
+    max_grad_norm: float = DEFAULTS["max_grad_norm"]
+    """Maximum norm of the gradient; larger gradients are clipped."""
+    target_kl: float | None = DEFAULTS["target_kl"]
+    """Stop an update early when the approximate KL divergence exceeds 1.5 times this value.
+    None means no limit."""
+    advantage_epsilon: float = DEFAULTS["advantage_epsilon"]
+    """Constant added to the standard deviation of advantages, in standard deviations of recent returns.
+    It keeps noise small after convergence."""
+    previous_action: bool = DEFAULTS["previous_action"]
+    """Add the previous action to the input of each step. Observations alone do not reveal it."""
+    persist_memory_across_episodes: bool = DEFAULTS["persist_memory_across_episodes"]
+    """Keep the memory across episodes (RL^2), for tasks that stay the same over several episodes.
+    Add --previous-transition to show the agent the last step of the previous episode."""
+    recompute_memory: bool = DEFAULTS["recompute_memory"]
+    """Recompute the memory with the current weights after each update.
+    This costs one extra pass over (layers * memory length) steps per environment."""
+    reconstruction_coef: float = DEFAULTS["reconstruction_coef"]
+    """Coefficient of the observation reconstruction loss. 0 turns it off. It helps with sparse rewards."""
+    device: Device = "auto"
+
+    def arguments(self) -> dict[str, Any]:
+        """Return these options as arguments of the agent."""
+        values = asdict(self)
+        schedules = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
+        given = [name for name in schedules if values[name] is not None]
+        return values | {name: parse_schedule(values[name]) for name in given}
+
+    def memory_usage(self, core: TransformerSpec) -> dict[str, int]:
+        """Return the bytes of environments, their recurrent states, and the rollout, by description."""
+        steps = (self.n_steps or self.segment_length) * core.layers * core.width * FLOAT32_BYTES
+        sizes = f"n_envs {self.n_envs}, n_steps {self.n_steps}, segment_length {self.segment_length}"
+        return {
+            f"environments and steps of {sizes}": self.n_envs * (ENV_BYTES + steps),
+            f"the core.memory of n_envs {self.n_envs}": self.n_envs * (state_memory(core) // CACHE_COPIES),
+        }
+
+
+@options
+class TensorBoardOptions:
+    """Options of additional TensorBoard output. With the defaults it takes about 2% of the training time."""
+
+    attention_maps_every: int | None = 100
+    """Number of rollouts between images of the attention of each layer and head. None turns them off."""
+    memory_every: int | None = 10
+    """Number of rollouts between measurements of the attention to memory. None turns them off."""
+    histograms_every: int | None = 20
+    """Number of rollouts between histograms, e.g. of weights and gradients. None turns them off."""
+    videos: bool = True
+    """Record a video of an episode as often as evaluations are made, if the environment renders images.
+    By default videos are left out where they would take more than about 5% of the training time."""
+
+    def check(self) -> None:
+        """Raise ValueError unless each number is None or at least 1."""
+        check_counts(self, "attention_maps_every", "memory_every", "histograms_every")
+
+    @contextmanager
+    def callbacks(
+        self, task: EnvOptions, every_steps: int, video_budget: float | None = None
+    ) -> Iterator[list[BaseCallback]]:
+        """Yield the callbacks for these options; a video is recorded every ``every_steps`` steps.
+
+        Args:
+            task: the environment.
+            every_steps: number of steps between two videos.
+            video_budget: largest number of recorded steps for each training step; None for no limit.
+        """
+        from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
+
+        kinds: list[Callable[[int], BaseCallback]] = [AttentionMapCallback, MemoryCallback, HistogramCallback]
+        intervals = [self.attention_maps_every, self.memory_every, self.histograms_every]
+        pairs = zip(kinds, intervals, strict=True)
+        callbacks = [callback(every) for callback, every in pairs if every is not None]
+        with ExitStack() as stack:
+            if self.videos:
+                callbacks += make_video_callbacks(task, every_steps, video_budget, stack)
+            yield callbacks
+
+
+def make_video_callbacks(
+    task: EnvOptions, every_steps: int, budget: float | None, stack: ExitStack
+) -> list[BaseCallback]:
+    """Return the callback that records videos of the task; ``stack`` closes its environment.
+
+    If the environment cannot render images, print the reason and return no callback.
+    """
+    from rlxf.envs.make import make_env
+    from rlxf.evaluation import VideoCallback
+
+    kwargs = task.env_kwargs | {"render_mode": "rgb_array"}
+    try:
+        env = make_env(task.env, kwargs, **task.observation_options)
+        stack.callback(env.close)
+        return [VideoCallback(env, every_steps, budget=budget)]
+    except Exception as error:  # training does not need videos: a driver or package may be missing
+        print_out(" ".join(f"no videos: {task.env} cannot render images: {error}".split()))
+        return []
 
 
 @options
@@ -42,23 +212,23 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     """
 
     task: Annotated[EnvOptions, arg(name="")]
-    total_timesteps: Count = 200_000
+    total_timesteps: int = 200_000
     """Number of environment steps, over all environments, e.g. 1e6.
     It is rounded up to whole rollouts of n_envs * n_steps steps.
     The default is sufficient for a T-Maze with a corridor of 50."""
-    seed: Count = 0
+    seed: int = 0
     """Seed of weights, actions, minibatches and environments. Equal seeds give equal runs on one machine."""
     pretrained: Pretrained = None
     run: Path | None = None
     """New folder of the run. None means runs/gtrxl-ENV-SEED. It must not exist."""
-    episodes: Count = 100
+    episodes: int = 100
     """Number of episodes of the final evaluation.
     With 100, the 95% confidence interval of a success rate is at most +-0.1."""
-    evaluate_every: Count | None = None
+    evaluate_every: int | None = None
     """Number of environment steps between two evaluations during training.
     None means a tenth of the training, or longer if evaluations would take more than about a tenth of the
     training time; there is at least one evaluation, at the end. 0 means no evaluation during training."""
-    evaluation_episodes: Count = 20
+    evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training. The training waits for it."""
     policy: Annotated[str | None, arg(metavar=f"{{None,{','.join(POLICIES)}}}")] = None
     """Policy class, which determines the feature extractor. None selects it by the observation space.
@@ -80,7 +250,7 @@ class TrainGTrXL(EvaluatedTrainingCommand):
 
     agent_name = GTRXL
     unit = "steps"
-    metrics = ONLINE
+    metrics = ONLINE_METRICS
     evaluation_budget = 0.2
     """Default largest number of environment steps of evaluations for each step of the training.
 
@@ -92,7 +262,6 @@ class TrainGTrXL(EvaluatedTrainingCommand):
 
     Rendering and compression make a recorded step about 12 times as long as a training step: 5% of the time.
     """
-    core_notes = MappingProxyType({"dropout": "It must be 0 for PPO."})
 
     @property
     def total(self) -> int:
@@ -130,17 +299,19 @@ class TrainGTrXL(EvaluatedTrainingCommand):
         """Return the number of steps between two updates of the weights."""
         return agent.n_envs_total * agent.n_steps
 
-    def tensorboard_callbacks(self, agent: GTrXLPPO) -> AbstractContextManager[list[BaseCallback]]:
-        """Context manager for the callbacks of `TensorBoardOptions`.
+    @contextmanager
+    def callbacks(self, agent: GTrXLPPO, run: RunFolder) -> Iterator[list[BaseCallback]]:
+        """Context manager for the callback that evaluates, and for those of `TensorBoardOptions`.
 
         Videos are recorded as often as evaluations are made.
         """
-        if not process_group().is_main:
-            return nullcontext([])
         every = self.evaluation_interval(agent) or self.total_timesteps
-        return self.tensorboard.callbacks(
-            self.task, every, self.video_budget if self.evaluate_every is None else None
-        )
+        budget = self.video_budget if self.evaluate_every is None else None
+        with (
+            super().callbacks(agent, run) as evaluations,
+            self.tensorboard.callbacks(self.task, every, budget) as others,
+        ):
+            yield [*evaluations, *others]
 
     def make_env(self, agent: GTrXLPPO, episodes: int) -> VecEnv:
         """Make environments for an evaluation."""
@@ -173,5 +344,5 @@ def _numbers(space: spaces.Space) -> list[str] | None:
     named = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     numbers = [key for key, part in named.items() if isinstance(part, spaces.Box)]
     if not numbers or any(is_image_space(part) for part in named.values()):
-        raise ValueError(f"normalize_observations needs Box observations that are not images, got {space}")
+        raise ValueError(f"--normalize-observations needs Box observations that are not images, got {space}")
     return numbers if isinstance(space, spaces.Dict) else None

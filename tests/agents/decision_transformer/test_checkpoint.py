@@ -182,9 +182,9 @@ def test_files_of_another_algorithm_are_refused(tmp_path):
         (lambda agent: agent["settings"].update(magic=1), "magic"),
         (lambda agent: agent["settings"]["objective"].update(name="Magic"), "unknown objective 'Magic'"),
         (lambda agent: agent["settings"].update(context_length=0), "context_length"),
-        (lambda agent: agent["facts"].pop("env_id"), "env_id"),
-        (lambda agent: agent["facts"].update(magic=1), "magic"),
-        (lambda agent: agent["facts"]["action_space"].update(type="Magic"), "its type must be one of"),
+        (lambda agent: agent["dataset_info"].pop("env_id"), "env_id"),
+        (lambda agent: agent["dataset_info"].update(magic=1), "magic"),
+        (lambda agent: agent["dataset_info"]["action_space"].update(type="Magic"), "its type must be one of"),
         (lambda agent: agent["progress"].pop("num_timesteps"), "num_timesteps"),
     ],
 )
@@ -213,7 +213,7 @@ def test_an_invalid_generator_state_is_refused(tmp_path):
     path = tmp_path / "agent.zip"
     small_agent().save(path)
     archive = read_archive(path)
-    archive.tensors["random"]["order"] = torch.zeros(3, dtype=torch.uint8)
+    archive.tensors["window_generator"]["state"] = torch.zeros(3, dtype=torch.uint8)
     write_archive(path, archive.documents, archive.tensors)
     with pytest.raises(CheckpointError, match="not a generator state"):
         DecisionTransformer.load(path, device="cpu")

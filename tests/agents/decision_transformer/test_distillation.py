@@ -137,18 +137,20 @@ def test_all_exits_of_a_student_are_distilled(depth, head):
     student.policy.eval()
     batch = update.windows(student.trajectories).starting_at([0, 2, 10, 15])
     parts = update.losses(batch)
-    close(parts["loss"] - parts["exit_lesson"], parts["distillation_loss"] + parts["hidden_loss"], 1e-5)
+    close(
+        parts["loss"] - parts["exit_prediction_loss"], parts["distillation_loss"] + parts["hidden_loss"], 1e-5
+    )
     model, both = student.policy, update.both
-    steps = update._steps(model, batch, update.steps_read[0])
+    steps = model.steps(batch).between(-update.steps_read[0])
     outputs = model.exits(steps, STATE_TOKENS).outputs[:, :, -both:]
-    targets = update._read(teacher.policy, batch, update.steps_read[1])
+    targets = teacher.policy.outputs(teacher.policy.steps(batch).between(-update.steps_read[1]))
     distances = [
         model.loss.head.distillation_loss(y, teacher.policy.loss.head, targets, 2.0) for y in outputs
     ]
     weights_of_layers, mask = core.depth.loss_weights(3).float(), batch.mask[:, -both:].float()
     pairs = zip(weights_of_layers, distances, strict=True)
     close(sum(weight * masked_mean(x, mask) for weight, x in pairs), parts["distillation_loss"], 1e-5)
-    parts["exit_lesson"].backward()
+    parts["exit_prediction_loss"].backward()
     trained = {name for name, x in model.named_parameters() if x.grad is not None and x.grad.any()}
     assert trained
     assert all(name.startswith("transformer.depth") for name in trained)
@@ -162,7 +164,7 @@ def test_exit_prediction_is_trained(depth):
     before = losses(student, teacher)
     student.distill(teacher, 40)
     after = losses(student, teacher)
-    assert after["exit_lesson"] < 0.95 * before["exit_lesson"]
+    assert after["exit_prediction_loss"] < 0.95 * before["exit_prediction_loss"]
     assert after["distillation_loss"] < 0.7 * before["distillation_loss"]
 
 
@@ -190,7 +192,7 @@ def test_training_context_equals_acting_context(lengths, memory):
         first = max(newest - agent.context_length + 1, start)
         alone = agent.policy.steps(replace_length(window, first, newest))
         close(
-            update._read(agent.policy, batch, steps)[:, -1],
+            agent.policy.outputs(agent.policy.steps(batch).between(-steps))[:, -1],
             agent.policy.outputs(alone)[:, -1],
             1e-5,
         )

@@ -1,4 +1,4 @@
-"""Small trajectories in memory, and small agents with noisy weights."""
+"""Small trajectories in memory, small agents with noisy weights, and small pre-training models."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.pretraining import MaskedPretraining, MaskedWindows, Masking
 from rlxf.attention import XL, ALiBi, GRUGate, LearnedAbsolute, RoPE, TransformerSpec, Window, XLRelative
 from rlxf.data import Trajectories, action_encoder, observation_encoder, return_to_go
 from rlxf.data.spaces import discrete_sizes
@@ -143,3 +144,22 @@ def replayed(agent: DecisionTransformer, data: Trajectories) -> NDArray[Any]:
     for steps, chosen, _ in replay(agent, data):
         actions[steps] = chosen
     return actions
+
+
+TINY = decision_transformer(width=16, layers=2, heads=2, dropout=0.0)
+
+
+def small_pretraining(trajectories: Trajectories | None = None, **changes: Any) -> MaskedPretraining:
+    """Return a pre-training with noise on every weight."""
+    settings = {"context_length": K, "batch_size": 8, "seed": 3, "device": "cpu", "core": TINY}
+    data = some_trajectories() if trajectories is None else trajectories
+    return make_loud(MaskedPretraining(data, **(settings | changes)))
+
+
+def some_windows(pretraining: MaskedPretraining, share: float = 0.4, seed: int = 0) -> MaskedWindows:
+    """Return a batch of windows with padding and masked tokens."""
+    data = pretraining.trajectories
+    assert data is not None
+    batch = pretraining.windows(data).starting_at([0, 2, 9, 14, 20, 27])
+    assert not batch.mask.all()
+    return MaskedWindows(batch, Masking.draw(batch.mask, share, torch.Generator().manual_seed(seed)))

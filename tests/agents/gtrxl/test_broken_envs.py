@@ -14,11 +14,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from rlxf.agents.gtrxl.losses import PPOLoss
 from rlxf.attention.token_index import EMPTY
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_env
-from rlxf.envs.batches import LOST
+from rlxf.envs.spaces import LOST
 from rlxf.training import CheckpointFolder, CheckpointWriter
-from tests.agents.gtrxl.test_resuming import ROLLOUT, TOTAL, begin, cut_off, lines
+from tests.agents.gtrxl.test_resume import ROLLOUT, TOTAL, begin, cut_off, lines
 from tests.agents.gtrxl.worlds import all_segments, parameters, rollouts, same, scripts, shifted, small_agent
-from tests.envs.workers.worlds import breaking, made
+from tests.envs.faulty_envs import breaking, made
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
 

@@ -11,7 +11,7 @@ from torch.distributions import kl_divergence
 
 from rlxf import GTrXLPPO
 from rlxf.agents.common.losses import Distillation
-from rlxf.agents.gtrxl.distillation import (
+from rlxf.agents.gtrxl.training_algorithm import (
     DistillationBatch,
     DistillationLoss,
     DistillationTraining,
@@ -24,6 +24,7 @@ from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     VECTOR,
+    last_outputs,
     make_loud,
     next_step_scripts,
     parameters,
@@ -70,7 +71,8 @@ def minibatch(student, lesson) -> DistillationBatch:
     buffer = student.rollout_buffer
     outputs = torch.stack(lesson._outputs, dim=1)
     every = torch.arange(student.n_envs * student.n_steps // student.segment_length)
-    return DistillationBatch(buffer.segments(every, buffer.advantages), buffer.rows(outputs, every))
+    segments = buffer.segments(every, buffer.advantages)
+    return DistillationBatch(**vars(segments), target=buffer.rows(outputs, every))
 
 
 def loss_of(student, teacher, lesson, batch=None, **options):
@@ -86,7 +88,7 @@ def assert_teacher_equals_single_pass(student, teacher, actor="student"):
     )
     index = type(student.rollout_buffer.index)(position, episode)
     state = teacher.policy.transformer.initial_state(ENVS)
-    read = teacher.policy.segment_outputs(obs.flatten(0, 1), previous.flatten(0, 1), index, state)
+    read = last_outputs(teacher.policy, obs.flatten(0, 1), previous.flatten(0, 1), index, state)
     real = episode.flatten() >= 0
     close(outputs.flatten(0, 1)[real], read[real], 1e-5)
     return episode
@@ -177,9 +179,9 @@ def test_filler_rows_do_not_enter_the_loss():
     student, teacher = pair(next_step_scripts(shifted(ENVS)))
     lesson, _ = collect_lessons(student, teacher)
     batch = minibatch(student, lesson)
-    filler = batch.segments.weight == 0
+    filler = batch.weight == 0
     assert filler.any()
-    loud = DistillationBatch(batch.segments, batch.target.masked_fill(filler[:, None], 1e3))
+    loud = replace(batch, target=batch.target.masked_fill(filler[:, None], 1e3))
     for name, part in loss_of(student, teacher, lesson, batch).items():
         close(loss_of(student, teacher, lesson, loud)[name], part, 1e-6)
 
@@ -235,7 +237,7 @@ def test_student_with_early_exits_trains_them(depth):
     batch = minibatch(student, lesson)
     before, rule = loss_of(student, teacher, lesson, batch), parameters_of(student.policy.transformer.depth)
     assert before["exit_loss"] > 0
-    exit_losses = sum(before[name] for name in ("exit_loss", "exit_lesson"))
+    exit_losses = sum(before[name] for name in ("exit_loss", "exit_prediction_loss"))
     close(before["loss"] - exit_losses, sum_of_teaching(before), 1e-5)
     student.distill(teacher, 2 * ENVS * student.n_steps)
     after = loss_of(student, teacher, lesson, batch)
@@ -243,7 +245,7 @@ def test_student_with_early_exits_trains_them(depth):
         assert after[name] < 0.95 * before[name], name
     for old, new in zip(rule, student.policy.transformer.depth.parameters(), strict=True):
         assert (old != new).any()
-    assert {"train/exit_loss", "train/exit_lesson"} <= student.logger.name_to_value.keys()
+    assert {"train/exit_loss", "train/exit_prediction_loss"} <= student.logger.name_to_value.keys()
 
 
 def parameters_of(module):

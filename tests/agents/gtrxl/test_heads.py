@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl.config import PPOConfig
-from rlxf.agents.gtrxl.heads import LEAST_DEVIATION, PopArtHead
+from rlxf.agents.gtrxl.heads import MIN_STD, PopArtHead
 from rlxf.training import CheckpointError
 from tests.agents.gtrxl.worlds import scripts, shifted, small_core
 
@@ -55,7 +55,7 @@ def test_returns_without_variance_do_not_divide_by_zero():
     value_head = head()
     for _ in range(50):
         value_head.update(torch.zeros(100))
-    assert value_head.deviation.item() == LEAST_DEVIATION
+    assert value_head.deviation.item() == MIN_STD
     assert value_head(torch.randn(4, 8)).isfinite().all()
 
 

@@ -1,13 +1,25 @@
-"""The agent solves tasks that require memory."""
+"""The agent solves tasks that require memory, trains with every technique, and repeats with a seed."""
+
+from dataclasses import replace
 
 import pytest
 from stable_baselines3.common.env_util import make_vec_env as sb3_make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
+from rlxf.attention import TransformerSpec
 from rlxf.envs.make import make_vec_env
 from rlxf.training import linear
 from tests.agents.gtrxl.test_sb3_tools import recorded_logs
-from tests.agents.gtrxl.worlds import parameters, same, small_agent, small_core
+from tests.agents.gtrxl.worlds import (
+    next_step_scripts,
+    parameters,
+    same,
+    scripts,
+    shifted,
+    small_agent,
+    small_core,
+)
+from tests.agents.techniques import all_have_moved, each, weights
 
 CORRIDOR = {"corridor_length": 5}
 
@@ -51,3 +63,50 @@ def test_memory_extra_tasks_train(env_id):
     assert agent.num_timesteps == 2 * 2 * 16
     assert agent._n_updates == 2 * agent.n_epochs
     assert not same(initial, parameters(agent))
+
+
+@each
+def test_two_updates(choice):
+    agent = small_agent(scripts(shifted(3)), core=limited_to_memory(replace(small_core(), **choice)))
+    before = weights(agent.policy)
+    agent.learn(2 * agent.n_steps * agent.n_envs)
+    all_have_moved(before, agent.policy)
+
+
+def limited_to_memory(core: TransformerSpec) -> TransformerSpec:
+    """Return the core with a pattern limited to its memory."""
+    assert core.memory is not None
+    if core.memory.visible_pattern(core.pattern).max_distance <= core.memory.length:
+        return core
+    return replace(core, pattern=core.pattern.limit_distance(core.memory.length))
+
+
+MAKERS = {
+    "id": lambda: "rlxf/TMaze-v0",
+    "VecEnv": lambda: scripts(shifted(3)),
+    "filler rows": lambda: next_step_scripts(shifted(3)),
+}
+
+
+def trained(make, seed):
+    agent = small_agent(make(), loud=False, seed=seed, reconstruction_coef=0.1, learning_rate=1e-3)
+    return parameters(agent.learn(2 * 3 * 16))
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_two_updates_with_same_seed(make):
+    first = trained(make, seed=5)
+    assert same(first, trained(make, seed=5))
+    assert not same(first, trained(make, seed=6))
+
+
+def test_predict_during_training_does_not_change_memory():
+    """Calling predict during training changes neither the rollout buffer nor the recurrent state."""
+    results = []
+    for predicts in (False, True):
+        agent = small_agent(scripts(shifted(3)), learning_rate=1e-3).learn(3 * 16)
+        if predicts:
+            agent.predict(agent._last_obs, deterministic=True)
+        agent.learn(3 * 16, reset_num_timesteps=False)
+        results.append(parameters(agent))
+    assert same(*results)

@@ -14,6 +14,7 @@ from tests.agents.gtrxl.worlds import (
     OBSERVATIONS,
     VECTOR,
     Scripted,
+    last_outputs,
     scripts,
     shifted,
     small_agent,
@@ -90,7 +91,8 @@ def segment_pass(policy, seen, starts, acted):
         previous = unclipped.clone()
         index = where(starts)
         for t in range(STEPS):  # the action before is part of the input, so the pass is repeated
-            latent = policy.segment_outputs(
+            latent = last_outputs(
+                policy,
                 torch.as_tensor(seen).transpose(0, 1).reshape(-1, 3),
                 previous.transpose(0, 1).reshape(STEPS * ENVS, -1),
                 index,

@@ -15,10 +15,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf.attention import KNN, Compressive, Full, Performer, RoPE, Window
 from rlxf.envs import FaultyEnvironmentError
-from rlxf.envs.stateful_env import ActionReplay
+from rlxf.envs.resume import ActionReplay
 from rlxf.training import CheckpointFolder, CheckpointWriter, read_archive, stop_on_signals
 from rlxf.training.distributed import process_group
-from tests.agents.gtrxl.test_resuming import Lively
+from tests.agents.gtrxl.test_resume import Lively
 from tests.agents.gtrxl.worlds import ACTIONS, GOES_ON, TERMINATED, VECTOR, scripts, small_agent, small_core
 from tests.ranks import on_ranks
 
@@ -104,7 +104,7 @@ SETTINGS = {
     "default": {"n_epochs": 3},
     "few segments in a minibatch": {"batch_size": 4, "recompute_memory": True},
     "a bound on the KL": {"target_kl": 1e-3, "n_epochs": 9},
-    "a memory of neighbours": {"core": replace(small_core(), memory=KNN(2, 12, 4), pattern=Window(3))},
+    "a memory of neighbors": {"core": replace(small_core(), memory=KNN(2, 12, 4), pattern=Window(3))},
     "random features": {"core": replace(small_core(), kernel=Performer(), position=RoPE())},
 }
 

@@ -25,6 +25,7 @@ from tests.agents.gtrxl.worlds import (
     ACTIONS,
     OBSERVATIONS,
     all_segments,
+    last_outputs,
     next_step_scripts,
     rollouts,
     scripts,
@@ -43,7 +44,7 @@ def differences(agent, batch):
     """Return the absolute errors of ratio and value for each real step."""
     with torch.no_grad():
         distribution, values = agent.policy.heads(
-            agent.policy.segment_outputs(batch.obs, batch.previous, batch.index, batch.state)
+            last_outputs(agent.policy, batch.obs, batch.previous, batch.index, batch.state)
         )
         ratio = (distribution.log_prob(batch.actions) - batch.log_probs).exp()
     real = batch.weight == 1

@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import GTrXLPPO
-from rlxf.envs.tmaze.vector import TMazeVector
+from rlxf.envs.tmaze_vector import TMazeVector
 from rlxf.envs.vector import as_vec_env
 from rlxf.training import linear
 from tests.agents.gtrxl.worlds import (
@@ -28,6 +28,7 @@ from tests.agents.gtrxl.worlds import (
     VECTOR,
     Scripted,
     all_segments,
+    last_outputs,
     next_step_scripts,
     parameters,
     rollouts,
@@ -136,7 +137,7 @@ def test_vec_normalize():
         batch = all_segments(buffer)
         with torch.no_grad():
             values = agent.policy.heads(
-                agent.policy.segment_outputs(batch.obs, batch.previous, batch.index, batch.state)
+                last_outputs(agent.policy, batch.obs, batch.previous, batch.index, batch.state)
             )[1]
         torch.testing.assert_close(values, batch.values, atol=1e-4, rtol=0)
     assert env.obs_rms.count > 2 * ROLLOUT

@@ -11,6 +11,7 @@ from tests.agents.gtrxl.worlds import (
     DICT,
     MIXED,
     TRUNCATED,
+    last_outputs,
     next_step_scripts,
     rollouts,
     scripts,
@@ -49,7 +50,7 @@ def slow_value(agent, buffer, env, t, last):
     previous = agent.policy.encode_actions(buffer.actions[[env], t])
     index = TokenIndex(position[:, -1:] + 1, episode[:, -1:])
     with torch.no_grad():
-        return agent.policy.heads(agent.policy.segment_outputs(obs, previous, index, state))[1].item()
+        return agent.policy.heads(last_outputs(agent.policy, obs, previous, index, state))[1].item()
 
 
 CASES = {

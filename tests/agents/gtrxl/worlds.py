@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import GTrXLPPO
-from rlxf.agents.gtrxl import gtrxl
+from rlxf.agents.gtrxl import GTrXLPolicy, gtrxl
 
 GOES_ON, TERMINATED, TRUNCATED = range(3)
 
@@ -118,6 +118,11 @@ def all_segments(buffer: Any) -> Any:
     """Return all segments of a rollout, in order."""
     number = buffer.n_envs * buffer.n_steps // buffer.segment_length
     return buffer.segments(torch.arange(number), buffer.advantages)
+
+
+def last_outputs(policy: GTrXLPolicy, *segments: Any) -> torch.Tensor:
+    """Return the outputs (B T, C) of all layers; arguments as in `GTrXLPolicy.exit_outputs`."""
+    return policy.exit_outputs(*segments).outputs[-1].flatten(0, 1)
 
 
 def parameters(agent: GTrXLPPO) -> list[torch.Tensor]:

@@ -49,11 +49,11 @@ def test_universal_transformer_equals_stack_with_tied_weights():
     assert len(one.blocks) == 1
 
 
-def test_signal_encodes_position_and_pass():
-    signal = UniversalSinusoid(base=50.0).build_embedding(4, 1)
+def test_pass_embedding_encodes_position_and_pass():
+    module = UniversalSinusoid(base=50.0).build_embedding(4, 1)
     position = torch.tensor([[0, 3, 7]])
     for number in range(3):
-        actual = signal.signal(torch.zeros(1, 3, 4, dtype=torch.float64), position, number)
+        actual = module.pass_embedding(torch.zeros(1, 3, 4, dtype=torch.float64), position, number)
         for slot, t in enumerate([0, 3, 7]):
             for m in range(2):
                 rate = 50.0 ** (-2 * m / 4)
@@ -73,8 +73,8 @@ def reference_act(model: Transformer, x: Tensor, index: TokenIndex) -> tuple[Ten
     state, outputs = x, [torch.zeros(spec.width, dtype=x.dtype) for _ in range(length)]
     sums, ponder, halted = [0.0] * length, [torch.zeros(())] * length, [False] * length
     for number in range(spec.layers):
-        entered = state + model.embedding.signal(state, index.position, number)
-        after = model.blocks[0].feed(model.blocks[0].attend(entered, None, masks[number]))
+        entered = state + model.embedding.pass_embedding(state, index.position, number)
+        after = model.blocks[0].apply_feed_forward(model.blocks[0].attend(entered, None, masks[number]))
         rows = []
         for t in range(length):
             if halted[t]:
@@ -160,7 +160,7 @@ def test_acting_stops_when_the_selected_token_halts():
         assert_close_for_dtype(
             model.early_outputs(run.x[row : row + 1], here, output_slice=slice(6, None))[0], learned[row]
         )
-        assert len(actual) == int(model.acting_depth())
+        assert len(actual) == int(model.pop_mean_acting_depth())
         depths.add(len(actual))
     assert len(depths) > 1
 

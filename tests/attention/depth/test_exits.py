@@ -57,7 +57,7 @@ def reference_exits(model: Transformer, x: Tensor, index: TokenIndex) -> tuple[T
             seen = torch.stack(inputs[n])[None]
             before = index.at(slice(0, t + 1))
             mask = model.attention_masks(before, before)[n]
-            h = block.feed(block.attend(seen, None, mask))[0, -1]
+            h = block.apply_feed_forward(block.attend(seen, None, mask))[0, -1]
             history.append(h)
         outputs.append(model.norm(h))
         taken.append(len(history))
@@ -96,8 +96,8 @@ def test_steps_exit_as_in_the_reference_loop(name, seed):
     ]
     outputs, taken = reference_exits(model, run.x, run.index)
     assert_close_for_dtype(torch.cat(acted), outputs.detach())
-    assert_close_for_dtype(model.acting_depth(), torch.tensor(sum(taken) / len(taken)))
-    assert model.acting_depth() is None
+    assert_close_for_dtype(model.pop_mean_acting_depth(), torch.tensor(sum(taken) / len(taken)))
+    assert model.pop_mean_acting_depth() is None
 
 
 def test_sequence_exit_uses_one_episode_only():
@@ -127,7 +127,7 @@ def test_only_the_selected_token_of_a_segment_exits_early(depth):
         y = model.early_outputs(
             run.x[row : row + 1], here, output_slice=slice(-1, None), confidence_fn=top_confidence
         )
-        taken = int(model.acting_depth())
+        taken = int(model.pop_mean_acting_depth())
         assert_close_for_dtype(y[0, 0], all_outputs[taken - 1, row])
         depths.add(taken)
     assert depths <= {1, 2, 3, 4}
@@ -164,8 +164,8 @@ def test_state_of_an_exited_token_is_copied_to_later_layers():
     y = model.early_step(run.x[:, 4], run.index.at(slice(4, 5)), cache, top_confidence)
     assert actual == [1]
     masks = model.attention_masks(run.index, run.index)
-    lower = model.blocks[0].feed(model.blocks[0].attend(run.x, None, masks[0]))
-    upper = model.blocks[1].feed(model.blocks[1].attend(lower, None, masks[1]))
+    lower = model.blocks[0].apply_feed_forward(model.blocks[0].attend(run.x, None, masks[0]))
+    upper = model.blocks[1].apply_feed_forward(model.blocks[1].attend(lower, None, masks[1]))
     assert_close_for_dtype(y, model.norm(upper[:, -1]).detach())
 
 

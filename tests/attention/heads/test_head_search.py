@@ -1,12 +1,12 @@
-"""Search backends of output heads return the same neighbours as brute force."""
+"""Search backends of output heads return the same neighbors as brute force."""
 
 import sys
 
 import pytest
 import torch
 
-from rlxf.attention.heads import datastore
-from rlxf.attention.heads.datastore import Datastore, FaissSearch, TorchSearch
+from rlxf.attention.heads import base
+from rlxf.attention.heads.base import Datastore, FaissSearch, TorchSearch
 
 PAIRS, WIDTH, QUERIES = 90, 6, 12
 
@@ -28,27 +28,27 @@ def brute_force(store: Datastore, query: torch.Tensor, k: int, without: int | No
     return sorted(allowed, key=lambda i: far[i])[:k]
 
 
-def neighbour_values(store: Datastore, entries: torch.Tensor, queries: torch.Tensor) -> list[list[int]]:
-    return store.neighbours(queries, entries).values.tolist()
+def neighbor_values(store: Datastore, entries: torch.Tensor, queries: torch.Tensor) -> list[list[int]]:
+    return store.neighbors(queries, entries).values.tolist()
 
 
 @pytest.mark.parametrize("k", [1, 7, PAIRS])
-def test_neighbours_equal_brute_force_in_order(k):
+def test_neighbors_equal_brute_force_in_order(k):
     store, queries = some_store(), some_queries()
     entries = TorchSearch(store)(queries, k)
-    assert neighbour_values(store, entries, queries) == [brute_force(store, query, k) for query in queries]
+    assert neighbor_values(store, entries, queries) == [brute_force(store, query, k) for query in queries]
 
 
 @pytest.mark.parametrize("scores", [1, QUERIES * 11, QUERIES * PAIRS])
 def test_chunked_search_equals_brute_force(scores, monkeypatch):
-    monkeypatch.setattr(datastore, "MAX_SCORES", scores)
+    monkeypatch.setattr(base, "MAX_SCORES", scores)
     store, queries = some_store(), some_queries()
     entries = TorchSearch(store)(queries, 7)
-    assert neighbour_values(store, entries, queries) == [brute_force(store, query, 7) for query in queries]
+    assert neighbor_values(store, entries, queries) == [brute_force(store, query, 7) for query in queries]
 
 
 def test_chunks_bound_memory(monkeypatch):
-    monkeypatch.setattr(datastore, "MAX_SCORES", QUERIES * 11)
+    monkeypatch.setattr(base, "MAX_SCORES", QUERIES * 11)
     store, sizes, product = some_store(), [], torch.addmm
     monkeypatch.setattr(
         torch, "addmm", lambda *args, **options: _record_size(sizes, product(*args, **options))
@@ -64,25 +64,25 @@ def _record_size(sizes: list[int], scores: torch.Tensor) -> torch.Tensor:
 
 
 def test_each_query_excludes_its_own_group(monkeypatch):
-    monkeypatch.setattr(datastore, "MAX_SCORES", QUERIES * 11)
+    monkeypatch.setattr(base, "MAX_SCORES", QUERIES * 11)
     store, queries = some_store(), some_queries()
     without = torch.arange(QUERIES) % 10
     entries = TorchSearch(store)(queries, 7, without)
     expected = [brute_force(store, q, 7, g) for q, g in zip(queries, without.tolist(), strict=True)]
-    assert neighbour_values(store, entries, queries) == expected
+    assert neighbor_values(store, entries, queries) == expected
     assert not (store.groups[entries] == without[:, None]).any()
 
 
 def test_results_are_independent_of_query_batch_size():
     store, queries = some_store(), some_queries()
-    datastore = TorchSearch(store)
-    singly = torch.cat([datastore(query[None], 7) for query in queries])
-    assert neighbour_values(store, datastore(queries, 7), queries) == neighbour_values(store, singly, queries)
+    base = TorchSearch(store)
+    singly = torch.cat([base(query[None], 7) for query in queries])
+    assert neighbor_values(store, base(queries, 7), queries) == neighbor_values(store, singly, queries)
 
 
 def test_distances_are_squared_l2_and_ascending():
     store, queries = some_store(), some_queries()
-    near = store.neighbours(queries, TorchSearch(store)(queries, 7))
+    near = store.neighbors(queries, TorchSearch(store)(queries, 7))
     keys = store.keys[near.values]
     torch.testing.assert_close(near.squared, (keys - queries[:, None]).norm(dim=-1) ** 2)
     assert (near.squared.diff(dim=1) >= 0).all()
@@ -91,7 +91,7 @@ def test_distances_are_squared_l2_and_ascending():
 def test_key_has_distance_0_from_itself():
     keys = some_store().keys + 100
     store = Datastore(keys, torch.arange(PAIRS), torch.zeros(PAIRS, dtype=torch.long))
-    near = store.neighbours(keys, TorchSearch(store)(keys, 1))
+    near = store.neighbors(keys, TorchSearch(store)(keys, 1))
     assert (near.values[:, 0] == torch.arange(PAIRS)).all()
     assert (near.squared == 0).all()
 
@@ -104,8 +104,8 @@ def test_search_is_accurate_far_from_the_origin(make, chunk):
     keys = some_store().keys / 10 + 300
     store = Datastore(keys, torch.arange(PAIRS), torch.zeros(PAIRS, dtype=torch.long))
     queries = keys + some_store(seed=1).keys / 1000
-    original, datastore = keys.clone(), make(store)
-    entries = torch.cat([datastore(some, 1) for some in queries.split(chunk)])[:, 0]
+    original, base = keys.clone(), make(store)
+    entries = torch.cat([base(some, 1) for some in queries.split(chunk)])[:, 0]
     assert entries.tolist() == [brute_force(store, query, 1)[0] for query in queries]
     assert torch.equal(store.keys, original)
 
@@ -114,7 +114,7 @@ def test_faiss_equals_torch():
     pytest.importorskip("faiss")
     store, queries = some_store(300), some_queries()
     from_torch, from_faiss = (
-        neighbour_values(store, make(store)(queries, 9), queries) for make in (TorchSearch, FaissSearch)
+        neighbor_values(store, make(store)(queries, 9), queries) for make in (TorchSearch, FaissSearch)
     )
     assert from_torch == from_faiss
 

@@ -1,12 +1,12 @@
-"""Tests of output heads that mix the model's distribution with that of neighbours."""
+"""Tests of output heads that mix the model's distribution with that of neighbors."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from rlxf.attention import KNNLM, SPALM
-from rlxf.attention.heads.datastore import Neighbours
-from rlxf.attention.registry import HEADS, technique_from_json, technique_to_json
+from rlxf.attention.heads.base import Neighbors
+from rlxf.attention.spec import HEADS, technique_from_json, technique_to_json
 
 B, K, C, V = 5, 7, 6, 4
 
@@ -15,9 +15,9 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def some_neighbours() -> Neighbours:
+def some_neighbors() -> Neighbors:
     values = torch.randint(V, (B, K), generator=torch.Generator().manual_seed(3))
-    return Neighbours(drawn(B, K, seed=4).square().sort().values, values)
+    return Neighbors(drawn(B, K, seed=4).square().sort().values, values)
 
 
 H, W, BIAS = drawn(B, C), drawn(V, C, seed=1), drawn(V, seed=2)
@@ -26,19 +26,19 @@ MODEL = F.linear(H, W, BIAS).log_softmax(dim=1)
 
 @pytest.mark.parametrize("head", [KNNLM(), KNNLM(weight=1.0), KNNLM(temperature=9.0), SPALM()], ids=repr)
 def test_head_outputs_are_distributions(head):
-    log_p = head.build(C).log_prob(H, some_neighbours(), W, BIAS)
+    log_p = head.build(C).log_prob(H, some_neighbors(), W, BIAS)
     torch.testing.assert_close(log_p.exp().sum(dim=1), torch.ones(B))
-    share = head.build(C).neighbour_weight(H)
+    share = head.build(C).neighbor_weight(H)
     assert share.shape == (B,)
     assert ((share >= 0) & (share <= 1)).all()
 
 
 def test_weight_0_equals_model():
-    assert torch.equal(KNNLM(weight=0.0).build(C).log_prob(H, some_neighbours(), W, BIAS), MODEL)
+    assert torch.equal(KNNLM(weight=0.0).build(C).log_prob(H, some_neighbors(), W, BIAS), MODEL)
 
 
-def test_weight_1_equals_neighbour_distribution():
-    near = some_neighbours()
+def test_weight_1_equals_neighbor_distribution():
+    near = some_neighbors()
     for i, row in enumerate(KNNLM(weight=1.0).build(C).log_prob(H, near, W, BIAS)):
         weights = [float(torch.exp(-d)) for d in near.squared[i]]
         for value in range(V):
@@ -47,19 +47,19 @@ def test_weight_1_equals_neighbour_distribution():
 
 
 def test_knn_lm_interpolates_linearly():
-    near = some_neighbours()
+    near = some_neighbors()
     half, whole = (KNNLM(weight=w).build(C).log_prob(H, near, W, BIAS).exp() for w in (0.3, 1.0))
     torch.testing.assert_close(half, 0.3 * whole + 0.7 * MODEL.exp())
 
 
 def test_temperature_interpolates_between_uniform_and_nearest():
-    near = some_neighbours()
+    near = some_neighbors()
     torch.testing.assert_close(KNNLM(temperature=1e6).weights(near), torch.full((B, K), 1 / K))
     assert (KNNLM(temperature=1e-6).weights(near)[:, 0] > 0.999).all()
 
 
-def test_weights_of_distant_neighbours_sum_to_1():
-    far = Neighbours(some_neighbours().squared + 1e6, some_neighbours().values)
+def test_weights_of_distant_neighbors_sum_to_1():
+    far = Neighbors(some_neighbors().squared + 1e6, some_neighbors().values)
     torch.testing.assert_close(KNNLM().weights(far).sum(dim=1), torch.ones(B))
 
 
@@ -67,13 +67,13 @@ def test_open_gate_equals_model():
     reader = SPALM().build(C)
     with torch.no_grad():
         reader.gate.copy_(1e4 * H[0])
-    near = Neighbours(*(part[:1] for part in some_neighbours()))
-    assert reader.neighbour_weight(H[:1]).item() == 0
+    near = Neighbors(*(part[:1] for part in some_neighbors()))
+    assert reader.neighbor_weight(H[:1]).item() == 0
     torch.testing.assert_close(reader.log_prob(H[:1], near, W, BIAS), MODEL[:1])
 
 
-def test_neighbours_with_one_value_increase_its_probability():
-    one = Neighbours(torch.zeros(B, K), torch.full((B, K), 2))
+def test_neighbors_with_one_value_increase_its_probability():
+    one = Neighbors(torch.zeros(B, K), torch.full((B, K), 2))
     for head in (KNNLM(), SPALM()):
         likely = head.build(C).log_prob(H, one, W, torch.zeros(V))[:, 2].exp()
         assert (likely > F.linear(H, W).softmax(dim=1)[:, 2]).all()
@@ -82,7 +82,7 @@ def test_neighbours_with_one_value_increase_its_probability():
 def test_gate_gets_a_gradient():
     reader = SPALM().build(C)
     assert [name for name, _ in reader.named_parameters()] == ["gate"]
-    reader.log_prob(H, some_neighbours(), W, BIAS)[:, 0].sum().backward()
+    reader.log_prob(H, some_neighbors(), W, BIAS)[:, 0].sum().backward()
     assert (reader.gate.grad != 0).all()
 
 

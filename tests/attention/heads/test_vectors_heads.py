@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from rlxf.attention.heads.datastore import Datastore, Neighbours, TorchSearch
+from rlxf.attention.heads.base import Datastore, Neighbors, TorchSearch
 from rlxf.attention.heads.knn_lm import KNNLM
-from rlxf.attention.heads.spalm import SPALM, aggregate_neighbours
+from rlxf.attention.heads.spalm import SPALM, aggregate_neighbors
 from tests.attention.oracle import close, load, put
 
 KNN, GATED = load("knnlm"), load("spalm")
@@ -18,26 +18,26 @@ def lm(**changes) -> KNNLM:
     return KNNLM(k=int(KNN["cfg_k"]), weight=float(KNN["cfg_lambda"]), **changes)
 
 
-def find_neighbors() -> Neighbours:
+def find_neighbors() -> Neighbors:
     values = KNN["in_values"][:, 0]
     store = Datastore(KNN["in_keys"], values, torch.arange(len(values)))
     queries = KNN["in_query"]
-    return store.neighbours(queries, TorchSearch(store)(queries, int(KNN["cfg_k"])))
+    return store.neighbors(queries, TorchSearch(store)(queries, int(KNN["cfg_k"])))
 
 
 def test_knn_distribution():
-    close(lm().neighbour_distribution(find_neighbors(), SIZE).double(), KNN["out_pknn"], 1e-6)
+    close(lm().neighbor_distribution(find_neighbors(), SIZE).double(), KNN["out_pknn"], 1e-6)
 
 
 def test_knn_distribution_of_unsquared_distances():
     neighbors = find_neighbors()
-    plain = Neighbours(neighbors.squared.sqrt(), neighbors.values)
-    close(lm().neighbour_distribution(plain, SIZE).double(), KNN["out_pknn_unsquared"], 1e-6)
+    plain = Neighbors(neighbors.squared.sqrt(), neighbors.values)
+    close(lm().neighbor_distribution(plain, SIZE).double(), KNN["out_pknn_unsquared"], 1e-6)
 
 
 def test_log_probability_of_the_target_equals_the_authors_code():
     target = KNN["in_target"][:, None]
-    ours = lm().neighbour_distribution(find_neighbors(), SIZE).gather(1, target)[:, 0].log().double()
+    ours = lm().neighbor_distribution(find_neighbors(), SIZE).gather(1, target)[:, 0].log().double()
     has_neighbors = KNN["out_authors_logp"] > NO_NEIGHBOR / 2
     assert (
         ours[~has_neighbors & (target[:, 0] != 0)] == -torch.inf
@@ -46,7 +46,7 @@ def test_log_probability_of_the_target_equals_the_authors_code():
 
 
 def test_mixture():
-    mixed = lm().mixed(KNN["in_plm"].log(), lm().neighbour_distribution(find_neighbors(), SIZE).double())
+    mixed = lm().mixed(KNN["in_plm"].log(), lm().neighbor_distribution(find_neighbors(), SIZE).double())
     close(mixed.exp(), KNN["out_mix"], 1e-6)
 
 
@@ -54,7 +54,7 @@ def test_features_of_neighbors():
     h, y = GATED["in_h"], GATED["in_neighbour_embeddings"]
     reader = SPALM().build(h.shape[1]).double()
     put(reader.gate, GATED["w_g"])
-    close(aggregate_neighbours(h, y), GATED["out_m"])
+    close(aggregate_neighbors(h, y), GATED["out_m"])
     close(reader.model_weight(h)[:, None], GATED["out_g"])
     close(reader.features(h, y), GATED["out_z"])
 
@@ -68,5 +68,5 @@ def test_distribution_from_the_features(token):
     values = torch.arange(len(w), len(w) + len(y))[None]
     table = torch.cat([w, y])
     bias = torch.zeros(len(table)).double().index_fill(0, values[0], -torch.inf)
-    log_p = reader.log_prob(h, Neighbours(torch.zeros_like(values).double(), values), table, bias)
+    log_p = reader.log_prob(h, Neighbors(torch.zeros_like(values).double(), values), table, bias)
     close(log_p[:, : len(w)].exp(), GATED["out_p"][token : token + 1])

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlxf.attention import RFA, XL, Full, Performer, RoPE, TokenIndex, Transformer, TransformerSpec, Window
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels import linear_attention
-from rlxf.attention.kernels.linear_attention import is_single_contiguous_episode
+from rlxf.attention.kernels.linear_attention import uses_running_sums
 from rlxf.attention.kernels.performer import orthogonal_rows
 from rlxf.attention.kernels.rfa import cumulative_sum_by_episode
 from rlxf.attention.token_index import EMPTY
@@ -69,7 +69,7 @@ def compare_chunked_with_pairs(model: Transformer, chunks, index: TokenIndex, st
     for few in (0, 2**40):
         chunks(few)
         key = index if state is None else state.index.concatenate(index)
-        assert is_single_contiguous_episode(model.attention_mask(index, key)) == (few == 0)
+        assert uses_running_sums(model.attention_mask(index, key)) == (few == 0)
         both.append(outputs_and_gradients(model, x, index, state))
     for one, other in zip(*both, strict=True):
         assert_close_for_dtype(one, other)
@@ -157,7 +157,7 @@ def test_queries_without_keys_output_0(causal, chunks):
 )
 def test_irregular_layout_is_computed_by_pairs(pattern, index, chunks):
     chunks(0)
-    assert not is_single_contiguous_episode(AttentionMask(index, index, pattern, True, torch.float32))
+    assert not uses_running_sums(AttentionMask(index, index, pattern, True, torch.float32))
 
 
 LONG = 512
@@ -280,7 +280,7 @@ def test_large_queries_and_keys_are_stable(dtype, scale, few, chunks):
     module = Performer().build(16, 2)
     q, k, v = ((scale * numbers(1, 2, LENGTH, 8, seed=n)).to(dtype).requires_grad_() for n in range(3))
     index = TokenIndex.range(1, LENGTH)
-    y = module(q, k, v / scale, None, AttentionMask(index, index, Full(), True, dtype), 0.0)
+    y = module(q, k, v / scale, None, AttentionMask(index, index, Full(), True, dtype))
     least, most = ((v / scale).cummax(2).values, -(-v / scale).cummax(2).values)[::-1]
     assert ((y >= least - 0.05) & (y <= most + 0.05)).all()
     y.float().sum().backward()
@@ -396,8 +396,8 @@ def test_rounding_of_inputs_is_not_amplified_by_the_length(gate):
             for n in range(3)
         )
         k = torch.cat([k, numbers(1, 1, length, 1, seed=3)], dim=-1) if gate else k
-        features, keys = module.before_gathering(q, k, mask)
-        results.append(module(features, keys, v, None, mask, 0.0))
+        features, keys = module.transform_in_context(q, k, mask)
+        results.append(module(features, keys, v, None, mask))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
 
 
@@ -426,8 +426,8 @@ def test_gates_are_accurate_over_thousands_of_tokens_in_float32(few, chunks, mon
     results = []
     for dtype in (torch.float64, torch.float32):
         mask = AttentionMask(index.last(queries), index, Full(), True, dtype)
-        features, keys = module.to(dtype).before_gathering(q.to(dtype), k.to(dtype), mask)
-        results.append(module(features, keys, v.to(dtype), None, mask, 0.0).double())
+        features, keys = module.to(dtype).transform_in_context(q.to(dtype), k.to(dtype), mask)
+        results.append(module(features, keys, v.to(dtype), None, mask).double())
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
 
 

@@ -96,7 +96,7 @@ def test_causal_form_equals_reference_loop(method, pattern, moves):
     index = index_of(moves)
     module = kernel(Linformer(4, 2, method, "head" if method == "learned" else "none"))
     q, k, v = tensors(index)
-    results = module(q, k, v, None, replace(self_relation(index), pattern=pattern), 0.0)
+    results = module(q, k, v, None, replace(self_relation(index), pattern=pattern))
     filled = (index.episode != EMPTY)[:, None, :, None]
     close(torch.where(filled, results, 0.0), reference(module, q, k, v, index, pattern), 1e-10)
 
@@ -111,7 +111,7 @@ def test_blockwise_path_equals_general_path(method, start, length, monkeypatch):
         if once:
             monkeypatch.setattr("rlxf.attention.kernels.linformer.starts_at_block_boundary", lambda *_: False)
         inputs = [x.requires_grad_() for x in tensors(index)]
-        y = module(*inputs, None, mask, 0.0)
+        y = module(*inputs, None, mask)
         wanted = [*inputs, *module.parameters()]
         results.append((y, *torch.autograd.grad((y * numbers(*y.shape, seed=4)).sum(), wanted)))
     for fast, dense in zip(*results, strict=True):
@@ -146,16 +146,16 @@ def test_unused_positions_have_no_effect(method):
     for one, other in zip(short.parameters(), long.parameters(), strict=True):
         put(other[:, :6] if method == "learned" else other, one)
     inputs, mask = tensors(TokenIndex.range(2, 5)), self_relation(TokenIndex.range(2, 5), causal=False)
-    close(long(*inputs, None, mask, 0.0), short(*inputs, None, mask, 0.0), 1e-12)
+    close(long(*inputs, None, mask), short(*inputs, None, mask), 1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_episodes_of_a_row_are_projected_separately(method):
     module, (q, k, v) = kernel(Linformer(8, 4, method)), tensors(EPISODES)
-    together = module(q, k, v, None, self_relation(EPISODES, causal=False), 0.0)
+    together = module(q, k, v, None, self_relation(EPISODES, causal=False))
     for some in (slice(0, 3), slice(3, 9)):
         apart = module(
-            *(x[:, :, some] for x in (q, k, v)), None, self_relation(EPISODES.at(some), causal=False), 0.0
+            *(x[:, :, some] for x in (q, k, v)), None, self_relation(EPISODES.at(some), causal=False)
         )
         close(together[:, :, some], apart, 1e-12)
 
@@ -222,9 +222,7 @@ def test_number_of_summaries_per_layer():
 def test_summary_weight_is_split_evenly(method):
     index = TokenIndex.range(1, 8)
     q, k, _ = tensors(index)
-    weights = kernel(Linformer(8, 2, method)).inspect_weights(
-        q, k, None, self_relation(index, causal=False), 0.0
-    )
+    weights = kernel(Linformer(8, 2, method)).inspect_weights(q, k, None, self_relation(index, causal=False))
     close(weights.sum(-1), torch.ones(1, HEADS, 8, dtype=torch.float64))
     pieces = weights.unflatten(-1, (2, 4))
     close(pieces, pieces[..., :1].expand_as(pieces), 1e-12)
@@ -234,11 +232,11 @@ def test_dropout_drops_summaries():
     index = TokenIndex.range(1, 8)
     q, k, _ = tensors(index)
     module, mask = kernel(Linformer(8, 4, "mean")), self_relation(index, causal=False)
+    weights = module.inspect_weights(q, k, None, mask)
+    module.dropout = 0.5
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        dropped = module.inspect_weights(q, k, None, mask, 0.5) / module.inspect_weights(
-            q, k, None, mask, 0.0
-        )
+        dropped = module.inspect_weights(q, k, None, mask) / weights
     assert set(dropped.round(decimals=9).unique().tolist()) == {0.0, 2.0}
 
 

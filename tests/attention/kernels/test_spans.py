@@ -18,8 +18,7 @@ from rlxf.attention import (
     Tupe,
     Window,
 )
-from rlxf.attention.kernels.adaptive_span import AdaptiveSpanAttention
-from rlxf.attention.kernels.dynamic_span import DynamicSpanAttention
+from rlxf.attention.kernels.span import AdaptiveSpanAttention, DynamicSpanAttention
 from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.sparse import plan
 from tests.attention.specs import DEFAULT as SPEC

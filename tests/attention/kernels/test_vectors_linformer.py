@@ -76,7 +76,7 @@ def test_pooling_equals_torch(method, pool):
     q, keys, values = (numbers(2, HEADS, length, 3, seed=seed) for seed in range(3))
     index = TokenIndex.range(2, length)
     kernel = Linformer(length, k, method).build(3 * HEADS, HEADS)
-    output = kernel(q, keys, values, None, AttentionMask(index, index, Full(), False, q.dtype), 0.0)
+    output = kernel(q, keys, values, None, AttentionMask(index, index, Full(), False, q.dtype))
     pooled = [pool(x.flatten(0, 1).mT, length // k).mT.unflatten(0, (2, HEADS)) for x in (keys, values)]
     close(output, F.scaled_dot_product_attention(q, *pooled), 1e-12)
 
@@ -93,7 +93,7 @@ def test_mean_equals_a_block_projection():
     blocks = torch.eye(k, dtype=q.dtype).repeat_interleave(length // k, dim=0) * k / length
     for projection in (learned.of_keys, learned.of_values):
         put(projection.weight, blocks.expand(HEADS, -1, -1))
-    close(learned(q, keys, values, None, mask, 0.0), mean(q, keys, values, None, mask, 0.0), 1e-12)
+    close(learned(q, keys, values, None, mask), mean(q, keys, values, None, mask), 1e-12)
 
 
 def test_identity_projection_equals_softmax_attention():
@@ -103,5 +103,5 @@ def test_identity_projection_equals_softmax_attention():
     index = TokenIndex.range(2, length)
     kernel = Linformer(length, length, sharing="key-value").build(3 * HEADS, HEADS).double()
     put(kernel.of_keys.weight, torch.eye(length, dtype=q.dtype)[None])
-    output = kernel(q, keys, values, None, AttentionMask(index, index, Full(), False, q.dtype), 0.0)
+    output = kernel(q, keys, values, None, AttentionMask(index, index, Full(), False, q.dtype))
     close(output, F.scaled_dot_product_attention(q, keys, values), 1e-12)

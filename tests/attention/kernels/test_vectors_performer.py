@@ -21,7 +21,7 @@ def kernel(kind: str = "exp") -> PerformerAttention:
 
 def average(causal: bool) -> torch.Tensor:
     index = TokenIndex.range(Q.shape[0], Q.shape[2])
-    return kernel()(Q, K, V, None, AttentionMask(index, index, Full(), causal, torch.float64), 0.0)
+    return kernel()(Q, K, V, None, AttentionMask(index, index, Full(), causal, torch.float64))
 
 
 def exact(x: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ def kernel(gate: bool = False) -> RFAAttention:
 
 def test_causal_average():
     q, k, v = (heads(VECTOR[f"in_{name}"]) for name in "qkv")
-    y = kernel()(q, k, v, None, causal_relation(q.shape[2], q.shape[0]), 0.0)
+    y = kernel()(q, k, v, None, causal_relation(q.shape[2], q.shape[0]))
     close(y.permute(2, 0, 1, 3).flatten(2), VECTOR["out_paper_causal"])
 
 
@@ -44,7 +44,7 @@ def test_gated_recurrence():
     fill(module.gate, torch.block_diag(*VECTOR["w_gate"]), VECTOR["w_gate_b"])
     gate_logits = module.key_extras(q.transpose(1, 2).flatten(2))
     mask = causal_relation(q.shape[2], q.shape[0])
-    y = module(*module.before_gathering(q, torch.cat([k, gate_logits], dim=-1), mask), v, None, mask, 0.0)
+    y = module(*module.transform_in_context(q, torch.cat([k, gate_logits], dim=-1), mask), v, None, mask)
     close(y.permute(2, 0, 1, 3), VECTOR["out_formula_gated"])
 
 

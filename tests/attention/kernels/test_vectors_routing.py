@@ -32,7 +32,7 @@ def attend(module: RoutingAttention, mask: AttentionMask, q: Tensor = Q, k: Tens
     """Call the kernel as `Attention` does."""
     queries = torch.cat([q, module.projected_query_extras(q)], dim=-1)
     keys = torch.cat([k, module.projected_key_extras(k)], dim=-1)
-    return module(*module.before_gathering(queries, keys, mask), V, None, mask, 0.0)
+    return module(*module.transform_in_context(queries, keys, mask), V, None, mask)
 
 
 def test_clusters_of_even_size():

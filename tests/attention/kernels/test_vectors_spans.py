@@ -4,8 +4,7 @@ import torch
 
 from rlxf.attention import AdaptiveSpan, TokenIndex, Window
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.kernels.adaptive_span import AdaptiveSpanAttention
-from rlxf.attention.kernels.dynamic_span import DynamicSpan, DynamicSpanAttention
+from rlxf.attention.kernels.span import AdaptiveSpanAttention, DynamicSpan, DynamicSpanAttention
 from tests.attention.oracle import close, fill, load, put
 
 VECTOR = load("adaptive_span")
@@ -30,7 +29,7 @@ def test_attention_with_positions_in_keys():
     by_distance = (q @ VECTOR["w_key_pe"]) / q.shape[-1] ** 0.5
     bias = by_distance.gather(-1, (LIMIT - distance).clamp(0, LIMIT - 1).expand(*q.shape[:2], -1, -1))
     mask = AttentionMask(index.last(queries), index, Window(LIMIT + 1), True, torch.float64)
-    close(kernel(include_self=False)(q, k, v, bias, mask, 0.0), VECTOR["out_formula_paper"][None], 1e-7)
+    close(kernel(include_self=False)(q, k, v, bias, mask), VECTOR["out_formula_paper"][None], 1e-7)
 
 
 def test_weights_by_distance():
@@ -40,7 +39,7 @@ def test_weights_by_distance():
     zeros = torch.zeros(1, heads, length, 4, dtype=torch.float64)
     index = TokenIndex.range(1, length)
     mask = AttentionMask(index, index, Window(length), True, torch.float64)
-    weights = kernel().weights(zeros, zeros, None, mask, 0.0)[0, :, -1]
+    weights = kernel().weights(zeros, zeros, None, mask)[0, :, -1]
     close(weights.flip(-1), table / table.sum(-1, keepdim=True))
 
 
@@ -71,6 +70,6 @@ def test_dynamic_penalty_ignores_empty_slots_and_is_returned_once():
     index = TokenIndex.range(1, q.shape[2])
     filled = TokenIndex(index.position, torch.where(index.position < 4, 0, -1))
     mask = AttentionMask(filled, filled, Window(3), True, torch.float64)
-    module.before_gathering(q, q, mask)
+    module.transform_in_context(q, q, mask)
     close(module.penalty(), 0.5 * expected[:4].mean())
     assert module.penalty() is None

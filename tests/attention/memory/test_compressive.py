@@ -16,9 +16,9 @@ from rlxf.attention import (
     TransformerSpec,
     Window,
 )
-from rlxf.attention.inspection import attention_weights
 from rlxf.attention.memory.compression import COMPRESSIONS
 from rlxf.attention.token_index import EMPTY
+from rlxf.attention.transformer import attention_weights
 from tests.attention.oracle import close
 from tests.attention.passes import act, learn
 from tests.attention.specs import DEFAULT, new_model, shared_model
@@ -35,10 +35,10 @@ def test_each_token_is_visible_once_raw_or_compressed(memory):
     for i in range(3 * memory.length):
         seen = [0] * (i + 1)
         for j in range(i + 1):
-            seen[j] += bool(memory.sees_raw(torch.tensor(i), torch.tensor(j)))
+            seen[j] += bool(memory.is_raw_visible(torch.tensor(i), torch.tensor(j)))
         for end in range(memory.ratio - 1, i + 1, memory.ratio):
             for j in range(end - memory.ratio + 1, end + 1):
-                seen[j] += bool(memory.sees_compressed(torch.tensor(i), torch.tensor(end)))
+                seen[j] += bool(memory.is_compressed_visible(torch.tensor(i), torch.tensor(end)))
         assert max(seen) == 1
         assert all(seen[max(0, i - memory.max_distance) :])
         assert not any(seen[: max(0, i - memory.length)])
@@ -199,7 +199,9 @@ def test_block_weight_is_split_evenly_among_its_tokens():
     run = long_run(replace(SPEC, layers=1))
     (weights,) = attention_weights(shared_model(replace(SPEC, layers=1)), run.x, run.index)
     now = 20
-    ends = [end for end in range(1, now, 2) if MEMORY.sees_compressed(torch.tensor(now), torch.tensor(end))]
+    ends = [
+        end for end in range(1, now, 2) if MEMORY.is_compressed_visible(torch.tensor(now), torch.tensor(end))
+    ]
     assert len(ends) == MEMORY.compressed
     for end in ends:
         close(weights[:, :, now, end], weights[:, :, now, end - 1])

@@ -20,10 +20,10 @@ from rlxf.attention import (
     Universal,
     Window,
 )
-from rlxf.attention.inspection import attention_weights
 from rlxf.attention.memory import knn_attention as knn_attention
 from rlxf.attention.memory.knn_attention import SEARCH_FUNCTIONS
 from rlxf.attention.token_index import EMPTY
+from rlxf.attention.transformer import attention_weights
 from tests.attention.oracle import close
 from tests.attention.passes import act, assert_close_for_dtype, learn
 from tests.attention.specs import DEFAULT, new_model, shared_model
@@ -87,7 +87,7 @@ def test_faiss_equals_torch(drawn):
         random_segment(SPEC, index),
     )
     result, _ = learn(model, run, lengths)
-    model.blocks[MEMORY.number(SPEC.layers)].attention.nearest = SEARCH_FUNCTIONS["torch"]
+    model.blocks[MEMORY.older_layer(SPEC.layers)].attention.nearest = SEARCH_FUNCTIONS["torch"]
     close(result, learn(model, run, lengths)[0])
 
 
@@ -150,7 +150,7 @@ def test_only_the_knn_layer_stores_far_tokens():
 
 @pytest.mark.parametrize(("layers", "number"), [(1, 0), (2, 1), (4, 2), (12, 8)])
 def test_default_layer_is_at_three_quarters_of_the_depth(layers, number):
-    assert KNN().number(layers) == number
+    assert KNN().older_layer(layers) == number
     results = [isinstance(KNN().for_layer(n, layers), KNN) for n in range(layers)]
     assert results == [n == number for n in range(layers)]
 
@@ -230,13 +230,13 @@ def test_cache_compacted_in_inference_mode_is_writable_outside():
 def test_repeated_copies_rarely_move_the_buffer():
     memory = replace(MEMORY, far=64)
     spec = replace(SPEC, memory=memory)
-    model, run, moves = shared_model(spec), long_run(spec, 3 * memory.holds), 0
+    model, run, moves = shared_model(spec), long_run(spec, 3 * memory.capacity), 0
     cache = model.cache(model.initial_state(2), memory.length + 1)
     for part in run.cut([1] * run.length):
         before, cache = cache, cache.copy()
         act(model, part, cache)
-        moves += cache.layers[1].far_keys.data_ptr() != before.layers[1].far_keys.data_ptr()
-    assert moves <= 8 * run.length / memory.holds
+        moves += cache.layers[1].far.keys.data_ptr() != before.layers[1].far.keys.data_ptr()
+    assert moves <= 8 * run.length / memory.capacity
 
 
 def test_cache_size_is_constant_over_an_episode():
@@ -245,9 +245,9 @@ def test_cache_size_is_constant_over_an_episode():
     sizes = []
     for part in run.cut([1, 39]):
         act(model, part, cache)
-        sizes.append((cache.layers[1].far_keys.shape[2], cache.layers[1].keys.shape[2]))
+        sizes.append((cache.layers[1].far.keys.shape[2], cache.layers[1].keys.shape[2]))
     assert sizes[0] == sizes[1]
-    assert MEMORY.holds + 1 <= sizes[0][0] <= 1.25 * (MEMORY.holds + 1) + 1
+    assert MEMORY.capacity + 1 <= sizes[0][0] <= 1.25 * (MEMORY.capacity + 1) + 1
     assert sizes[0][1] == MEMORY.length + 1
 
 

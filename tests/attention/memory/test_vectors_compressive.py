@@ -8,14 +8,14 @@ from torch import Tensor
 
 from rlxf.attention import Compressive, TokenIndex
 from rlxf.attention.memory.compression import (
+    COMPRESSIONS,
     MEASURES,
+    LayerCompression,
     ReconstructionInput,
     attention_received,
-    compression,
     content_attention,
     most_used,
 )
-from rlxf.attention.memory.compressive import LayerCompression
 from tests.attention.oracle import close, load, put
 
 VECTOR = load("compressive")
@@ -42,8 +42,7 @@ def by_head(x: Tensor) -> Tensor:
 
 def learned(method: str, loss: str = "attention-reconstruction", measure: str = "mean-square"):
     """Return the compression of a layer with the vector's weights."""
-    spec = Compressive(1, 1, RATIO, method, loss, measure)
-    module = LayerCompression(spec, MEMORY.shape[-1]).double()
+    module = Compressive(1, 1, RATIO, method, loss, measure).build(MEMORY.shape[-1]).double()
     name = {"convolution": "conv"}.get(method, method)
     put(module.compression.convolution.weight, VECTOR[f"w_{name}"])
     put(module.compression.convolution.bias, VECTOR[f"w_{name}_b"])
@@ -59,7 +58,7 @@ def no_usage(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("method", ["mean", "max"])
 def test_pooling(method):
-    close(compression(method, MEMORY.shape[-1], RATIO)(MEMORY, no_usage), VECTOR[f"out_{method}"])
+    close(COMPRESSIONS[method](MEMORY.shape[-1], RATIO)(MEMORY, no_usage), VECTOR[f"out_{method}"])
 
 
 @pytest.mark.parametrize(("method", "name"), [("convolution", "conv"), ("dilated", "dilated")])
@@ -69,7 +68,7 @@ def test_convolutions(method, name):
 
 def test_most_used_tokens():
     close(most_used(MEMORY, VECTOR["in_usage"], MEMORY.shape[1] // RATIO), VECTOR["out_most_used"])
-    module = compression("most-used", MEMORY.shape[-1], RATIO)
+    module = COMPRESSIONS["most-used"](MEMORY.shape[-1], RATIO)
     close(module(MEMORY, lambda x: VECTOR["in_usage"]), VECTOR["out_most_used"])
 
 
@@ -97,7 +96,7 @@ def compressed(
 ) -> ReconstructionInput:
     """Return the vector's memory as blocks that all queries see compressed."""
     blocks = memory.unflatten(1, (-1, RATIO))
-    summaries = module(blocks.flatten(0, 1), layer).unflatten(0, blocks.shape[:2])
+    summaries = module(blocks, layer)
     seen = torch.ones(len(h), h.shape[1], blocks.shape[1], dtype=torch.bool)
     return ReconstructionInput(blocks, summaries, h, seen, layer)
 
@@ -129,7 +128,7 @@ def test_memory_queues():
     segments, slots = VECTOR["out_fifo"].shape
     recent = slots - 3
     memory = Compressive(recent, slots - recent, RATIO, "mean")
-    layers = [SimpleNamespace(compression=LayerCompression(memory, 1))]
+    layers = [SimpleNamespace(compression=memory.build(1))]
     values = torch.arange(1.0, 1.0 + segments * RATIO, dtype=torch.float64)
     for segment in range(segments):
         length = (segment + 1) * RATIO
@@ -140,8 +139,8 @@ def test_memory_queues():
         position = torch.tensor(length)
         seen = torch.where(
             first,
-            memory.sees_compressed(position, keys.position[0]),
-            memory.sees_raw(position, keys.position[0]),
+            memory.is_compressed_visible(position, keys.position[0]),
+            memory.is_raw_visible(position, keys.position[0]),
         )
         contents = recall.tokens(0, torch.zeros(1, 1, 1, dtype=torch.float64))[0, :, 0]
         expected = VECTOR["out_fifo"][segment]

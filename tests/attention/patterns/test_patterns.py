@@ -25,7 +25,7 @@ from rlxf.attention import (
 )
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.patterns.big_bird import hash_uniform
-from rlxf.attention.registry import TECHNIQUES
+from rlxf.attention.spec import TECHNIQUES
 
 HEADS, LAYERS, LENGTH = 3, 2, 96
 
@@ -41,12 +41,12 @@ PATTERNS = [
     Local2D(6, 2, 3, 0, 1),
     Local2D(4, 3, 4, 1, 0),
     Strided(5),
-    Strided(5, way="merged", form="text"),
-    Strided(4, way="heads"),
+    Strided(5, combination="merged", form="text"),
+    Strided(4, combination="by-head"),
     FixedColumns(6, 2),
     FixedColumns(6, 2, summaries=3),
-    FixedColumns(6, 1, way="interleaved", summaries=2),
-    FixedColumns(6, 1, way="heads"),
+    FixedColumns(6, 1, combination="by-layer", summaries=2),
+    FixedColumns(6, 1, combination="by-head"),
     Blockwise(4, 5),
     Blockwise(4, 3, ((0, 1, 2), (2, 0, 1))),
     ETC(4, 3),
@@ -60,7 +60,7 @@ PATTERNS = [
     Longformer(6, global_tokens=2, farthest=9),
     BigBirdETC(4, 1, 2, 3, farthest=11),
     Window(9) & Dilated(3, 4),
-    Window(3) | Local1D(8, 2) | Strided(7, way="heads"),
+    Window(3) | Local1D(8, 2) | Strided(7, combination="by-head"),
 ]
 
 
@@ -133,8 +133,8 @@ def test_joined_patterns_combine_masks():
     near, gaps = Window(5), Dilated(4, 3)
     assert torch.equal(all_pairs(near & gaps), all_pairs(near) & all_pairs(gaps))
     assert torch.equal(all_pairs(near | gaps), all_pairs(near) | all_pairs(gaps))
-    some = (Strided(4, way="heads") & near).for_heads(2)
-    assert [one.first for one in some] == list(Strided(4, way="heads").for_heads(2))
+    some = (Strided(4, combination="by-head") & near).for_heads(2)
+    assert [one.first for one in some] == list(Strided(4, combination="by-head").for_heads(2))
 
 
 def test_global_token_patterns_cannot_be_joined():
@@ -216,7 +216,7 @@ def test_draws_are_uniform():
     [
         (lambda: Dilated(0), "Dilated size must be at least 1, got 0"),
         (lambda: Local2D(10, columns=4), "Local2D columns must divide width, got columns=4 and width=10"),
-        (lambda: Strided(way="both"), "Strided way must be one of .* got 'both'"),
+        (lambda: Strided(combination="both"), "Strided combination must be one of .* got 'both'"),
         (lambda: Strided(form="letter"), "Strided form must be one of .* got 'letter'"),
         (lambda: FixedColumns(4, 2, summaries=3), r"summaries \* columns <= stride, got 3 \* 2 > 4"),
         (

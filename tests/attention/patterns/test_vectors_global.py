@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.attention import ETC, BigBird, Dilated, ETCLabels, Full, Longformer, TokenIndex, TransformerSpec
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.layer import build_self_attention
+from rlxf.attention.layers import build_self_attention
 from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Pattern
 from rlxf.attention.positions.base import Position
 from rlxf.attention.token_index import EMPTY
@@ -121,7 +121,7 @@ def test_etc():
         fill(side.qkv, torch.cat([LABELLED[key].T for key in (f"w_{short}_q", *pairs)]))
         fill(side.out, LABELLED[f"w_{short}_o"].T)
         put(side.position.keys, swapped(LABELLED[f"w_rel_{name}"]))
-        put(side.position.numbers, swapped(LABELLED[f"w_bias_{name}"]))
+        put(side.position.biases, swapped(LABELLED[f"w_bias_{name}"]))
     x = torch.cat([FIRST, LONG], dim=1)
     mask = relation(pattern, TokenIndex.range(*x.shape[:2]), SIDES)
     assert torch.equal(mask.allowed[0, COUNT:], LABELLED["cfg_mask_long"])

@@ -23,10 +23,10 @@ def related(
     return AttentionMask(index, index, pattern, causal, torch.float64, heads=heads)
 
 
-def attended(vector: Vector, name: str, relation: AttentionMask, scale: float = 1.0) -> Tensor:
+def attended(vector: Vector, name: str, mask: AttentionMask, scale: float = 1.0) -> Tensor:
     """Return the attention output of q, k and v of a vector, (B, H, T, D)."""
     q, k, v = (vector[f"in_{kind}{name}"].double().flatten(2, -2) for kind in "qkv")
-    y = over_heads(q, None).attend(q * scale, k, v, relation, None)
+    y = over_heads(q, None).attend(q * scale, k, v, mask, None)
     return y.unflatten(-1, (q.shape[1], -1)).transpose(1, 2)
 
 
@@ -93,8 +93,8 @@ def sparse(pattern: Pattern, heads: int = 1) -> AttentionMask:
         (Strided(L).for_layer(2), "local"),
         (Strided(L, form="text").for_layer(0), "local_paper"),
         (Strided(L).for_layer(1), "strided"),
-        (FixedColumns(L, C, way="interleaved").for_layer(0), "fixed_A1"),
-        (FixedColumns(L, C, way="interleaved").for_layer(1), "fixed_A2"),
+        (FixedColumns(L, C, combination="by-layer").for_layer(0), "fixed_A1"),
+        (FixedColumns(L, C, combination="by-layer").for_layer(1), "fixed_A2"),
         (FixedColumns(L, C), "fixed"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -114,8 +114,8 @@ def test_fixed_columns_of_each_head():
     [
         (Strided(L).for_layer(0), "local"),
         (Strided(L).for_layer(1), "strided"),
-        (Strided(L, way="merged"), "merged"),
-        (Strided(L, way="heads"), "heads"),
+        (Strided(L, combination="merged"), "merged"),
+        (Strided(L, combination="by-head"), "heads"),
         (FixedColumns(L, C), "fixed_merged"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

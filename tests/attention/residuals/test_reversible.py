@@ -31,7 +31,7 @@ from rlxf.attention import (
     XLRelative,
 )
 from rlxf.attention.residuals.base import Residual
-from rlxf.attention.residuals.reversible import Sublayer, _Through
+from rlxf.attention.residuals.reversible import Sublayer, _ReversibleFunction
 from tests.attention.oracle import close, load
 from tests.attention.passes import assert_close_for_dtype, learn
 from tests.attention.specs import new_model
@@ -70,7 +70,7 @@ def test_equals_reformer_pytorch():
     sublayers = [Sublayer(n % 2, module, [module.w]) for n, module in enumerate(modules.values())]
     first, second = (vector[f"in_x{n}"].requires_grad_() for n in (1, 2))
     x = torch.cat([first, second], dim=-1)
-    y = _Through.apply(x, sublayers, [], *(module.w for module in modules.values()))
+    y = _ReversibleFunction.apply(x, sublayers, [], *(module.w for module in modules.values()))
     close(y, vector["out"], 1e-12)
     y.square().sum().backward()
     close(first.grad, vector["out_grad_x1"], 1e-12)

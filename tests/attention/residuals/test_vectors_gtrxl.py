@@ -15,9 +15,9 @@ from rlxf.attention import (
     XLRelative,
 )
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.layer import Block
+from rlxf.attention.layers import Block
 from rlxf.attention.residuals.base import Gate
-from rlxf.attention.residuals.gru import GRU
+from rlxf.attention.residuals.gates import GRU
 from tests.attention.oracle import close, fill, load, named, put
 
 VECTOR = load("gtrxl")
@@ -84,7 +84,7 @@ def block_output() -> Tensor:
     fill(block.feed_forward.outer, *named(VECTOR, "mlp.2.0."))
     key = TokenIndex.range(x.shape[0], memory.shape[1] + x.shape[1])
     mask = AttentionMask(key.last(x.shape[1]), key, TransformerSpec().pattern, True, x.dtype)
-    return block.feed(block.attend(x, memory, mask)).transpose(0, 1)
+    return block.apply_feed_forward(block.attend(x, memory, mask)).transpose(0, 1)
 
 
 def test_block_reproduces_the_paper():

@@ -37,15 +37,15 @@ from rlxf.attention import (
 )
 from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.positions.base import PairwisePosition
-from rlxf.attention.registry import TECHNIQUES
-from rlxf.attention.sparse import layout, plan
-from rlxf.attention.sparse.layout import (
+from rlxf.attention.sparse import plan
+from rlxf.attention.sparse.plan import (
     LRUCache,
     build_layout,
     build_span_layout,
+    find_episode_spans,
     round_up_size,
 )
-from rlxf.attention.sparse.plan import find_episode_spans
+from rlxf.attention.spec import TECHNIQUES
 from rlxf.attention.token_index import EMPTY
 from tests.attention.largest_tensor import LargestTensor
 from tests.attention.specs import SHORT, each, new_model
@@ -63,11 +63,11 @@ PATTERNS = (
     Local1D(4, 3),
     Local2D(12, 2, 3, 1, 2),
     Strided(4),
-    Strided(4, way="merged"),
-    Strided(4, way="heads"),
+    Strided(4, combination="merged"),
+    Strided(4, combination="by-head"),
     FixedColumns(4, 1),
     FixedColumns(4, 1, summaries=2),
-    FixedColumns(4, 1, way="heads"),
+    FixedColumns(4, 1, combination="by-head"),
     Blockwise(4, 3),
     ETC(3, 55),
     Longformer(4, global_tokens=54),
@@ -105,7 +105,7 @@ WITH_POSITIONS = {
 VARIANTS = {
     "softmax1": replace(SMALL, pattern=Window(5), kernel=Softmax(softmax1=True)),
     "values by distance, bidirectional": replace(
-        SMALL, pattern=Strided(4, way="heads"), position=ShawRelative(3), causal=False
+        SMALL, pattern=Strided(4, combination="by-head"), position=ShawRelative(3), causal=False
     ),
 }
 
@@ -274,7 +274,7 @@ def test_spans_of_equal_length_share_one_layout(monkeypatch):
     fresh_cache = LRUCache(
         lambda *args: made.append(args) or build_span_layout.function(*args), 2**20, build_span_layout.size
     )
-    monkeypatch.setattr(layout, "build_span_layout", fresh_cache)
+    monkeypatch.setattr(plan, "build_span_layout", fresh_cache)
     starts = torch.tensor([0, 7, 64, 1000])[:, None]
     index = TokenIndex(starts + torch.arange(LENGTH), torch.zeros(4, LENGTH, dtype=torch.long))
     for _ in range(2):

@@ -1,0 +1,347 @@
+"""Callbacks that write diagnostics of an agent to TensorBoard: memory metrics, histograms, attention maps."""
+
+import math
+import re
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Figure as LoggedFigure
+from torch import Tensor, nn
+
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.agents.gtrxl.ppo import GTrXLPPO
+from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
+from rlxf.attention import State, TokenIndex, Transformer
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.token_index import EMPTY
+from rlxf.attention.transformer import attention_weights, gate_activations
+from rlxf.training.resumed_logger import record_for_tensorboard, writes_tensorboard
+
+
+class RolloutCallback(BaseCallback):
+    """Callback that calls `record` at the first rollout of training, at every N-th after it and at the
+    last.
+
+    `record` is called at the end of a rollout, before its update.
+
+    Args:
+        every: rollouts N between two calls.
+
+    Raises:
+        ValueError: if ``every`` is less than 1.
+        TypeError: before training starts, if the agent is not a `GTrXLPPO`.
+    """
+
+    model: GTrXLPPO
+
+    def __init__(self, every: int):
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        super().__init__()
+        self.every = every
+
+    def _init_callback(self) -> None:
+        if not isinstance(self.model, GTrXLPPO):
+            raise TypeError(f"{type(self).__name__} needs a GTrXLPPO agent, got {type(self.model).__name__}")
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        last = self.num_timesteps >= self.model._total_timesteps
+        if last or self.model.iterations % self.every == 0:
+            self.record()
+
+    @abstractmethod
+    def record(self) -> None:
+        """Record the diagnostics."""
+
+
+Segments = tuple[Transformer, Tensor, TokenIndex, State]
+"""Segments of T steps of B environments for inspection.
+
+They are the transformer that reads them, its tokens (B, T, C), their index (B, T), and the memory of M steps
+before them.
+"""
+
+
+def last_segments(policy: GTrXLPolicy, buffer: SegmentBuffer, environments: int) -> Segments:
+    """Return the last segments of the first ``environments`` environments of a rollout."""
+    per_environment = buffer.n_steps // buffer.segment_length
+    first = torch.arange(min(environments, buffer.n_envs), device=buffer.hidden.device)
+    batch = buffer.segments((first + 1) * per_environment - 1, buffer.advantages)
+    with torch.no_grad():
+        tokens = policy.tokens(batch.obs, batch.previous).unflatten(0, tuple(batch.index.shape))
+    return policy.transformer, tokens, batch.index, batch.state
+
+
+def segment_mask(segments: Segments) -> AttentionMask:
+    """Return attention mask and distances between the T queries of segments and their M + T keys."""
+    transformer, _, index, state = segments
+    return transformer.attention_mask(index, state.index.concatenate(index))
+
+
+def memory_attention_share(weights: Tensor) -> float:
+    """Share of all attention on the memory, from 0 to 1.
+
+    Args:
+        weights: attention weights (B, H, T, M + T), with the M keys of the memory first.
+    """
+    memory = weights.shape[-1] - weights.shape[-2]
+    return (weights[..., :memory].sum() / weights.sum()).item()
+
+
+def mean_attention_distance(weights: Tensor, distance: Tensor) -> float:
+    """Mean attention distance in steps, ``sum_ij w_ij d_ij / sum_ij w_ij``.
+
+    Args:
+        weights: attention weights w, (B, H, T, M + T).
+        distance: d, (B, T, M + T), position of the query minus position of the key.
+    """
+    return ((weights * distance[:, None]).sum() / weights.sum()).item()
+
+
+ENVIRONMENTS = 4
+"""Number of environments that the metrics average over: enough for some hundred steps."""
+
+
+class MemoryCallback(RolloutCallback):
+    """Log memory metrics of each layer every ``every`` rollouts.
+
+    - ``memory/layer_1/attention_on_memory``: share of attention on steps before the segment.
+    - ``memory/layer_1/attended_distance``: mean distance of attention, in steps before the query.
+    - ``memory/layer_1/attention_gate``, ``feed_forward_gate``: mean of z of the GRU gates after the two
+      sublayers: 0 skips the sublayer, 1 replaces the residual stream. Only with `GRUGate`.
+
+    The metrics are means over heads and steps of the last segments of the first 4 environments.
+
+    Args:
+        every: rollouts between two records; default 10.
+    """
+
+    def __init__(self, every: int = 10):
+        super().__init__(every)
+
+    def record(self) -> None:
+        """Record the metrics."""
+        segments = last_segments(self.model.policy, self.model.rollout_buffer, ENVIRONMENTS)
+        distance = segment_mask(segments).distance
+        for layer, weights in enumerate(attention_weights(*segments), start=1):
+            tag = f"memory/layer_{layer}"
+            self.logger.record(f"{tag}/attention_on_memory", memory_attention_share(weights))
+            self.logger.record(f"{tag}/attended_distance", mean_attention_distance(weights, distance))
+        for gate, activation in gate_activations(*segments).items():
+            self.logger.record(f"memory/{group_of(gate)}", activation.mean().item())
+
+
+OUTSIDE_OF_LAYERS = {
+    "features_extractor": "features",
+    "action_token": "token",
+    "embedding": "position_embedding",
+    "norm": "final_norm",
+    "action_net": "action_head",
+    "value_net": "value_head",
+    "reconstruction_net": "reconstruction_head",
+}
+
+
+def parameter_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters of a policy by group, see `group_of`."""
+    groups = defaultdict(list)
+    for name, parameter in module.named_parameters():
+        groups[group_of(name)].append(parameter)
+    return dict(groups)
+
+
+def group_of(name: str) -> str:
+    """Return the group of a parameter.
+
+    For example, ``transformer.blocks.0.attention_norm.residual.w`` is in ``layer_1/attention_gate``. The
+    groups of a layer are attention, feed_forward, the gate of each, and norms. Outside of the layers a group
+    is a module of the policy, e.g. ``value_head``.
+    """
+    name = name.removeprefix("transformer.")
+    layer = re.match(r"blocks\.(\d+)\.(\w+)\.(\w+)", name)
+    if layer is None:
+        part = name.split(".")[0]
+        return OUTSIDE_OF_LAYERS.get(part, part)
+    number, sublayer, part = layer.groups()
+    gate = f"{sublayer.removesuffix('_norm')}_gate"
+    return f"layer_{int(number) + 1}/{ {'norm': 'norms', 'residual': gate}.get(part, sublayer) }"
+
+
+SAMPLE = 10_000
+"""Largest number of values in a histogram; more cost time without a visible difference."""
+LARGEST = 1e19
+"""Largest absolute value that TensorBoard's bins cover."""
+
+
+class HistogramCallback(RolloutCallback):
+    """Write histograms to TensorBoard every ``every`` rollouts.
+
+    - ``weights/GROUP`` for each group of `parameter_groups`, e.g. ``weights/layer_1/attention_gate``.
+    - ``gradients/GROUP``: gradients of the last minibatch, clipped to ``max_grad_norm``. The first rollout
+      has none, since it precedes the first update.
+    - ``rollout/advantages`` before normalization, ``rollout/values``, and ``rollout/actions`` as sampled,
+      over all steps of the rollout. All components of actions are in one histogram.
+
+    Each histogram has at most 10,000 evenly spaced values. NaN and infinite values are left out.
+
+    Args:
+        every: rollouts between two histograms; default 20.
+    """
+
+    def __init__(self, every: int = 20):
+        super().__init__(every)
+
+    def record(self) -> None:
+        """Record all histograms, if the logger writes TensorBoard events."""
+        if not writes_tensorboard(self.logger):
+            return
+        for group, parameters in parameter_groups(self.model.policy).items():
+            self._record(f"weights/{group}", [parameter.detach() for parameter in parameters])
+            self._record(f"gradients/{group}", [p.grad for p in parameters if p.grad is not None])
+        buffer = self.model.rollout_buffer
+        real = buffer.weight == 1
+        for name in ("advantages", "values", "actions"):
+            self._record(f"rollout/{name}", [getattr(buffer, name)[real]])
+
+    def _record(self, tag: str, parts: list[Tensor]) -> None:
+        numbers = subsample(parts, SAMPLE) if parts else torch.empty(0)
+        numbers = numbers[numbers.abs() < LARGEST]
+        if len(numbers):
+            record_for_tensorboard(self.logger, tag, numbers.cpu())
+
+
+def subsample(parts: list[Tensor], size: int) -> Tensor:
+    """Return at most ``size`` evenly spaced values of some tensors, as float (N,)."""
+    flat = torch.cat([part.flatten() for part in parts])
+    return flat[:: max(1, math.ceil(len(flat) / size))].float()
+
+
+PANEL = (2.5, 2.2)
+LEFT, RIGHT, TOP, BOTTOM, GAP = 0.75, 1.0, 0.6, 0.65, (0.15, 0.35)
+"""Sizes in inches. Fixed, because matplotlib's layout engines take three times as long as the drawing."""
+COLOR_MAP = matplotlib.colormaps["magma"]
+HIDDEN = "0.85"
+"""Gray level of masked entries: future steps, steps beyond the memory, and other episodes."""
+EPISODE: dict[str, Any] = {"color": "tab:blue", "linewidth": 0.8, "linestyle": "--", "zorder": 1}
+MEMORY: dict[str, Any] = {"color": "tab:green", "linewidth": 1.2, "zorder": 3}
+
+
+def attention_figure(weights: Sequence[Tensor], allowed: Tensor, starts: Tensor) -> Figure:
+    """Plot a panel for each layer (rows) and head (columns); row t of a panel has the weights of query t.
+
+    Time 0 is the first step of the segment; the memory is left of it. Colors follow the square root of the
+    weight, so that small weights differ visibly from 0.
+
+    Args:
+        weights: attention weights (H, T, M + T) of each layer.
+        allowed: (T, M + T) bool, the attention mask.
+        starts: (M + T,) bool, whether the step is the first of an episode.
+    """
+    figure, panels = _page(len(weights), len(weights[0]))
+    norm = PowerNorm(0.5, vmin=0.0, vmax=max(float(layer.max()) for layer in weights))
+    for (layer, head), panel in np.ndenumerate(panels):
+        panel.set_title(f"layer {layer + 1}, head {head + 1}", fontsize="medium", y=1.0)
+        image = _draw(panel, weights[layer][head], allowed, norm)
+        _mark(panel, starts, len(allowed))
+    _add_legend(figure, image)
+    return figure
+
+
+def _page(layers: int, heads: int) -> tuple[Figure, np.ndarray]:
+    """Return a figure and its panels (layers, heads)."""
+    width = LEFT + heads * (PANEL[0] + GAP[0]) + RIGHT
+    height = TOP + layers * (PANEL[1] + GAP[1]) + BOTTOM
+    figure = Figure(figsize=(width, height), dpi=100)
+    edges = {
+        "left": LEFT / width,
+        "right": 1 - RIGHT / width,
+        "bottom": BOTTOM / height,
+        "top": 1 - TOP / height,
+    }
+    gaps = {"wspace": GAP[0] / PANEL[0], "hspace": GAP[1] / PANEL[1]}
+    panels = figure.subplots(layers, heads, sharex=True, sharey=True, squeeze=False, gridspec_kw=edges | gaps)
+    for inner in [*(row.xaxis for row in panels[:-1].flat), *(row.yaxis for row in panels[:, 1:].flat)]:
+        inner.set_visible(False)
+    return figure, panels
+
+
+def _draw(panel: Axes, weights: Tensor, allowed: Tensor, norm: PowerNorm) -> AxesImage:
+    """Draw the weights (T, M + T), from the first key that any query attends to."""
+    steps, memory = len(weights), weights.shape[1] - len(weights)
+    first = int(allowed.any(0).int().argmax())
+    shown = np.ma.masked_array(weights[:, first:].cpu(), ~allowed[:, first:].cpu().numpy())
+    panel.set_facecolor(HIDDEN)
+    return panel.imshow(
+        shown,
+        cmap=COLOR_MAP,
+        norm=norm,
+        extent=(first - memory - 0.5, steps - 0.5, steps - 0.5, -0.5),
+        aspect="auto",
+        interpolation="nearest",
+        zorder=2,
+    )
+
+
+def _mark(panel: Axes, starts: Tensor, steps: int) -> None:
+    """Draw lines at episode starts, on both axes, and at the end of the memory."""
+    left, right = panel.get_xlim()
+    for time in (starts.nonzero()[:, 0] - (len(starts) - steps)).tolist():
+        if left < time - 0.5 < right:
+            panel.axvline(time - 0.5, **EPISODE)
+        if time > 0:
+            panel.axhline(time - 0.5, **EPISODE)
+    if left < -0.5:
+        panel.axvline(-0.5, **MEMORY)
+
+
+def _add_legend(figure: Figure, image: AxesImage) -> None:
+    """Add axis labels, a color bar and a legend of the lines."""
+    width, height = figure.get_size_inches()
+    strip = figure.add_axes((1 - 0.85 / width, BOTTOM / height, 0.15 / width, 1 - (BOTTOM + TOP) / height))
+    figure.colorbar(image, cax=strip, label="attention weight")
+    figure.supxlabel("time step of the key (below 0: memory)", y=0.15 / height)
+    figure.supylabel("time step of the query", x=0.15 / width)
+    lines = [
+        strip.plot([], [], label=label, **style)[0]
+        for label, style in (("memory | segment", MEMORY), ("episode start", EPISODE))
+    ]
+    figure.legend(handles=lines, loc="upper center", ncols=2, frameon=False)
+
+
+class AttentionMapCallback(RolloutCallback):
+    """Write attention maps to TensorBoard's images every ``every`` rollouts, with tag ``attention/maps``.
+
+    The plot shows the attention weights of each layer and head for the last segment of the first environment,
+    read with its memory as in training.
+
+    Args:
+        every: rollouts between two plots; default 100. A plot costs as much time as half a rollout of a small
+            network.
+    """
+
+    def __init__(self, every: int = 100):
+        super().__init__(every)
+
+    def record(self) -> None:
+        """Record the plot, if the logger writes TensorBoard events."""
+        if not writes_tensorboard(self.logger):
+            return
+        segments = last_segments(self.model.policy, self.model.rollout_buffer, environments=1)
+        mask = segment_mask(segments)
+        starts = (mask.key.position == 0) & (mask.key.episode != EMPTY)
+        weights = [layer[0] for layer in attention_weights(*segments)]
+        figure = attention_figure(weights, mask.allowed[0], starts[0])
+        record_for_tensorboard(self.logger, "attention/maps", LoggedFigure(figure, close=False))

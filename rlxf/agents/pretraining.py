@@ -1,0 +1,266 @@
+"""Masked pre-training of transformers on trajectories: masks of tokens, model and algorithm."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from stable_baselines3.common.type_aliases import Schedule
+from torch import Tensor, nn
+
+from rlxf.agents.common.arguments import OFFLINE_SB3_ARGUMENTS, reject_unknown_arguments
+from rlxf.agents.common.losses import masked_mean, squared_error
+from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.decision_transformer.heads import Imitation
+from rlxf.agents.offline.algorithm import OfflineAlgorithm
+from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
+from rlxf.agents.offline.trajectory_model import STD, TOKENS, ContextWindow, TrajectoryModel
+from rlxf.attention import TransformerSpec
+from rlxf.attention.depth.base import ExitOutputs
+from rlxf.data import Trajectories, WindowBatch, Windows
+from rlxf.data.dataset_source import Dataset
+from rlxf.training.compat import Rule, number
+from rlxf.training.distributed import process_group
+
+MASKED, RANDOM = 0.8, 0.1
+"""Fractions of the chosen tokens replaced by a mask and by a random token; the others stay unchanged."""
+
+
+@dataclass(frozen=True, eq=False)
+class Masking:
+    """Masking of the three tokens of each of W steps in B windows.
+
+    Args:
+        chosen: bool (B, W, 3), tokens to predict; never padding.
+        masked: bool (B, W, 3), chosen tokens that are replaced by a mask.
+        swapped: bool (B, W, 3), chosen tokens that are replaced by a token of the same kind of another step.
+        replacement_step: int64 (B, W, 3), index of that step in the flattened (B * W) steps of the batch.
+    """
+
+    chosen: Tensor
+    masked: Tensor
+    swapped: Tensor
+    replacement_step: Tensor
+
+    @classmethod
+    def draw(cls, real_steps: Tensor, probability: float, generator: torch.Generator) -> "Masking":
+        """Choose each real token with the given probability, and draw its replacement.
+
+        Of the chosen tokens 80% are masked, 10% are replaced by a random token of the batch, and 10% stay
+        unchanged. The model therefore also sees real and wrong tokens at the positions that it predicts.
+
+        Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
+
+        Args:
+            real_steps: bool (B, W), False for padding; on the device of the generator, the CPU.
+            probability: probability that a token is chosen; 0.15 in the paper.
+            generator: random generator of all draws.
+        """
+        shape = (*real_steps.shape, TOKENS)
+        chosen = (torch.rand(shape, generator=generator) < probability) & real_steps[..., None]
+        uniform = torch.rand(shape, generator=generator)
+        steps = real_steps.flatten().nonzero()[:, 0]
+        other = steps[torch.randint(len(steps), shape, generator=generator)]
+        masked = chosen & (uniform < MASKED)
+        swapped = chosen & (uniform >= MASKED) & (uniform < MASKED + RANDOM)
+        return cls(chosen, masked, swapped, other)
+
+    def to(self, device: torch.device | str) -> "Masking":
+        """Return a copy on another device."""
+        return Masking(*(part.to(device) for part in vars(self).values()))
+
+    def hide(self, contents: Tensor, mask_embeddings: Tensor) -> Tensor:
+        """Replace masked and swapped tokens in contents (B, W, 3, C).
+
+        ``mask_embeddings`` (3, C) has one vector for each kind of token.
+        """
+        kinds = torch.arange(TOKENS, device=contents.device)
+        others = contents.flatten(0, 1)[self.replacement_step, kinds]
+        hidden = torch.where(self.swapped[..., None], others, contents)
+        return torch.where(self.masked[..., None], mask_embeddings, hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedWindows:
+    """Batch of masked pre-training: windows and the masking of their tokens."""
+
+    windows: WindowBatch
+    masking: Masking
+
+    def to(self, device: torch.device | str) -> "MaskedWindows":
+        """Return a copy on another device."""
+        return MaskedWindows(self.windows.to(device), self.masking.to(device))
+
+
+KINDS = ("return", "state", "action")
+
+
+class MaskedModel(TrajectoryModel):
+    r"""Masked model with the loss ``mean over the chosen tokens of error(W_kind y)``.
+
+    The error is the squared error, for discrete actions the cross-entropy. Targets are the scaled returns
+    ``R / scale``, the normalized observations (images pixel by pixel) and the actions as in `Imitation`. Each
+    kind of token has a learned mask embedding, since a transformer without positions could not distinguish
+    the kinds. If the core has early exits, the error is the weighted sum over the outputs of all layers. Exit
+    prediction is not trained here, but with the agent.
+
+    Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, for words.
+
+    Args:
+        info: spaces of observations and actions.
+        normalization: normalization layer of observations.
+        config: arguments of the pre-training; its core has ``causal=False``.
+    """
+
+    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: OfflineConfig):
+        super().__init__(info, normalization, config)
+        core = config.core
+        self.mask_embeddings = nn.Parameter(torch.randn(TOKENS, core.width) * STD)
+        self.return_head = nn.Linear(core.width, 1)
+        self.state_head = nn.Linear(core.width, math.prod(info.encoder.shape))
+        self.action_head = Imitation().build(core.width, self.tokens.actions).head
+        self.init_weights(self.return_head, self.state_head, self.action_head)
+
+    def losses(self, batch: MaskedWindows) -> dict[str, Tensor]:
+        """Return the "loss" and the mean error of each kind of token, over the chosen tokens of B windows."""
+        exits = self.exits(self.steps(batch.windows), batch.masking)
+        outputs = exits.outputs.unflatten(2, (-1, TOKENS))
+        layers = zip(exits.loss_weights, outputs, strict=True)
+        errors = torch.stack([weight * self._errors(y, batch) for weight, y in layers]).sum(dim=0)
+        chosen = batch.masking.chosen.to(errors.dtype)
+        kinds = zip(KINDS, errors.unbind(-1), chosen.unbind(-1), strict=True)
+        parts = {f"{kind}_loss": masked_mean(error, weight) for kind, error, weight in kinds}
+        return self.add_penalty({"loss": masked_mean(errors, chosen)} | parts)
+
+    def loss_count(self, batch: MaskedWindows) -> Tensor:
+        """Count the chosen tokens."""
+        return batch.masking.chosen.sum()
+
+    def outputs(self, steps: ContextWindow, masking: Masking | None = None) -> Tensor:
+        """Return the outputs at all tokens, (B, 3 W, C); ``masking=None`` masks no token."""
+        return self.exits(steps, masking).outputs[-1]
+
+    def exits(self, steps: ContextWindow, masking: Masking | None) -> ExitOutputs:
+        """Return the outputs at all tokens after each of N layers that permit an exit, (N, B, 3 W, C)."""
+        contents = self.tokens.embed(steps)
+        if masking is not None:
+            contents = masking.hide(contents, self.mask_embeddings)
+        return self.transformer.exits(self.tokens.add_time_embedding(contents, steps.time_steps), steps.index)
+
+    def _errors(self, y: Tensor, batch: MaskedWindows) -> Tensor:
+        """Compute the error of each token (B, W, 3) for outputs y (B, W, 3, C)."""
+        windows = batch.windows
+        returns = windows.return_to_go[..., None] / self.tokens.return_scale
+        states = self.features.normalization(windows.observations).flatten(2)
+        return_error = squared_error(self.return_head(y[:, :, 0]), returns)
+        state_error = squared_error(self.state_head(y[:, :, 1]), states)
+        action_error = self.action_head.error(y[:, :, 2], windows.actions)
+        return torch.stack([return_error, state_error, action_error], dim=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingConfig(OfflineConfig):
+    """Arguments of `MaskedPretraining` that its checkpoints hold."""
+
+    BOUNDS: ClassVar[dict[str, Rule]] = OfflineConfig.BOUNDS | {"mask_probability": number(0, 1)}
+    mask_probability: float
+
+    def check(self) -> None:
+        """Check all numbers; errors as in `OfflineConfig`."""
+        if not 0 < self.mask_probability <= 1:
+            raise ValueError(
+                f"mask_probability must be more than 0 and at most 1, got {self.mask_probability}"
+            )
+        super().check()
+
+
+class MaskedPretraining(OfflineAlgorithm):
+    """Masked pre-training (as in BERT) on the returns-to-go, observations and actions of trajectories.
+
+    The model is bidirectional, so it cannot act. ``agent.load_pretrained(pretraining)`` copies its weights to
+    a `DecisionTransformer` or a `GTrXLPPO`. ``learn``, ``save``, ``load``, callbacks and loggers are those of
+    `DecisionTransformer`.
+
+    Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
+
+    Args:
+        dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`.
+        context_length: number of steps K in a window, three tokens each.
+        mask_probability: probability that a token is chosen for prediction. Of the chosen tokens 80% are
+            masked, 10% are replaced by another token of the batch, and 10% stay unchanged.
+        learning_rate: learning rate of AdamW; a number, or a schedule of the remaining progress, from 1 to 0.
+        batch_size: number of windows in an update.
+        weight_decay: weight decay of AdamW.
+        warmup_updates: updates over which the learning rate rises from 0; None for a tenth of all updates.
+        max_grad_norm: maximum gradient norm; larger gradients are clipped.
+        return_scale: divisor of returns in the model's input; None for the standard deviation of the
+            return-to-go over all steps of the dataset.
+        episode_length: number of time steps with an embedding; None for the longest episode of the dataset.
+        core: core of the agent that receives the weights; None for `decision_transformer`. Pre-training uses
+            a bidirectional version of it without memory.
+        download: True to download a dataset that is not on this machine.
+        tensorboard_log: folder of the TensorBoard log; None for no log.
+        verbose: 0 silent, 1 information, 2 debug messages.
+        seed: seed of weights, windows, masks and dropout; None for a random one.
+        device: "auto", "cpu" or "cuda".
+
+    Raises:
+        DatasetError: if the dataset is unknown, empty, damaged, or contains a NaN.
+        ValueError: if a setting is out of range, or the core does not support bidirectional attention.
+        TypeError: if a space is not supported.
+    """
+
+    NAME = "MaskedPretraining"
+    config_class = PretrainingConfig
+    mask_probability: float
+    policy: MaskedModel
+
+    @reject_unknown_arguments(OFFLINE_SB3_ARGUMENTS)
+    def __init__(
+        self,
+        dataset: Dataset | Sequence[Dataset] | Trajectories | None,
+        context_length: int = 20,
+        mask_probability: float = 0.15,
+        learning_rate: float | Schedule = 1e-4,
+        batch_size: int = 64,
+        weight_decay: float = 1e-4,
+        warmup_updates: int | None = None,
+        max_grad_norm: float = 0.25,
+        return_scale: float | None = None,
+        episode_length: int | None = None,
+        core: TransformerSpec | None = None,
+        download: bool = False,
+        tensorboard_log: str | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+    ):
+        core = bidirectional(decision_transformer() if core is None else core)
+        process_group().check_single_process("MaskedPretraining")
+        config = PretrainingConfig.of(locals())
+        super().__init__(MaskedModel, dataset, config, download, tensorboard_log, device, _init_setup_model)
+
+    def _batch(self, windows: Windows) -> MaskedWindows:
+        batch = windows.sample(self.batch_size, self.generator)
+        masking = Masking.draw(batch.mask, self.mask_probability, self.generator)
+        return MaskedWindows(batch, masking).to(self.device)
+
+    def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise TypeError: a bidirectional model cannot act."""
+        raise TypeError(
+            "MaskedPretraining is bidirectional and cannot act: copy its weights to an agent, "
+            "DecisionTransformer(...).load_pretrained(pretraining)"
+        )
+
+
+def bidirectional(core: TransformerSpec) -> TransformerSpec:
+    """Return a bidirectional version of an agent's core, without memory.
+
+    Raises:
+        ValueError: if the core has cross-attention or a technique that requires causal attention.
+    """
+    if core.cross_attention:
+        raise ValueError("pre-training has no encoder context: its core needs cross_attention=False")
+    return replace(core, causal=False, memory=None)

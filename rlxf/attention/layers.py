@@ -1,0 +1,236 @@
+"""Layer of a transformer, and the passes of a segment or of a single token through all layers."""
+
+from collections import deque
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from rlxf.attention.attention import Attention, LayerCache, PassCache, Projected
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.cache import KVCache, ProjectedContext
+from rlxf.attention.memory.base import MemoryView
+from rlxf.attention.modules import Dropout, FeedForward
+from rlxf.attention.positions.base import PositionEmbedding
+from rlxf.attention.relative import DistanceTables
+from rlxf.attention.residuals.base import Residual
+from rlxf.attention.technique import AttentionFactory, LayerPasses, SpecView
+from rlxf.attention.token_index import EMPTY, TokenIndex
+
+
+def build_self_attention(spec: SpecView) -> Any:
+    """Build the self-attention module of a layer: an `Attention`, or what a technique requires instead."""
+    build: AttentionFactory = Attention
+    for technique in (spec.position, spec.kernel, spec.memory, spec.pattern):
+        build = build if technique is None else technique.attention_class(build)
+    return build(spec.width, spec.heads, spec.position, spec.kernel, spec.dropout)
+
+
+class Block(nn.Module):
+    """One layer of a `Transformer`.
+
+    The order is `attend` for a segment, or `attention.step` for one token; then `cross` in a decoder; then
+    `apply_feed_forward`.
+    """
+
+    def __init__(self, spec: SpecView):
+        super().__init__()
+        self.attention_norm, feed_forward_norm = spec.residual.build_norms(spec.norm, spec.width, spec.heads)
+        self.attention: Attention = build_self_attention(spec)
+        self.cross = CrossAttention(spec) if spec.cross_attention else None
+        self.feed_forward_norm = feed_forward_norm
+        self.feed_forward = FeedForward(
+            spec.width, spec.inner_width, spec.activation, spec.feed_forward_chunk
+        )
+        self.compression = None if spec.memory is None else spec.memory.build(spec.width)
+        self.dropout = Dropout(spec.dropout)
+
+    def attend(self, x: Tensor, memory: Tensor | None, mask: AttentionMask) -> Tensor:
+        """Apply self-attention of the segment x (B, T, C) over memory (B, M, C) and x -> (B, Tq, C)."""
+        norm = self.attention_norm
+        return norm.combine(mask.queries(x), self.attention_branch(norm.branch_input(x), memory, mask))
+
+    def attention_branch(self, x: Tensor, memory: Tensor | None, mask: AttentionMask) -> Tensor:
+        """Compute the attention branch for normalized x (B, T, C), without the residual connection."""
+        return self.dropout(self.attention(x, self._project_memory(memory), mask))
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: AttentionMask) -> Tensor:
+        """Return attention weights (B, H, T, M + T) of x (B, T, C) over memory (B, M, C) and x."""
+        return self.attention.weights(self.attention_norm.normalize(x), self._project_memory(memory), mask)
+
+    def write(self, x: Tensor, cache: PassCache, slot: int, mask: AttentionMask) -> None:
+        """Write one token x (B, 1, C) into the cache without computing its output."""
+        self.attention.write(self.attention_norm.branch_input(x), cache, slot, mask)
+
+    def apply_feed_forward(self, x: Tensor) -> Tensor:
+        """Apply the feed-forward sublayer: x (B, T, C) -> (B, T, C)."""
+        norm = self.feed_forward_norm
+        return norm.combine(x, self.feed_forward_branch(norm.branch_input(x)))
+
+    def feed_forward_branch(self, x: Tensor) -> Tensor:
+        """Compute the feed-forward branch for normalized x (B, T, C), without the residual connection."""
+        return self.dropout(self.feed_forward(x))
+
+    def cache(self, memory: Tensor, index: TokenIndex, tables: DistanceTables) -> LayerCache:
+        """Create the KV cache of the memory tokens (B, S, C)."""
+        return self.attention.cache(self.project(memory), index, tables)
+
+    def recurrent_state(self, memory: Tensor, index: TokenIndex) -> PassCache:
+        """Compute the state of a recurrent kernel from the memory tokens (B, S, C)."""
+        return self.attention.recurrent_state(self.project(memory), index)
+
+    def prepare_keys(self, x: Tensor, index: TokenIndex) -> tuple[Tensor, Tensor]:
+        """Return position-encoded keys and values (B, H, S, D) of tokens x (B, S, C) at an index (B, S)."""
+        return self.attention.prepare_keys(self.project(x), index.position)
+
+    def content_query(self, x: Tensor) -> Tensor:
+        """Return queries (B, H, T, D) of tokens x (B, T, C), without position encoding."""
+        return self.attention.project_queries(self.attention_norm.normalize(x))[..., : self.attention.size]
+
+    def content(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B, H, S, D) of tokens x (B, S, C), without position encoding."""
+        k, v, *_ = self.project(x)
+        return k, v
+
+    def project(self, memory: Tensor) -> Projected:
+        """Project keys and values of the memory tokens (B, M, C)."""
+        return self.attention.project(memory, self.attention_norm.project)
+
+    def _project_memory(self, memory: Tensor | None) -> Projected | None:
+        return None if memory is None else self.project(memory)
+
+
+class CrossAttention(nn.Module):
+    """Cross-attention sublayer of a decoder: norm, attention without positions, and residual."""
+
+    def __init__(self, spec: SpecView):
+        super().__init__()
+        self.join = spec.residual.build_norm(spec.norm, spec.width, spec.heads)
+        self.attention = Attention(spec.width, spec.heads, None, spec.kernel, spec.dropout)
+        self.dropout = Dropout(spec.dropout)
+
+    def forward(self, x: Tensor, context: Projected, mask: AttentionMask) -> Tensor:
+        """Attend from x (B, T, C) over the projected context (B, H, N, D) -> (B, T, C)."""
+        y = self.attention.cross(self.join.branch_input(x), context, mask)
+        return self.join.combine(x, self.dropout(y))
+
+
+def discarded_inputs() -> MutableSequence[Tensor]:
+    """Return a sequence that discards every appended item, for layer inputs that are not needed."""
+    return deque(maxlen=0)
+
+
+@dataclass(eq=False, kw_only=True)
+class LayerStack(LayerPasses):
+    """Common implementation of `LayerPasses` for segments and for single steps.
+
+    Args:
+        embedding: position module that is shared by all passes.
+        residual: technique that defines the residual stream.
+        blocks: layer of each pass.
+        index: (B, T), positions and episodes of the tokens.
+        masks: self-attention mask of each pass.
+        context: projected context of a decoder; None without cross-attention.
+        hidden: inputs of the passes so far, (B, T, C) each; `discarded_inputs` discards them.
+    """
+
+    embedding: PositionEmbedding
+    residual: Residual
+    blocks: Sequence[Block]
+    index: TokenIndex
+    masks: Sequence[AttentionMask]
+    context: ProjectedContext | None
+    hidden: MutableSequence[Tensor] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return len(self.blocks)
+
+    @cached_property
+    def cross_mask(self) -> AttentionMask | None:
+        """Cross-attention mask; None without cross-attention."""
+        return None if self.context is None else self.context.mask(self.index)
+
+    @property
+    def filled(self) -> Tensor:
+        return self.index.episode != EMPTY
+
+    @property
+    def run_all(self) -> Callable[[Tensor], Tensor]:
+        """See `LayerPasses`; the residual technique runs the passes, without a call in between."""
+        return partial(self.residual.run_passes, self)
+
+    def start_pass(self, number: int, x: Tensor) -> Tensor:
+        signal = self.signal(number, x)
+        x = x if signal is None else x + signal
+        self.hidden.append(self.attention_input(x))
+        return x
+
+    def signal(self, number: int, x: Tensor) -> Tensor | None:
+        """Return the position signal that is added to the stream x before a pass; None for none."""
+        signal = self.embedding.pass_embedding(self.attention_input(x), self.index.position, number)
+        return None if signal is None else self.residual.init_stream(signal)
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        return self.residual.attention_input(x)
+
+    def _after_attention(self, number: int, x: Tensor, cross_mask: AttentionMask | None) -> Tensor:
+        block = self.blocks[number]
+        if block.cross is not None and self.context is not None and cross_mask is not None:
+            x = block.cross(x, self.context.layers[number], cross_mask)
+        return block.apply_feed_forward(x)
+
+
+@dataclass(eq=False, kw_only=True)
+class SegmentStack(LayerStack):
+    """Passes of a segment.
+
+    Args:
+        view: view of the memory before the segment.
+        output_slice: tokens whose outputs are needed; None for all. The last pass computes only these.
+    """
+
+    view: MemoryView
+    output_slice: slice | None
+
+    def run(self, number: int, x: Tensor) -> Tensor:
+        queries = self.output_slice if number == self.count - 1 else None
+        memory = self.view.tokens(number, self.attention_input(x))
+        y = self.blocks[number].attend(x, memory, self.masks[number].select_queries(queries))
+        return self._after_attention(number, y, self.cross_mask and self.cross_mask.select_queries(queries))
+
+    def skip(self, number: int, x: Tensor) -> None:
+        """Do nothing: the state already contains x."""
+
+    def select_outputs(self, x: Tensor) -> Tensor:
+        return x if self.output_slice is None else x[:, self.output_slice]
+
+
+@dataclass(eq=False, kw_only=True)
+class StepStack(LayerStack):
+    """Passes of one token per row, which reads and updates a KV cache.
+
+    Args:
+        cache: KV cache, updated in place.
+        slot: slot of the token in the cache.
+    """
+
+    cache: KVCache
+    slot: int
+
+    def run(self, number: int, x: Tensor) -> Tensor:
+        self.cache.observe_input(number, self.attention_input(x))
+        block, norm = self.blocks[number], self.blocks[number].attention_norm
+        h, cache = norm.branch_input(x), self.cache.layers[number]
+        y = block.attention.step(h, cache, self.slot, self.masks[number])
+        return self._after_attention(number, norm.combine(x, block.dropout(y)), self.cross_mask)
+
+    def skip(self, number: int, x: Tensor) -> None:
+        self.cache.observe_input(number, self.attention_input(x))
+        self.blocks[number].write(x, self.cache.layers[number], self.slot, self.masks[number])
+
+    def select_outputs(self, x: Tensor) -> Tensor:
+        """Return x: the output of the token is always needed."""
+        return x

@@ -1,0 +1,191 @@
+"""Building blocks of a layer: orthogonal linear maps, dropout, the feed-forward network and layer norms."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+def stacked_orthogonal(matrices: int, rows: int, columns: int) -> nn.Parameter:
+    """Create a parameter (matrices * rows, columns) of stacked matrices, each initialized orthogonally.
+
+    torch's default initialization of Linear scales a projection down by sqrt(3), which weakens the
+    signal that gated residuals pass to memory. Orthogonal matrices preserve its norm.
+    """
+    weight = torch.empty(matrices, rows, columns)
+    for matrix in weight:
+        nn.init.orthogonal_(matrix)
+    return nn.Parameter(weight.flatten(0, 1))
+
+
+def orthogonal_linear(columns: int, rows: int, matrices: int = 1, bias: bool = True) -> nn.Linear:
+    """Create one Linear of ``matrices`` stacked projections from ``columns`` to ``rows`` features; bias 0."""
+    linear = nn.Linear(columns, matrices * rows, bias=bias)
+    linear.weight = stacked_orthogonal(matrices, rows, columns)
+    if bias:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
+LEVELS = 2**16
+"""Resolution of probabilities on CPU: each entry uses 16 bits, so a 64-bit random number serves four."""
+
+
+class Dropout(nn.Module):
+    """Module form of `dropout`; the identity in evaluation mode.
+
+    Args:
+        probability: probability of setting a feature to 0, in [0, 1).
+    """
+
+    def __init__(self, probability: float):
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (...) -> (...)."""
+        return dropout(x, self.probability) if self.training else x
+
+
+def dropout(x: Tensor, probability: float) -> Tensor:
+    """Compute ``x m / (1 - p)``, where each entry of m is independently 0 with probability p, else 1.
+
+    Random numbers come from torch's global generator. On CPU torch's own dropout is several times slower:
+    it takes as long as a matrix product.
+
+    Source: Srivastava et al. 2014, "Dropout: A Simple Way to Prevent Neural Networks from Overfitting".
+
+    Args:
+        x: tensor of any shape.
+        probability: p, in [0, 1). On CPU p is rounded to a multiple of 2^-16, both in m and in the scale.
+    """
+    if not probability:
+        return x
+    return x * _scales(x, probability) if x.device.type == "cpu" else F.dropout(x, probability)
+
+
+def _scales(x: Tensor, probability: float) -> Tensor:
+    """Sample the factor of each entry of x: 0 or ``1 / (1 - p)``."""
+    words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    numbers = words.view(torch.int16)[: x.numel()].view(x.shape)
+    dropped = min(round(LEVELS * probability), LEVELS - 1)
+    kept = torch.ge(numbers, dropped - LEVELS // 2, out=torch.empty(x.shape, dtype=x.dtype))
+    return kept.mul_(LEVELS / (LEVELS - dropped))
+
+
+Activation = Literal["relu", "gelu", "gelu_tanh"]
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu_,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+"""Activation functions by name. They may modify their input in place."""
+
+
+class FeedForward(nn.Module):
+    """Position-wise feed-forward network: ``W_2 activation(W_1 x)``, with biases.
+
+    The hidden activations are the largest tensor of a layer, so they are computed in place.
+
+    With ``chunk``, tokens are processed in chunks with gradient checkpointing: the hidden activations exist
+    for one chunk at a time, and backward recomputes them. The results are the same. Without checkpointing,
+    autograd would keep the hidden activations of all chunks.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.3; GELU: Hendrycks and Gimpel 2016,
+    arXiv:1606.08415; chunks: Kitaev et al. 2020, arXiv:2001.04451, section 3.
+
+    Args:
+        width: features of a token C.
+        inner: hidden features F.
+        activation: "relu"; "gelu", as in BERT; or "gelu_tanh", its approximation in GPT-2.
+        chunk: tokens per chunk; None processes all tokens at once.
+    """
+
+    def __init__(self, width: int, inner: int, activation: Activation, chunk: int | None = None):
+        super().__init__()
+        self.chunk = chunk
+        self.inner = orthogonal_linear(width, inner)
+        self.outer = orthogonal_linear(inner, width)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, C) -> (B, T, C)."""
+        if self.chunk is None or x.shape[1] <= self.chunk:
+            return self.transform(x)
+        parts = [checkpoint(self.transform, part, use_reentrant=False) for part in x.split(self.chunk, dim=1)]
+        return torch.cat(parts, dim=1)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """Apply the network to all tokens at once: x (B, T, C) -> (B, T, C)."""
+        hidden = (x.flatten(0, -2) @ self.inner.weight.T).add_(self.inner.bias)
+        y: Tensor = self.outer(self.activation(hidden))
+        return y.view_as(x)
+
+
+Norm = Literal["pre", "post"]
+
+
+class PreNorm(nn.Module):
+    """Pre-norm: ``residual(x, f(norm(x)))``. The residual stream itself is never normalized.
+
+    Source: Xiong et al. 2020, arXiv:2002.04745; Parisotto et al. 2020, arXiv:1910.06764, section
+    3.1 ("identity map reordering").
+
+    Args:
+        width: features of a token C.
+        residual: module ``residual(x, y)`` that combines the stream x and the sublayer's output y.
+    """
+
+    def __init__(self, width: int, residual: nn.Module):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.residual = residual
+
+    def branch_input(self, x: Tensor) -> Tensor:
+        """Compute the input of the sublayer from the residual stream: (B, T, C) -> (B, T, C)."""
+        return self.normalize(x)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Normalize the input x (B, T, C) of the sublayer."""
+        return self.norm(x)
+
+    def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Compute ``weight normalize(x) + bias`` for an x that needs no gradient.
+
+        Scale and shift of the norm are folded into weight and bias. Their gradients then need no product
+        of the size of x, so backward costs as much as forward instead of twice as much.
+        """
+        norm = self.norm
+        normalized = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+        return F.linear(normalized, weight * norm.weight, torch.addmv(bias, weight, norm.bias))
+
+    def combine(self, x: Tensor, y: Tensor) -> Tensor:
+        """Combine the residual stream x and the sublayer's output y."""
+        return self.residual(x, y)
+
+
+class PostNorm(PreNorm):
+    """Post-norm: ``norm(residual(x, f(x)))``, as in the original transformer.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
+    """
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Return x unchanged."""
+        return x
+
+    def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Compute ``weight x + bias``."""
+        return F.linear(x, weight, bias)
+
+    def combine(self, x: Tensor, y: Tensor) -> Tensor:
+        """Combine stream and sublayer output, then normalize."""
+        return self.norm(self.residual(x, y))
+
+
+NORMS: dict[Norm, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm}
+"""Sublayer norms by name."""

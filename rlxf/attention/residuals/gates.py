@@ -1,0 +1,200 @@
+"""Gates of the Gated Transformer-XL, which replace the plain residual connection."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.attention.modules import stacked_orthogonal
+from rlxf.attention.residuals.base import Gate, Residual
+from rlxf.attention.technique import check_finite_number
+
+
+@dataclass(frozen=True)
+class BiasedGate(Residual):
+    """Base of the gates with a bias b.
+
+    Args:
+        bias: initial value of b, one learned number for each feature.
+
+    Raises:
+        TypeError: if bias is not a number.
+        ValueError: if bias is not finite.
+    """
+
+    paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
+    bias: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_finite_number("bias", self.bias)
+
+    def initial_bias(self, width: int) -> nn.Parameter:
+        """Return b (C,) before training."""
+        return nn.Parameter(torch.full((width,), float(self.bias)))
+
+
+class BiasedLinearGate(Gate):
+    """Gate with stacked matrices ``w`` (n C, C) and the bias ``b`` (C,) of a `BiasedGate`."""
+
+    def __init__(self, spec: BiasedGate, width: int, matrices: int = 1):
+        super().__init__()
+        self.w = stacked_orthogonal(matrices, width, width)
+        self.b = spec.initial_bias(width)
+
+
+@dataclass(frozen=True)
+class GRUGate(BiasedGate):
+    r"""``g(x, y) = (1 - z) * x + z * h``, a gated recurrent unit.
+    ``r = sigmoid(W_r y + U_r x)``, ``z = sigmoid(W_z y + U_z x - b)``, ``h = tanh(W_g y + U_g (r * x))``,
+    with elementwise ``*``.
+
+    A large initial b makes the layer start near the identity: with b = 2, z is about 0.12.
+
+    Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2, equations 5 to 8.
+
+    Args:
+        bias: initial value of b, one learned number for each feature.
+
+    Raises:
+        TypeError: if bias is not a number.
+        ValueError: if bias is not finite.
+    """
+
+    def build(self, width: int, heads: int) -> "GRU":
+        """Return the module."""
+        return GRU(self, width)
+
+
+class GRU(Gate):
+    """Module of `GRUGate`.
+
+    W (3 C, C) holds W_r, W_z and W_g; U (2 C, C) holds U_r and U_z; U_g is (C, C), and b is (C,).
+    """
+
+    def __init__(self, spec: GRUGate, width: int):
+        super().__init__()
+        self.w = stacked_orthogonal(3, width, width)
+        self.u = stacked_orthogonal(2, width, width)
+        self.u_g = stacked_orthogonal(1, width, width)
+        self.b = spec.initial_bias(width)
+
+    def gate(self, x: Tensor, y: Tensor) -> Tensor:
+        width = x.shape[-1]
+        flat_x, flat_y = x.reshape(-1, width), y.reshape(-1, width)
+        w_rz, w_g = F.linear(flat_y, self.w).split([2 * width, width], dim=-1)
+        r, z = torch.addmm(w_rz, flat_x, self.u.T).chunk(2, dim=-1)
+        h = torch.addmm(w_g, r.sigmoid() * flat_x, self.u_g.T).tanh()
+        return torch.lerp(flat_x, h, (z - self.b).sigmoid()).view_as(x)
+
+    def update_gate(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the update gate z of ``forward(x, y)``, (..., C): the replaced fraction of each feature."""
+        width = x.shape[-1]
+        return (F.linear(y.relu(), self.w[width : 2 * width], -self.b) + x @ self.u[width:].T).sigmoid()
+
+
+@dataclass(frozen=True)
+class InputGate(Residual):
+    """``g(x, y) = sigmoid(W_g x) * x + y``.
+
+    The paper's gate has no bias: it is not the identity for any bias.
+
+    Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2.
+    """
+
+    paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
+
+    def build(self, width: int, heads: int) -> "Input":
+        """Return the module."""
+        return Input(width)
+
+
+class Input(Gate):
+    """Module of `InputGate`: W_g (C, C)."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.w = stacked_orthogonal(1, width, width)
+
+    def gate(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.linear(x, self.w).sigmoid() * x + y
+
+
+@dataclass(frozen=True)
+class OutputGate(BiasedGate):
+    """``g(x, y) = x + sigmoid(W_g x - b) * y``.
+
+    Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2.
+
+    Args:
+        bias: initial value of b, one learned number for each feature; large values are near the identity.
+
+    Raises:
+        TypeError: if bias is not a number.
+        ValueError: if bias is not finite.
+    """
+
+    def build(self, width: int, heads: int) -> "Output":
+        """Return the module."""
+        return Output(self, width)
+
+
+class Output(BiasedLinearGate):
+    """Module of `OutputGate`: W_g (C, C) and b (C,)."""
+
+    def gate(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + F.linear(x, self.w, -self.b).sigmoid() * y
+
+
+@dataclass(frozen=True)
+class HighwayGate(BiasedGate):
+    """``g(x, y) = s * x + (1 - s) * y`` with ``s = sigmoid(W_g x + b)``.
+
+    Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2, after Srivastava et al. 2015.
+
+    Args:
+        bias: initial value of b, one learned number for each feature; large values are near the identity.
+
+    Raises:
+        TypeError: if bias is not a number.
+        ValueError: if bias is not finite.
+    """
+
+    def build(self, width: int, heads: int) -> "Highway":
+        """Return the module."""
+        return Highway(self, width)
+
+
+class Highway(BiasedLinearGate):
+    """Module of `HighwayGate`: W_g (C, C) and b (C,)."""
+
+    def gate(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.lerp(y, x, F.linear(x, self.w, self.b).sigmoid())
+
+
+@dataclass(frozen=True)
+class SigTanhGate(BiasedGate):
+    """``g(x, y) = x + sigmoid(W_g y - b) * tanh(U_g y)``.
+
+    Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2.
+
+    Args:
+        bias: initial value of b, one learned number for each feature; large values are near the identity.
+
+    Raises:
+        TypeError: if bias is not a number.
+        ValueError: if bias is not finite.
+    """
+
+    def build(self, width: int, heads: int) -> "SigTanh":
+        """Return the module."""
+        return SigTanh(self, width, matrices=2)
+
+
+class SigTanh(BiasedLinearGate):
+    """Module of `SigTanhGate`: W (2 C, C) holds W_g and U_g; b (C,)."""
+
+    def gate(self, x: Tensor, y: Tensor) -> Tensor:
+        scale, update = F.linear(y, self.w).chunk(2, dim=-1)
+        return x + (scale - self.b).sigmoid() * update.tanh()

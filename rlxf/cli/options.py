@@ -1,0 +1,292 @@
+"""Base class of commands, and types, help texts and checks of options that several commands share."""
+
+import ast
+import inspect
+import json
+import re
+from abc import ABC, abstractmethod
+from argparse import ArgumentParser
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from textwrap import dedent
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, dataclass_transform
+
+from tyro import MISSING_NONPROP
+from tyro.conf import arg
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from rlxf.envs.worker_pool import Workers
+
+Options = TypeVar("Options")
+DIGITS = 18
+"""Largest exponent of ten of a count; 10**18 exceeds the steps of any training."""
+SUFFIXES = {"k": "e3", "K": "e3", "M": "e6"}
+"""Suffix of a count -> exponent of ten."""
+
+
+class Command(ABC):
+    """Options of a command, parsed from the command line."""
+
+    @abstractmethod
+    def prepare(self) -> Callable[[], None]:
+        """Check the options, build all objects, and return the function that does the work.
+
+        Raises:
+            ValueError, TypeError, OSError: if an option is invalid; the message is shown to the user.
+        """
+
+    @classmethod
+    def defaults(cls, args: Sequence[str]) -> Any:
+        """Return the options from which ``args`` differ; ``tyro.MISSING_NONPROP`` for those of the class."""
+        return MISSING_NONPROP
+
+    @classmethod
+    def registry(cls, args: Sequence[str]) -> ConstructorRegistry:
+        """Return the tyro registry that parses ``args``."""
+        registry = ConstructorRegistry()
+        registry.primitive_rule(_count_rule)
+        return registry
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def options(cls: type[Options]) -> type[Options]:
+    """Class decorator for a frozen dataclass of options, with keywords only.
+
+    The docstring after a field is its help text. tyro would keep the line breaks of a docstring and wrap each
+    of its lines again; here the lines of a docstring are one paragraph.
+    """
+    (definition,) = ast.parse(dedent(inspect.getsource(cls))).body
+    assert isinstance(definition, ast.ClassDef)
+    for line, after in pairwise(definition.body):
+        if isinstance(line, ast.AnnAssign) and isinstance(after, ast.Expr):
+            assert isinstance(line.target, ast.Name)
+            text = " ".join(ast.literal_eval(after.value).split())
+            annotation = cls.__annotations__[line.target.id]
+            cls.__annotations__[line.target.id] = Annotated[annotation, arg(help=text)]
+    return dataclass(frozen=True, kw_only=True)(cls)
+
+
+class NotACountError(Exception):
+    """Error for an argument that is not a whole number.
+
+    It is not a ValueError, because tyro prints the whole help text next to a ValueError.
+
+    Args:
+        text: the argument.
+    """
+
+    def __init__(self, text: str):
+        super().__init__(f"must be a whole number such as 100000, 100_000, 100k or 1e5, got {text}")
+        self.text = text
+
+    def message(self, args: Sequence[str]) -> str:
+        """Return the message, prefixed with the option in ``args`` that has this value."""
+        option = "a count"
+        for word in args:
+            option = word.partition("=")[0] if word.startswith("--") else option
+            if word == self.text or word.endswith(f"={self.text}"):
+                break
+        return f"{option} {self}"
+
+
+def _count_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """Parse integers with `_read_count`."""
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=_read_count,
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda number: [str(number)],
+    )
+
+
+def _read_count(words: list[str]) -> int:
+    """Parse a whole number such as ``100000``, ``100_000``, ``1e5``, ``100k`` or ``1.5M``.
+
+    Raises:
+        NotACountError: if the text is not a number, has a fractional part, or is 10**19 or more.
+    """
+    (text,) = words
+    if text == "None":  # tyro then tries the None of an optional count
+        raise ValueError(text)
+    try:
+        number = Decimal(re.sub(r"(?<=[\d.])[kKM]$", lambda suffix: SUFFIXES[suffix[0]], text))
+    except InvalidOperation:
+        raise NotACountError(text) from None
+    if not number.is_finite() or number.adjusted() > DIGITS or number != number.to_integral_value():
+        raise NotACountError(text)
+    return int(number)
+
+
+Json = Annotated[dict[str, Any], arg(constructor=json.loads, metavar="JSON")]
+"""Type of an option that is a JSON object."""
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"], arg(help='Device of the tensors. "auto" selects the GPU if there is one.')
+]
+"""Option of all commands that use torch."""
+Trust = Annotated[
+    bool,
+    arg(
+        help="Trust the authors of the run and of its data. The module that their environment names is "
+        "imported, and its arguments and wrappers are used. Without this flag, only registered environments "
+        "are used."
+    ),
+]
+"""Option of all commands that read a run."""
+Quiet = Annotated[
+    bool, arg(help="Print only warnings, errors and the final result, without settings and progress.")
+]
+"""Option of all commands that train."""
+Pretrained = Annotated[
+    Path | None,
+    arg(help='Folder of a run with initial weights, e.g. of "rlxf pretrain". None means random weights.'),
+]
+"""Option of all commands that train an agent."""
+CheckpointSeconds = Annotated[
+    float, arg(help='Seconds between two checkpoints for "rlxf resume". The last three are kept.')
+]
+"""Option of all commands whose training can be resumed."""
+LogInterval = Annotated[int, arg(help="Number of updates between two log entries.")]
+"""Option of all commands that train on datasets."""
+
+
+def given_options(args: Sequence[str], *names: str) -> dict[str, str]:
+    """Return name -> value of the options ``--NAME VALUE`` and ``--NAME=VALUE`` that are in ``args``."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in names:
+        parser.add_argument(f"--{name}", dest=name, nargs="?")
+    return {name: value for name, value in vars(parser.parse_known_args(args)[0]).items() if value}
+
+
+def check_counts(options: Any, *names: str) -> None:
+    """Raise ValueError unless each of these options is None or at least 1."""
+    for name in names:
+        count = getattr(options, name)
+        if count is not None and count < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {count}")
+
+
+def check_from_zero(options: Any, *names: str) -> None:
+    """Raise ValueError unless each of these options is None, or is finite and at least 0."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < inf:
+            raise ValueError(f"--{name.replace('_', '-')} must be finite and at least 0, got {value}")
+
+
+@options
+class EnvOptions:
+    """Options of the training environments."""
+
+    env: str
+    """Gymnasium id of the environment, e.g. rlxf/TMaze-v0 or CartPole-v1.
+    With module:id, the module is imported first."""
+    env_kwargs: Json = field(default_factory=dict)
+    """Arguments of the environment as a JSON object, e.g. '{"corridor_length": 100}'."""
+
+    previous_reward: bool = False
+    """Add the previous reward to the observation, for tasks where it is informative, e.g. bandits."""
+    previous_transition: bool = False
+    """Add the previous action, reward and episode end to the observation, for
+    --persist-memory-across-episodes.
+    The first observation of an episode contains those of the last step of the previous episode."""
+
+    @classmethod
+    def of_run(
+        cls, config: dict[str, Any], env: str | None, env_kwargs: dict[str, Any], trust: bool = False
+    ) -> Self:
+        """Return the task of a run with updated arguments, or another task with the same observations.
+
+        Args:
+            config: configuration of the run.
+            env: id from the command line; None for that of the run.
+            env_kwargs: arguments from the command line. Without ``env`` they update those of the run.
+            trust: import the module, and use the arguments, that the configuration names.
+
+        Raises:
+            ValueError: if the configuration names no environment, the arguments are not a JSON object, or
+                they need trust (`check_env_trust`).
+        """
+        extended = {name: config.get(name, False) for name in ("previous_reward", "previous_transition")}
+        if env is not None:
+            return cls(env=env, env_kwargs=env_kwargs, **extended)
+        if not isinstance(config.get("env"), str):
+            raise ValueError(
+                f"env in config.json must be a Gymnasium id, got {config.get('env')!r}: correct it, or pass "
+                f"--env"
+            )
+        return cls(env=config["env"], env_kwargs=merge_env_kwargs(config, env_kwargs, trust), **extended)
+
+    def make(self, n_envs: int, seed: int | None, workers: "Workers | None" = None) -> "VecEnv":
+        """Make ``n_envs`` parallel environments with `make_vec_env`.
+
+        Raises:
+            ValueError: if the id is unknown or the arguments are not a JSON object.
+            TypeError: if the environment does not accept the arguments, or a space is not supported.
+        """
+        from rlxf.envs.make import make_vec_env
+
+        kwargs = json_object(self.env_kwargs)
+        return make_vec_env(self.env, n_envs, seed, kwargs, workers=workers, **self.observation_options)
+
+    @property
+    def observation_options(self) -> dict[str, Any]:
+        """Return the arguments of `make_vec_env` and `make_env` that extend the observations."""
+        return {"previous_reward": self.previous_reward, "previous_transition": self.previous_transition}
+
+
+def json_object(env_kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of an environment after checking that they are a JSON object.
+
+    Raises:
+        ValueError: if they are not a dict.
+    """
+    if not isinstance(env_kwargs, dict):
+        raise ValueError(f"--env-kwargs must be a JSON object, got {env_kwargs!r}")
+    return env_kwargs
+
+
+def merge_env_kwargs(config: dict[str, Any], given: dict[str, Any], trust: bool) -> dict[str, Any]:
+    """Return the arguments of the environment of a run, updated with ``given``.
+
+    Raises:
+        ValueError: if the arguments are not a JSON object, or they need trust (`check_env_trust`) and
+            ``trust`` is False.
+    """
+    if not trust:
+        check_env_trust(config, given)
+    return json_object(config.get("env_kwargs", {})) | json_object(given)
+
+
+def check_env_trust(config: dict[str, Any], given: Collection[str] = ()) -> None:
+    """Raise ValueError if the environment in the ``config.json`` of a run needs trust.
+
+    An id with a module needs trust, and so do arguments that differ from those of the registration. A run
+    without an environment passes.
+
+    Args:
+        config: configuration of the run.
+        given: names of arguments from the command line.
+    """
+    from rlxf.envs.specs import DescribedEnv
+
+    if config.get("env") is not None:
+        DescribedEnv(config["env"], json_object(config.get("env_kwargs", {}))).local_spec(given)
+
+
+def trust_option(config: dict[str, Any]) -> str:
+    """Return `` --trust`` if commands on a run with this configuration need it, else an empty string."""
+    try:
+        check_env_trust(config)
+    except ValueError:
+        return " --trust"
+    return " --trust" if config.get("trust_data") else ""

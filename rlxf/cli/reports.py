@@ -1,0 +1,183 @@
+"""Checkpoints of a run to evaluate, and the reports of their evaluations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+from stable_baselines3.common.logger import Logger
+from torch.utils.tensorboard import SummaryWriter
+
+from rlxf.agents.decision_transformer import DecisionTransformer
+from rlxf.cli.output import print_out
+from rlxf.cli.runs import Agent
+from rlxf.cli.spec_options import parse_technique
+from rlxf.evaluation import Report, TargetSweep, evaluate
+from rlxf.evaluation.episodes import validate_targets
+from rlxf.training import RunFolder
+
+DATASTORE_SUFFIX = ", datastore"
+"""Suffix of the name of a checkpoint with a datastore of trajectories."""
+WITH_DATASTORE = "with a datastore of trajectories"
+CHECKPOINTS = {
+    "last": ("evaluation", "Last checkpoint, {}"),
+    "best": ("evaluation-best", "Best checkpoint, {}, selected on other episodes during training"),
+    f"last{DATASTORE_SUFFIX}": ("evaluation-datastore", f"Last checkpoint, {{}}, {WITH_DATASTORE}"),
+    f"best{DATASTORE_SUFFIX}": ("evaluation-best-datastore", f"Best checkpoint, {{}}, {WITH_DATASTORE}"),
+}
+"""Checkpoint name -> subfolder of its evaluation logs, a separate run in TensorBoard; title of its report."""
+
+
+def checkpoints_of(run: RunFolder) -> dict[str, Path]:
+    """Return name -> path of the checkpoints: "last", and "best" if evaluations selected one."""
+    last = {"last": run.checkpoint}
+    return last | {"best": run.best} if run.best.is_file() else last
+
+
+def select_checkpoints(run: RunFolder, which: str) -> dict[str, Path]:
+    """Return name -> path of the selected checkpoints of a run.
+
+    Args:
+        run: the run.
+        which: "last", "best", or "all" for those of `checkpoints_of`.
+
+    Raises:
+        FileNotFoundError: if "best" is requested and there is none.
+    """
+    files = checkpoints_of(run)
+    if which == "all":
+        return files
+    if which not in files:
+        raise FileNotFoundError(
+            f"{run.path} has no {run.best.name}: it was trained without evaluations; evaluate the last "
+            f"checkpoint with --checkpoint last"
+        )
+    return {which: files[which]}
+
+
+def with_datastore(
+    agents: Mapping[str, Agent], datasets: Sequence[str], head: str | None, progress_bar: bool
+) -> dict[str, Agent]:
+    """Attach a datastore of these datasets to each agent, and add `DATASTORE_SUFFIX` to the names.
+
+    Without datasets, the agents and names are returned unchanged.
+
+    Args:
+        agents: checkpoint name -> agent.
+        datasets: Minari ids.
+        head: name or JSON description of the output head that reads the datastore; None for kNN-LM.
+        progress_bar: show a progress bar.
+
+    Raises:
+        ValueError: if an agent does not support datastores, the head does not exist, or a dataset does not
+            match the agent.
+    """
+    if not datasets:
+        if head is not None:
+            raise ValueError(f"--head {head} needs datasets of trajectories: pass them with --datastore")
+        return dict(agents)
+    for agent in agents.values():
+        agent.attach_datastore(datasets, parse_technique("head", head or "KNNLM"), progress_bar=progress_bar)
+    return {f"{name}{DATASTORE_SUFFIX}": agent for name, agent in agents.items()}
+
+
+def default_target_returns(agents: Sequence[Any], requested: Sequence[float]) -> Sequence[float] | None:
+    """Return the target returns of Decision Transformers, by default the largest return in their data.
+
+    None is returned for agents that are not conditioned on a return.
+
+    Raises:
+        ValueError: if returns are requested from other agents, agents of both kinds are given, or a target
+            is not finite or occurs twice.
+
+    Warns:
+        UserWarning: if a target lies outside the returns in the data of all agents.
+    """
+    conditioned = [agent for agent in agents if isinstance(agent, DecisionTransformer)]
+    if not conditioned:
+        if requested:
+            raise ValueError(f"target_returns apply to Decision Transformers only, got {list(requested)}")
+        return None
+    if len(conditioned) < len(agents):
+        raise ValueError(
+            "Decision Transformers need target returns and other agents have none: use runs of one kind"
+        )
+    lows, highs = zip(*(agent.return_range for agent in conditioned), strict=True)
+    return validate_targets(requested or [max(highs)], (min(lows), max(highs)))
+
+
+def evaluate_checkpoints(
+    run: RunFolder,
+    agents: Mapping[str, Any],
+    open_logger: Callable[[str], AbstractContextManager[Logger | SummaryWriter]],
+    progress_bar: bool,
+    **arguments: Any,
+) -> dict[str, Report | TargetSweep]:
+    """Evaluate and log the checkpoints of a run. A checkpoint that equals the first one shares its report.
+
+    Args:
+        run: folder of the run.
+        agents: checkpoint name -> agent.
+        open_logger: context manager for the log of the checkpoint with this name.
+        progress_bar: show progress bars, labeled with the run and the checkpoint.
+        **arguments: further arguments of `evaluate`.
+    """
+    first = next(iter(agents))
+    reports: dict[str, Report | TargetSweep] = {}
+    for name, agent in agents.items():
+        with open_logger(name) as logger:
+            if name != first and _equal_checkpoints(agents[first], agent):
+                reports[name] = reports[first]
+                reports[name].log(logger, agent.num_timesteps)
+                continue
+            label = progress_bar and f"{run.path.name}, {name}"
+            reports[name] = evaluate(agent, logger=logger, progress_bar=label, **arguments)
+    return reports
+
+
+def _equal_checkpoints(one: Any, other: Any) -> bool:
+    """Return whether two agents have the same step and weights."""
+    if one.num_timesteps != other.num_timesteps or one.core != other.core:
+        return False
+    weights, others = one.policy.state_dict(), other.policy.state_dict()
+    return weights.keys() == others.keys() and all(torch.equal(weights[key], others[key]) for key in weights)
+
+
+def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | TargetSweep]) -> None:
+    """Print one table for each report; checkpoints with the same weights share one.
+
+    Args:
+        agents: checkpoint name -> agent, of the last and the best checkpoint.
+        reports: checkpoint name -> report.
+    """
+    first = next(iter(reports))
+    equal = [name for name in reports if name != first and reports[name] is reports[first]]
+    for name, report in reports.items():
+        if name not in equal:
+            print_titled(report.table(), name, agents[name])
+    if equal:
+        print_out("the best checkpoint has the same weights as the last one, so one table is shown for both")
+
+
+def print_titled(table: Table, name: str, agent: Any) -> None:
+    """Print a table of a checkpoint below its name and its steps or, offline, its updates."""
+    unit = "update" if isinstance(agent, DecisionTransformer) else "step"
+    _, heading = CHECKPOINTS[name]
+    table.title = f"{heading.format(f'{unit} {agent.num_timesteps:,}')}\n{table.title}"
+    print_out(table)
+
+
+def plot_targets(reports: Mapping[str, Report | TargetSweep], folders: Mapping[str, Path]) -> None:
+    """Plot achieved against requested returns of reports with several targets, and print the paths.
+
+    Args:
+        reports: checkpoint name -> report.
+        folders: checkpoint name -> folder of its plot, ``targets.png``.
+    """
+    for name, report in reports.items():
+        if isinstance(report, TargetSweep) and len(report.reports) > 1:
+            path = folders[name] / "targets.png"
+            report.plot(path)
+            print_out(f"plot of requested and achieved returns: {path}")

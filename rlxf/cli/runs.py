@@ -1,0 +1,276 @@
+"""Runs of the commands: options in their ``config.json``, and their agents and environments."""
+
+import reprlib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import torch
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlxf.agents.decision_transformer import DecisionTransformer
+from rlxf.agents.gtrxl import GTrXLPPO
+from rlxf.agents.pretraining import MaskedPretraining
+from rlxf.attention import TransformerSpec
+from rlxf.cli.options import Device, EnvOptions, json_object, merge_env_kwargs
+from rlxf.training import RunFolder, load_normalizer
+from rlxf.training.compat import CONFIG, rule_of
+from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
+
+NOT_SAVED = ("run", "progress_bar", "quiet", "download")
+"""Options of a command that do not affect the results of its run."""
+GTRXL, OFFLINE, PRETRAINING = "gtrxl", "decision_transformer", "pretraining"
+"""Names of agents in ``config.json``."""
+SOURCES: dict[str, Any] = {PRETRAINING: MaskedPretraining, OFFLINE: DecisionTransformer, GTRXL: GTrXLPPO}
+"""Name of an agent -> class with weights for `load_initial_weights`."""
+FLOAT32_BYTES = 4
+Agent = GTrXLPPO | DecisionTransformer
+Options = TypeVar("Options")
+
+
+def options_to_config(options: Any) -> dict[str, Any]:
+    """Return the options of a command as JSON values; those of nested dataclasses are at the top level."""
+    config: dict[str, Any] = {}
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, TransformerSpec):
+            config[field.name] = value.to_dict()
+        elif is_dataclass(value):
+            config |= asdict(value)  # type: ignore[arg-type]  # an instance, not a class
+        elif field.name not in NOT_SAVED:
+            config[field.name] = _to_json(value)
+    return config
+
+
+def _to_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+
+
+def options_from_config(kind: type[Options], config: Mapping[str, Any], **given: Any) -> Options:
+    """Return the options of a command with the values of a ``config.json``.
+
+    Args:
+        kind: dataclass of the options.
+        config: content of the file.
+        given: options that are not read from the file.
+
+    Raises:
+        KeyError: if an option is missing.
+    """
+    hints = _saved_options(kind).items()
+    return kind(**{name: _from_json(hint, name, config) for name, hint in hints} | given)
+
+
+def _from_json(hint: Any, name: str, config: Mapping[str, Any]) -> Any:
+    if hint is TransformerSpec:
+        return TransformerSpec.from_dict(config[name])
+    if is_dataclass(hint):
+        return options_from_config(hint, config)  # type: ignore[arg-type]  # a class, not an instance
+    value = config[name]
+    if isinstance(value, list):
+        return tuple(value)
+    return Path(value) if isinstance(value, str) and Path in get_args(hint) else value
+
+
+def _saved_options(kind: Any) -> dict[str, Any]:
+    """Return name -> type of the fields of a dataclass, without `NOT_SAVED`."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind) if field.name not in NOT_SAVED}
+
+
+def check_config_types(kind: Any, run: RunFolder) -> None:
+    """Raise ValueError if a value in the ``config.json`` of a run does not have the type of its option.
+
+    Args:
+        kind: dataclass of a command, whose fields may be dataclasses of options.
+        run: folder of the run.
+    """
+    for name, hint in _saved_options(kind).items():
+        if hint is TransformerSpec:  # from_dict checks its values
+            continue
+        if is_dataclass(hint):
+            check_config_types(hint, run)
+            continue
+        rule = rule_of(hint)
+        if name in run.config and not rule.holds(run.config[name]):
+            raise ValueError(
+                f"{run.path / CONFIG} has {name} = {reprlib.repr(run.config[name])}, which must be "
+                f"{rule.allowed}; correct it"
+            )
+
+
+def check_config_memory(
+    run: RunFolder, core: TransformerSpec, memory_usage: Callable[[TransformerSpec], dict[str, int]]
+) -> None:
+    """Raise ValueError if the ``config.json`` of a run needs more memory than the budget allows.
+
+    The budget is that of `rlxf.utils.memory_budget`; the size of the checkpoints increases it. The estimate
+    is a lower bound, so that every run with a checkpoint of its own passes.
+
+    Args:
+        run: folder of the run.
+        core: core in the configuration.
+        memory_usage: function that returns a lower bound of the memory in bytes that a training run with
+            this core needs, by description.
+    """
+    files = [*run.checkpoints.files(), run.checkpoint]
+    file_size = max((file.stat().st_size for file in files if file.is_file()), default=0)
+    sizes = f"weights of core.width {core.width}, core.layers {core.layers}"
+    try:
+        usage = memory_usage(core)
+        least = FLOAT32_BYTES * core.kinds * core.width * (core.width + core.inner_width)
+        check_budget({sizes: least, **usage}, file_size)
+        with torch.device("meta"):
+            module = core.build()
+        weights = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+        check_budget({sizes: weights, **usage}, file_size)
+    except (MemoryBudgetError, RuntimeError, OverflowError) as error:  # sizes of torch are below 2^63
+        raise ValueError(f"{run.path / CONFIG} needs too much memory: {error}") from error
+
+
+def agent_name(run: RunFolder) -> str:
+    """Return the name of the agent of a run.
+
+    Raises:
+        ValueError: if this agent is not supported here.
+    """
+    name = run.config.get("agent")
+    if name in (GTRXL, OFFLINE):
+        return name
+    advice = f"; supported agents are {GTRXL} and {OFFLINE}"
+    if name == PRETRAINING:
+        advice = ", which cannot act: use its weights with rlxf train --pretrained"
+    raise ValueError(f"{run.path} is a run of agent {name!r}{advice}")
+
+
+def load_initial_weights(agent: Any, folder: Path | None) -> None:
+    """Load the weights of the run in ``folder`` into an agent; do nothing if ``folder`` is None.
+
+    Raises:
+        OSError, ValueError: if the run does not exist, its agent is unknown, or its weights do not fit.
+    """
+    if folder is None:
+        return
+    run = RunFolder.open(folder)
+    name = run.config.get("agent")
+    if name not in SOURCES:
+        raise ValueError(f"{run.path} is a run of agent {name!r}; supported agents are {', '.join(SOURCES)}")
+    agent.load_pretrained(SOURCES[name].load(run.checkpoint, device="cpu"))
+
+
+def make_env(
+    run: RunFolder,
+    env: str | None,
+    env_kwargs: dict[str, Any],
+    n_envs: int,
+    trust: bool = False,
+    seed: int | None = None,
+) -> VecEnv:
+    """Make environments for the agent of a run, with raw observations.
+
+    Args:
+        run: run of ``rlxf train``.
+        env: Gymnasium id; None for the environment of the training or of the datasets.
+        env_kwargs: arguments of the environment. Without ``env`` they update those of the run.
+        n_envs: number of environments.
+        trust: use the full description of the environment in the run and its datasets, including code.
+        seed: seed of the environments of a `GTrXLPPO`; None for random seeds.
+
+    Raises:
+        ValueError, TypeError: if the environment does not exist, the agent of the run is unknown, or its
+            environment needs trust.
+    """
+    if agent_name(run) == GTRXL:
+        return EnvOptions.of_run(run.config, env, env_kwargs, trust).make(n_envs, seed)
+    agent = DecisionTransformer.load(run.checkpoint, device="cpu", trust=trust)
+    if trust and agent.dataset_info.env_wrappers:  # wrappers are code: only the datasets contain them
+        agent = DecisionTransformer.load(
+            run.checkpoint, agent.dataset_info.dataset_ids, device="cpu", trust=True
+        )
+    if env is None:
+        env_kwargs = merge_env_kwargs(run.config, env_kwargs, trust)
+        named = run.config.get("env")
+        env = None if named == agent.dataset_info.env_id else named
+    return make_offline_env(agent, env, env_kwargs, n_envs)
+
+
+def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) -> Agent:
+    """Load the agent of a run to act in ``env``, with the normalization of its training.
+
+    Args:
+        run: run of ``rlxf train``.
+        env: environments made by `make_env`.
+        checkpoint: a checkpoint of the run.
+        device: device of the tensors.
+
+    Raises:
+        ValueError, OSError: if agent and environments do not match, or a file is missing or damaged.
+    """
+    if agent_name(run) == OFFLINE:
+        agent = DecisionTransformer.load(checkpoint, device=device)
+        agent.check_env(env)
+        return agent
+    return GTrXLPPO.load(checkpoint, env=normalize_as_in_training(run, env, checkpoint), device=device)
+
+
+def normalize_as_in_training(run: RunFolder, env: VecEnv, checkpoint: Path) -> VecEnv:
+    """Normalize the observations of ``env`` with the statistics of a checkpoint, without updating them.
+
+    Rewards are not normalized.
+    """
+    if not run.config.get("normalize_observations", False):
+        return env
+    normalized = load_normalizer(run.best_normalizer if checkpoint == run.best else run.normalizer, env)
+    normalized.training = normalized.norm_reward = False
+    return normalized
+
+
+def make_offline_env(
+    agent: DecisionTransformer, env: str | None, env_kwargs: dict[str, Any], n_envs: int
+) -> VecEnv:
+    """Make environments with the spaces of the agent. Observations do not contain the return-to-go.
+
+    Args:
+        agent: agent whose datasets may name an environment.
+        env: Gymnasium id; None for the environment of the datasets.
+        env_kwargs: arguments of the environment. They update those of the datasets, if it is theirs.
+        n_envs: number of environments.
+
+    Raises:
+        ValueError: if neither ``env`` nor the datasets name an environment, it is unknown, its spaces differ
+            from those of the datasets, or only the datasets name it and their description needs trust.
+        TypeError: if the environment does not accept the arguments.
+
+    Warns:
+        UserWarning: if ``env`` is that of the datasets, and their description is ignored because it needs
+            trust.
+    """
+    check_env_named(agent, env)
+    own = agent.dataset_info.env if env == agent.dataset_info.env_id else None
+    untrusted = own.needs_trust(json_object(env_kwargs)) if own and not agent.trust else []
+    if env is None or (own and not untrusted):
+        return agent.make_env(n_envs, env_kwargs=json_object(env_kwargs))
+    if untrusted:
+        warnings.warn(
+            f"the data specify {', '.join(untrusted)} for {env}; these are ignored: pass --env-kwargs, or "
+            f"--trust-data (--trust for a run) if you trust the author of the data",
+            stacklevel=2,
+        )
+    made = EnvOptions(env=env, env_kwargs=env_kwargs).make(n_envs, None)
+    agent.check_env(made)
+    return made
+
+
+def check_env_named(agent: DecisionTransformer, env: str | None, otherwise: str = "") -> None:
+    """Raise ValueError unless the datasets or ``env`` name an environment.
+
+    Args:
+        agent: agent trained on the datasets.
+        env: Gymnasium id, or None.
+        otherwise: alternative advice, appended to the message.
+    """
+    if env is None and agent.dataset_info.env_id is None:
+        ids = ", ".join(agent.dataset_info.dataset_ids)
+        raise ValueError(f"the datasets {ids} do not name their environment: pass --env ID{otherwise}")

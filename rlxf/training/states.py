@@ -1,0 +1,371 @@
+"""Stored states: weights, optimizers, random generators and the statistics of ``VecNormalize``."""
+
+import math
+import os
+import random
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rlxf.training.archive import read_archive, write_archive
+from rlxf.training.compat import (
+    FLAG,
+    NOTHING,
+    TEXTS,
+    check_fields,
+    check_known,
+    check_not_a_folder,
+    checkpoint_errors,
+    number,
+    wrong_content_error,
+)
+from rlxf.utils.errors import CheckpointError
+from rlxf.utils.memory_budget import check_budget
+
+
+def check_buildable(
+    build: Callable[[], nn.Module], tensors: Mapping[str, Tensor], required: Mapping[str, int]
+) -> None:
+    """Check that tensors fit a policy and that its memory is within the budget, without allocating it.
+
+    A few bytes in a file can specify more weights than any machine can hold. The policy is therefore built
+    on torch's "meta" device, and memory is allocated only after this check.
+
+    Args:
+        build: function that builds the module; it is called with the default device "meta" and may raise
+            any error.
+        tensors: tensors of the file by name.
+        required: bytes by purpose that the policy requires in addition to its parameters and buffers.
+
+    Raises:
+        CheckpointError: if a tensor does not match its parameter or buffer.
+        MemoryBudgetError: if the required memory exceeds the budget (`rlxf.utils.memory_budget`).
+    """
+    file_bytes = _bytes(tensors.values())
+    check_budget({"weights and tables": file_bytes, **required}, file_bytes)
+    with torch.device("meta"):
+        module = build()
+    check_weights_fit(module, tensors, "policy")
+    module_bytes = _bytes([*module.parameters(), *module.buffers()])
+    check_budget({"weights and tables": module_bytes, **required}, file_bytes)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def check_layers(layers: int, tensors: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError if there are more layers than tensors, before the layers are built."""
+    if layers > len(tensors):
+        raise weights_mismatch(f"there are {layers:,} layers, but {len(tensors):,} tensors")
+
+
+def check_weights_fit(module: nn.Module, tensors: Mapping[str, Tensor], group: str) -> None:
+    """Raise CheckpointError unless tensors match the ``state_dict`` of a module.
+
+    Names, shapes and kinds of dtype must agree. Parameters must be finite, and buffers must not contain NaN.
+
+    Args:
+        module: module whose state is to be loaded.
+        tensors: tensors of the file by name.
+        group: name of the group of tensors in the file, for the error message.
+    """
+    places = module.state_dict()
+    _check_names(group, tensors, places, "the agent")
+    parameters = dict(module.named_parameters())
+    for name, tensor in tensors.items():
+        place = places[name]
+        _check_shape(group, name, tensor, place)
+        if not (tensor.is_floating_point() and place.is_floating_point()):  # these may differ in precision
+            _check_dtype(group, name, tensor, place.dtype)
+        _check_numbers(group, name, tensor, infinite=name not in parameters)
+
+
+def weights_mismatch(fault: str) -> CheckpointError:
+    """Return the CheckpointError for weights that do not fit the agent, because of ``fault``."""
+    return CheckpointError(
+        f"the checkpoint's weights do not fit the agent: {fault}; load it with the settings it was saved "
+        f"with, or use another copy of the file"
+    )
+
+
+def _check_numbers(
+    group: str, name: str, tensor: Tensor, infinite: bool = False, least: float = -math.inf
+) -> None:
+    """Raise CheckpointError if an element of a tensor is NaN, infinite or too small.
+
+    Args:
+        group: name of the group of tensors in the file, for the error message.
+        name: name of the tensor.
+        tensor: tensor of any dtype; only floating-point tensors are checked.
+        infinite: whether infinite elements are allowed.
+        least: smallest allowed value.
+    """
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    for extreme in torch.aminmax(tensor):
+        value = extreme.item()
+        if math.isnan(value) or value < least or (math.isinf(value) and not infinite):
+            raise weights_mismatch(f"in {group}, the tensor {name!r} contains {value}")
+
+
+def _check_names(group: str, actual: Iterable[str], expected: Iterable[str], owner: str) -> None:
+    """Raise CheckpointError unless a group has exactly the tensors that its owner has."""
+    for name in sorted(set(expected) - set(actual)):
+        raise weights_mismatch(f"{group} lacks the tensor {name!r}")
+    for name in sorted(set(actual) - set(expected)):
+        raise weights_mismatch(f"{group} has a tensor {name!r}, which {owner} does not have")
+
+
+def _check_dtype(group: str, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Raise CheckpointError unless a tensor has a dtype."""
+    if tensor.dtype != dtype:
+        raise weights_mismatch(f"in {group}, the tensor {name!r} is of {tensor.dtype}, not {dtype}")
+
+
+def _check_shape(group: str, name: str, tensor: Tensor, place: Tensor) -> None:
+    """Raise CheckpointError unless a tensor has the shape of its parameter or buffer."""
+    if tensor.shape != place.shape:
+        shapes = f"{tuple(tensor.shape)}, not {tuple(place.shape)}"
+        raise weights_mismatch(f"in {group}, the tensor {name!r} has shape {shapes}")
+
+
+OPTIMIZER_GROUP = "optimizer"
+"""Name of the group of tensors in a file."""
+NOT_NEGATIVE = frozenset(
+    ("step", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "sum", "acc_delta")
+)
+"""Names of state tensors that cannot be negative: step counts, and means or sums of squares."""
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the state tensors of an optimizer by parameter index and name: ``{"3.exp_avg": ...}``."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{name}": value
+        for index, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def optimizer_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], updates: int = 0) -> dict[str, Any]:
+    """Convert the result of `optimizer_tensors` to a state dict for ``optimizer.load_state_dict``.
+
+    The parameter groups, with the hyperparameters, are those of ``optimizer``.
+
+    Args:
+        optimizer: optimizer of the agent that is restored.
+        tensors: tensors of a file by name.
+        updates: number of updates of the saved agent; if it is positive, state tensors must be present.
+
+    Raises:
+        CheckpointError: if a tensor is missing or belongs to no parameter, if its shape or dtype differs from
+            that of the optimizer's state, or if it contains NaN, infinity or a negative mean of squares.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = _by_parameter(tensors, len(parameters))
+    if updates and not state and _expected_state(optimizer, parameters[0]):
+        raise weights_mismatch(
+            f"{OPTIMIZER_GROUP} has no tensors, but the agent was trained for {updates} updates"
+        )
+    expected = {
+        f"{index}.{name}": place
+        for index in state
+        for name, place in _expected_state(optimizer, parameters[index]).items()
+    }
+    _check_names(OPTIMIZER_GROUP, tensors, expected, type(optimizer).__name__)
+    for key, place in expected.items():
+        least = 0.0 if key.partition(".")[2] in NOT_NEGATIVE else -math.inf
+        _check_shape(OPTIMIZER_GROUP, key, tensors[key], place)
+        _check_dtype(OPTIMIZER_GROUP, key, tensors[key], place.dtype)
+        _check_numbers(OPTIMIZER_GROUP, key, tensors[key], least=least)
+    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+
+
+def _by_parameter(tensors: Mapping[str, Tensor], parameters: int) -> dict[int, dict[str, Tensor]]:
+    """Return tensors named ``"3.exp_avg"`` by index of their parameter and by name."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, _, name = key.partition(".")
+        if not index.isdecimal() or int(index) >= parameters:
+            raise weights_mismatch(
+                f"{OPTIMIZER_GROUP} has a tensor {key!r}, for which the agent has no parameter"
+            )
+        state.setdefault(int(index), {})[name] = tensor
+    return state
+
+
+def _expected_state(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """Return the state tensors of an optimizer for a parameter, by name, on the "meta" device.
+
+    The shapes come from one step of an equal optimizer on a small parameter with as many axes. Axis lengths
+    of the small parameter are replaced by those of ``parameter``; other lengths are unchanged.
+    """
+    small = tuple(range(2, 2 + parameter.dim()))  # distinct lengths, none of them 1
+    state = _state_after_step(optimizer, torch.zeros(small, dtype=parameter.dtype))
+    lengths = dict(zip(small, parameter.shape, strict=True))
+    return {
+        name: torch.empty([lengths.get(n, n) for n in value.shape], dtype=value.dtype, device="meta")
+        for name, value in state.items()
+    }
+
+
+def _state_after_step(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    probe = nn.Parameter(parameter)
+    probe.grad = torch.zeros_like(parameter)
+    copy = type(optimizer)([probe])  # type: ignore[call-arg]  # the base class requires defaults
+    options = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+    copy.param_groups[0].update(options)
+    copy.step()
+    return {name: value for name, value in copy.state[probe].items() if isinstance(value, Tensor)}
+
+
+RNG_GROUP = "generators"
+"""Name of the group of tensors in a file."""
+WORDS, WORD_END = 624, 2**32
+"""Number of words of a Mersenne twister, and exclusive upper bound of a word."""
+
+
+def get_rng_states() -> dict[str, Tensor]:
+    """Return the states of the global generators of torch (CPU and each GPU), numpy and Python, by name.
+
+    The generators of Python and numpy are Mersenne twisters: 624 words, the position of the next word, and a
+    cached normal deviate (NaN if there is none).
+    """
+    twister: Any = np.random.get_state(legacy=False)  # noqa: NPY002  # environments may use the global generator
+    _, words, cached = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.tensor([*twister["state"]["key"].tolist(), twister["state"]["pos"]]),
+        "numpy_normal": _normal(twister["gauss"] if twister["has_gauss"] else None),
+        "python": torch.tensor(words),
+        "python_normal": _normal(cached),
+        **{f"cuda_{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())},
+    }
+
+
+def set_rng_states(states: Mapping[str, Tensor]) -> None:
+    """Restore the result of `get_rng_states`; states of GPUs that this machine lacks are ignored.
+
+    Raises:
+        CheckpointError: if a state is missing or invalid.
+    """
+    try:
+        numpy_state, python_state = _twister(states, "numpy"), _twister(states, "python")
+        torch.set_rng_state(states["torch"])
+        for number in range(torch.cuda.device_count()):
+            if f"cuda_{number}" in states:
+                torch.cuda.set_rng_state(states[f"cuda_{number}"], number)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise weights_mismatch(
+            f"{RNG_GROUP} contain no valid states of random number generators ({error!r})"
+        ) from error
+    words, normal = numpy_state
+    key = np.array(words[:-1], np.uint32)
+    np.random.set_state(("MT19937", key, words[-1], int(normal is not None), normal or 0.0))  # noqa: NPY002
+    random.setstate((3, tuple(python_state[0]), python_state[1]))
+
+
+def _twister(states: Mapping[str, Tensor], name: str) -> tuple[list[int], float | None]:
+    """Return the words followed by the position, and the cached normal deviate.
+
+    The position is validated here, as numpy accepts any position and then reads out of bounds.
+    """
+    words, normal = states[name].tolist(), states[f"{name}_normal"].item()
+    if len(words) != WORDS + 1 or not all(0 <= word < WORD_END for word in words) or words[-1] > WORDS:
+        raise ValueError(f"{name} must be {WORDS} words and a position from 0 to {WORDS}")
+    return words, None if np.isnan(normal) else normal
+
+
+def _normal(number: float | None) -> Tensor:
+    return torch.tensor(math.nan if number is None else number, dtype=torch.float64)
+
+
+NORMALIZER_RULES = {
+    "norm_obs": FLAG,
+    "norm_reward": FLAG,
+    "clip_obs": number(above=0),
+    "clip_reward": number(above=0),
+    "gamma": number(0, 1),
+    "epsilon": number(above=0),
+    "norm_obs_keys": TEXTS | NOTHING,
+}
+"""Validation rules of the arguments of ``VecNormalize``."""
+MOMENTS = {"mean": -math.inf, "var": 0.0, "count": 0.0}
+"""Attributes of a ``RunningMeanStd``, and the smallest allowed value of each."""
+
+
+def save_normalizer(path: str | os.PathLike[str], normalizer: VecNormalize) -> None:
+    """Write the settings and statistics of a ``VecNormalize`` to one file, atomically.
+
+    Raises:
+        OSError: if the file cannot be written, e.g. because the disk is full; an old file is unchanged.
+    """
+    settings = {name: getattr(normalizer, name) for name in NORMALIZER_RULES}
+    tensors = {
+        f"{name}.{part}": torch.as_tensor(getattr(statistics, part), dtype=torch.float64)
+        for name, statistics in _statistics(normalizer).items()
+        for part in MOMENTS
+    }
+    document = {"name": "VecNormalize", "settings": settings}
+    write_archive(path, {"normalizer": document}, {"statistics": tensors})
+
+
+def load_normalizer(path: str | os.PathLike[str], venv: VecEnv) -> VecNormalize:
+    """Wrap ``venv`` in a ``VecNormalize`` with the settings and statistics that `save_normalizer` wrote.
+
+    As in a new ``VecNormalize``, steps update the statistics until ``training`` is set to False.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        IsADirectoryError: if ``path`` is a folder.
+        CheckpointError: if the file is truncated, altered or not written by rlxf, if it belongs to another
+            observation space, or if a setting or statistic is out of range.
+    """
+    check_not_a_folder(path, Path(path))
+    archive = read_archive(path)
+    description = archive.documents.get("normalizer")
+    if not isinstance(description, dict) or description.get("name") != "VecNormalize":
+        raise wrong_content_error(path, archive, "statistics of VecNormalize")
+    check_fields(description.get("settings"), {}, "normalizer")
+    check_known(description["settings"], NORMALIZER_RULES, None)
+    check_fields(description["settings"], NORMALIZER_RULES, "normalizer")
+    with checkpoint_errors():
+        normalizer = VecNormalize(venv, **description["settings"])
+        for name, statistics in _statistics(normalizer).items():
+            _restore(statistics, name, archive.tensors.get("statistics", {}))
+    return normalizer
+
+
+def _statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
+    statistics = {"returns": normalizer.ret_rms}
+    if not normalizer.norm_obs:
+        return statistics
+    obs_rms: Any = normalizer.obs_rms
+    if isinstance(obs_rms, dict):
+        return statistics | {f"observation.{key}": rms for key, rms in obs_rms.items()}
+    return statistics | {"observation": obs_rms}
+
+
+def _restore(statistics: RunningMeanStd, name: str, tensors: dict[str, Tensor]) -> None:
+    for part, least in MOMENTS.items():
+        key, shape = f"{name}.{part}", np.shape(getattr(statistics, part))
+        if key not in tensors:
+            raise weights_mismatch(f"statistics lack the tensor {key!r}")
+        _check_dtype("statistics", key, tensors[key], torch.float64)
+        _check_numbers("statistics", key, tensors[key], least=least)
+        value = tensors[key].numpy()
+        if value.shape != shape:
+            raise CheckpointError(
+                f"the observation space differs from that of the statistics: the {part} of {name} has shape "
+                f"{value.shape} in the file and {shape} here"
+            )
+        setattr(statistics, part, value if value.ndim else np.float64(value))

@@ -1,0 +1,207 @@
+"""Tests of `learn`: results, schedules, logs, callbacks and reproducibility."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import CallbackList, CheckpointCallback, EvalCallback, EveryNTimesteps
+from stable_baselines3.common.logger import configure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlxf import DecisionTransformer
+from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.envs.wrappers import ReturnToGo
+from rlxf.training import CosineSchedule, linear
+from tests.agents.decision_transformer.worlds import ACTIONS, VECTOR, shown, small_agent, some_trajectories
+
+TINY = decision_transformer(width=16, layers=1, heads=1, dropout=0.0)
+
+
+def return_determines_actions(actions):
+    """Return episodes whose actions depend on the return alone."""
+    data = some_trajectories(VECTOR, actions, lengths=(6,) * 40)
+    better = np.repeat(np.arange(40) % 2, 6)
+    chosen = better if isinstance(actions, spaces.Discrete) else np.where(better, 0.9, -0.9)[:, None]
+    rewards = better.astype(np.float32)
+    returns = rewards * np.tile(np.arange(6, 0, -1, np.float32), 40)
+    changes = {"actions": chosen.astype(data.actions.dtype), "rewards": rewards, "return_to_go": returns}
+    return some_trajectories(VECTOR, actions, lengths=(6,) * 40, **changes)
+
+
+@pytest.mark.parametrize("objective", [None, MaximumEntropy()], ids=["imitation", "maximum entropy"])
+@pytest.mark.parametrize("actions", [spaces.Discrete(2), spaces.Box(-1, 1, (1,))], ids=["choice", "number"])
+def test_actions_follow_the_target_return(actions, objective):
+    data = return_determines_actions(actions)
+    agent = DecisionTransformer(
+        data, 3, learning_rate=1e-2, seed=0, core=TINY, objective=objective, device="cpu"
+    )
+    agent.learn(150)
+    observation = shown(data, np.array([0, 0]))
+    observation["return_to_go"] = np.array([[0.0], [6.0]], np.float32)
+    low, high = agent.predict(observation)[0]
+    assert low < 0.5 < high
+
+
+NESTED = {
+    "alone": lambda callback: callback,
+    "in a list": lambda callback: [lambda *_: True, callback],
+    "in SB3's list": lambda callback: CallbackList([callback]),
+    "every so often": lambda callback: EveryNTimesteps(1, callback),
+}
+
+
+@pytest.mark.parametrize("place", NESTED.values(), ids=NESTED)
+def test_eval_callback_runs_during_training(place, cartpole, tmp_path):
+    agent = DecisionTransformer(cartpole, 4, batch_size=4, core=TINY, seed=0, device="cpu")
+    env = ReturnToGo(agent.make_env(2), 2.0)
+    eval_callback = EvalCallback(env, n_eval_episodes=2, eval_freq=2, log_path=str(tmp_path), verbose=0)
+    agent.learn(4, place(eval_callback))
+    assert np.load(tmp_path / "evaluations.npz")["timesteps"].tolist() == [2, 4]
+    assert agent.get_env() is None
+
+
+def test_eval_callback_does_not_replace_the_agents_environment(cartpole):
+    agent = DecisionTransformer(cartpole, 4, batch_size=4, core=TINY, seed=0, device="cpu")
+    own, other = (ReturnToGo(agent.make_env(1), 2.0) for _ in range(2))
+    agent.set_env(own)
+    values = []
+    agent.learn(1, [EvalCallback(other, verbose=0), lambda *_: values.append(agent.get_env()) is None])
+    assert values == [own]
+    assert agent.get_env() is own
+
+
+def test_eval_callback_requires_return_to_go(cartpole):
+    agent = DecisionTransformer(cartpole, 4, batch_size=4, core=TINY, seed=0, device="cpu")
+    with pytest.raises(
+        TypeError, match=r"not a return-conditioned VecEnv: .+ wrap it, rlxf\.envs\.ReturnToGo\("
+    ):
+        agent.learn(4, EvalCallback(agent.make_env(1), eval_freq=2))
+    assert agent._n_updates == 0
+
+
+def weights(agent):
+    return [parameter.detach().clone() for parameter in agent.policy.parameters()]
+
+
+def same(first, second):
+    return all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("objective", [None, MaximumEntropy()], ids=["imitation", "maximum entropy"])
+def test_equal_seeds_give_bitwise_equal_weights(objective):
+    core = decision_transformer(width=16, layers=2, heads=2, dropout=0.2)
+    first, again, other = (
+        weights(small_agent(seed=seed, core=core, objective=objective).learn(5)) for seed in (0, 0, 1)
+    )
+    assert same(first, again)
+    assert not same(first, other)
+
+
+def rates(agent, updates, **options):
+    values = []
+    agent.learn(updates, recording(lambda: values.append(agent.optimizer.param_groups[0]["lr"])), **options)
+    return values
+
+
+def recording(record):
+    """Return a callback that calls ``record`` and never stops the training."""
+    return lambda values, _: (record(), True)[1]
+
+
+def test_default_warm_up_is_a_tenth_of_the_updates():
+    expected = [0.25, 0.5, 0.75, *[1.0] * 37]
+    assert rates(small_agent(learning_rate=1.0), 40) == pytest.approx(expected)
+
+
+def test_the_schedule_applies_during_warm_up():
+    expected = [0.5 * 1.0, 1.0 * 0.9, *np.linspace(0.8, 0.1, 8)]
+    assert rates(small_agent(learning_rate=linear(1.0, 0.0), warmup_updates=2), 10) == pytest.approx(expected)
+
+
+def test_cosine_schedule_is_half_in_the_middle():
+    values = rates(small_agent(learning_rate=CosineSchedule(1e-3, 0.0), warmup_updates=0), 10)
+    assert values[5] == pytest.approx(5e-4)
+    assert values == sorted(values, reverse=True)
+
+
+def test_reset_num_timesteps_false_continues_schedule_and_count():
+    agent = small_agent(learning_rate=linear(1.0, 0.0), warmup_updates=0)
+    rates(agent, 10)
+    assert rates(agent, 10, reset_num_timesteps=False) == pytest.approx(np.linspace(0.5, 0.05, 10))
+    assert agent.num_timesteps == 20
+
+
+def test_the_temperature_has_no_weight_decay():
+    agent = small_agent(objective=MaximumEntropy(), weight_decay=0.5)
+    (decaying, kept) = agent.optimizer.param_groups
+    assert (decaying["weight_decay"], kept["weight_decay"]) == (0.5, 0.0)
+    assert [id(p) for p in kept["params"]] == [id(agent.policy.loss.log_temperature)]
+    assert len(decaying["params"]) == len(list(agent.policy.parameters())) - 1
+
+
+def test_tensorboard_tags(tmp_path):
+    agent = small_agent(objective=MaximumEntropy(), tensorboard_log=str(tmp_path))
+    agent.learn(20, log_interval=10)
+    events = EventAccumulator(str(tmp_path / "DecisionTransformer_1")).Reload()
+    tags = set(events.Tags()["scalars"])
+    assert tags >= {
+        "train/loss",
+        "train/nll",
+        "train/entropy",
+        "train/ent_coef",
+        "train/grad_norm",
+        "train/learning_rate",
+        "time/updates_per_second",
+    }
+    assert [event.step for event in events.Scalars("train/loss")] == [10, 20]
+
+
+def test_the_logged_loss_is_the_mean_since_the_last_output(tmp_path):
+    agent, losses = small_agent(), []
+    agent.set_logger(configure(str(tmp_path), ["csv"]))
+    original = agent.policy.losses
+
+    def recorded(batch):
+        parts = original(batch)
+        losses.append(parts["loss"].item())
+        return parts
+
+    agent.policy.losses = recorded
+    agent.learn(6, log_interval=3)
+    rows = np.genfromtxt(tmp_path / "progress.csv", delimiter=",", names=True)
+    assert rows["trainloss"] == pytest.approx([np.mean(losses[:3]), np.mean(losses[3:])])
+
+
+def test_a_callback_may_stop_the_training():
+    agent = small_agent()
+    agent.learn(50, lambda values, _: agent.num_timesteps < 7)
+    assert agent.num_timesteps == 7
+
+
+def test_sb3_checkpoint_callback_and_progress_bar(tmp_path, capsys):
+    agent = small_agent()
+    agent.learn(6, CheckpointCallback(save_freq=3, save_path=tmp_path), progress_bar=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rl_model_3_steps.zip",
+        "rl_model_6_steps.zip",
+    ]
+    assert "6/6" in "".join(capsys.readouterr())
+
+
+def test_default_return_scale_is_the_standard_deviation_of_returns_to_go():
+    data = some_trajectories()
+    assert small_agent(data).return_scale == pytest.approx(np.std(data.return_to_go, dtype=np.float64))
+    assert small_agent(data, return_scale=7.0).return_scale == 7.0
+    flat = some_trajectories(return_to_go=np.zeros(data.steps, np.float32))
+    assert small_agent(flat).return_scale == 1.0
+
+
+def test_default_episode_length_is_that_of_the_longest_episode():
+    assert small_agent().policy.tokens.time.num_embeddings == 14
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_all_action_spaces_can_be_trained(actions):
+    agent = small_agent(some_trajectories(action_space=ACTIONS[actions]))
+    before = weights(agent)
+    assert not same(before, weights(agent.learn(2)))

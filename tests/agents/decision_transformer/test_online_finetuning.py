@@ -1,0 +1,241 @@
+"""Tests of online fine-tuning: replay buffer, episode collector and `learn_online`."""
+
+from contextlib import closing, nullcontext
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
+from gymnasium.vector import AutoresetMode
+from stable_baselines3.common.logger import configure
+
+from rlxf import DecisionTransformer
+from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.agents.decision_transformer.online_rounds import EpisodeCollector, ReplayBuffer, Transitions
+from rlxf.data import DatasetError
+from rlxf.envs import make_vec_env
+from rlxf.envs.vector import as_vec_env
+from rlxf.envs.wrappers import ReturnToGo
+from tests.agents.decision_transformer.worlds import some_trajectories
+from tests.agents.gtrxl.worlds import MIXED, next_step_scripts, scripts, shifted
+from tests.envs.faulty_envs import breaking
+
+
+def test_the_replay_holds_the_best_episodes_and_removes_the_worst_first():
+    data = some_trajectories()
+    order = np.argsort(data.returns)
+    replay = ReplayBuffer(data, 3)
+    np.testing.assert_allclose(replay.trajectories().returns, data.returns[order[1:]], atol=1e-6)
+    new = Transitions(data.observations[:2], data.actions[:2], np.array([1.0, 5.0], np.float32))
+    replay.episodes.append(new)
+    np.testing.assert_allclose(replay.trajectories().returns, [*data.returns[order[2:]], 6.0], atol=1e-6)
+
+
+def test_the_replay_of_all_episodes_is_the_dataset_sorted_by_return():
+    data = some_trajectories()
+    replayed = ReplayBuffer(data, 100).trajectories()
+    for i, e in enumerate(np.argsort(data.returns)):
+        own, original = (slice(*d.offsets[n : n + 2]) for d, n in ((replayed, i), (data, e)))
+        for name in ("observations", "actions", "rewards"):
+            np.testing.assert_array_equal(getattr(replayed, name)[own], getattr(data, name)[original])
+        np.testing.assert_allclose(replayed.return_to_go[own], data.return_to_go[original], atol=1e-5)
+
+
+class RecordingPlayer:
+    """Player that cycles through actions and records its observations."""
+
+    def __init__(self):
+        self.shown = []
+
+    def predict(self, observation, state, episode_start, deterministic):
+        assert not deterministic
+        self.shown.append((observation["observation"].copy(), episode_start.copy()))
+        return np.full(len(episode_start), len(self.shown) % 3), state
+
+    def encode(self, observation, actions):
+        return observation["observation"], actions
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_collected_episodes_equal_the_scripts(mode):
+    next_step = mode is AutoresetMode.NEXT_STEP
+    env = as_vec_env(next_step_scripts(shifted(3))) if next_step else scripts(shifted(3))
+    player, rewarded = RecordingPlayer(), []
+    collector = EpisodeCollector(player, ReturnToGo(env, 1.0))
+    original = collector.env.step
+
+    def step(actions):
+        result = original(actions)
+        rewarded.append((result[1].copy(), [info.get("filler", False) for info in result[3]]))
+        return result
+
+    collector.env.step = step
+    collected = [(t, episode) for t in range(40) for episode in collector.step()[0]]
+    expected = list(slow_episodes(player.shown, rewarded))
+    assert len(collected) == len(expected) > 8
+    for (t, episode), (last, observations, actions, rewards) in zip(collected, expected, strict=True):
+        assert t == last
+        np.testing.assert_array_equal(episode.observations, observations)
+        np.testing.assert_array_equal(episode.actions, actions)
+        np.testing.assert_allclose(episode.rewards, rewards)
+
+
+@pytest.mark.faults
+@pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")
+def test_an_episode_of_a_crashed_environment_is_discarded(tmp_path):
+    reported, collected = [], []
+    with closing(breaking(tmp_path, "step raises")) as env:
+        collector = EpisodeCollector(RecordingPlayer(), ReturnToGo(env, 1.0))
+        while not env.restarts or env.failed_envs() or len(reported) < 20:
+            episodes, _, infos = collector.step()
+            collected += [len(episode.rewards) for episode in episodes]
+            reported += [info["episode"]["l"] for info in infos if "episode" in info]
+    assert collected == reported
+
+
+def slow_episodes(shown, rewarded):
+    """Yield (last step, observations, actions, rewards) of each episode of the scripts."""
+    for t in range(len(rewarded)):
+        for e in range(3):
+            real = [k for k in range(t + 1) if not rewarded[k][1][e]]
+            ends = [n for n in range(len(real)) if shifted(3)[e][n % len(MIXED)]]
+            if real and real[-1] == t and ends and ends[-1] == len(real) - 1:
+                first = ends[-2] + 1 if len(ends) > 1 else 0
+                steps = real[first:]
+                yield (
+                    t,
+                    np.stack([shown[k][0][e] for k in steps]),
+                    np.array([(k + 1) % 3 for k in steps]),
+                    np.array([rewarded[k][0][e] for k in steps]),
+                )
+
+
+@pytest.fixture
+def agent(cartpole):
+    core = decision_transformer(width=16, layers=1, heads=1, dropout=0.0)
+    return DecisionTransformer(
+        cartpole, 4, batch_size=8, core=core, objective=MaximumEntropy(), seed=0, device="cpu"
+    )
+
+
+def test_collection_and_updates_alternate(agent, tmp_path):
+    counted = []
+    agent.set_logger(configure(str(tmp_path), ["csv"]))
+    agent.learn_online(
+        120,
+        target_return=20.0,
+        n_envs=3,
+        round_steps=30,
+        round_updates=2,
+        callback=lambda values, _: counted.append((agent.num_timesteps, agent._n_updates)) is None,
+    )
+    assert counted == [(3 * n, 2 * ((3 * n - 1) // 30)) for n in range(1, 41)]
+    assert agent._n_updates == 8
+    rows = np.genfromtxt(tmp_path / "progress.csv", delimiter=",", names=True)
+    assert rows["timetotal_timesteps"].tolist() == [30, 60, 90, 120]
+    assert rows["rolloutep_rew_mean"][-1] > 5, "no episode has ended"
+
+
+def test_environments_have_the_target_return(agent):
+    env = make_vec_env("CartPole-v1", 2)
+    agent.learn_online(12, target_return=33.0, env=env, round_steps=6, round_updates=1)
+    assert agent.get_env().target_return.tolist() == [33.0, 33.0]
+
+
+def test_equal_seeds_give_bitwise_equal_weights(cartpole):
+    def learned(seed):
+        core = decision_transformer(width=16, layers=1, heads=1, dropout=0.1)
+        agent = DecisionTransformer(
+            cartpole, 4, 8, core=core, objective=MaximumEntropy(), seed=seed, device="cpu"
+        )
+        agent.learn_online(60, 20.0, n_envs=2, round_steps=20, round_updates=3)
+        return agent.policy.tokens.state_embedding.weight.detach().numpy()
+
+    np.testing.assert_array_equal(learned(0), learned(0))
+    assert (learned(0) != learned(1)).any()
+
+
+@pytest.mark.parametrize(("steps", "updates"), [(30, 4), (45, 6), (31, 5), (3, 1)])
+def test_an_incomplete_round_has_proportionally_many_updates(agent, steps, updates):
+    agent.learn_online(steps, 20.0, n_envs=1, round_steps=30, round_updates=4)
+    assert agent._n_updates == updates
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        "CartPole-v1",
+        lambda: gymnasium.make("CartPole-v1"),
+        lambda: gymnasium.make_vec("CartPole-v1", 2),
+        lambda: make_vec_env("CartPole-v1", 2),
+    ],
+    ids=["id", "Env", "VectorEnv", "VecEnv"],
+)
+def test_environments_of_every_kind_are_accepted(agent, env):
+    agent.learn_online(
+        240, 20.0, env=env if isinstance(env, str) else env(), n_envs=2, round_steps=240, round_updates=1
+    )
+    assert agent._n_updates == 1
+    assert agent.num_timesteps >= 240
+    assert len(agent.ep_info_buffer) > 0
+
+
+@pytest.fixture
+def open_envs(monkeypatch):
+    """Return a list of the CartPole environments that are open."""
+    open_now, make = [], CartPoleEnv.__init__
+
+    def made(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        open_now.append(self)
+
+    monkeypatch.setattr(CartPoleEnv, "__init__", made)
+    monkeypatch.setattr(CartPoleEnv, "close", lambda self: open_now.remove(self))
+    return open_now
+
+
+def fail(error):
+    def fails(*_):
+        raise error
+
+    return fails
+
+
+@pytest.mark.parametrize("env", [None, "CartPole-v1"], ids=["of the data", "id"])
+@pytest.mark.parametrize("error", [None, ValueError("slip"), KeyboardInterrupt()], ids=repr)
+def test_environments_made_by_the_agent_are_closed(agent, env, error, open_envs):
+    open_counts = []
+    callback = (lambda *_: open_counts.append(len(open_envs)) is None) if error is None else fail(error)
+    raising = nullcontext() if error is None else pytest.raises(type(error))
+    with raising:
+        agent.learn_online(8, 20.0, env, n_envs=2, round_steps=8, round_updates=1, callback=callback)
+    assert open_counts in ([], [2] * 4)
+    assert open_envs == []
+    assert agent.get_env() is None
+
+
+def test_environments_of_other_spaces_are_closed(agent, monkeypatch):
+    closed = []
+    monkeypatch.setattr(PendulumEnv, "close", lambda self: closed.append(self))
+    with pytest.raises(DatasetError, match="does not fit"):
+        agent.learn_online(8, 20.0, "Pendulum-v1", n_envs=2)
+    assert len(closed) == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gymnasium.make("CartPole-v1"),
+        lambda: gymnasium.make_vec("CartPole-v1", 1, vectorization_mode="sync"),
+        lambda: make_vec_env("CartPole-v1", 1),
+    ],
+    ids=["Env", "VectorEnv", "VecEnv"],
+)
+def test_environments_that_were_passed_stay_open(agent, make, open_envs):
+    env = make()
+    before = list(open_envs)
+    with pytest.raises(KeyboardInterrupt):
+        agent.learn_online(8, 20.0, env, callback=fail(KeyboardInterrupt()))
+    agent.learn_online(8, 20.0, env, round_steps=8, round_updates=1)
+    assert open_envs == before
+    assert len(before) >= 1

@@ -1,0 +1,387 @@
+"""A resumed run is bit-identical to an uninterrupted run, with any number of processes."""
+
+import copy
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+)
+
+from rlxf.agents.gtrxl.resume import gather_state, shard_state
+from rlxf.attention import KNN, LSH, Compressive, Full, GRUGate, Performer, RoPE, Routing, Window
+from rlxf.envs import make_vec_env
+from rlxf.envs.resume import ActionReplay
+from rlxf.training import (
+    Archive,
+    CheckpointError,
+    CheckpointFolder,
+    CheckpointWriter,
+    read_archive,
+    write_archive,
+)
+from rlxf.training.checkpoints import BackgroundWriter
+from rlxf.training.process_group import ProcessGroup
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    DICT,
+    IMAGE,
+    VECTOR,
+    Scripted,
+    next_step_scripts,
+    parameters,
+    same,
+    scripts,
+    shifted,
+    small_agent,
+    small_core,
+)
+
+ENVS, ROLLOUT = 3, 3 * 16
+TOTAL = 5 * ROLLOUT
+
+
+@pytest.fixture(autouse=True)
+def _every_checkpoint(monkeypatch):
+    """Wait for the previous checkpoint instead of skipping one, as needed on a slow disk."""
+    monkeypatch.setattr(BackgroundWriter, "busy", False)
+
+
+class Lively(Scripted):
+    """Environment with random terminations and truncations, determined by its seed."""
+
+    def reset(self, *, seed=None, options=None):
+        self.life = 0
+        self.ends = np.random.default_rng(seed).choice(3, size=40, p=[0.8, 0.1, 0.1])
+        return super().reset(seed=seed)
+
+
+class Counting(Scripted):
+    """Environment whose first observation is the number of episodes so far, which no seed determines."""
+
+    def reset(self, *, seed=None, options=None):
+        self.count = getattr(self, "count", 0) + 1
+        observation, info = super().reset(seed=seed)
+        return np.full_like(observation, 1 / self.count), info
+
+
+def lively(observation_space=VECTOR, action_space=ACTIONS["Discrete"], kind=DummyVecEnv):
+    def make():
+        return ActionReplay(Monitor(Lively((), *copy.deepcopy((observation_space, action_space)))))
+
+    return kind([make] * ENVS)
+
+
+class Rollouts(BaseCallback):
+    """Stop the training after a number of rollouts, at the first step of the next one."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.left = number
+
+    def _on_rollout_end(self):
+        self.left -= 1
+
+    def _on_step(self):
+        return self.left > 0
+
+
+class Kept(KVWriter):
+    """Return the lines of the log without speeds."""
+
+    def __init__(self):
+        self.lines = {}
+
+    def write(self, key_values, key_excluded, step=0):
+        fast = ("time/fps", "time/time_elapsed")
+        self.lines[step] = {
+            key: f"{value:.6g}"  # means of VecMonitor's returns are float32 in one of the runs
+            for key, value in key_values.items()
+            if isinstance(value, int | float | np.number) and key not in fast
+        }
+
+    def close(self):
+        pass
+
+
+def with_log(agent):
+    agent.set_logger(Logger(None, [Kept()]))
+    return agent
+
+
+def lines(agent):
+    return agent.logger.output_formats[0].lines
+
+
+def begin(make, **settings):
+    return with_log(small_agent(make(), learning_rate=1e-3, **{"n_epochs": 1} | settings))
+
+
+def cut_off(folder, make, rollouts, **settings):
+    """Return the agent after a crash after ``rollouts`` rollouts; checkpoints are in the folder."""
+    saving = CheckpointWriter(CheckpointFolder(folder), every_seconds=0)
+    agent = begin(make, **settings)
+    agent.learn(TOTAL, [saving, Rollouts(rollouts)], log_interval=2)
+    saving._writer.wait()
+    return agent
+
+
+def assert_resumes(folder, make, rollouts=2, **settings):
+    straight = begin(make, **settings)
+    straight.learn(TOTAL, log_interval=2)
+    seen = lines(cut_off(folder, make, rollouts, **settings))
+    torch.manual_seed(99)  # another process begins with other generators
+    resumed = begin(make, **settings)
+    resumed.env.seed(77)
+    resumed.learn(TOTAL, log_interval=2, resume_from=folder)
+    assert resumed.num_timesteps == straight.num_timesteps == TOTAL
+    assert same(parameters(straight), parameters(resumed))
+    assert torch.equal(straight.policy.value_net.variance, resumed.policy.value_net.variance)
+    assert torch.equal(straight.order.get_state(), resumed.order.get_state())
+    remaining = {step: line for step, line in lines(straight).items() if step > rollouts * ROLLOUT}
+    assert lines(resumed) == remaining
+    assert seen.keys() | remaining.keys() == lines(straight).keys()
+    for one, other in zip(straight.ep_info_buffer, resumed.ep_info_buffer, strict=True):
+        assert (one["r"], one["l"]) == (other["r"], other["l"])
+
+
+WORLDS = {
+    "T-Maze, a vector environment that gives its state": lambda: make_vec_env("rlxf/TMaze-v0", ENVS, 3),
+    "episodes that are played again": lively,
+    "Dict observations": lambda: lively(DICT),
+    "Box actions": lambda: lively(action_space=ACTIONS["Box"]),
+    "MultiBinary actions": lambda: lively(action_space=ACTIONS["MultiBinary"]),
+    "an id": lambda: make_vec_env("CartPole-v1", ENVS, 3),
+    "across episodes": lambda: make_vec_env("CartPole-v1", ENVS, 3, previous_transition=True),
+    "VecNormalize": lambda: VecNormalize(make_vec_env("CartPole-v1", ENVS, 3)),
+    "VecMonitor and VecFrameStack": lambda: VecFrameStack(VecMonitor(lively()), 2),
+    "images": lambda: VecTransposeImage(lively(IMAGE)),
+}
+POLICIES = {
+    "Dict observations": {"policy": "MultiInputGTrXLPolicy"},
+    "across episodes": {"policy": "MultiInputGTrXLPolicy", "persist_memory_across_episodes": True},
+    "images": {"policy": "CnnGTrXLPolicy"},
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_resumed_run_ends_with_same_bits(tmp_path, world):
+    assert_resumes(tmp_path, WORLDS[world], **POLICIES.get(world, {}))
+
+
+FAR = replace(small_core(), memory=KNN(8, far=24, top=4), pattern=Window(9))
+AGENTS = {
+    "recompute_memory": {"recompute_memory": True},
+    "refresh of KNN": {
+        "recompute_memory": True,
+        "core": FAR,
+    },
+    "KNN": {"core": FAR},
+    "Compressive": {"core": replace(small_core(), memory=Compressive(4, 4, 2), pattern=Full())},
+    "Performer": {"core": replace(small_core(), kernel=Performer(), position=RoPE())},
+    "LSH": {"core": replace(small_core(), kernel=LSH(2, 2), position=RoPE())},
+    "Routing": {"core": replace(small_core(), kernel=Routing(2), position=RoPE())},
+    "reconstruction": {"reconstruction_coef": 0.1},
+    "previous actions unseen": {"previous_action": False},
+    "early end of updates": {"target_kl": 1e-4},
+    "early end, Routing": {
+        "target_kl": 1e-4,
+        "core": replace(small_core(), kernel=Routing(2, decay=0.5), position=RoPE()),
+    },
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_resumption_is_exact_for_every_memory(tmp_path, name):
+    assert_resumes(tmp_path, lively, **AGENTS[name])
+
+
+@pytest.mark.parametrize("rollouts", [1, 3, 4])
+def test_resumption_is_exact_at_every_rollout(tmp_path, rollouts):
+    assert_resumes(tmp_path, lively, rollouts)
+
+
+def test_resumption_with_worker_processes(tmp_path):
+    # The other start methods import torch in each process.
+    subprocesses = partial(SubprocVecEnv, start_method="fork")
+    together = begin(lively).learn(TOTAL)
+    cut_off(tmp_path, lambda: lively(kind=subprocesses), 2).env.close()
+    resumed = begin(lambda: lively(kind=subprocesses)).learn(TOTAL, resume_from=tmp_path)
+    resumed.env.close()
+    assert same(parameters(together), parameters(resumed))
+
+
+def test_finished_training_can_be_extended(tmp_path):
+    """A checkpoint at the end of `learn` takes the memory from the last rollout."""
+    constant = {"learning_rate": 1e-3, "ent_coef": 0.01, "recompute_memory": True}
+    straight = small_agent(lively(), **constant).learn(TOTAL)
+    small_agent(lively(), **constant).learn(2 * ROLLOUT, CheckpointWriter(CheckpointFolder(tmp_path), 1e6))
+    resumed = small_agent(lively(), **constant).learn(TOTAL, resume_from=tmp_path)
+    assert same(parameters(straight), parameters(resumed))
+
+
+LOST = {
+    "not replayable": (lambda: scripts(shifted(ENVS)), "are not wrapped in rlxf.envs.ActionReplay"),
+    "filler rows": (lambda: next_step_scripts(shifted(ENVS)), "is not a rlxf.envs.StatefulVectorEnv"),
+    "kept over resets": (
+        lambda: DummyVecEnv([lambda: ActionReplay(Counting())] * ENVS),
+        "gives another episode",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), LOST.values(), ids=LOST)
+def test_episodes_that_cannot_resume_restart_with_warning(tmp_path, make, message):
+    cut_off(tmp_path, make, 2)
+    resumed = begin(make)
+    with pytest.warns(UserWarning, match=f"new episodes.*{message}"):
+        resumed.learn(TOTAL, resume_from=tmp_path)
+    assert resumed.num_timesteps == TOTAL
+    assert all(torch.isfinite(weight).all() for weight in parameters(resumed))
+
+
+def test_environment_that_raises_during_replay_restarts(tmp_path, monkeypatch):
+    cut_off(tmp_path, lively, 2)
+    resumed = begin(lively)
+    steps = iter([RuntimeError("the simulator is gone")])
+
+    def failing(self, action, step=Lively.step):
+        for error in steps:
+            raise error
+        return step(self, action)
+
+    monkeypatch.setattr(Lively, "step", failing)
+    with pytest.warns(UserWarning, match="the simulator is gone"):
+        resumed.learn(TOTAL, resume_from=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "message"),
+    [
+        (lively, {"batch_size": 32}, "its batch_size is 16, the agent's 32"),
+        (lively, {"core": replace(small_core(), layers=1)}, r"its core\.layers is 2, the agent's 1;"),
+        (
+            lively,
+            {"core": small_core(residual=GRUGate(bias=3))},
+            r"its core\.residual\.bias is 2\.0, the agent's 3;",
+        ),
+        (lambda: lively(action_space=ACTIONS["Box"]), {}, "its action_space is"),
+        (lambda: VecNormalize(lively()), {}, "wrappers have state"),
+    ],
+    ids=["batch", "core", "option", "actions", "wrappers"],
+)
+def test_run_with_other_settings_is_rejected(tmp_path, make, changes, message):
+    cut_off(tmp_path, lively, 1)
+    with pytest.raises(ValueError, match=message):
+        begin(make, **changes).learn(TOTAL, resume_from=tmp_path)
+
+
+def test_file_of_save_cannot_be_resumed(tmp_path):
+    begin(lively).learn(ROLLOUT).save(tmp_path / "saved.zip")
+    with pytest.raises(CheckpointError, match="cannot be resumed exactly"):
+        begin(lively).learn(TOTAL, resume_from=tmp_path / "saved.zip")
+
+
+def test_finished_run_is_rejected(tmp_path):
+    cut_off(tmp_path, lively, 2)
+    with pytest.raises(ValueError, match="use a larger total_timesteps"):
+        begin(lively).learn(ROLLOUT, resume_from=tmp_path)
+
+
+def test_checkpoint_can_be_loaded(tmp_path):
+    from rlxf import GTrXLPPO
+
+    cut_off(tmp_path, lively, 2)
+    file = CheckpointFolder(tmp_path).newest()
+    agent = GTrXLPPO.load(file, env=lively(), device="cpu")
+    assert agent.num_timesteps == 2 * ROLLOUT
+    archive = read_archive(file)
+    del archive.tensors["rollout_state"]["position"]
+    write_archive(file, archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError, match="position"):
+        begin(lively).learn(TOTAL, resume_from=file)
+
+
+ENVS_PER_RANK = 2
+
+
+class FixedGroup(ProcessGroup):
+    """Process of a group whose gathered archives are a given list."""
+
+    def __init__(self, rank, archives):
+        self.rank, self.world_size, self.archives = rank, len(archives), archives
+
+    def gather_archives(self, own):
+        return copy.deepcopy(self.archives)
+
+
+def state_of(rank):
+    """Document of environments that return their state; the clock is shared by all of them."""
+    env = {"clock": 7, "cells": [10 * rank, 10 * rank + 1], "rows": {"goals": [[rank], [rank + 5]]}}
+    return {"state": {"env": env, "filler": [False, rank == 1]}}, {}
+
+
+def records_of(rank):
+    """Document of environments that are replayed; a crashed environment shows its last observation."""
+    own = {"restarts": {"seed": rank, "restarts": 2 * rank, "lost_steps": 4 - rank}}
+    records = [{"seed": rank, "number": 3} | own, ({"absent": True} if rank else {"seed": 9}) | own]
+    last = {"shown.1.": torch.full((1, 2), rank), "shown.1.a.2": torch.arange(rank)}
+    other = last if rank else {"actions.1": torch.arange(5)}
+    return {"records": records}, {"actions.0": torch.arange(rank + 1)} | other
+
+
+def rank_archive(rank, episodes):
+    document, actions = episodes(rank)
+    rollout_state = {
+        "position": torch.tensor([rank, rank]),
+        "memory.hidden": torch.full((3, ENVS_PER_RANK, 4), float(rank)),
+    }
+    wrappers = {"0.VecNormalize.0.returns": torch.tensor([rank, 0.5]), "0.VecNormalize.1.mean": torch.ones(5)}
+    return Archive(
+        {"environment": document}, {"rollout_state": rollout_state, "wrappers": wrappers, "episodes": actions}
+    )
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    for group in one:
+        assert one[group].keys() == other[group].keys(), group
+        assert all(torch.equal(one[group][name], other[group][name]) for name in one[group]), group
+
+
+@pytest.mark.parametrize("episodes", [state_of, records_of])
+def test_sharding_inverts_gathering(episodes):
+    parts = [rank_archive(rank, episodes) for rank in range(3)]
+    own = copy.deepcopy(parts[0])
+    whole = gather_state(FixedGroup(0, parts), own.documents["environment"], own.tensors)
+    for rank, part in enumerate(parts):
+        environment, groups = shard_state(FixedGroup(rank, parts), ENVS_PER_RANK, *copy.deepcopy(whole))
+        assert_equal(groups, part.tensors)
+        assert environment == part.documents["environment"]
+
+
+def test_single_process_is_unchanged():
+    own = rank_archive(0, records_of)
+    document, groups = gather_state(ProcessGroup(), own.documents["environment"], own.tensors)
+    assert document == own.documents["environment"]
+    assert_equal(groups, own.tensors)
+    assert_equal(shard_state(ProcessGroup(), ENVS_PER_RANK, document, groups)[1], own.tensors)
+
+
+def test_incompatible_states_are_lost():
+    parts = [rank_archive(rank, state_of) for rank in range(2)]
+    parts[1].documents["environment"]["state"]["env"]["clock"] = 8
+    own = copy.deepcopy(parts[0])
+    document, _ = gather_state(FixedGroup(0, parts), own.documents["environment"], own.tensors)
+    assert "of several processes" in document["lost"]
