@@ -12,6 +12,7 @@ from benchmarks.distillation import Distillation
 from benchmarks.faults import Faults
 from benchmarks.learning import Learning
 from benchmarks.memory import MemoryBench
+from benchmarks.mixers import Mixers
 from benchmarks.offline import Offline
 from benchmarks.online import Online
 from benchmarks.pretraining import Pretraining
@@ -27,6 +28,7 @@ BENCHMARKS: dict[str, Any] = {
     "learning": Learning,
     "defaults": Defaults,
     "memory": MemoryBench,
+    "mixers": Mixers,
     "offline": Offline,
     "returns": Returns,
     "online": Online,

@@ -13,7 +13,7 @@ import pytest
 from rlxf.attention.spec import HEADS, TECHNIQUES
 from tests.sources import parsed
 
-AXES = ("positions", "patterns", "kernels", "memory", "residuals", "depth", "heads")
+AXES = ("positions", "patterns", "kernels", "memory", "recurrent", "residuals", "depth", "heads")
 REGISTERED = {name for axis in TECHNIQUES.values() for name in axis} | set(HEADS)
 SOURCES = parsed("rlxf")
 COMPOSER = "rlxf/attention/spec.py"

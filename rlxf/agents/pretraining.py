@@ -110,7 +110,7 @@ class MaskedModel(TrajectoryModel):
     Args:
         info: spaces of observations and actions.
         normalization: normalization layer of observations.
-        config: arguments of the pre-training; its core has ``causal=False``.
+        config: arguments of the pre-training; its core is that of `bidirectional`.
     """
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: OfflineConfig):
@@ -258,9 +258,12 @@ class MaskedPretraining(OfflineAlgorithm):
 def bidirectional(core: TransformerSpec) -> TransformerSpec:
     """Return a bidirectional version of an agent's core, without memory.
 
+    A core with a recurrence reads tokens in order and stays causal: it predicts masked tokens from the tokens
+    before them.
+
     Raises:
         ValueError: if the core has cross-attention or a technique that requires causal attention.
     """
     if core.cross_attention:
         raise ValueError("pre-training has no encoder context: its core needs cross_attention=False")
-    return replace(core, causal=False, memory=None)
+    return replace(core, causal=core.has_recurrence, memory=None)

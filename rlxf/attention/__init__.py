@@ -1,4 +1,4 @@
-"""Attention core: a transformer configured along six axes. Depends on torch only and is independent of RL.
+"""Attention core: a transformer configured along seven axes. It depends on torch only, not on RL.
 
 Every import exports its name; the form ``name as name`` tells type checkers so (PEP 484).
 """
@@ -53,6 +53,20 @@ from rlxf.attention.positions.sinusoidal import UniversalSinusoid as UniversalSi
 from rlxf.attention.positions.t5_bias import T5Bias as T5Bias
 from rlxf.attention.positions.tupe import Tupe as Tupe
 from rlxf.attention.positions.xl_relative import XLRelative as XLRelative
+from rlxf.attention.recurrent.agalite import AGaLiTe as AGaLiTe
+from rlxf.attention.recurrent.conv_former import ConvFormer as ConvFormer
+from rlxf.attention.recurrent.deltanet import DeltaNet as DeltaNet
+from rlxf.attention.recurrent.gated_deltanet import GatedDeltaNet as GatedDeltaNet
+from rlxf.attention.recurrent.gla import GLA as GLA
+from rlxf.attention.recurrent.gru import GRU as GRU
+from rlxf.attention.recurrent.linear_attention import RecurrentPerformer as RecurrentPerformer
+from rlxf.attention.recurrent.linear_attention import RecurrentRFA as RecurrentRFA
+from rlxf.attention.recurrent.lru import LRU as LRU
+from rlxf.attention.recurrent.lstm import LSTM as LSTM
+from rlxf.attention.recurrent.mamba2 import Mamba2 as Mamba2
+from rlxf.attention.recurrent.min_gru import MinGRU as MinGRU
+from rlxf.attention.recurrent.retnet import RetNet as RetNet
+from rlxf.attention.recurrent.shm import SHM as SHM
 from rlxf.attention.residuals.base import Add as Add
 from rlxf.attention.residuals.gates import GRUGate as GRUGate
 from rlxf.attention.residuals.gates import HighwayGate as HighwayGate

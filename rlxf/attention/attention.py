@@ -33,6 +33,11 @@ class LayerCache:
     values: Tensor
     table: Tensor | None
 
+    @property
+    def layout(self) -> str:
+        """Kind of the cache, heads and features of keys."""
+        return f"keys of {self.keys.shape[1]} heads and {self.keys.shape[3]} features"
+
     def write(self, slot: int, k: Tensor, v: Tensor) -> None:
         """Write k (B, H, n, D + F) and v (B, H, n, D) to n slots from the given one, in place."""
         self.keys[:, :, slot : slot + k.shape[2]] = k

@@ -10,6 +10,7 @@ from torch import Tensor
 from rlxf.attention.attention import PassCache
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.patterns.window import Full
+from rlxf.attention.recurrent.base import RecurrentState
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.token_index import TokenIndex
 
@@ -46,6 +47,16 @@ class ProjectedContext:
         return ProjectedContext(layers, self.index.rows(rows))
 
 
+class NoKeys:
+    """Part of a `KVCache` for a recurrent layer, which has no keys."""
+
+    layout = "no keys"
+
+    def rows(self, rows: Tensor) -> "NoKeys":
+        """Return this object."""
+        return self
+
+
 @dataclass(eq=False)
 class KVCache:
     """KV cache of the last S tokens, in ring buffers: the cost of a step is constant over the episode.
@@ -54,18 +65,34 @@ class KVCache:
     `Transformer.step` updates the cache in place. Use `copy` to keep the earlier contents.
 
     Args:
-        layers: for each pass, a ring buffer, or the state of a recurrent kernel.
+        layers: for each pass, a ring buffer, or the state of a recurrent kernel; `NoKeys` if it is recurrent.
         index: (B, S), position and episode of the token in each slot.
         slot: slot of the next token.
         tables: distances for which position tables are computed, and the table that all layers share.
         context: projected context for cross-attention; None without it.
+        recurrent: states of the recurrent layers; None without them.
     """
 
-    layers: Sequence[PassCache]
+    layers: Sequence[PassCache | NoKeys]
     index: TokenIndex
     slot: int
     tables: DistanceTables
     context: ProjectedContext | None = field(default=None, kw_only=True)
+    recurrent: RecurrentState | None = field(default=None, kw_only=True)
+
+    @property
+    def layout(self) -> dict[str, object]:
+        """Kind and size of each part by name. Caches of one core have the same layout for any batch."""
+        layout: dict[str, object] = {"slots": self.index.shape[1]}
+        layout |= {f"pass {number}": layer.layout for number, layer in enumerate(self.layers, start=1)}
+        recurrent = {} if self.recurrent is None else self.recurrent.layout
+        return layout | {f"recurrent state {name}": shape for name, shape in recurrent.items()}
+
+    def of_attention(self, number: int) -> PassCache:
+        """Return the part of a pass with attention."""
+        layer = self.layers[number]
+        assert not isinstance(layer, NoKeys)
+        return layer
 
     def write(self, index: TokenIndex) -> int:
         """Store the position and episode of the next token (B, 1) and return its slot."""
@@ -99,7 +126,8 @@ class KVCache:
         rows = rows.nonzero()[:, 0] if rows.dtype is torch.bool else rows
         layers = [layer.rows(rows) for layer in self.layers]
         context = None if self.context is None else self.context.rows(rows)
-        return replace(self, layers=layers, index=self.index.rows(rows), context=context)
+        recurrent = None if self.recurrent is None else self.recurrent.rows(rows)
+        return replace(self, layers=layers, index=self.index.rows(rows), context=context, recurrent=recurrent)
 
     def copy(self) -> Self:
         """Return a copy of all rows."""

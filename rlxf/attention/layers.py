@@ -1,5 +1,6 @@
 """Layer of a transformer, and the passes of a segment or of a single token through all layers."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention import Attention, LayerCache, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.cache import KVCache, ProjectedContext
+from rlxf.attention.cache import KVCache, NoKeys, ProjectedContext
 from rlxf.attention.memory.base import MemoryView
-from rlxf.attention.modules import Dropout, FeedForward
+from rlxf.attention.modules import Dropout, FeedForward, PreNorm
+from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.positions.base import PositionEmbedding
+from rlxf.attention.recurrent.base import MixerState, RecurrentMixer, RecurrentPasses
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.technique import AttentionFactory, LayerPasses, SpecView
@@ -28,24 +31,99 @@ def build_self_attention(spec: SpecView) -> Any:
     return build(spec.width, spec.heads, spec.position, spec.kernel, spec.dropout)
 
 
-class Block(nn.Module):
-    """One layer of a `Transformer`.
+class Layer(nn.Module, ABC):
+    """One layer of a `Transformer`: a token mixer, then cross-attention in a decoder, then feed-forward.
 
-    The order is `attend` for a segment, or `attention.step` for one token; then `cross` in a decoder; then
-    `apply_feed_forward`.
+    The token mixer is self-attention (`Block`) or a recurrence (`RecurrentBlock`). Its methods receive the
+    number of the pass, its input x, and all passes of the call.
     """
+
+    cross: "CrossAttention | None"
+    feed_forward_norm: PreNorm
+    feed_forward: FeedForward
+    dropout: Dropout
+
+    @property
+    @abstractmethod
+    def max_distance(self) -> int:
+        """Largest distance, in tokens, at which a key of this layer can have weight."""
+
+    @abstractmethod
+    def cache(self, memory: Tensor, index: TokenIndex, tables: DistanceTables) -> LayerCache | NoKeys:
+        """Create the KV cache of the memory tokens (B, S, C)."""
+
+    @abstractmethod
+    def recurrent_state(self, memory: Tensor, index: TokenIndex) -> PassCache | NoKeys:
+        """Compute the state of a recurrent kernel from the memory tokens (B, S, C)."""
+
+    @abstractmethod
+    def mix_segment(self, number: int, x: Tensor, passes: "SegmentStack", queries: slice | None) -> Tensor:
+        """Apply the token mixer to a segment x (B, T, C) -> (B, Tq, C), the tokens ``queries``."""
+
+    @abstractmethod
+    def skip_segment(self, number: int, x: Tensor, passes: "SegmentStack") -> None:
+        """Read a segment x (B, T, C) whose outputs are not needed."""
+
+    @abstractmethod
+    def mix_step(self, number: int, x: Tensor, passes: "StepStack") -> Tensor:
+        """Apply the token mixer to one token x (B, 1, C) -> (B, 1, C), and update the cache."""
+
+    @abstractmethod
+    def skip_step(self, number: int, x: Tensor, passes: "StepStack") -> None:
+        """Read one token x (B, 1, C) whose output is not needed, and update the cache."""
+
+    def initial_state(self, batch: int) -> MixerState:
+        """Return the state of the token mixer before the first token; empty for attention."""
+        return {}
+
+    def _build_feed_forward(self, spec: SpecView, norm: PreNorm) -> None:
+        self.cross = CrossAttention(spec) if spec.cross_attention else None
+        self.feed_forward_norm = norm
+        self.feed_forward = FeedForward(
+            spec.width, spec.inner_width, spec.activation, spec.feed_forward_chunk
+        )
+
+    def apply_feed_forward(self, x: Tensor) -> Tensor:
+        """Apply the feed-forward sublayer: x (B, T, C) -> (B, T, C)."""
+        norm = self.feed_forward_norm
+        return norm.combine(x, self.feed_forward_branch(norm.branch_input(x)))
+
+    def feed_forward_branch(self, x: Tensor) -> Tensor:
+        """Compute the feed-forward branch for normalized x (B, T, C), without the residual connection."""
+        y: Tensor = self.dropout(self.feed_forward(x))
+        return y
+
+
+class Block(Layer):
+    """Layer with self-attention."""
 
     def __init__(self, spec: SpecView):
         super().__init__()
         self.attention_norm, feed_forward_norm = spec.residual.build_norms(spec.norm, spec.width, spec.heads)
         self.attention: Attention = build_self_attention(spec)
-        self.cross = CrossAttention(spec) if spec.cross_attention else None
-        self.feed_forward_norm = feed_forward_norm
-        self.feed_forward = FeedForward(
-            spec.width, spec.inner_width, spec.activation, spec.feed_forward_chunk
-        )
+        self._build_feed_forward(spec, feed_forward_norm)
         self.compression = None if spec.memory is None else spec.memory.build(spec.width)
         self.dropout = Dropout(spec.dropout)
+
+    @property
+    def max_distance(self) -> int:
+        return self.attention.max_distance
+
+    def mix_segment(self, number: int, x: Tensor, passes: "SegmentStack", queries: slice | None) -> Tensor:
+        memory = passes.view.tokens(number, passes.attention_input(x))
+        return self.attend(x, memory, passes.masks[number].select_queries(queries))
+
+    def skip_segment(self, number: int, x: Tensor, passes: "SegmentStack") -> None:
+        """Do nothing: the state already contains x."""
+
+    def mix_step(self, number: int, x: Tensor, passes: "StepStack") -> Tensor:
+        norm, cache = self.attention_norm, passes.cache.of_attention(number)
+        y = self.attention.step(norm.branch_input(x), cache, passes.slot, passes.masks[number])
+        return norm.combine(x, self.dropout(y))
+
+    def skip_step(self, number: int, x: Tensor, passes: "StepStack") -> None:
+        h, cache = self.attention_norm.branch_input(x), passes.cache.of_attention(number)
+        self.attention.write(h, cache, passes.slot, passes.masks[number])
 
     def attend(self, x: Tensor, memory: Tensor | None, mask: AttentionMask) -> Tensor:
         """Apply self-attention of the segment x (B, T, C) over memory (B, M, C) and x -> (B, Tq, C)."""
@@ -59,19 +137,6 @@ class Block(nn.Module):
     def weights(self, x: Tensor, memory: Tensor | None, mask: AttentionMask) -> Tensor:
         """Return attention weights (B, H, T, M + T) of x (B, T, C) over memory (B, M, C) and x."""
         return self.attention.weights(self.attention_norm.normalize(x), self._project_memory(memory), mask)
-
-    def write(self, x: Tensor, cache: PassCache, slot: int, mask: AttentionMask) -> None:
-        """Write one token x (B, 1, C) into the cache without computing its output."""
-        self.attention.write(self.attention_norm.branch_input(x), cache, slot, mask)
-
-    def apply_feed_forward(self, x: Tensor) -> Tensor:
-        """Apply the feed-forward sublayer: x (B, T, C) -> (B, T, C)."""
-        norm = self.feed_forward_norm
-        return norm.combine(x, self.feed_forward_branch(norm.branch_input(x)))
-
-    def feed_forward_branch(self, x: Tensor) -> Tensor:
-        """Compute the feed-forward branch for normalized x (B, T, C), without the residual connection."""
-        return self.dropout(self.feed_forward(x))
 
     def cache(self, memory: Tensor, index: TokenIndex, tables: DistanceTables) -> LayerCache:
         """Create the KV cache of the memory tokens (B, S, C)."""
@@ -100,6 +165,48 @@ class Block(nn.Module):
 
     def _project_memory(self, memory: Tensor | None) -> Projected | None:
         return None if memory is None else self.project(memory)
+
+
+class RecurrentBlock(Layer):
+    """Layer with a recurrent mixer in place of self-attention."""
+
+    def __init__(self, spec: SpecView):
+        super().__init__()
+        self.mixer_norm, feed_forward_norm = spec.residual.build_norms(spec.norm, spec.width, spec.heads)
+        self.mixer: RecurrentMixer = spec.recurrence.build(spec.width, spec.heads)
+        self._build_feed_forward(spec, feed_forward_norm)
+        self.dropout = Dropout(spec.dropout)
+
+    @property
+    def max_distance(self) -> int:
+        return UNLIMITED
+
+    def mix_segment(self, number: int, x: Tensor, passes: "SegmentStack", queries: slice | None) -> Tensor:
+        return self._mix(number, x, passes, queries or slice(None))
+
+    def skip_segment(self, number: int, x: Tensor, passes: "SegmentStack") -> None:
+        passes.mix(number, self.mixer, self.mixer_norm.branch_input(x))
+
+    def mix_step(self, number: int, x: Tensor, passes: "StepStack") -> Tensor:
+        return self._mix(number, x, passes, slice(None))
+
+    def skip_step(self, number: int, x: Tensor, passes: "StepStack") -> None:
+        passes.mix(number, self.mixer, self.mixer_norm.branch_input(x))
+
+    def _mix(self, number: int, x: Tensor, passes: "LayerStack", queries: slice) -> Tensor:
+        y = passes.mix(number, self.mixer, self.mixer_norm.branch_input(x))[:, queries]
+        return self.mixer_norm.combine(x[:, queries], self.dropout(y))
+
+    def initial_state(self, batch: int) -> MixerState:
+        return self.mixer.initial_state(batch)
+
+    def cache(self, memory: Tensor, index: TokenIndex, tables: DistanceTables) -> NoKeys:
+        """Return `NoKeys`; the recurrent state is stored in `KVCache.recurrent`."""
+        return NoKeys()
+
+    def recurrent_state(self, memory: Tensor, index: TokenIndex) -> NoKeys:
+        """Return `NoKeys`, as `cache` does."""
+        return NoKeys()
 
 
 class CrossAttention(nn.Module):
@@ -133,15 +240,17 @@ class LayerStack(LayerPasses):
         index: (B, T), positions and episodes of the tokens.
         masks: self-attention mask of each pass.
         context: projected context of a decoder; None without cross-attention.
+        recurrent: recurrent layers and their states; None without recurrent layers.
         hidden: inputs of the passes so far, (B, T, C) each; `discarded_inputs` discards them.
     """
 
     embedding: PositionEmbedding
     residual: Residual
-    blocks: Sequence[Block]
+    blocks: Sequence[Layer]
     index: TokenIndex
     masks: Sequence[AttentionMask]
     context: ProjectedContext | None
+    recurrent: RecurrentPasses | None = None
     hidden: MutableSequence[Tensor] = field(default_factory=list)
 
     @property
@@ -176,6 +285,11 @@ class LayerStack(LayerPasses):
     def attention_input(self, x: Tensor) -> Tensor:
         return self.residual.attention_input(x)
 
+    def mix(self, number: int, mixer: RecurrentMixer, x: Tensor) -> Tensor:
+        """Run the recurrent mixer of a pass on x (B, T, C) and keep its new state."""
+        assert self.recurrent is not None
+        return self.recurrent.mix(number, mixer, x)
+
     def _after_attention(self, number: int, x: Tensor, cross_mask: AttentionMask | None) -> Tensor:
         block = self.blocks[number]
         if block.cross is not None and self.context is not None and cross_mask is not None:
@@ -197,12 +311,11 @@ class SegmentStack(LayerStack):
 
     def run(self, number: int, x: Tensor) -> Tensor:
         queries = self.output_slice if number == self.count - 1 else None
-        memory = self.view.tokens(number, self.attention_input(x))
-        y = self.blocks[number].attend(x, memory, self.masks[number].select_queries(queries))
+        y = self.blocks[number].mix_segment(number, x, self, queries)
         return self._after_attention(number, y, self.cross_mask and self.cross_mask.select_queries(queries))
 
     def skip(self, number: int, x: Tensor) -> None:
-        """Do nothing: the state already contains x."""
+        self.blocks[number].skip_segment(number, x, self)
 
     def select_outputs(self, x: Tensor) -> Tensor:
         return x if self.output_slice is None else x[:, self.output_slice]
@@ -222,14 +335,12 @@ class StepStack(LayerStack):
 
     def run(self, number: int, x: Tensor) -> Tensor:
         self.cache.observe_input(number, self.attention_input(x))
-        block, norm = self.blocks[number], self.blocks[number].attention_norm
-        h, cache = norm.branch_input(x), self.cache.layers[number]
-        y = block.attention.step(h, cache, self.slot, self.masks[number])
-        return self._after_attention(number, norm.combine(x, block.dropout(y)), self.cross_mask)
+        y = self.blocks[number].mix_step(number, x, self)
+        return self._after_attention(number, y, self.cross_mask)
 
     def skip(self, number: int, x: Tensor) -> None:
         self.cache.observe_input(number, self.attention_input(x))
-        self.blocks[number].write(x, self.cache.layers[number], self.slot, self.masks[number])
+        self.blocks[number].skip_step(number, x, self)
 
     def select_outputs(self, x: Tensor) -> Tensor:
         """Return x: the output of the token is always needed."""

@@ -46,6 +46,20 @@ from rlxf.attention.positions.sinusoidal import Sinusoidal, UniversalSinusoid
 from rlxf.attention.positions.t5_bias import T5Bias
 from rlxf.attention.positions.tupe import Tupe
 from rlxf.attention.positions.xl_relative import XLRelative
+from rlxf.attention.recurrent.agalite import AGaLiTe
+from rlxf.attention.recurrent.base import Recurrence
+from rlxf.attention.recurrent.conv_former import ConvFormer
+from rlxf.attention.recurrent.deltanet import DeltaNet
+from rlxf.attention.recurrent.gated_deltanet import GatedDeltaNet
+from rlxf.attention.recurrent.gla import GLA
+from rlxf.attention.recurrent.gru import GRU
+from rlxf.attention.recurrent.linear_attention import RecurrentPerformer, RecurrentRFA
+from rlxf.attention.recurrent.lru import LRU
+from rlxf.attention.recurrent.lstm import LSTM
+from rlxf.attention.recurrent.mamba2 import Mamba2
+from rlxf.attention.recurrent.min_gru import MinGRU
+from rlxf.attention.recurrent.retnet import RetNet
+from rlxf.attention.recurrent.shm import SHM
 from rlxf.attention.residuals.base import Add, Residual
 from rlxf.attention.residuals.gates import GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
 from rlxf.attention.residuals.reversible import Reversible
@@ -94,18 +108,34 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
         ),
         "kernel": (Softmax, AdaptiveSpan, DynamicSpan, RFA, Performer, Linformer, LSH, Routing),
         "memory": (XL, Compressive, KNN),
+        "recurrence": (
+            MinGRU,
+            LRU,
+            RetNet,
+            GLA,
+            DeltaNet,
+            GatedDeltaNet,
+            Mamba2,
+            AGaLiTe,
+            SHM,
+            ConvFormer,
+            RecurrentRFA,
+            RecurrentPerformer,
+            LSTM,
+            GRU,
+        ),
         "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate, Reversible),
         "depth": (Fixed, Universal, ACT, DepthAdaptive, CALM),
     }.items()
 }
-"""Axis -> name -> class of each technique. Position and memory may also be None."""
+"""Axis -> name -> class of each technique. Position, memory and recurrence may also be None."""
 
 
 HEADS: dict[str, type[OutputHead]] = {head.__name__: head for head in (KNNLM, SPALM)}
 """Name -> class of each output head. Heads are attached to trained transformers, so they are not an axis."""
 
 
-OPTIONAL = ("position", "memory")
+OPTIONAL = ("position", "memory", "recurrence")
 """Axes that accept None."""
 
 
@@ -119,7 +149,7 @@ MAX_LAYERS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSpec(SpecView):
-    """Configuration of a `Transformer`: a technique for each of six axes, and the sizes.
+    """Configuration of a `Transformer`: a technique for each of seven axes, and the sizes.
 
     A Gated Transformer-XL is ``TransformerSpec(position=XLRelative(), pattern=Window(M + 1),
     memory=XL(M), residual=GRUGate(bias=2.0), norm="pre")``.
@@ -135,6 +165,9 @@ class TransformerSpec(SpecView):
         pattern: attention pattern: the keys that a query may attend to.
         kernel: attention kernel: computes the weighted average of the values.
         memory: memory of the tokens before a segment; None for none.
+        recurrence: recurrent mixer in place of self-attention; None for self-attention in all layers. Its
+            state lasts for the whole episode, whatever the memory.
+        attention_layers: layers, from 0, that keep self-attention in a transformer with a recurrence.
         residual: residual connection of each sublayer.
         depth: number of passes of each token, fixed or adaptive.
         norm: layer norm before ("pre") or after ("post") each sublayer.
@@ -159,6 +192,8 @@ class TransformerSpec(SpecView):
     pattern: Pattern = Full()
     kernel: Kernel = Softmax()
     memory: Memory | None = None
+    recurrence: Recurrence | None = None
+    attention_layers: tuple[int, ...] = ()
     residual: Residual = Add()
     depth: Depth = Fixed()
     norm: Norm = "pre"
@@ -177,6 +212,7 @@ class TransformerSpec(SpecView):
             if (technique := getattr(self, axis)) is not None:
                 technique.check(self)
         self.kernel.for_layers(self.kinds)
+        self._check_layers_with_attention()
 
     def build(self) -> Transformer:
         """Build the module with random weights from torch's global generator."""
@@ -209,7 +245,8 @@ class TransformerSpec(SpecView):
         if unknown := set(data) - known:
             raise ValueError(f"TransformerSpec has no field {sorted(unknown)}; it has {sorted(known)}")
         chosen = {axis: technique_from_json(axis, data[axis]) for axis in TECHNIQUES if axis in data}
-        return cls(**{**data, **chosen})
+        listed = {"attention_layers": tuple(data["attention_layers"])} if "attention_layers" in data else {}
+        return cls(**{**data, **chosen, **listed})
 
     def _check_sizes(self) -> None:
         for name in ("width", "layers", "heads"):
@@ -230,6 +267,37 @@ class TransformerSpec(SpecView):
             check_bool(name, getattr(self, name))
         for name, words in (("norm", get_args(Norm)), ("activation", get_args(Activation))):
             check_choice(name, getattr(self, name), words)
+
+    def _check_layers_with_attention(self) -> None:
+        """Check `attention_layers`, and that no choice is without effect because no layer has attention."""
+        for layer in self.attention_layers:
+            check_int("attention_layers", layer, least=0, most=self.kinds - 1)
+        if len(set(self.attention_layers)) < len(self.attention_layers):
+            raise ValueError(f"attention_layers must name each layer once, got {self.attention_layers}")
+        if self.attention_layers and not self.has_recurrence:
+            raise ValueError(
+                f"attention_layers={self.attention_layers} leaves no layer with a recurrence: set recurrence "
+                f"and list fewer than all {self.kinds} layers, or leave attention_layers out"
+            )
+        if not self.has_attention:
+            self._check_without_attention()
+
+    def _check_without_attention(self) -> None:
+        for axis in ("pattern", "kernel", "memory"):
+            if (choice := getattr(self, axis)) != type(self).__dataclass_fields__[axis].default:
+                raise ValueError(
+                    f"{axis} {choice} has no effect, because all layers have the recurrence "
+                    f"{self.recurrence} in place of attention; leave it out, or list layers with attention "
+                    f"in attention_layers"
+                )
+        if self.position is not None:
+            try:
+                self.position.check_without_attention()
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}, but all layers have the recurrence {self.recurrence}; use position=None or "
+                    f"Sinusoidal(), or list layers with attention in attention_layers"
+                ) from error
 
     def _check_technique(self, axis: str) -> None:
         choice = getattr(self, axis)

@@ -19,6 +19,8 @@ class SpecView:
     pattern: Any
     kernel: Any
     memory: Any
+    recurrence: Any
+    attention_layers: tuple[int, ...]
     residual: Any
     depth: Any
     width: int
@@ -42,6 +44,20 @@ class SpecView:
     def inner_width(self) -> int:
         """Hidden features of the feed-forward sublayer."""
         return 4 * self.width if self.feed_forward is None else self.feed_forward
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Return whether a layer, numbered from 0, has a recurrent mixer in place of self-attention."""
+        return self.recurrence is not None and layer not in self.attention_layers
+
+    @property
+    def has_recurrence(self) -> bool:
+        """True if at least one layer has a recurrent mixer in place of self-attention."""
+        return any(map(self.is_recurrent, range(self.kinds)))
+
+    @property
+    def has_attention(self) -> bool:
+        """True if at least one layer has self-attention."""
+        return not all(map(self.is_recurrent, range(self.kinds)))
 
 
 class LayerPasses(Protocol):

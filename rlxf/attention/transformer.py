@@ -2,14 +2,17 @@
 
 from collections.abc import MutableSequence, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlxf.attention.cache import Context, KVCache
 from rlxf.attention.depth.base import ConfidenceFn, ExitOutputs
-from rlxf.attention.layers import Block, LayerStack, SegmentStack, StepStack, discarded_inputs
+from rlxf.attention.layers import Layer, LayerStack, SegmentStack, StepStack, discarded_inputs
 from rlxf.attention.memory.base import State
+from rlxf.attention.recurrent.base import RecurrentPasses, RecurrentState
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.residuals.base import Gate
 from rlxf.attention.technique import SpecView
@@ -36,32 +39,44 @@ class Transformer(TransformerLayers):
             context: encoder output for cross-attention; None without it.
 
         Returns:
-            The outputs (B, T, C), and the state after the segment: None without memory. Outputs
-            at empty slots are undefined.
+            The outputs (B, T, C), and the state after the segment: None without memory and without recurrent
+            layers. Outputs at empty slots are undefined.
 
         Raises:
             ValueError: if a context is given without cross-attention, or missing with it.
         """
-        if self.spec.memory is None:
-            return self.outputs(x, index, state, context), None
-        y, hidden = self.encode(x, index, state, context)
-        return y, self._next_state(state, hidden, index)
+        stream, passes = self._begin(x, index, state, context, None, self._stored_inputs())
+        y = self._output(self.depth(stream, passes))
+        return y, self._next_state(state, passes, index)
 
     @torch.no_grad()
     def next_state(
         self, x: Tensor, index: TokenIndex, state: State | None = None, context: Context | None = None
     ) -> State:
-        """Return only the next state of `forward`, for a transformer with memory.
+        """Return only the next state of `forward`, for a transformer with memory or recurrent layers.
 
         The last layer computes a single token, which saves time. Arguments are those of `forward`.
         """
-        _, hidden = self.encode(x, index, state, context, output_slice=slice(-1, None))
-        return self._next_state(state, hidden, index)
+        inputs = self._stored_inputs()
+        stream, passes = self._begin(x, index, state, context, slice(-1, None), inputs)
+        self.depth(stream, passes)
+        next_state = self._next_state(state, passes, index)
+        assert next_state is not None
+        return next_state
 
-    def _next_state(self, state: State | None, hidden: Sequence[Tensor], index: TokenIndex) -> State:
-        """Compute the state after a segment from the inputs of each layer (B, T, C)."""
+    def _stored_inputs(self) -> MutableSequence[Tensor]:
+        """Return the container of the inputs of the passes, which keeps them only for a memory."""
+        return discarded_inputs() if self.spec.memory is None else []
+
+    def _next_state(self, state: State | None, passes: SegmentStack, index: TokenIndex) -> State | None:
+        """Compute the state after the passes of a segment, without gradient."""
+        if self.spec.memory is None and passes.recurrent is None:
+            return None
         state = state or self.initial_state(len(index.episode))
-        return self.memory(state, torch.stack(list(hidden)), index)
+        if self.spec.memory is not None:
+            state = self.memory(state, torch.stack(list(passes.hidden)), index)
+        recurrent = None if passes.recurrent is None else passes.recurrent.state.map(Tensor.detach)
+        return replace(state, recurrent=recurrent)
 
     def encode(
         self,
@@ -153,6 +168,7 @@ class Transformer(TransformerLayers):
             index=index,
             masks=view.adapt_masks(self.attention_masks(index, view.key)),
             context=projected,
+            recurrent=self._recurrent_passes(None if state is None else state.recurrent, index),
             view=view,
             output_slice=output_slice,
             hidden=[] if view.has_penalty else hidden,
@@ -160,6 +176,11 @@ class Transformer(TransformerLayers):
         if torch.is_grad_enabled():
             self._prepare_penalty(view if view.has_penalty else None, passes)
         return self.spec.residual.init_stream(x), passes
+
+    def _recurrent_passes(self, state: RecurrentState | None, index: TokenIndex) -> RecurrentPasses | None:
+        """Return the recurrent layers of a call, from a state or from the beginning; None without them."""
+        state = state or self.initial_recurrent_state(len(index.episode))
+        return None if state is None else RecurrentPasses(state, index)
 
     @torch.no_grad()
     def step(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, Tensor]:
@@ -175,6 +196,7 @@ class Transformer(TransformerLayers):
         """
         stream, passes = self._begin_step(x, index, cache)
         y = self._output(self.depth(stream, passes))
+        cache.recurrent = None if passes.recurrent is None else passes.recurrent.state
         return y[:, 0], torch.cat(list(passes.hidden), dim=1).transpose(0, 1)
 
     @torch.no_grad()
@@ -198,7 +220,9 @@ class Transformer(TransformerLayers):
                 f"steps; use `early_outputs` on segments"
             )
         stream, passes = self._begin_step(x, index, cache)
-        return self._output(self._run_early(stream, passes, confidence_fn))[:, 0]
+        y = self._output(self._run_early(stream, passes, confidence_fn))[:, 0]
+        cache.recurrent = None if passes.recurrent is None else passes.recurrent.state
+        return y
 
     def _begin_step(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, StepStack]:
         """Return the residual stream of one token per row, (B, 1, C), and its passes."""
@@ -210,14 +234,16 @@ class Transformer(TransformerLayers):
             index=index,
             masks=cache.adapt_masks(self.attention_masks(index, cache.index, cache.tables)),
             context=cache.context,
+            recurrent=self._recurrent_passes(cache.recurrent, index),
             cache=cache,
             slot=slot,
         )
         return self.spec.residual.init_stream(self.embedding(x[:, None], index.position)), passes
 
     def initial_state(self, batch: int) -> State:
-        """Return an empty state for ``batch`` rows; its length is 0 without memory."""
-        return self.memory.empty(self.spec.layers, batch, next(self.parameters()), self.spec.width)
+        """Return the state before the first token for ``batch`` rows; its length is 0 without memory."""
+        state = self.memory.empty(self.spec.layers, batch, next(self.parameters()), self.spec.width)
+        return replace(state, recurrent=self.initial_recurrent_state(batch))
 
     @torch.no_grad()
     def cache(self, state: State, capacity: int, context: Context | None = None) -> KVCache:
@@ -247,7 +273,7 @@ class Transformer(TransformerLayers):
         else:
             tables = self._step_tables(self.memory.step_distance(capacity, self.spec.pattern))
             cache = self.memory.cache(state, capacity, self._layers, tables)
-        cache.context = self._project(context)
+        cache.context, cache.recurrent = self._project(context), state.recurrent
         return cache
 
     def _run_early(self, x: Tensor, passes: LayerStack, confidence_fn: ConfidenceFn | None) -> Tensor:
@@ -257,7 +283,7 @@ class Transformer(TransformerLayers):
         )
 
 
-def recurrent_cache(state: State, layers: Sequence[Block]) -> KVCache:
+def recurrent_cache(state: State, layers: Sequence[Layer]) -> KVCache:
     """Create a cache of recurrent kernel states, with one slot for the current token.
 
     Args:
@@ -320,8 +346,8 @@ def attention_weights(
         context: encoder output for cross-attention; None without it.
 
     Returns:
-        One tensor (B, H, T, M + T) per pass, in order. Row i holds the weights of query i over the
-        tokens of memory and segment, 0 where masked. A row sums to 1, with softmax1 to at
+        One tensor (B, H, T, M + T) per pass with attention, in order. Row i holds the weights of query i over
+        the tokens of memory and segment, 0 where masked. A row sums to 1, with softmax1 to at
         most 1, and to 0 for a token without visible keys. The sum is below 1 where the denominator
         of `RFA` is within its noise. The sum is arbitrary where the projection over tokens is learned, as in
         `Linformer`. The weight of a compressed memory slot is divided evenly among its tokens. Global
@@ -331,9 +357,10 @@ def attention_weights(
     _, full_index, _ = transformer.embed(x, index)
     view = transformer.memory_view(state, full_index)
     masks = view.adapt_masks(transformer.attention_masks(full_index, view.key))
+    layers: Any = [transformer.blocks[layer] for layer in transformer.order]
     weights = [
-        view.weights_by_token(n, transformer.blocks[layer].weights(h, view.tokens(n, h), masks[n]))
-        for n, (layer, h) in enumerate(zip(transformer.order, hidden, strict=True))
+        view.weights_by_token(n, layers[n].weights(hidden[n], view.tokens(n, hidden[n]), masks[n]))
+        for n in transformer.attention_passes
     ]
     return [layer[:, :, -index.shape[1] :] for layer in weights]
 

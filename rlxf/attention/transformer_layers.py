@@ -11,13 +11,14 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import Context, ProjectedContext
 from rlxf.attention.depth.base import DepthController
 from rlxf.attention.kernels.base import AttentionKernel, Kernel
-from rlxf.attention.layers import Block, SegmentStack
+from rlxf.attention.layers import Block, Layer, RecurrentBlock, SegmentStack
 from rlxf.attention.memory.base import MemoryView, NoMemory, State
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
+from rlxf.attention.recurrent.base import RecurrentMixer, RecurrentState
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.technique import SpecView
-from rlxf.attention.token_index import TokenIndex
+from rlxf.attention.token_index import EMPTY, TokenIndex
 
 
 class TransformerLayers(nn.Module):
@@ -33,11 +34,13 @@ class TransformerLayers(nn.Module):
         self.global_token_embedding = spec.pattern.build_global_tokens(spec.width, spec.causal)
         self.order = [spec.depth.layer_of_pass(number) for number in range(spec.layers)]
         layers = (_of_layer(spec, *each) for each in enumerate(spec.kernel.for_layers(spec.kinds)))
-        self.blocks: Sequence[Block] = nn.ModuleList(Block(layer) for layer in layers)  # type: ignore
+        kinds = (RecurrentBlock if spec.is_recurrent(n) else Block for n in range(spec.kinds))
+        blocks = (kind(layer) for kind, layer in zip(kinds, layers, strict=True))
+        self.blocks: Sequence[Layer] = nn.ModuleList(blocks)  # type: ignore
         self.depth = spec.depth.build(spec.width, spec.layers)
-        first, *others = self._kernels()
-        for kernel in others:
-            kernel.tie_weights(first)
+        kernels = self._kernels()
+        for kernel in kernels[1:]:
+            kernel.tie_weights(kernels[0])
         if self.order.count(self.order[-1]) == 1:
             self.global_token_embedding.trim_last_layer(self.blocks[-1])
         self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()
@@ -48,9 +51,14 @@ class TransformerLayers(nn.Module):
         return self.norm(self.spec.residual.output(stream))
 
     @property
-    def _layers(self) -> list[Block]:
+    def _layers(self) -> list[Layer]:
         """Layer of each pass."""
         return [self.blocks[layer] for layer in self.order]
+
+    @property
+    def attention_passes(self) -> list[int]:
+        """Numbers of the passes with attention, from 0."""
+        return [number for number, layer in enumerate(self.order) if not self.spec.is_recurrent(layer)]
 
     @property
     def _patterns(self) -> list[Pattern]:
@@ -97,7 +105,10 @@ class TransformerLayers(nn.Module):
             kernel.skip_update()
 
     def _kernels(self) -> list[AttentionKernel]:
-        return [module for module in self.modules() if isinstance(module, AttentionKernel)]
+        """Return the kernels of attention layers; a recurrent mixer may own another one."""
+        mixers = [module for module in self.modules() if isinstance(module, RecurrentMixer)]
+        owned = {part for mixer in mixers for part in mixer.modules()}
+        return [each for each in self.modules() if isinstance(each, AttentionKernel) and each not in owned]
 
     def embed(
         self, x: Tensor, index: TokenIndex, output_slice: slice | None = None
@@ -111,6 +122,25 @@ class TransformerLayers(nn.Module):
         count = full_index.shape[1] - index.shape[1]
         output_slice = _shift_slice(output_slice, index.shape[1], count) if count else output_slice
         return self.global_token_embedding(x, full_index), full_index, output_slice
+
+    def initial_recurrent_state(self, batch: int) -> RecurrentState | None:
+        """Return the states of the recurrent layers before the first token; None without such layers."""
+        if self.spec.recurrence is None:
+            return None
+        passes = tuple(layer.initial_state(batch) for layer in self._layers)
+        episode = torch.full((batch,), EMPTY, device=next(self.parameters()).device)
+        return RecurrentState(passes, episode)
+
+    def recurrent_fault(self, state: RecurrentState | None) -> str | None:
+        """Describe the first NaN or infinite value of recurrent states; None if all are finite."""
+        fault = None if state is None else state.first_fault()
+        if fault is None:
+            return None
+        number, name, value, row = fault
+        return (
+            f"the recurrent state {name!r} of layer {self.order[number] + 1}, {self.spec.recurrence}, "
+            f"contains {value} in row {row} of the batch"
+        )
 
     def memory_view(self, state: State | None, index: TokenIndex) -> MemoryView:
         """Create the view of the memory for a segment with the given index (B, T)."""
@@ -127,7 +157,7 @@ class TransformerLayers(nn.Module):
         """Return the attention mask of each pass; passes with the same pattern share one object."""
         patterns = self._patterns
         if tables is None:  # skip distances at which the kernel of a layer gives no weight
-            limits = [block.attention.max_distance for block in self._layers]
+            limits = [block.max_distance for block in self._layers]
             patterns = [one.limit_distance(most) for one, most in zip(patterns, limits, strict=True)]
         masks = {pattern: self._mask(query, key, pattern, tables) for pattern in set(patterns)}
         return [masks[pattern] for pattern in patterns]
@@ -159,9 +189,10 @@ class TransformerLayers(nn.Module):
 
 
 def _of_layer(spec: Any, number: int, kernel: Kernel) -> SpecView:
-    """Return the spec of one layer of a `Transformer`, with its own kernel and memory."""
+    """Return the spec of one layer of a `Transformer`, with its own kernel, memory and recurrence."""
     memory = spec.memory and spec.memory.for_layer(number, spec.layers)
-    return replace(spec, kernel=kernel, memory=memory)
+    recurrence = spec.recurrence and spec.recurrence.for_layer(number)
+    return replace(spec, kernel=kernel, memory=memory, recurrence=recurrence)
 
 
 def _shift_slice(output_slice: slice | None, length: int, offset: int) -> slice:

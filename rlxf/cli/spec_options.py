@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
@@ -125,6 +125,7 @@ QUESTIONS = {
     "pattern": "which keys may a query attend to?",
     "kernel": "how is attention computed?",
     "memory": "what is kept of previous segments?",
+    "recurrence": "which recurrent mixer replaces self-attention?",
     "residual": "how is a sublayer's output added to the residual stream?",
     "depth": "how many layers process a token?",
 }
@@ -134,6 +135,8 @@ NOTES = {
     "compatible position is used instead, with a warning.",
     "pattern": f"The pattern {FIT_MEMORY} lets a token attend to itself and to as many earlier tokens as the "
     "memory holds; without a memory it is Full.",
+    "recurrence": "All layers are recurrent, except those of --core.attention-layers. If there are none, "
+    "position, pattern and memory have no effect and are left out.",
 }
 """Axis -> explanation of its default."""
 SCALAR_OPTIONS = {
@@ -142,6 +145,7 @@ SCALAR_OPTIONS = {
     "heads": "Number of attention heads. It must divide the width.",
     "feed_forward": "Hidden features of the feed-forward sublayer. None means 4 times the width.",
     "feed_forward_chunk": "Tokens per chunk of the feed-forward sublayer, to save memory. None means all.",
+    "attention_layers": "Layers, from 0, that keep self-attention in a core with --core.recurrence.",
     "norm": "Position of the layer norm: before each sublayer (pre) or after it (post).",
     "final_norm": "Apply a final layer norm to the output.",
     "activation": "Activation function of the feed-forward sublayer.",
@@ -166,10 +170,15 @@ def add_core_rule(registry: ConstructorRegistry, args: Sequence[str]) -> None:
         registry: registry of a command.
         args: arguments of the command line.
     """
-    # The position is kept if it, or one of its options, is given.
-    position_given = any(re.match(r"--(no-)?core\.position([.=]|$)", word.lower()) for word in args)
-    join = TransformerSpec if position_given else with_compatible_position
+    # A technique is kept if it, or one of its options, is given.
+    given = {axis for axis in TECHNIQUES for word in args if _names_axis(axis, word)}
+    join = TransformerSpec if "position" in given else with_compatible_position
+    join = partial(without_unused_defaults, join, given)
     registry.struct_rule(partial(_spec_rule, given_techniques(args), join))
+
+
+def _names_axis(axis: str, word: str) -> bool:
+    return re.match(rf"--(no-)?core\.{axis}([.=]|$)", word.lower()) is not None
 
 
 def _spec_rule(
@@ -216,6 +225,22 @@ def _name_type(axis: str) -> Any:
         str_from_instance=lambda name: [name],
     )
     return Annotated[str, spec]
+
+
+def without_unused_defaults(
+    join: Callable[..., TransformerSpec], given: Set[str], **choices: Any
+) -> TransformerSpec:
+    """Build the spec of these choices, without the defaults that only attention uses if there is none.
+
+    Args:
+        join: function that builds the spec.
+        given: axes that the command line names; their choices are kept, and a spec may refuse them.
+        choices: fields of the spec.
+    """
+    if choices["recurrence"] is not None and not choices["attention_layers"]:
+        choices |= {axis: None for axis in OPTIONAL if axis not in {*given, "recurrence"}}
+        choices |= {"pattern": Full()} if "pattern" not in given else {}
+    return join(**choices)
 
 
 def with_compatible_position(**choices: Any) -> TransformerSpec:

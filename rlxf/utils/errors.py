@@ -61,7 +61,7 @@ class ResumeError(ValueError):
 
 
 class NumericalError(ArithmeticError):
-    """Raised if a loss or a gradient is NaN or infinite, before the optimizer step.
+    """Raised if a loss, a gradient or a recurrent state is NaN or infinite, before the optimizer step.
 
-    The message names the update, the loss term or the parameter, and the remedy.
+    The message names the update, the loss term, the parameter or the layer, and the remedy.
     """

@@ -81,7 +81,8 @@ def with_techniques(**choices: Any) -> Pass:
     def attend(x: Tensor) -> Tensor:
         layer, index = next(turns) % LAYERS, TokenIndex.range(1, x.shape[1])
         relation = transformer.attention_masks(index, index)[layer]
-        return transformer.blocks[layer].attention(x, None, relation)
+        block: Any = transformer.blocks[layer]
+        return block.attention(x, None, relation)
 
     return attend
 

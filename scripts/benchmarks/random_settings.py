@@ -159,9 +159,15 @@ TRAININGS: dict[str, Callable[[random.Random], None]] = {
 
 
 def spec(rng: random.Random, **others: Any) -> TransformerSpec:
-    """Return a transformer with random techniques on some axes, and ``others`` on the remaining ones."""
-    axes = rng.sample(list(TECHNIQUES), rng.choice((1, 2, 2, 6)))
+    """Return a transformer with random techniques on some axes, and ``others`` on the remaining ones.
+
+    A recurrence replaces attention in all layers but one, or in all; then others may be left out.
+    """
+    axes = rng.sample(list(TECHNIQUES), rng.choice((1, 2, 2, len(TECHNIQUES))))
     choices = {axis: technique(axis, rng) for axis in axes}
+    if choices.get("recurrence") is not None:
+        others, layers = rng.choice(((others, (0,)), (others, ()), ({}, ())))
+        choices |= {"attention_layers": layers}
     return TransformerSpec(**others | drawn(SIZES, rng) | choices)
 
 

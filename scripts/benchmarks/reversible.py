@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -125,7 +126,8 @@ def gradients(model: Transformer, x: Tensor, weight: Tensor, y: Tensor) -> tuple
 def with_stored_activations(model: Transformer, x: Tensor, index: TokenIndex) -> Tensor:
     """Return ``y_1 = x_1 + Attention(x_2)``, ``y_2 = x_2 + FeedForward(y_1)``, as in Gomez et al. 2017."""
     first, second = x, x
-    for block, relation in zip(model.blocks, model.attention_masks(index, index), strict=True):
+    blocks: Any = model.blocks
+    for block, relation in zip(blocks, model.attention_masks(index, index), strict=True):
         first = first + block.attention_branch(block.attention_norm.normalize(second), None, relation)
         second = second + block.feed_forward_branch(block.feed_forward_norm.normalize(first))
     y: Tensor = model.norm((first + second) / 2)

@@ -89,8 +89,11 @@ def fitting(axis: str, technique: Any) -> dict[str, Any]:
     """Return the technique and the other techniques that it requires.
 
     A pattern is limited to the length of the memory; a memory that defines its own span has no pattern; a
-    kernel that does not support the relative position of the core uses RoPE.
+    kernel that does not support the relative position of the core uses RoPE. A recurrence replaces attention
+    and its memory in all layers.
     """
+    if axis == "recurrence":
+        return {axis: technique, "position": None, "pattern": Full(), "memory": None}
     if axis == "pattern":
         return {axis: technique.limit_distance(gtrxl().pattern.max_distance)}
     if isinstance(technique, Compressive):

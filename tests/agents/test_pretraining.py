@@ -16,10 +16,12 @@ from rlxf.data import WindowBatch
 from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
+    CORES,
     OBSERVATIONS,
     SIZES,
     TINY,
     VECTOR,
+    small_agent,
     small_pretraining,
     some_trajectories,
     some_windows,
@@ -224,6 +226,18 @@ def test_cores_of_agents_become_bidirectional_without_memory(core):
     pretraining = small_pretraining(core=core)
     assert (pretraining.core.causal, pretraining.core.memory) == (False, None)
     pretraining.learn(2)
+
+
+@pytest.mark.parametrize("name", ["Gated DeltaNet", "Mamba-2 below attention"])
+def test_recurrent_cores_are_pretrained_causally_and_transferred(name):
+    pretraining = small_pretraining(core=CORES[name])
+    assert (pretraining.core.causal, pretraining.core.memory) == (True, None)
+    before = weights(pretraining)
+    pretraining.learn(2)
+    assert not same(before, weights(pretraining))
+    agent = small_agent(core=CORES[name]).load_pretrained(pretraining)
+    mixers = [each.policy.transformer.blocks[0].mixer.state_dict() for each in (pretraining, agent)]
+    assert all(torch.equal(mixers[0][key], mixers[1][key]) for key in mixers[0])
 
 
 def predictable():

@@ -11,29 +11,41 @@ from rlxf.attention import (
     ACT,
     CALM,
     ETC,
+    GLA,
+    GRU,
     KNN,
+    LRU,
     LSH,
+    LSTM,
     RFA,
     XL,
     AdaptiveSpan,
+    AGaLiTe,
     BigBird,
     BigBirdETC,
     Blockwise,
     Compressive,
+    ConvFormer,
     Deberta,
     DepthAdaptive,
     Dilated,
     DynamicSpan,
     ETCLabels,
     FixedColumns,
+    GatedDeltaNet,
     GRUGate,
     LearnedAbsolute,
     Linformer,
     Local1D,
     Local2D,
     Longformer,
+    Mamba2,
+    MinGRU,
     Multiplicative,
     Performer,
+    RecurrentPerformer,
+    RecurrentRFA,
+    RetNet,
     Reversible,
     RoPE,
     Routing,
@@ -86,6 +98,10 @@ SHORT: dict[str, Any] = {
     "Tupe": Tupe(64, buckets=4, max_distance=5),
     "Deberta": Deberta(2),
     "CALM": CALM("classifier", 0.5),
+    "Mamba2": Mamba2(state=4),
+    "ConvFormer": ConvFormer(3, kinds=2),
+    "RecurrentRFA": RecurrentRFA(16, sigma=2.0),
+    "RecurrentPerformer": RecurrentPerformer(6),
 }
 """Short settings of techniques whose default has no effect in a short test."""
 
@@ -211,6 +227,34 @@ RECIPES = {
     "Routing, global tokens": replace(
         DEFAULT, kernel=Routing(2), pattern=Longformer(2, global_tokens=3), position=XLRelative()
     ),
+    "RecurrentRFA, gated, CALM": replace(
+        DEFAULT,
+        layers=3,
+        recurrence=RecurrentRFA(16, sigma=2.0, gate=True, gate_bias=1.0),
+        depth=CALM("classifier", 0.5),
+    ),
+    "RecurrentPerformer, relu, below attention": replace(
+        GTRXL, recurrence=RecurrentPerformer(6, "relu"), attention_layers=(1,)
+    ),
+    "ConvFormer, three kinds": replace(DEFAULT, recurrence=ConvFormer(4, kinds=3), activation="gelu"),
+    "ConvFormer below attention": replace(GTRXL, recurrence=ConvFormer(3), attention_layers=(1,)),
+    "GatedDeltaNet, gates": replace(DEFAULT, recurrence=GatedDeltaNet(), residual=GRUGate()),
+    "LRU, ACT": replace(DEFAULT, layers=3, recurrence=LRU(), depth=ACT(bias=-1.0)),
+    "MinGRU, CALM": replace(DEFAULT, layers=3, recurrence=MinGRU(), depth=CALM("classifier", 0.5)),
+    "RetNet, universal, post-norm": replace(
+        DEFAULT, layers=3, recurrence=RetNet(), depth=Universal(), position=UniversalSinusoid(), norm="post"
+    ),
+    "LSTM, learned positions": replace(DEFAULT, recurrence=LSTM(), position=LearnedAbsolute(64)),
+    "Mamba-2 below attention": replace(GTRXL, recurrence=Mamba2(4), attention_layers=(1,)),
+    "attention below GLA": replace(
+        DEFAULT, layers=3, recurrence=GLA(), attention_layers=(0,), position=RoPE(), pattern=Dilated(2, 2)
+    ),
+    "GRU, linear attention, CALM": replace(
+        DEFAULT, layers=3, recurrence=GRU(), attention_layers=(1,), kernel=Performer(6), depth=CALM()
+    ),
+    "AGaLiTe and biased attention": replace(
+        DEFAULT, layers=3, recurrence=AGaLiTe(), attention_layers=(0,), position=T5Bias(4, 5)
+    ),
     "softmax1": replace(DEFAULT, kernel=Softmax(softmax1=True)),
     "softmax1 and values by distance": replace(
         DEFAULT, kernel=Softmax(softmax1=True), position=ShawRelative(2)
@@ -281,14 +325,16 @@ CAUSAL = {name: spec for name, spec in SPECS.items() if spec.causal}
 
 
 def remembering(spec: TransformerSpec, memory: int) -> TransformerSpec:
-    """Return the spec with XL memory of the given length, unless it has another kind of memory."""
+    """Return the spec with XL memory of the given length, unless it has another memory or no attention."""
     other = spec.memory is not None and type(spec.memory) is not XL
-    return spec if other else replace(spec, memory=XL(memory))
+    return spec if other or not spec.has_attention else replace(spec, memory=XL(memory))
 
 
 def streaming(spec: TransformerSpec, memory: int) -> TransformerSpec:
     """Return the spec with a pattern that is limited to the memory, so that acting is unbounded in time."""
     spec = remembering(spec, memory)
+    if not spec.has_attention:
+        return spec
     seen = spec.memory.visible_pattern(spec.pattern)
     return (
         spec

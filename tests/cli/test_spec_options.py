@@ -150,6 +150,8 @@ def to_words(value: object) -> list[str]:
 
 
 VALUES = {
+    ("LRU", "min_radius"): 0.5,
+    ("LRU", "max_radius"): 0.99,
     ("Local2D", "width"): 64,
     ("Local2D", "columns"): 4,
     ("Blockwise", "permutations"): ((1, 0, 3, 2, 5, 4, 7, 6),),
@@ -285,14 +287,14 @@ def test_errors_of_invalid_choices(args, message, capsys, tmp_path):
 def test_agents_support_a_technique_or_reject_it_in_one_line(axis, technique, capsys):
     try:
         with report_errors(*PREPARATION_ERRORS):
-            sizes = without_length(TINY) if technique is Compressive else TINY
+            sizes = without_length(TINY) if technique is Compressive or axis == "recurrence" else TINY
             parse(["train", "gtrxl", *TASK, *sizes, f"--core.{axis}", technique.__name__]).prepare()
     except SystemExit:
         assert capsys.readouterr().err.startswith(f"rlxf: {technique.__name__}(")
 
 
 def without_length(args: list[str]) -> list[str]:
-    """Return the arguments without ``--core.memory.length``, which some memories do not have."""
+    """Return the arguments without ``--core.memory.length``, which not all cores have."""
     place = args.index("--core.memory.length")
     return args[:place] + args[place + 2 :]
 

@@ -161,10 +161,9 @@ INDEX_NUMBERS = 32
 
 def state_memory(core: TransformerSpec) -> int:
     """Return an upper estimate of the bytes of a core's memory for one environment while it acts."""
-    if core.memory is None:
-        return 0
     like = torch.empty(0, device="meta")
-    return CACHE_COPIES * _bytes(core.memory.empty(core.layers, 1, like, core.width))
+    memory = None if core.memory is None else core.memory.empty(core.layers, 1, like, core.width)
+    return CACHE_COPIES * (_bytes(memory) + _recurrent_bytes(core))
 
 
 def window_memory(steps: int, numbers: int, width: int) -> int:
@@ -176,6 +175,15 @@ def window_memory(steps: int, numbers: int, width: int) -> int:
         width: features of a token; a step has three tokens.
     """
     return STEP_COPIES * NUMBER_BYTES * steps * (numbers + 3 * width + INDEX_NUMBERS)
+
+
+def _recurrent_bytes(core: TransformerSpec) -> int:
+    """Return the bytes of the states of all recurrent passes for one environment."""
+    if core.recurrence is None:
+        return 0
+    with torch.device("meta"):
+        state = core.recurrence.build(core.width, core.heads).initial_state(1)
+    return core.layers * sum(x.nbytes for x in state.values())
 
 
 def _bytes(state: State | None) -> int:

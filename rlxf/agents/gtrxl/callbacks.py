@@ -4,7 +4,7 @@ import math
 import re
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib
@@ -91,6 +91,12 @@ def segment_mask(segments: Segments) -> AttentionMask:
     return transformer.attention_mask(index, state.index.concatenate(index))
 
 
+def segment_weights(segments: Segments) -> dict[int, Tensor]:
+    """Return the attention weights (B, H, T, M + T) of each layer with attention, by its number from 1."""
+    layers = [number + 1 for number in segments[0].attention_passes]
+    return dict(zip(layers, attention_weights(*segments), strict=True))
+
+
 def memory_attention_share(weights: Tensor) -> float:
     """Share of all attention on the memory, from 0 to 1.
 
@@ -121,7 +127,8 @@ class MemoryCallback(RolloutCallback):
     - ``memory/layer_1/attention_on_memory``: share of attention on steps before the segment.
     - ``memory/layer_1/attended_distance``: mean distance of attention, in steps before the query.
     - ``memory/layer_1/attention_gate``, ``feed_forward_gate``: mean of z of the GRU gates after the two
-      sublayers: 0 skips the sublayer, 1 replaces the residual stream. Only with `GRUGate`.
+      sublayers: 0 skips the sublayer, 1 replaces the residual stream. Only with `GRUGate`. A recurrent layer
+      has the gate of its mixer in place of the first one, and no metrics of attention.
 
     The metrics are means over heads and steps of the last segments of the first 4 environments.
 
@@ -136,7 +143,7 @@ class MemoryCallback(RolloutCallback):
         """Record the metrics."""
         segments = last_segments(self.model.policy, self.model.rollout_buffer, ENVIRONMENTS)
         distance = segment_mask(segments).distance
-        for layer, weights in enumerate(attention_weights(*segments), start=1):
+        for layer, weights in segment_weights(segments).items():
             tag = f"memory/layer_{layer}"
             self.logger.record(f"{tag}/attention_on_memory", memory_attention_share(weights))
             self.logger.record(f"{tag}/attended_distance", mean_attention_distance(weights, distance))
@@ -239,22 +246,23 @@ EPISODE: dict[str, Any] = {"color": "tab:blue", "linewidth": 0.8, "linestyle": "
 MEMORY: dict[str, Any] = {"color": "tab:green", "linewidth": 1.2, "zorder": 3}
 
 
-def attention_figure(weights: Sequence[Tensor], allowed: Tensor, starts: Tensor) -> Figure:
+def attention_figure(weights: Mapping[int, Tensor], allowed: Tensor, starts: Tensor) -> Figure:
     """Plot a panel for each layer (rows) and head (columns); row t of a panel has the weights of query t.
 
     Time 0 is the first step of the segment; the memory is left of it. Colors follow the square root of the
     weight, so that small weights differ visibly from 0.
 
     Args:
-        weights: attention weights (H, T, M + T) of each layer.
+        weights: attention weights (H, T, M + T) of each layer with attention, by its number from 1.
         allowed: (T, M + T) bool, the attention mask.
         starts: (M + T,) bool, whether the step is the first of an episode.
     """
-    figure, panels = _page(len(weights), len(weights[0]))
-    norm = PowerNorm(0.5, vmin=0.0, vmax=max(float(layer.max()) for layer in weights))
-    for (layer, head), panel in np.ndenumerate(panels):
-        panel.set_title(f"layer {layer + 1}, head {head + 1}", fontsize="medium", y=1.0)
-        image = _draw(panel, weights[layer][head], allowed, norm)
+    rows = list(weights)
+    figure, panels = _page(len(rows), len(weights[rows[0]]))
+    norm = PowerNorm(0.5, vmin=0.0, vmax=max(float(layer.max()) for layer in weights.values()))
+    for (row, head), panel in np.ndenumerate(panels):
+        panel.set_title(f"layer {rows[row]}, head {head + 1}", fontsize="medium", y=1.0)
+        image = _draw(panel, weights[rows[row]][head], allowed, norm)
         _mark(panel, starts, len(allowed))
     _add_legend(figure, image)
     return figure
@@ -336,12 +344,12 @@ class AttentionMapCallback(RolloutCallback):
         super().__init__(every)
 
     def record(self) -> None:
-        """Record the plot, if the logger writes TensorBoard events."""
-        if not writes_tensorboard(self.logger):
+        """Record the plot, if the logger writes TensorBoard events and a layer has attention."""
+        if not writes_tensorboard(self.logger) or not self.model.core.has_attention:
             return
         segments = last_segments(self.model.policy, self.model.rollout_buffer, environments=1)
         mask = segment_mask(segments)
         starts = (mask.key.position == 0) & (mask.key.episode != EMPTY)
-        weights = [layer[0] for layer in attention_weights(*segments)]
+        weights = {number: layer[0] for number, layer in segment_weights(segments).items()}
         figure = attention_figure(weights, mask.allowed[0], starts[0])
         record_for_tensorboard(self.logger, "attention/maps", LoggedFigure(figure, close=False))

@@ -259,9 +259,9 @@ def hyperparameters(
 
 def _choices(core: TransformerSpec) -> dict[str, Any]:
     """Return sizes and techniques of the core by name."""
-    assert core.memory is not None
     chosen = {field.name: getattr(core, field.name) for field in fields(core)}
-    return chosen | {"feed_forward": core.inner_width, "memory_length": core.memory.length}
+    length = None if core.memory is None else core.memory.length
+    return chosen | {"feed_forward": core.inner_width, "memory_length": length}
 
 
 def _task(env: VecEnv | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.attention import XL, GRUGate, TransformerSpec, Window, XLRelative
+from rlxf.attention.memory.base import NoMemory
 from rlxf.attention.residuals.base import Residual
 from rlxf.envs.specs import spec_of
 from rlxf.envs.vector import has_filler_rows
@@ -62,8 +63,7 @@ def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> Tra
     if not isinstance(core, TransformerSpec):
         raise TypeError(f"core must be a TransformerSpec, got {core!r}")
     _check_core(core)
-    assert core.memory is not None
-    if memory_length not in (None, core.memory.length):
+    if memory_length is not None and memory_length != (core.memory or NoMemory()).length:
         raise ValueError(
             f"memory_length={memory_length} and the core's {core.memory} disagree; pass only one of them"
         )
@@ -82,10 +82,18 @@ def check_persistent_memory(core: TransformerSpec) -> None:
             ) from error
 
 
+def check_recomputable(core: TransformerSpec) -> None:
+    """Raise ValueError if the memory cannot be recomputed from a fixed number of steps."""
+    if core.has_recurrence:
+        raise ValueError(
+            f"recompute_memory=True needs a memory that depends on a fixed number of steps, but the state of "
+            f"{core.recurrence} depends on the whole episode; use recompute_memory=False"
+        )
+
+
 def check_filler_rows(core: TransformerSpec, env: VecEnv) -> None:
     """Raise ValueError if the filler rows of environments would damage a memory across episodes."""
-    assert core.memory is not None
-    if has_filler_rows(env):
+    if core.memory is not None and has_filler_rows(env):
         try:
             core.memory.check_gaps()
         except ValueError as error:
@@ -127,9 +135,9 @@ def _check_core(core: TransformerSpec) -> None:
         raise ValueError(
             "GTrXLPPO acts step by step, so its core needs causal=True and cross_attention=False"
         )
-    if core.memory is None:
+    if core.memory is None and core.has_attention:
         raise ValueError("GTrXLPPO needs a core with memory, e.g. memory=XL(128), pattern=Window(129)")
-    if core.memory.visible_pattern(core.pattern).max_distance > core.memory.length:
+    if core.memory and core.memory.visible_pattern(core.pattern).max_distance > core.memory.length:
         raise ValueError(
             f"{core.pattern} reaches farther back than {core.memory}, so acting and training would differ; "
             f"use pattern={core.pattern.limit_distance(core.memory.length)}"

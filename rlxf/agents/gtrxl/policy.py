@@ -27,6 +27,8 @@ from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentP
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.recurrent.base import RecurrentState
+from rlxf.training import NumericalError
 
 
 class GTrXLPolicy(RecurrentPolicy):
@@ -151,13 +153,38 @@ class GTrXLPolicy(RecurrentPolicy):
     @torch.no_grad()
     def act(self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex) -> tuple[Tensor, Tensor]:
         """Run the transformer for one step of E environments; see `RecurrentPolicy.act`."""
-        return self.transformer.step(self.tokens(obs, state.action), index, state.cache)
+        before = state.cache.recurrent
+        latent, hidden = self.transformer.step(self.tokens(obs, state.action), index, state.cache)
+        self._check_recurrent_states(latent, before, state.cache.recurrent)
+        return latent, hidden
 
     @torch.no_grad()
     def act_early(self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex) -> Tensor:
         """Run the transformer like `act`, but with early exits; return only the outputs (E, C)."""
-        tokens = self.tokens(obs, state.action)
-        return self.transformer.early_step(tokens, index, state.cache, self._exit_margin)
+        tokens, before = self.tokens(obs, state.action), state.cache.recurrent
+        latent = self.transformer.early_step(tokens, index, state.cache, self._exit_margin)
+        self._check_recurrent_states(latent, before, state.cache.recurrent)
+        return latent
+
+    def _check_recurrent_states(
+        self, latent: Tensor, before: RecurrentState | None, after: RecurrentState | None
+    ) -> None:
+        """Raise NumericalError if outputs (..., C) are not finite because of the state of a recurrent layer.
+
+        Args:
+            latent: outputs of a step or segment.
+            before: states before it.
+            after: states after it.
+        """
+        if after is None or latent.isfinite().all():
+            return
+        if (fault := self.transformer.recurrent_fault(before)) is not None:
+            raise NumericalError(f"{fault} before the step; start new episodes, in predict with state=None")
+        if (fault := self.transformer.recurrent_fault(after)) is not None:
+            raise NumericalError(
+                f"{fault} after the step; the weights are unchanged: lower the learning rate, or use a "
+                f"recurrence whose decay is at most 1"
+            )
 
     def _exit_margin(self, output: Tensor) -> Tensor:
         """Return the difference of the two largest action probabilities: outputs (B, 1, C) -> (B, 1)."""
@@ -174,9 +201,17 @@ class GTrXLPolicy(RecurrentPolicy):
 
         Returns:
             Outputs (N, B, T, C) for `heads` at all N exits; the last one is the output of all layers.
+
+        Raises:
+            NumericalError: if an output is not finite because of the state of a recurrent layer.
         """
         tokens = self.tokens(obs, previous).unflatten(0, tuple(index.shape))
-        return self.transformer.exits(tokens, index, state)
+        exits = self.transformer.exits(tokens, index, state)
+        if self.core.has_recurrence and not exits.outputs[-1].isfinite().all():
+            with torch.no_grad():
+                after = self.transformer.next_state(tokens, index, state).recurrent
+            self._check_recurrent_states(exits.outputs[-1], state.recurrent, after)
+        return exits
 
     def tokens(self, obs: PyTorchObs, previous: Tensor) -> Tensor:
         """Return the tokens (N, C) of N observations and encoded previous actions (N, A)."""

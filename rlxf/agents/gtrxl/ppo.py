@@ -15,7 +15,7 @@ from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import numerical_error_context
 from rlxf.agents.gtrxl.config import PPOConfig, as_training_env, check_policy, warn_of_flattened_images
-from rlxf.agents.gtrxl.core import check_persistent_memory, resolve_core
+from rlxf.agents.gtrxl.core import check_persistent_memory, check_recomputable, resolve_core
 from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -150,6 +150,8 @@ class GTrXLPPO(TrainingLoop):
         self.core = resolve_core(core, memory_length)
         if persist_memory_across_episodes:
             check_persistent_memory(self.core)
+        if recompute_memory:
+            check_recomputable(self.core)
         self.segment_length, self.batch_size, self.n_epochs = segment_length, config.minibatch_size, n_epochs
         self.clip_range, self.clip_range_vf, self.target_kl = clip_range, clip_range_vf, target_kl
         self.normalize_advantage, self.advantage_epsilon = normalize_advantage, advantage_epsilon
@@ -279,7 +281,8 @@ class GTrXLPPO(TrainingLoop):
         if self.clip_range_vf_schedule is not None:
             record("train/clip_range_vf", self.clip_range_vf_schedule(self._current_progress_remaining))
         record("train/n_updates", self._n_updates, exclude="tensorboard")
-        record("memory/filled", buffer.filled)
+        if buffer.memory_length:
+            record("memory/filled", buffer.filled)
 
     def distill(
         self,

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -37,6 +38,11 @@ class RecurrentPolicyState:
     position: Tensor
     episode: Tensor
     action: Tensor
+
+    @property
+    def layout(self) -> dict[str, object]:
+        """Kind and size of each part by name, equal for all states of one policy."""
+        return self.cache.layout | {"previous action": self.action.shape[1]}
 
     def advance(self, episode_start: Tensor) -> TokenIndex:
         """Advance to the next token and return its index (E, 1); ``episode_start`` (E,) bool marks resets."""
@@ -136,8 +142,10 @@ class RecurrentPolicy(BasePolicy):
             The actions, and the state for the next call. The state passed in is not modified.
 
         Raises:
-            ValueError: if the observation does not fit the space, or the batch sizes of observation, state
-                and episode_start differ.
+            TypeError: if the state is not one that `predict` returned.
+            ValueError: if the observation does not fit the space, the batch sizes of observation, state and
+                episode_start differ, or the state is of another core or device.
+            NumericalError: if a recurrent layer's state is NaN or infinite.
 
         Warns:
             UserWarning: once, if ten consecutive calls have neither state nor episode_start, or state is None
@@ -261,17 +269,42 @@ class RecurrentPolicy(BasePolicy):
         """Return a copy of the state, and which environments start an episode, (E,) bool."""
         if state is None:
             return self.initial_state(batch), torch.ones(batch, dtype=torch.bool, device=self.device)
-        if state.position.shape[0] != batch:
-            raise ValueError(
-                f"the state is of {state.position.shape[0]} environments, the observation of {batch}; "
-                f"pass state=None to start new episodes"
-            )
+        self._check_state(state, batch)
         if episode_start is None:
             return state.copy(), torch.zeros(batch, dtype=torch.bool, device=self.device)
         start = torch.atleast_1d(torch.as_tensor(episode_start, dtype=torch.bool, device=self.device))
         if start.shape != (batch,):
             raise ValueError(f"episode_start must have shape ({batch},), got {tuple(start.shape)}")
         return state.copy(), start
+
+    def _check_state(self, state: RecurrentPolicyState, batch: int) -> None:
+        """Raise an error unless a state is one of this policy, on its device, for ``batch`` environments."""
+        new_episodes = "pass state=None to start new episodes"
+        if not isinstance(state, RecurrentPolicyState):
+            raise TypeError(
+                f"state must be one that predict returned, got {type(state).__name__}; {new_episodes}"
+            )
+        if state.position.shape[0] != batch:
+            raise ValueError(
+                f"the state is of {state.position.shape[0]} environments, the observation of {batch}; "
+                f"{new_episodes}"
+            )
+        if state.position.device != self.device:
+            raise ValueError(
+                f"the state is on {state.position.device}, the agent on {self.device}; {new_episodes}"
+            )
+        stored, own = state.layout, self._state_layout
+        if stored != own:
+            name = next(name for name in own | stored if stored.get(name) != own.get(name))
+            raise ValueError(
+                f"the state is of another core: {name} is {stored.get(name)} in the state, "
+                f"{own.get(name)} in this agent; {new_episodes}"
+            )
+
+    @cached_property
+    def _state_layout(self) -> dict[str, object]:
+        """Layout of the states of this policy."""
+        return self.initial_state(1).layout
 
     def to_environment(self, actions: Tensor) -> np.ndarray:
         """Convert actions (E, ...) to the action space: shape, bounds, and ``start`` of Discrete spaces."""

@@ -210,7 +210,7 @@ def _axis(group: str, name: str) -> int | None:
     """Return the axis of environments of a tensor (hidden states have layers first); None if it has none."""
     if group == WRAPPERS:
         return 0 if name.rpartition(".")[2] in PER_ENVIRONMENT else None
-    return 1 if name.endswith(".hidden") else 0
+    return 1 if name.startswith("memory.") and name.endswith(".hidden") else 0
 
 
 def _env_number(name: str) -> int:

@@ -14,6 +14,8 @@ from torch import Tensor
 from rlxf.agents.common.numerics import ADVICE
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.attention import State, TokenIndex
+from rlxf.attention.memory.base import NoMemory
+from rlxf.attention.recurrent.base import RecurrentState
 from rlxf.attention.token_index import EMPTY
 from rlxf.training import NumericalError
 from rlxf.training.process_group import ProcessGroup
@@ -57,6 +59,7 @@ class RolloutStep:
         previous: (E, A), the encoded previous actions.
         index: (E, 1), positions and episodes of the step.
         hidden: (L, E, C), the inputs of each layer.
+        recurrent: states of the recurrent layers before the step; None without recurrent layers.
         actions: (E, ...), as sampled.
         values: (E,), value estimates.
         log_probs: (E,), log probabilities of the actions.
@@ -66,6 +69,7 @@ class RolloutStep:
     previous: Tensor
     index: TokenIndex
     hidden: Tensor
+    recurrent: RecurrentState | None
     actions: Tensor
     values: Tensor
     log_probs: Tensor
@@ -79,6 +83,7 @@ class StateBuffer:
     """Inputs of layers at the steps of a rollout and at the N steps before it, (L, E, N + steps, C).
 
     Every step is stored once. The N steps before step s of the rollout are the slice [s, s + N), a view.
+    With N = 0 only positions and episodes are stored.
 
     Args:
         layers: layers L whose inputs are stored.
@@ -91,7 +96,8 @@ class StateBuffer:
 
     def __init__(self, layers: int, length: int, width: int, n_envs: int, n_steps: int, device: torch.device):
         self.length = length
-        self.hidden = torch.zeros(layers, n_envs, length + n_steps, width, device=device)
+        stored = length + n_steps if length else 0
+        self.hidden = torch.zeros(layers, n_envs, stored, width, device=device)
         self.index = TokenIndex.empty(n_envs, length + n_steps, device)
 
     def clear(self) -> None:
@@ -119,15 +125,50 @@ class StateBuffer:
 
     def add(self, step: int, hidden: Tensor, index: TokenIndex) -> None:
         """Store a step of the rollout: hidden (L, E, C), index (E, 1)."""
-        self.hidden[:, :, self.length + step] = hidden
+        if self.length:
+            self.hidden[:, :, self.length + step] = hidden
         self.index.write(slice(None), self.length + step, index)
 
     def before_segments(self, environment: Tensor, number: Tensor, segment_length: int) -> State:
         """Return the N steps before segment ``number`` (B,) of ``environment`` (B,), in order of time."""
+        if not self.length:
+            return State(self.hidden[:, environment], TokenIndex.empty(len(number), 0, self.hidden.device))
         window = self.length, segment_length
         hidden = _windows(self.hidden, 2, *window)[:, environment, number]
         parts = self.index.position, self.index.episode
         return State(hidden, TokenIndex(*(_windows(x, 1, *window)[environment, number] for x in parts)))
+
+
+class RecurrentStateBuffer:
+    """States of the recurrent layers at the starts of the segments of a rollout.
+
+    Args:
+        segments: segments of a rollout.
+    """
+
+    def __init__(self, segments: int):
+        self._segments = segments
+        self._states: RecurrentState | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the buffer in bytes."""
+        return 0 if self._states is None else sum(x.nbytes for x in self._states.named_tensors().values())
+
+    def add(self, number: int, state: RecurrentState | None) -> None:
+        """Store the state of E environments before segment ``number``; None without recurrent layers."""
+        if state is None:
+            return
+        if self._states is None:
+            self._states = state.map(lambda x: x.new_zeros(self._segments, *x.shape))
+        for stored, x in zip(
+            self._states.named_tensors().values(), state.named_tensors().values(), strict=True
+        ):
+            stored[number] = x
+
+    def before_segments(self, environment: Tensor, number: Tensor) -> RecurrentState | None:
+        """Return the states before segment ``number`` (B,) of ``environment`` (B,)."""
+        return None if self._states is None else self._states.map(lambda x: x[number, environment])
 
 
 class SegmentBuffer:
@@ -135,7 +176,8 @@ class SegmentBuffer:
 
     The inputs of each layer are stored once for every step: (L, E, M + steps, C). The memory of a segment
     that begins at step s is the slice [s, s + M) of it, a view. Older steps that one layer reads, as
-    with `KNN` memory, are stored separately, once.
+    with `KNN` memory, are stored separately, once. The states of recurrent layers are stored at the starts of
+    segments only.
 
     Args:
         policy: policy that acts; it determines spaces, sizes of the transformer and device.
@@ -151,9 +193,9 @@ class SegmentBuffer:
 
     def __init__(self, policy: GTrXLPolicy, n_envs: int, n_steps: int, segment_length: int):
         core, device = policy.core, policy.device
-        assert core.memory is not None
+        memory = core.memory or NoMemory()
         self.n_envs, self.n_steps, self.segment_length = n_envs, n_steps, segment_length
-        self.memory_length = core.memory.length
+        self.memory_length = memory.length
         self.obs = map_obs(
             lambda x: torch.from_numpy(x).to(device, copy=True).unflatten(0, (n_envs, n_steps)),
             create_empty_array(policy.observation_space, n_envs * n_steps),
@@ -167,8 +209,9 @@ class SegmentBuffer:
         sizes = core.width, n_envs, n_steps, device
         self.recent = StateBuffer(core.layers, self.memory_length, *sizes)
         self.hidden, self.index = self.recent.hidden, self.recent.index
-        self._older_layer = core.memory.older_layer(core.layers)
-        older_length = core.memory.capacity - self.memory_length
+        self.recurrent = RecurrentStateBuffer(n_steps // segment_length)
+        self._older_layer = memory.older_layer(core.layers)
+        older_length = memory.capacity - self.memory_length
         self.older = None if self._older_layer is None else StateBuffer(1, older_length, *sizes)
         self.step, self._per_environment = 0, n_steps // segment_length
         self._n_segments = n_envs * self._per_environment
@@ -203,11 +246,11 @@ class SegmentBuffer:
 
     @property
     def memory(self) -> State:
-        """Memory at the start of the next rollout: the last M steps, as views."""
+        """Memory at the start of the next rollout: the last M steps, as views, without recurrent states."""
         return self._state(lambda states: states.before(self.step))
 
     def start_rollout(self) -> State:
-        """Start a new rollout, and return its memory: the last M steps of the previous rollout."""
+        """Start a new rollout, and return its memory as `memory` did."""
         steps, self.step = self.step, 0
         return self._state(lambda states: states.start_rollout(steps))
 
@@ -234,6 +277,8 @@ class SegmentBuffer:
         if self.older is not None and self._older_layer is not None:
             leaving = self.recent.before(self.step).at(slice(1))
             self.older.add(self.step, leaving.hidden[self._older_layer, None, :, 0], leaving.index)
+        if self.step % self.segment_length == 0:
+            self.recurrent.add(self.step // self.segment_length, step.recurrent)
         self.recent.add(self.step, step.hidden, index)
         self.step += 1
 
@@ -281,11 +326,12 @@ class SegmentBuffer:
         rows = partial(self.rows, chosen=chosen)
         environment, number = chosen // self._per_environment, chosen % self._per_environment
         steps = self.steps_index.position, self.steps_index.episode
+        state = self._state(lambda x: x.before_segments(environment, number, self.segment_length))
         return SegmentBatch(
             obs=map_obs(rows, self.obs),
             advantages=rows(advantages),
             index=TokenIndex(*(rows(x).unflatten(0, (-1, self.segment_length)) for x in steps)),
-            state=self._state(lambda x: x.before_segments(environment, number, self.segment_length)),
+            state=replace(state, recurrent=self.recurrent.before_segments(environment, number)),
             **{name: rows(getattr(self, name)) for name in STORED},
         )
 

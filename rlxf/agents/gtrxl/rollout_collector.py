@@ -1,7 +1,7 @@
 """Collection of rollouts: the state of the agent between steps, and the steps that fill the buffer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.recurrent_policy import RecurrentPolicyState, mark_filler_rows
 from rlxf.agents.gtrxl.rollout_buffer import RolloutStep, SegmentBuffer, map_obs
 from rlxf.attention import State, TokenIndex, TransformerSpec
+from rlxf.attention.memory.base import NoMemory
 from rlxf.attention.token_index import EMPTY
 from rlxf.envs.spaces import LOST
 from rlxf.envs.step_checks import check_finite
@@ -85,14 +86,16 @@ def memory_receptive_field(core: TransformerSpec) -> int:
 
     A memory with a longer reach in one pass adds these steps.
     """
-    assert core.memory is not None
-    return (core.layers - 1) * core.memory.length + core.memory.capacity
+    memory = core.memory or NoMemory()
+    return (core.layers - 1) * memory.length + memory.capacity
 
 
 ActionSampler = Callable[[PyTorchObs, TokenIndex, Distribution], Tensor]
 """Samples the actions of a step from observations, index (E, 1) and the agent's action distribution."""
 POLICY_STATE = ("position", "episode", "action")
 """Tensors of `RecurrentPolicyState` that are stored between two rollouts; the cache is computed again."""
+RECURRENT = "recurrent."
+"""Prefix of the stored tensors of recurrent layers."""
 
 
 class RolloutCollector:
@@ -140,7 +143,7 @@ class RolloutCollector:
         if self.recompute_memory:
             memory = self._past.recompute_memory(self.policy, self.buffer.segment_length)
             self.buffer.replace_memory(memory)
-        self.state.cache = self.policy.build_cache(memory)
+        self.state.cache = self.policy.build_cache(replace(memory, recurrent=self.state.cache.recurrent))
 
     @property
     def recent_steps(self) -> RecentSteps:
@@ -155,7 +158,7 @@ class RolloutCollector:
         obs = self._as_tensor(self.obs)
         start = self.episode_start & ~self.filler
         index = mark_filler_rows(self.state.advance(start), self.filler)  # before the next episode
-        previous = self.state.action
+        previous, recurrent = self.state.action, self.state.cache.recurrent
         with torch.inference_mode():
             latent, hidden = self.policy.act(obs, self.state, index)
             distribution, values = self.policy.heads(self.ranks.embed_rows(latent))
@@ -163,7 +166,7 @@ class RolloutCollector:
             log_probs = distribution.log_prob(actions)
             actions, values, log_probs = map(self.ranks.local_rows, (actions, values, log_probs))
             self.state.store_encoded_action(self.policy.encode_actions(actions), index)
-        return RolloutStep(obs, previous, index, hidden, actions, values, log_probs)
+        return RolloutStep(obs, previous, index, hidden, recurrent, actions, values, log_probs)
 
     def store(
         self,
@@ -265,10 +268,12 @@ class RolloutCollector:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state between two rollouts by name; each tensor has an axis of environments."""
-        past = self.recent_steps
+        past, recurrent = self.recent_steps, self.state.cache.recurrent
         state = {name: getattr(self.state, name) for name in POLICY_STATE}
         state |= {"filler": self.filler, "episode_start": self.episode_start}
         state |= _memory_tensors("memory", self.buffer.memory)
+        if recurrent is not None:
+            state |= {RECURRENT + name: x for name, x in recurrent.named_tensors().items()}
         state |= {"past.previous": past.previous} | _index_tensors("past", past.index)
         return state | _obs_tensors("past.obs", past.obs) | _obs_tensors("obs", self.obs)
 
@@ -277,6 +282,7 @@ class RolloutCollector:
 
         Raises:
             KeyError: if a tensor is missing.
+            ValueError: if the state of a recurrent layer has another shape or dtype, or is not finite.
         """
         self.reset(_obs("obs", {name: tensor.numpy() for name, tensor in state.items()}))
         on_device = {name: tensor.to(self.device) for name, tensor in state.items()}
@@ -284,6 +290,12 @@ class RolloutCollector:
             setattr(self.state, name, on_device[name])
         self.filler, self.episode_start = on_device["filler"], on_device["episode_start"]
         self.buffer.replace_memory(_memory("memory", on_device))
+        recurrent = {name.removeprefix(RECURRENT): x for name, x in on_device.items()}
+        if self.state.cache.recurrent is not None:
+            restored = self.state.cache.recurrent.from_named(recurrent)
+            if (fault := self.policy.transformer.recurrent_fault(restored)) is not None:
+                raise ValueError(fault)
+            self.state.cache.recurrent = restored
         past = _obs("past.obs", on_device), on_device["past.previous"], _index("past", on_device)
         self._past = RecentSteps(*past)
 

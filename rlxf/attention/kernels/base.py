@@ -141,6 +141,11 @@ class AttentionKernel(nn.Module, ABC):
 class RecurrentKernelState(ABC):
     """Recurrent state of a kernel in one layer: a constant-size summary of an episode's keys and values."""
 
+    @property
+    def layout(self) -> str:
+        """Kind of the state."""
+        return type(self).__name__
+
     @abstractmethod
     def rows(self, rows: Tensor) -> "RecurrentKernelState":
         """Return a copy of the selected rows (N,) int64 of the batch."""

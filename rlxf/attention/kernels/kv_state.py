@@ -78,6 +78,31 @@ def pairwise_sums(queries: Tensor, keys: KeyFeatures, values: Tensor, allowed: T
     return torch.cat([result, factor.square() @ keys.energy], dim=-1)
 
 
+def chunk_sums(
+    queries: Tensor, keys: KeyFeatures, values: Tensor, before: KVState, allowed: Tensor, continues: Tensor
+) -> Tensor:
+    """Compute `pairwise_sums` where queries may also see the keys of a state.
+
+    Args:
+        queries: features (B, H, T, M).
+        keys: features of T keys.
+        values: values with an appended 1, (B, H, T, V + 1); 0 in empty slots.
+        before: state of the keys before the chunk.
+        allowed: attention mask (B, 1, T, T) bool.
+        continues: (B, T) bool, true for queries that see the state.
+
+    Returns:
+        (B, H, T, V + 2).
+    """
+    scale = keys.scale[:, :, None].masked_fill(~allowed, -torch.inf)
+    past = before.scale[..., None].masked_fill(~continues[:, None], -torch.inf)
+    top = torch.maximum(scale.amax(-1), past).clamp(min=LOWEST_SCALE).detach()[..., None]
+    factor, kept = (scale - top).exp(), (past[..., None] - top).exp()
+    weights = queries @ keys.features.mT * factor
+    result = weights @ values + kept * (queries @ before.total)
+    return torch.cat([result, factor.square() @ keys.energy + kept.square() * before.energy], dim=-1)
+
+
 def causal_sums(queries: Tensor, keys: KeyFeatures, values: Tensor, before: KVState) -> tuple[Tensor, Tensor]:
     """Compute `pairwise_sums` where each of T queries sees the state before and the keys up to its own.
 

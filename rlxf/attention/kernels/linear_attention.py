@@ -42,6 +42,10 @@ class RandomFeatures(RecurrentKernel):
 
     seed: int
 
+    @abstractmethod
+    def build(self, width: int, heads: int) -> "LinearAttention":
+        """Return the module of one layer."""
+
     def for_layers(self, layers: int) -> tuple[Kernel, ...]:
         """Return a kernel for each layer, with consecutive seeds that start at the kernel's own."""
         options: Any = self

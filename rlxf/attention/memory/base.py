@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache
 from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.recurrent.base import RecurrentState
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.technique import SpecView, Technique
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -28,11 +29,13 @@ class State:
         hidden: (L, B, M, C), oldest first, without gradient.
         index: (B, M), positions and episodes of these tokens; episode -1 marks an empty slot.
         older: state of one layer, (1, B, N, C), for the N tokens before them; None without kNN memory.
+        recurrent: states of the recurrent layers after the last token; None without recurrent layers.
     """
 
     hidden: Tensor
     index: TokenIndex
     older: "State | None" = None
+    recurrent: RecurrentState | None = None
 
     @classmethod
     def empty(cls, layers: int, batch: int, length: int, like: Tensor, width: int) -> "State":
@@ -41,11 +44,11 @@ class State:
         return cls(hidden, TokenIndex.empty(batch, length, like.device))
 
     def at(self, tokens: slice) -> "State":
-        """Return the selected tokens, as views and without ``older``."""
+        """Return the selected tokens, as views, without ``older`` and ``recurrent``."""
         return State(self.hidden[:, :, tokens], self.index.at(tokens))
 
     def last(self, length: int) -> "State":
-        """Return the last tokens, at most ``length``, as views and without ``older``."""
+        """Return the last tokens like `at`, at most ``length``."""
         return self.at(slice(max(0, self.index.shape[1] - length), None))
 
     def relevant_to(self, index: TokenIndex) -> "State":
@@ -65,7 +68,8 @@ class State:
     def rows(self, rows: Tensor) -> "State":
         """Return the selected rows of the batch; ``rows`` is a bool (B,) mask or int64 (N,) row numbers."""
         older = None if self.older is None else self.older.rows(rows)
-        return State(self.hidden[:, rows], self.index.rows(rows), older)
+        recurrent = None if self.recurrent is None else self.recurrent.rows(rows)
+        return State(self.hidden[:, rows], self.index.rows(rows), older, recurrent)
 
 
 def concatenate_states(states: Sequence[State]) -> State:
@@ -146,6 +150,14 @@ class Memory(Technique, ABC):
         """Raise ValueError unless this memory is compatible with the other settings of a transformer."""
         if not choices.causal:
             raise ValueError(f"memory {self} needs causal=True: stored tokens cannot attend to future ones")
+
+    def check_attention_everywhere(self, choices: SpecView) -> None:
+        """Raise ValueError if a layer has a recurrent mixer, for a memory with modules in each layer."""
+        if choices.recurrence is not None:
+            raise ValueError(
+                f"memory {self} needs attention in every layer, but some have the recurrence "
+                f"{choices.recurrence}; use memory=XL(M), or None if no layer has attention"
+            )
 
     @property
     def capacity(self) -> int:

@@ -82,6 +82,7 @@ class Compressive(BlockMemory):
         The memory itself defines the visible tokens, and a softmax weighs raw and compressed tokens alike.
         """
         super().check(choices)
+        self.check_attention_everywhere(choices)
         if not choices.pattern.sees_all:
             raise ValueError(
                 f"{self} defines the visible tokens itself, and pattern {choices.pattern} would hide some of "

@@ -128,6 +128,7 @@ class KNN(Memory):
         The kNN layer needs a softmax kernel, one projection for all tokens, and weights of its own.
         """
         super().check(choices)
+        self.check_attention_everywhere(choices)
         if choices.kernel.softmax_distance != UNLIMITED:
             raise ValueError(
                 f"{self} retrieves keys by softmax scores, which {choices.kernel} does not use; "

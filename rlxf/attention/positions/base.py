@@ -146,6 +146,10 @@ class Position(Technique):
         if self.max_positions is not None:
             raise ValueError(f"{self} has a limit")
 
+    def check_without_attention(self) -> None:
+        """Raise ValueError if the position has an effect in attention only."""
+        raise ValueError(f"position {self} has an effect in attention only")
+
     def build_embedding(self, width: int, heads: int) -> PositionEmbedding:
         """Return the module that all layers share."""
         return PositionEmbedding()

@@ -61,6 +61,9 @@ class Floater(Position):
         """Raise ValueError, since the solver runs from position 0 to the last one."""
         raise ValueError(f"{self} becomes slower with them")
 
+    def check_without_attention(self) -> None:
+        """Do nothing: the position is added to the tokens."""
+
     def build_embedding(self, width: int, heads: int) -> "FloaterEmbedding":
         return FloaterEmbedding(self, width)
 

@@ -26,6 +26,9 @@ class LearnedAbsolute(LearnedPosition):
     paper: ClassVar[str] = "Gehring et al. 2017, arXiv:1705.03122"
     max_length: int = 1024
 
+    def check_without_attention(self) -> None:
+        """Do nothing: the position is added to the tokens."""
+
     def build_embedding(self, width: int, heads: int) -> "LearnedEmbedding":
         return LearnedEmbedding(self, width)
 
@@ -66,6 +69,9 @@ class Multiplicative(LearnedPosition):
 
     paper: ClassVar[str] = "Su 2021, kexue.fm/archives/8130"
     max_length: int = 1024
+
+    def check_without_attention(self) -> None:
+        """Do nothing: the position is added to the tokens."""
 
     def build_embedding(self, width: int, heads: int) -> "MultiplicativeEmbedding":
         return MultiplicativeEmbedding(self, width)

@@ -28,6 +28,9 @@ class Sinusoidal(SinusoidPosition):
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
     base: float = 10000.0
 
+    def check_without_attention(self) -> None:
+        """Do nothing: the position is added to the tokens."""
+
     def build_embedding(self, width: int, heads: int) -> "SinusoidalEmbedding":
         return SinusoidalEmbedding(self)
 
@@ -58,6 +61,9 @@ class UniversalSinusoid(SinusoidPosition):
 
     paper: ClassVar[str] = "Dehghani et al. 2019, arXiv:1807.03819"
     base: float = 10000.0
+
+    def check_without_attention(self) -> None:
+        """Do nothing: the position is added to the tokens."""
 
     def build_embedding(self, width: int, heads: int) -> "UniversalSinusoidEmbedding":
         return UniversalSinusoidEmbedding(self)

@@ -43,6 +43,11 @@ class Reversible(Residual):
                 f"{self} recomputes inputs of layers from their outputs and does not support "
                 f"cross_attention=True; choose another residual"
             )
+        if choices.recurrence is not None:
+            raise ValueError(
+                f"{self} runs layers twice, and each run of {choices.recurrence} would advance its state; "
+                f"choose another residual, e.g. Add()"
+            )
         kernel = choices.kernel
         if kernel.loss_depends_on_tokens:
             raise ValueError(
@@ -167,7 +172,8 @@ def run_reversibly(passes: SegmentStack, x: Tensor) -> Tensor:
 
 def _sublayers(passes: SegmentStack, number: int) -> tuple[Sublayer, Sublayer]:
     """Return the attention and the feed-forward sublayer of a pass."""
-    block, mask = passes.blocks[number], passes.masks[number]
+    block: Any = passes.blocks[number]  # with attention: `Reversible.check` excludes recurrences
+    mask = passes.masks[number]
     position = [] if mask.position is None else _weights(passes.embedding)
 
     def attend(half: Tensor) -> Tensor:

@@ -79,11 +79,15 @@ def _show_table(title: str, techniques: Iterable[type[Any]], describe: Callable[
 
 
 def _properties(axis: str, technique: type[Any]) -> str:
-    """Return origin of the causal form, cost for L tokens, and support of an XL memory as text."""
+    """Return origin of the causal form, cost for L tokens, and support of an XL memory as text.
+
+    A recurrence supports a memory if some layers have attention.
+    """
     from rlxf.attention import XL, TransformerSpec
 
+    layers = (0,) if axis == "recurrence" else ()
     try:
-        TransformerSpec(**{"memory": XL(), axis: technique()}).build()
+        TransformerSpec(**{"memory": XL(), axis: technique()}, attention_layers=layers).build()
         with_memory = "yes"
     except ValueError:
         with_memory = "no"

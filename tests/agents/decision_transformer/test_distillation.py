@@ -14,7 +14,15 @@ from rlxf.agents.decision_transformer.distillation import DistillationUpdate
 from rlxf.agents.decision_transformer.model import STATE_TOKENS
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.attention import ACT, CALM, KNNLM, SPALM, XL, DepthAdaptive, Window
-from tests.agents.decision_transformer.worlds import ACTIONS, IMAGE, VECTOR, K, small_agent, some_trajectories
+from tests.agents.decision_transformer.worlds import (
+    ACTIONS,
+    CORES,
+    IMAGE,
+    VECTOR,
+    K,
+    small_agent,
+    some_trajectories,
+)
 from tests.attention.oracle import close
 
 LARGE = decision_transformer(width=24, layers=2, heads=2, dropout=0.0)
@@ -76,9 +84,22 @@ def test_losses_are_positive_for_other_weights(head):
         assert part.item() > 1e-3, name
 
 
+FAST = {"learning_rate": 1e-2, "batch_size": 32, "max_grad_norm": 10.0}
+
+
 @each_head
 def test_distillation_reduces_the_loss_and_keeps_the_teacher(head):
-    student, teacher = pair(head, student={"learning_rate": 1e-2, "batch_size": 32, "max_grad_norm": 10.0})
+    assert_distils(*pair(head, student=FAST))
+
+
+@pytest.mark.parametrize("learns", [True, False], ids=["XL teaches a recurrence", "a recurrence teaches XL"])
+def test_distillation_between_recurrence_and_memory(learns):
+    cores = CORES["Gated DeltaNet"], CORES["memory"]
+    student, teacher = cores if learns else cores[::-1]
+    assert_distils(*pair(student=FAST | {"core": student}, teacher={"core": teacher}))
+
+
+def assert_distils(student, teacher):
     before, teacher_weights = losses(student, teacher)["distillation_loss"].item(), weights(teacher)
     student.distill(teacher, 30)
     assert losses(student, teacher)["distillation_loss"].item() < 0.7 * before

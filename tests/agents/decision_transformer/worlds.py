@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.pretraining import MaskedPretraining, MaskedWindows, Masking
-from rlxf.attention import XL, ALiBi, GRUGate, LearnedAbsolute, RoPE, TransformerSpec, Window, XLRelative
+from rlxf.attention import (
+    XL,
+    ALiBi,
+    GatedDeltaNet,
+    GRUGate,
+    LearnedAbsolute,
+    Mamba2,
+    RoPE,
+    TransformerSpec,
+    Window,
+    XLRelative,
+)
 from rlxf.data import Trajectories, action_encoder, observation_encoder, return_to_go
 from rlxf.data.spaces import discrete_sizes
 
@@ -42,6 +53,10 @@ CORES = {
     "memory": TransformerSpec(**SIZES, position=XLRelative(), memory=XL(7)),
     "GTrXL": TransformerSpec(
         **SIZES, position=XLRelative(), memory=XL(6), pattern=Window(7), residual=GRUGate()
+    ),
+    "Gated DeltaNet": TransformerSpec(**SIZES, recurrence=GatedDeltaNet()),
+    "Mamba-2 below attention": TransformerSpec(
+        **SIZES, recurrence=Mamba2(state=4), attention_layers=(1,), position=XLRelative(), memory=XL(7)
     ),
 }
 

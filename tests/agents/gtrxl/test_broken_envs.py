@@ -17,7 +17,16 @@ from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_en
 from rlxf.envs.spaces import LOST
 from rlxf.training import CheckpointFolder, CheckpointWriter
 from tests.agents.gtrxl.test_resume import ROLLOUT, TOTAL, begin, cut_off, lines
-from tests.agents.gtrxl.worlds import all_segments, parameters, rollouts, same, scripts, shifted, small_agent
+from tests.agents.gtrxl.worlds import (
+    RECURRENT_CORES,
+    all_segments,
+    parameters,
+    rollouts,
+    same,
+    scripts,
+    shifted,
+    small_agent,
+)
 from tests.envs.faulty_envs import breaking, made
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
@@ -56,12 +65,23 @@ def test_training_continues_after_each_kind_of_crash(tmp_path):
         assert (line["env/restarts"], line["env/lost_steps"]) == (str(len(PLAN)), str(env.lost_steps))
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["episodes", "across episodes"])
+SETTINGS = {
+    "episodes": {},
+    "across episodes": {"persist_memory_across_episodes": True},
+    "recurrence": {"core": RECURRENT_CORES["GatedDeltaNet"]},
+    "recurrence across episodes": {
+        "core": RECURRENT_CORES["Mamba-2 below attention"],
+        "persist_memory_across_episodes": True,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS.values(), ids=SETTINGS)
 def broken(request, tmp_path_factory):
     """Return an agent and a rollout in which an environment crashed and was restarted."""
     marks = tmp_path_factory.mktemp("marks")
     with closing(breaking(marks, "step dies")) as env:
-        agent, before = small_agent(env, persist_memory_across_episodes=request.param, n_steps=64), 0
+        agent, before = small_agent(env, n_steps=64, **request.param), 0
         for buffer in rollouts(agent, 10**6):
             if (buffer.weight[1].diff() > 0).any():
                 break

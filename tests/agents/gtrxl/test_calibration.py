@@ -13,7 +13,15 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from rlxf import GTrXLPPO
 from rlxf.agents.common.calibration import check_thresholds
 from rlxf.attention import CALM, DepthAdaptive
-from tests.agents.gtrxl.worlds import ACTIONS, Scripted, scripts, shifted, small_agent, small_core
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    RECURRENT_CORES,
+    Scripted,
+    scripts,
+    shifted,
+    small_agent,
+    small_core,
+)
 
 FALLING = (1.0, 0.5, 0.0)
 """The first threshold is never reached."""
@@ -34,6 +42,14 @@ def test_unreachable_threshold_has_no_risk():
     assert calibration.risk[0] == 0.0
     assert calibration.depth[0] == 3.0
     assert calibration.depth[-1] == 1.0
+    assert calibration.risk[-1] > 0.0
+
+
+@pytest.mark.parametrize("name", ["GatedDeltaNet", "Mamba-2 below attention"])
+def test_each_threshold_has_its_own_recurrent_state(name):
+    core = replace(RECURRENT_CORES[name], layers=3, depth=CALM("classifier"))
+    calibration = calibrate_small(small_agent(scripts(shifted(3)), core=core))
+    assert (calibration.risk[0], calibration.depth[0], calibration.depth[-1]) == (0.0, 3.0, 1.0)
     assert calibration.risk[-1] > 0.0
 
 

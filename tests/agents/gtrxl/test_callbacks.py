@@ -358,7 +358,8 @@ def drawn():
         LAYERS, HEADS, MAP_STEPS, MAP_STEPS + MAP_MEMORY, generator=torch.Generator().manual_seed(0)
     )
     weights = list((scores + mask.mask[0]).softmax(-1))
-    return attention_figure(weights, mask.allowed[0], starts[0]), weights, mask.allowed[0]
+    numbered = dict(enumerate(weights, start=1))
+    return attention_figure(numbered, mask.allowed[0], starts[0]), weights, mask.allowed[0]
 
 
 def panels(figure):

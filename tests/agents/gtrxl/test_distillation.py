@@ -28,6 +28,7 @@ from tests.agents.gtrxl.worlds import (
     make_loud,
     next_step_scripts,
     parameters,
+    recurrent_core,
     same,
     scripts,
     shifted,
@@ -136,6 +137,25 @@ def test_distillation_reduces_divergence(actions, actor):
     student.distill(teacher, 2 * ENVS * student.n_steps, actor=actor)
     assert loss_of(student, teacher, lesson, batch)["distillation_loss"].item() < 0.9 * before
     assert same(weights, parameters(teacher))
+
+
+@pytest.mark.parametrize("actor", ["student", "teacher"])
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    ("student", "teacher"),
+    [(recurrent_core(width=8, layers=1), LARGE), (SMALL, recurrent_core(width=24))],
+    ids=["XL teaches a recurrence", "a recurrence teaches XL"],
+)
+def test_distillation_between_recurrence_and_memory(student, teacher, world, actor):
+    env = WORLDS[world](shifted(ENVS))
+    pupil = small_agent(env, core=student, seed=1, learning_rate=3e-3, n_epochs=6, max_grad_norm=10.0)
+    master = small_agent(env, core=teacher, seed=2)
+    assert_teacher_equals_single_pass(pupil, master, actor)
+    lesson, _ = collect_lessons(pupil, master, actor=actor)
+    batch = minibatch(pupil, lesson)
+    before = loss_of(pupil, master, lesson, batch)["distillation_loss"].item()
+    pupil.distill(master, 2 * ENVS * pupil.n_steps, actor=actor)
+    assert loss_of(pupil, master, lesson, batch)["distillation_loss"].item() < 0.9 * before
 
 
 def bent(agent, action):

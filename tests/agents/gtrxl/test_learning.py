@@ -1,12 +1,13 @@
 """The agent solves tasks that require memory, trains with every technique, and repeats with a seed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from stable_baselines3.common.env_util import make_vec_env as sb3_make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
-from rlxf.attention import TransformerSpec
+from rlxf.attention import Full, TransformerSpec
 from rlxf.envs.make import make_vec_env
 from rlxf.training import linear
 from tests.agents.gtrxl.test_sb3_tools import recorded_logs
@@ -67,14 +68,17 @@ def test_memory_extra_tasks_train(env_id):
 
 @each
 def test_two_updates(choice):
-    agent = small_agent(scripts(shifted(3)), core=limited_to_memory(replace(small_core(), **choice)))
+    agent = small_agent(scripts(shifted(3)), core=limited_to_memory(small_core(), **choice))
     before = weights(agent.policy)
     agent.learn(2 * agent.n_steps * agent.n_envs)
     all_have_moved(before, agent.policy)
 
 
-def limited_to_memory(core: TransformerSpec) -> TransformerSpec:
-    """Return the core with a pattern limited to its memory."""
+def limited_to_memory(core: TransformerSpec, **choice: Any) -> TransformerSpec:
+    """Return the core with a choice and a pattern limited to its memory; a recurrence has no memory."""
+    if "recurrence" in choice:
+        return replace(core, position=None, pattern=Full(), memory=None, **choice)
+    core = replace(core, **choice)
     assert core.memory is not None
     if core.memory.visible_pattern(core.pattern).max_distance <= core.memory.length:
         return core

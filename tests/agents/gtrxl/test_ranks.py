@@ -19,7 +19,16 @@ from rlxf.envs.resume import ActionReplay
 from rlxf.training import CheckpointFolder, CheckpointWriter, read_archive, stop_on_signals
 from rlxf.training.distributed import process_group
 from tests.agents.gtrxl.test_resume import Lively
-from tests.agents.gtrxl.worlds import ACTIONS, GOES_ON, TERMINATED, VECTOR, scripts, small_agent, small_core
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    GOES_ON,
+    RECURRENT_CORES,
+    TERMINATED,
+    VECTOR,
+    scripts,
+    small_agent,
+    small_core,
+)
 from tests.ranks import on_ranks
 
 ENVS, STEPS = 4, 8
@@ -105,6 +114,8 @@ SETTINGS = {
     "few segments in a minibatch": {"batch_size": 4, "recompute_memory": True},
     "a bound on the KL": {"target_kl": 1e-3, "n_epochs": 9},
     "a memory of neighbors": {"core": replace(small_core(), memory=KNN(2, 12, 4), pattern=Window(3))},
+    "recurrence": {"core": RECURRENT_CORES["GatedDeltaNet"]},
+    "recurrence below attention": {"core": RECURRENT_CORES["Mamba-2 below attention"]},
     "random features": {"core": replace(small_core(), kernel=Performer(), position=RoPE())},
 }
 
@@ -193,10 +204,10 @@ class Signalled(BaseCallback):
         return True
 
 
-def cut(folder, env):
+def cut(folder, env, **changes):
     with stop_on_signals() as stop:
         saving = CheckpointWriter(CheckpointFolder(folder), every_seconds=99, stop=stop)
-        actual = learned(env=env(), rollouts=3, callbacks=[saving, Signalled()])
+        actual = learned(env=env(), rollouts=3, callbacks=[saving, Signalled()], **changes)
     process_group().barrier()
     return len(actual["lines"])
 
@@ -205,11 +216,22 @@ def normalised():
     return VecNormalize(lively())
 
 
-@pytest.mark.parametrize("env", [normalised, lambda: "rlxf/TMaze-v0"], ids=["played again", "give a state"])
-def test_episodes_move_between_world_sizes(env, tmp_path):
+MOVED = {
+    "played again": (normalised, {}),
+    "give a state": (lambda: "rlxf/TMaze-v0", {}),
+    "recurrence": (lively, {"core": RECURRENT_CORES["LSTM"]}),
+    "recurrence below attention": (lively, {"core": RECURRENT_CORES["Mamba-2 below attention"]}),
+}
+
+
+@pytest.mark.parametrize(("env", "changes"), MOVED.values(), ids=MOVED)
+def test_episodes_move_between_world_sizes(env, changes, tmp_path):
     """Two processes resume the run of one process, and one or two resume that of two."""
-    expected = learned(env=env(), rollouts=3)
-    left = {"one": [cut(tmp_path / "one", env)], "two": on_ranks(2, lambda: cut(tmp_path / "two", env))}
+    expected = learned(env=env(), rollouts=3, **changes)
+    left = {
+        "one": [cut(tmp_path / "one", env, **changes)],
+        "two": on_ranks(2, lambda: cut(tmp_path / "two", env, **changes)),
+    }
     assert left == {"one": [3], "two": [3, 3]}  # the third rollout begins, and stops
     for name in left:
         assert [file.name for file in CheckpointFolder(tmp_path / name).files()] == [
@@ -217,9 +239,9 @@ def test_episodes_move_between_world_sizes(env, tmp_path):
         ]
 
     def by_two():
-        return [learned(env=env(), rollouts=3, resume_from=tmp_path / name) for name in left]
+        return [learned(env=env(), rollouts=3, resume_from=tmp_path / name, **changes) for name in left]
 
-    actual = [learned(env=env(), rollouts=3, resume_from=tmp_path / "two")]
+    actual = [learned(env=env(), rollouts=3, resume_from=tmp_path / "two", **changes)]
     for each in [*actual, *(each for both in on_ranks(2, by_two) for each in both)]:
         assert_close(each, expected)
 

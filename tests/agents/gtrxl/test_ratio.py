@@ -20,13 +20,16 @@ from rlxf.attention import (
     SigTanhGate,
     Window,
 )
+from rlxf.attention.spec import TECHNIQUES
 from rlxf.envs.vector import as_vec_env
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     OBSERVATIONS,
+    RECURRENT_CORES,
     all_segments,
     last_outputs,
     next_step_scripts,
+    recurrent_core,
     rollouts,
     scripts,
     shifted,
@@ -34,6 +37,7 @@ from tests.agents.gtrxl.worlds import (
     small_core,
 )
 from tests.agents.techniques import CHOICES
+from tests.attention.specs import SHORT
 
 TOLERANCE = 1e-4
 RESIDUALS = [Add(), GRUGate(), InputGate(), OutputGate(), HighwayGate(), SigTanhGate()]
@@ -122,6 +126,40 @@ MEMORIES = [
 def test_all_memories(choice, ends):
     core = dataclasses.replace(small_core(), **choice)
     assert_acts_as_it_learns(small_agent(scripts(ends), core=core), number=4)
+
+
+@pytest.mark.parametrize("across", [False, True], ids=["episodes", "across episodes"])
+@pytest.mark.parametrize(
+    "world", [scripts, lambda ends: as_vec_env(next_step_scripts(ends))], ids=["same step", "filler rows"]
+)
+@pytest.mark.parametrize("core", RECURRENT_CORES.values(), ids=RECURRENT_CORES)
+def test_recurrent_cores(core, world, across):
+    """Most episodes cross the starts of segments and of rollouts."""
+    agent = small_agent(world(shifted(3)), core=core, persist_memory_across_episodes=across)
+    assert_acts_as_it_learns(agent, number=3)
+
+
+@pytest.mark.parametrize("core", RECURRENT_CORES.values(), ids=RECURRENT_CORES)
+def test_recurrent_cores_in_one_endless_episode(core):
+    assert_acts_as_it_learns(small_agent(scripts([[0]] * 2), core=core), number=4)
+
+
+@pytest.mark.parametrize("name", TECHNIQUES["recurrence"])
+def test_all_recurrences(name):
+    core = recurrent_core(recurrence=SHORT.get(name) or TECHNIQUES["recurrence"][name]())
+    assert_acts_as_it_learns(small_agent(scripts(shifted(3)), core=core))
+
+
+@pytest.mark.parametrize("core", RECURRENT_CORES.values(), ids=RECURRENT_CORES)
+def test_tolerance_detects_missing_recurrent_state(core):
+    agent = small_agent(scripts([[0]] * 2), core=core)
+    for buffer in rollouts(agent, 2):
+        batch = all_segments(buffer)
+    cleared = batch.state.recurrent.map(torch.zeros_like)
+    state = dataclasses.replace(batch.state, recurrent=cleared)
+    ratio, values = differences(agent, dataclasses.replace(batch, state=state))
+    assert ratio.max() > 100 * TOLERANCE
+    assert values.max() > 100 * TOLERANCE
 
 
 def test_tolerance_detects_missing_long_range_memory():

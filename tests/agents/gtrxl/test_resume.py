@@ -37,6 +37,7 @@ from tests.agents.gtrxl.worlds import (
     ACTIONS,
     DICT,
     IMAGE,
+    RECURRENT_CORES,
     VECTOR,
     Scripted,
     next_step_scripts,
@@ -193,6 +194,13 @@ AGENTS = {
     "LSH": {"core": replace(small_core(), kernel=LSH(2, 2), position=RoPE())},
     "Routing": {"core": replace(small_core(), kernel=Routing(2), position=RoPE())},
     "reconstruction": {"reconstruction_coef": 0.1},
+    "recurrence": {"core": RECURRENT_CORES["GatedDeltaNet"]},
+    "recurrence with a state named hidden": {"core": RECURRENT_CORES["LSTM"]},
+    "recurrence below attention": {"core": RECURRENT_CORES["Mamba-2 below attention"]},
+    "recurrence across episodes": {
+        "core": RECURRENT_CORES["attention below GRU"],
+        "persist_memory_across_episodes": True,
+    },
     "previous actions unseen": {"previous_action": False},
     "early end of updates": {"target_kl": 1e-4},
     "early end, Routing": {

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import GTrXLPolicy, gtrxl
+from rlxf.attention import CALM, GRU, LSTM, GatedDeltaNet, GRUGate, Mamba2, TransformerSpec
 
 GOES_ON, TERMINATED, TRUNCATED = range(3)
 
@@ -86,6 +88,22 @@ def shifted(number: int, script: Sequence[int] = MIXED) -> list[list[int]]:
 def small_core(**changes: Any) -> Any:
     """Return a core with memory of 8 steps, width 16 and two layers."""
     return gtrxl(8, **({"width": 16, "layers": 2, "heads": 2, "feed_forward": 32} | changes))
+
+
+def recurrent_core(**changes: Any) -> TransformerSpec:
+    """Return a core of the size of `small_core` whose layers are gated delta rules."""
+    sizes = {"width": 16, "layers": 2, "heads": 2, "feed_forward": 32}
+    return TransformerSpec(**({"recurrence": GatedDeltaNet(), "residual": GRUGate()} | sizes | changes))
+
+
+RECURRENT_CORES: dict[str, TransformerSpec] = {
+    "GatedDeltaNet": recurrent_core(),
+    "LSTM": recurrent_core(recurrence=LSTM()),
+    "Mamba-2 below attention": replace(small_core(), recurrence=Mamba2(state=4), attention_layers=(1,)),
+    "attention below GRU": replace(small_core(), recurrence=GRU(), attention_layers=(0,)),
+    "CALM": recurrent_core(layers=3, depth=CALM("state", 0.5)),
+}
+"""Cores with recurrent layers: pure and mixed ones."""
 
 
 def small_agent(env: Any, policy: str = "MlpGTrXLPolicy", loud: bool = True, **changes: Any) -> GTrXLPPO:

@@ -1,0 +1,1 @@
+"""Recurrent mixers: token mixers whose memory is a state of constant size."""

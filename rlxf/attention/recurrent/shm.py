@@ -1,0 +1,90 @@
+"""Stable Hadamard memory: a matrix whose entries are scaled by calibration factors of mean 1."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
+from rlxf.attention.recurrent.scan import linear_scan
+from rlxf.attention.technique import check_int
+
+NORM_EPSILON = 1e-5
+"""Added to the sum of the features of keys and queries, as in the authors' code."""
+
+HASH = 2654435761
+"""Multiplier of Knuth's multiplicative hash."""
+
+
+@dataclass(frozen=True)
+class SHM(Recurrence):
+    r"""``M_t = M_(t-1) * C_t + (e_t v_t) k_t^T`` with elementwise products, ``y_t = M_t q_t + x_t W_s``.
+
+    ``C_t = 1 + tanh(theta c_t^T)``, where c_t is a projection of the token and theta one of ``rows``
+    learned vectors. Keys and queries are rectified and divided by their sum, and ``e_t = sigmoid(x_t W_e)``.
+    The paper draws a row of theta at random for each step. Here a hash of the position in the episode selects
+    it, so that a step has the same row in acting and in training. The state is not clipped, because a
+    recurrence with clipping cannot be computed in parallel.
+
+    Source: Le et al. 2024, arXiv:2410.10132, sections 3.2 and 3.3.
+
+    Args:
+        size: rows and columns of the matrix M.
+        rows: number of vectors theta.
+
+    Raises:
+        TypeError: if an option is not an int.
+        ValueError: if an option is less than 1.
+    """
+
+    paper: ClassVar[str] = "Le et al. 2024, arXiv:2410.10132"
+    size: int = 32
+    rows: int = 128
+
+    def __post_init__(self) -> None:
+        check_int("SHM size", self.size)
+        check_int("SHM rows", self.rows)
+
+    def row(self, position: Tensor) -> Tensor:
+        """Return the row of theta for each position (B, T)."""
+        return (position * HASH % 2**32 >> 8) % self.rows
+
+    def build(self, width: int, heads: int) -> "HadamardMemory":
+        return HadamardMemory(self, width)
+
+
+class HadamardMemory(RecurrentMixer):
+    """Mixer of `SHM`."""
+
+    def __init__(self, spec: SHM, width: int):
+        super().__init__()
+        self.spec = spec
+        self.key = orthogonal_linear(width, spec.size, bias=False)
+        self.query = orthogonal_linear(width, spec.size, bias=False)
+        self.value = orthogonal_linear(width, spec.size, bias=False)
+        self.calibration = orthogonal_linear(width, spec.size, bias=False)
+        self.theta = nn.Parameter(torch.empty(spec.rows, spec.size))
+        nn.init.xavier_uniform_(self.theta)
+        self.strength = nn.Linear(width, 1, bias=False)
+        self.shortcut = orthogonal_linear(width, spec.size)
+        self.output = orthogonal_linear(spec.size, width)
+
+    def initial_state(self, batch: int) -> MixerState:
+        return {"state": zeros(self.theta, batch, self.spec.size, self.spec.size)}
+
+    def forward(self, x: Tensor, runs: EpisodeRuns, state: MixerState) -> tuple[Tensor, MixerState]:
+        k, q = (_share(projection(x)) for projection in (self.key, self.query))
+        theta = self.theta[self.spec.row(runs.position)]
+        calibration = 1 + (theta[..., :, None] * self.calibration(x)[..., None, :]).tanh()
+        written = (self.strength(x).sigmoid() * self.value(x))[..., :, None] * k[..., None, :]
+        states = linear_scan(runs.decays(calibration), runs.inputs(written), state["state"])
+        y = (states @ q.to(states.dtype)[..., None])[..., 0].to(x.dtype) + self.shortcut(x)
+        return self.output(y), {"state": states[:, -1]}
+
+
+def _share(x: Tensor) -> Tensor:
+    """Rectify x (..., D) and divide it by its sum."""
+    x = x.relu()
+    return x / (NORM_EPSILON + x.sum(dim=-1, keepdim=True))
