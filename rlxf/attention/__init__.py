@@ -40,11 +40,15 @@ from rlxf.attention.patterns.sparse_transformer import Strided as Strided
 from rlxf.attention.patterns.window import Dilated as Dilated
 from rlxf.attention.patterns.window import Full as Full
 from rlxf.attention.positions.alibi import ALiBi as ALiBi
+from rlxf.attention.positions.cope import CoPE as CoPE
 from rlxf.attention.positions.deberta import Deberta as Deberta
 from rlxf.attention.positions.distance_aware import DistanceAware as DistanceAware
 from rlxf.attention.positions.etc_labels import ETCLabels as ETCLabels
+from rlxf.attention.positions.fire import FIRE as FIRE
 from rlxf.attention.positions.floater import Floater as Floater
+from rlxf.attention.positions.kerple import KERPLE as KERPLE
 from rlxf.attention.positions.learned_absolute import LearnedAbsolute as LearnedAbsolute
+from rlxf.attention.positions.learned_absolute import LearnedPerLayer as LearnedPerLayer
 from rlxf.attention.positions.learned_absolute import Multiplicative as Multiplicative
 from rlxf.attention.positions.rope import RoPE as RoPE
 from rlxf.attention.positions.shaw_relative import ShawRelative as ShawRelative
@@ -53,6 +57,7 @@ from rlxf.attention.positions.sinusoidal import UniversalSinusoid as UniversalSi
 from rlxf.attention.positions.t5_bias import T5Bias as T5Bias
 from rlxf.attention.positions.tupe import Tupe as Tupe
 from rlxf.attention.positions.xl_relative import XLRelative as XLRelative
+from rlxf.attention.positions.xpos import XPos as XPos
 from rlxf.attention.recurrent.agalite import AGaLiTe as AGaLiTe
 from rlxf.attention.recurrent.conv_former import ConvFormer as ConvFormer
 from rlxf.attention.recurrent.deltanet import DeltaNet as DeltaNet

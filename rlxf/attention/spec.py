@@ -35,17 +35,21 @@ from rlxf.attention.patterns.sparse_transformer import FixedColumns, Strided
 from rlxf.attention.patterns.window import Dilated, Full
 from rlxf.attention.positions.alibi import ALiBi
 from rlxf.attention.positions.base import Position
+from rlxf.attention.positions.cope import CoPE
 from rlxf.attention.positions.deberta import Deberta
 from rlxf.attention.positions.distance_aware import DistanceAware
 from rlxf.attention.positions.etc_labels import ETCLabels
+from rlxf.attention.positions.fire import FIRE
 from rlxf.attention.positions.floater import Floater
-from rlxf.attention.positions.learned_absolute import LearnedAbsolute, Multiplicative
+from rlxf.attention.positions.kerple import KERPLE
+from rlxf.attention.positions.learned_absolute import LearnedAbsolute, LearnedPerLayer, Multiplicative
 from rlxf.attention.positions.rope import RoPE
 from rlxf.attention.positions.shaw_relative import ShawRelative
 from rlxf.attention.positions.sinusoidal import Sinusoidal, UniversalSinusoid
 from rlxf.attention.positions.t5_bias import T5Bias
 from rlxf.attention.positions.tupe import Tupe
 from rlxf.attention.positions.xl_relative import XLRelative
+from rlxf.attention.positions.xpos import XPos
 from rlxf.attention.recurrent.agalite import AGaLiTe
 from rlxf.attention.recurrent.base import Recurrence
 from rlxf.attention.recurrent.conv_former import ConvFormer
@@ -80,6 +84,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
             Sinusoidal,
             UniversalSinusoid,
             LearnedAbsolute,
+            LearnedPerLayer,
             Multiplicative,
             Floater,
             ShawRelative,
@@ -90,7 +95,11 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
             DistanceAware,
             ETCLabels,
             RoPE,
+            XPos,
             ALiBi,
+            KERPLE,
+            FIRE,
+            CoPE,
         ),
         "pattern": (
             Full,

@@ -28,9 +28,7 @@ class TransformerLayers(nn.Module):
         super().__init__()
         self.spec: Any = spec  # a TransformerSpec
         self.memory = spec.memory or NoMemory()
-        self.embedding = (
-            spec.position.build_embedding(spec.width, spec.heads) if spec.position else PositionEmbedding()
-        )
+        self.embedding = spec.position.build_shared(spec) if spec.position else PositionEmbedding()
         self.global_token_embedding = spec.pattern.build_global_tokens(spec.width, spec.causal)
         self.order = [spec.depth.layer_of_pass(number) for number in range(spec.layers)]
         layers = (_of_layer(spec, *each) for each in enumerate(spec.kernel.for_layers(spec.kinds)))

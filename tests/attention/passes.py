@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlxf.attention import KVCache, Softmax, State, TokenIndex, Transformer
+from rlxf.attention import Full, KVCache, Softmax, State, TokenIndex, Transformer
 from rlxf.attention.attention import Attention
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import Position
 from tests.attention.oracle import fill
 from tests.attention.worlds import Segment
@@ -47,3 +48,9 @@ def over_heads(q: Tensor, position: Position) -> Attention:
     module = Attention(heads * size, heads, position, Softmax(), 0.0).to(q.dtype)
     fill(module.out, torch.eye(heads * size, dtype=q.dtype))
     return module
+
+
+def after_memory(q: Tensor, k: Tensor) -> AttentionMask:
+    """Return the causal mask of queries q (B, H, T, D) over keys k (B, H, M + T, D) of one episode."""
+    key = TokenIndex.range(k.shape[0], k.shape[2])
+    return AttentionMask(key.last(q.shape[2]), key, Full(), True, q.dtype)

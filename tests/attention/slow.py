@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from rlxf.attention import (
+    FIRE,
+    KERPLE,
     ALiBi,
     Deberta,
     DistanceAware,
@@ -18,8 +20,10 @@ from rlxf.attention import (
     TokenIndex,
     Tupe,
     XLRelative,
+    XPos,
 )
 from rlxf.attention.attention import Attention
+from rlxf.attention.positions.kerple import KERPLEBias
 from rlxf.attention.token_index import EMPTY
 
 Score = Callable[[Attention, Tensor, Tensor, int, int, int], Tensor]
@@ -40,16 +44,40 @@ def alibi(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) ->
 
 
 def rope(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
-    return turned(q, i) @ turned(k, j) / math.sqrt(len(q))
+    spec = module.position.spec
+    angles = [speed(spec, m, len(q), i + 1) for m in range(len(q) // 2)]
+    factor = 0.1 * math.log(spec.factor) + 1 if spec.scaling == "yarn" else 1
+    return turned(q, i, angles) @ turned(k, j, angles) * factor**2 / math.sqrt(len(q))
 
 
-def turned(x: Tensor, t: int) -> Tensor:
+def speed(spec: RoPE, m: int, size: int, length: int) -> float:
+    plain, longest = 10000 ** (-2 * m / size), spec.original_length
+    if spec.scaling == "yarn":
+        turns = [size * math.log(longest / (2 * math.pi * n)) / (2 * math.log(10000)) for n in (32, 1)]
+        low, high = max(math.floor(turns[0]), 0), min(math.ceil(turns[1]), size - 1)
+        share = min(1, max(0, (m - low) / (high - low)))
+        return plain * (1 - share) + plain / spec.factor * share
+    if spec.scaling == "dynamic":
+        factor = spec.factor * max(length, longest) / longest - (spec.factor - 1)
+        return (10000 * factor ** (size / (size - 2))) ** (-2 * m / size)
+    return plain
+
+
+def turned(x: Tensor, t: int, speeds: list[float] | None = None) -> Tensor:
     parts = []
     for m in range(len(x) // 2):
-        angle = t * 10000 ** (-2 * m / len(x))
+        angle = t * (speeds[m] if speeds else 10000 ** (-2 * m / len(x)))
         a, b = x[2 * m], x[2 * m + 1]
         parts += [a * math.cos(angle) - b * math.sin(angle), a * math.sin(angle) + b * math.cos(angle)]
     return torch.stack(parts)
+
+
+def xpos(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    size, pairs = len(q), zip(turned(q, i).view(-1, 2), turned(k, j).view(-1, 2), strict=True)
+    decays = [
+        ((2 * n / size + 0.4) / 1.4) ** ((i - j) / module.position.spec.scale_base) for n in range(size)
+    ]
+    return sum(decay * (a @ b) for decay, (a, b) in zip(decays, pairs, strict=False)) / math.sqrt(size)
 
 
 def xl_relative(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
@@ -129,6 +157,24 @@ def etc_labels(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: in
     return (q @ (k + learned.keys[label, head]) + learned.biases[label, head]) / math.sqrt(len(q))
 
 
+def kerple(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    learned, distance = module.position, abs(i - j)
+    r_1 = (1 + learned.first[head].exp()).log()
+    if type(learned) is KERPLEBias:
+        r_2 = (1 + learned.second[head].exp()).log()
+        return q @ k / math.sqrt(len(q)) - r_1 * (1 + r_2 * distance).log()
+    r_2 = 2 / (1 + (-learned.second[head]).exp())
+    return q @ k / math.sqrt(len(q)) - (r_1 * distance**r_2 if distance else 0)
+
+
+def fire(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
+    learned = module.position
+    c, length = abs(learned.c), torch.clamp(abs(learned.scale * learned.spec.threshold), min=max(i, j))
+    ratio = (c * abs(i - j) + 1).log() / ((c * length + 1).log() + 1e-6)
+    hidden = torch.clamp(learned.inner.weight[:, 0] * ratio + learned.inner.bias, min=0)
+    return q @ k / math.sqrt(len(q)) + learned.outer.weight[head] @ hidden + learned.outer.bias[head]
+
+
 def nothing(module: Attention, i: int, j: int) -> Tensor:
     return module.qkv.weight.new_zeros(())
 
@@ -137,6 +183,7 @@ SCORES: dict[type, Score] = {
     type(None): plain,
     ALiBi: alibi,
     RoPE: rope,
+    XPos: xpos,
     XLRelative: xl_relative,
     ShawRelative: shaw,
     T5Bias: t5,
@@ -144,6 +191,8 @@ SCORES: dict[type, Score] = {
     Deberta: deberta,
     DistanceAware: distance_aware,
     ETCLabels: etc_labels,
+    KERPLE: kerple,
+    FIRE: fire,
 }
 VALUES: dict[type, Value] = {ShawRelative: shaw_value}
 

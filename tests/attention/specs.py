@@ -11,8 +11,10 @@ from rlxf.attention import (
     ACT,
     CALM,
     ETC,
+    FIRE,
     GLA,
     GRU,
+    KERPLE,
     KNN,
     LRU,
     LSH,
@@ -26,6 +28,7 @@ from rlxf.attention import (
     Blockwise,
     Compressive,
     ConvFormer,
+    CoPE,
     Deberta,
     DepthAdaptive,
     Dilated,
@@ -35,6 +38,7 @@ from rlxf.attention import (
     GatedDeltaNet,
     GRUGate,
     LearnedAbsolute,
+    LearnedPerLayer,
     Linformer,
     Local1D,
     Local2D,
@@ -60,6 +64,7 @@ from rlxf.attention import (
     UniversalSinusoid,
     Window,
     XLRelative,
+    XPos,
 )
 from rlxf.attention.spec import TECHNIQUES
 
@@ -91,12 +96,16 @@ SHORT: dict[str, Any] = {
     "Compressive": Compressive(2, 2, 2),
     "KNN": KNN(2, 5, 2),
     "LearnedAbsolute": LearnedAbsolute(64),
+    "LearnedPerLayer": LearnedPerLayer(64),
     "Multiplicative": Multiplicative(64),
     "ShawRelative": ShawRelative(2),
     "ETCLabels": ETCLabels(2, 2, segment=2),
     "T5Bias": T5Bias(buckets=4, max_distance=5),
     "Tupe": Tupe(64, buckets=4, max_distance=5),
     "Deberta": Deberta(2),
+    "FIRE": FIRE(hidden=8, threshold=8.0),
+    "XPos": XPos(scale_base=4.0),
+    "CoPE": CoPE(4),
     "CALM": CALM("classifier", 0.5),
     "Mamba2": Mamba2(state=4),
     "ConvFormer": ConvFormer(3, kinds=2),
@@ -263,6 +272,52 @@ RECIPES = {
     "Deberta, paper's form": replace(DEFAULT, position=Deberta(2, form="paper")),
     "RoPE, linear": replace(DEFAULT, position=RoPE(factor=4.0)),
     "RoPE, ntk": replace(DEFAULT, position=RoPE(scaling="ntk", factor=4.0)),
+    "RoPE, yarn, gates and memory": replace(
+        GTRXL, position=RoPE(scaling="yarn", factor=4.0, original_length=64, beta_fast=4.0)
+    ),
+    "RoPE, yarn, linear attention": replace(
+        DEFAULT, position=RoPE(scaling="yarn", factor=4.0, original_length=64), kernel=Performer(6)
+    ),
+    "RoPE, dynamic, gates and memory": replace(
+        GTRXL, position=RoPE(scaling="dynamic", factor=8.0, original_length=4)
+    ),
+    "RoPE, dynamic, compressed, spans": replace(
+        DEFAULT,
+        position=RoPE(scaling="dynamic", factor=8.0, original_length=3),
+        kernel=AdaptiveSpan(limit=4, ramp=3),
+        memory=Compressive(2, 2, 2),
+    ),
+    "RoPE, dynamic, LSH, dilated": replace(
+        DEFAULT,
+        position=RoPE(scaling="dynamic", factor=8.0, original_length=3),
+        kernel=LSH(2, 4),
+        pattern=Dilated(2, 2, plain_heads=1),
+    ),
+    "KERPLE, power, gates and memory": replace(GTRXL, position=KERPLE("power")),
+    "KERPLE, spans, compressed memory": replace(
+        DEFAULT, position=KERPLE(), kernel=AdaptiveSpan(limit=4, ramp=3), memory=Compressive(2, 2, 2)
+    ),
+    "FIRE, gates and memory": replace(GTRXL, position=FIRE(8, 30.0)),
+    "FIRE, routing, global tokens": replace(
+        DEFAULT, position=FIRE(8, 8.0), kernel=Routing(2), pattern=Longformer(2, global_tokens=3)
+    ),
+    "XPos, gates and memory": replace(GTRXL, position=XPos(scale_base=3.0)),
+    "XPos, nearest neighbors, dilated": replace(
+        DEFAULT, position=XPos(scale_base=3.0), memory=KNN(2, 5, 2), pattern=Dilated(2, 2, plain_heads=1)
+    ),
+    "XPos, LSH, window": replace(DEFAULT, position=XPos(scale_base=3.0), kernel=LSH(2, 4), pattern=Window(5)),
+    "CoPE, gates and memory": replace(GTRXL, position=CoPE(3)),
+    "CoPE, global tokens, routing": replace(
+        DEFAULT, position=CoPE(3), kernel=Routing(2), pattern=Longformer(2, global_tokens=3)
+    ),
+    "CoPE, spans, compressed memory": replace(
+        DEFAULT, position=CoPE(3), kernel=AdaptiveSpan(limit=4, ramp=3), memory=Compressive(2, 2, 2)
+    ),
+    "CoPE, LSH, window": replace(DEFAULT, position=CoPE(3), kernel=LSH(2, 2), pattern=Window(5)),
+    "LearnedPerLayer, gates and memory": replace(GTRXL, position=LearnedPerLayer(64)),
+    "LearnedPerLayer, ACT, linear attention": replace(
+        DEFAULT, layers=3, position=LearnedPerLayer(64), depth=ACT(bias=-1.0), kernel=Performer(6)
+    ),
     "post-norm": replace(DEFAULT, norm="post"),
     "no final norm": replace(DEFAULT, norm="post", final_norm=False),
     "one head": replace(DEFAULT, heads=1),
@@ -295,10 +350,13 @@ RECIPES = {
     "gated decoder with memory": replace(GTRXL, cross_attention=True),
     "encoder": replace(DEFAULT, causal=False),
 }
+CAUSAL_ONLY = ("position XPos", "position CoPE")
+"""Techniques without a bidirectional form."""
+
 ENCODERS = {
     f"encoder, {name}": replace(spec, causal=False)
     for name, spec in ALONE.items()
-    if name.split()[0] in ("position", "pattern", "kernel")
+    if name.split()[0] in ("position", "pattern", "kernel") and name not in CAUSAL_ONLY
 }
 
 

@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlxf.attention import (
+    FIRE,
+    KERPLE,
     XL,
     Add,
     Context,
+    CoPE,
     Deberta,
     EncoderDecoder,
     Floater,
@@ -22,7 +25,9 @@ from rlxf.attention import (
     GRUGate,
     HighwayGate,
     LearnedAbsolute,
+    LearnedPerLayer,
     Multiplicative,
+    Performer,
     RoPE,
     ShawRelative,
     Sinusoidal,
@@ -33,6 +38,7 @@ from rlxf.attention import (
     Tupe,
     Window,
     XLRelative,
+    XPos,
 )
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.positions.base import LayerPosition, PositionEmbedding
@@ -98,8 +104,8 @@ class NonPairwiseKernel(Kernel):
 
 @pytest.mark.parametrize("technique", TECHNIQUES["position"].values(), ids=TECHNIQUES["position"])
 def test_pairwise_position_requires_pairwise_kernel(technique):
-    technique().check(SimpleNamespace(kernel=Softmax(), pattern=Full(), width=8, heads=2))
-    other = SimpleNamespace(kernel=NonPairwiseKernel(), pattern=Full(), width=8, heads=2)
+    technique().check(SimpleNamespace(kernel=Softmax(), pattern=Full(), width=8, heads=2, causal=True))
+    other = SimpleNamespace(kernel=NonPairwiseKernel(), pattern=Full(), width=8, heads=2, causal=True)
     layer = technique().build(8, 2)
     shared = technique().build_embedding(8, 2)
     changes = type(layer).bias is not LayerPosition.bias or type(shared).bias is not PositionEmbedding.bias
@@ -125,7 +131,32 @@ def test_memory_requires_causal_attention():
         (lambda: XLRelative(base=float("nan")), "XLRelative base must be finite, got nan"),
         (lambda: RoPE(base=-2.0), "RoPE base must be above 1, got -2.0"),
         (lambda: RoPE(factor=0.5), "RoPE factor must be at least 1, got 0.5"),
-        (lambda: RoPE(scaling="yarn"), "RoPE scaling must be one of ('linear', 'ntk'), got 'yarn'"),
+        (
+            lambda: RoPE(scaling="su"),
+            "RoPE scaling must be one of ('linear', 'ntk', 'yarn', 'dynamic'), got 'su'",
+        ),
+        (lambda: RoPE(scaling="yarn"), "RoPE scaling='yarn' needs original_length, the length in training"),
+        (lambda: RoPE(scaling="dynamic", original_length=0), "original_length must be at least 1, got 0"),
+        (
+            lambda: RoPE(original_length=64),
+            "RoPE original_length=64 has no effect with scaling='linear'; leave it out or choose "
+            "scaling='yarn' or 'dynamic'",
+        ),
+        (
+            lambda: RoPE(scaling="dynamic", original_length=64, truncate=False),
+            "RoPE truncate=False has no effect with scaling='dynamic'; leave it out or choose scaling='yarn'",
+        ),
+        (
+            lambda: RoPE(scaling="yarn", original_length=64, beta_fast=1.0),
+            "RoPE beta_fast must exceed beta_slow 1.0, got 1.0",
+        ),
+        (
+            lambda: RoPE(scaling="yarn", original_length=64, attention_factor=0.0),
+            "RoPE attention_factor must be above 0, got 0.0",
+        ),
+        (lambda: CoPE(1), "CoPE positions must be at least 2, got 1"),
+        (lambda: XPos(scale_base=0.0), "XPos scale_base must be above 0, got 0.0"),
+        (lambda: XPos(base=1.0), "XPos base must be above 1, got 1.0"),
         (lambda: Multiplicative(0), "Multiplicative max_length must be at least 1, got 0"),
         (lambda: Floater(step=0.0), "Floater step must be above 0, got 0.0"),
         (lambda: Floater(substeps=0), "Floater substeps must be at least 1, got 0"),
@@ -133,6 +164,9 @@ def test_memory_requires_causal_attention():
         (lambda: T5Bias(buckets=7), "T5Bias buckets must be even, got 7"),
         (lambda: T5Bias(buckets=2), "T5Bias buckets must be at least 4, got 2"),
         (lambda: T5Bias(max_distance=16), "T5Bias max_distance must exceed 16, got 16"),
+        (lambda: KERPLE("linear"), r"KERPLE form must be one of ('log', 'power'), got 'linear'"),
+        (lambda: FIRE(hidden=0), "FIRE hidden must be at least 1, got 0"),
+        (lambda: FIRE(threshold=0.0), "FIRE threshold must be above 0, got 0.0"),
         (lambda: Tupe(0), "Tupe max_length must be at least 1, got 0"),
         (lambda: Tupe(buckets=0), "Tupe buckets must be at least 4, got 0"),
         (lambda: Deberta(0), "Deberta max_distance must be at least 1, got 0"),
@@ -160,6 +194,29 @@ def test_positions_require_even_widths(position, message):
 def test_ntk_scaling_requires_more_than_two_features_per_head():
     with pytest.raises(ValueError, match=r"RoPE\(.*scaling='ntk'.*needs more than 2 features per head"):
         TransformerSpec(width=8, heads=4, position=RoPE(scaling="ntk", factor=2.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kernel": Performer()}, r"RoPE\(.*'dynamic'.*weight of each pair.*Performer.*choose another"),
+        ({"causal": False}, r"RoPE\(.*'dynamic'.*causal=False.*choose scaling='ntk' or causal=True"),
+        ({"heads": 8}, r"RoPE\(.*'dynamic'.*more than 2 features per head"),
+    ],
+)
+def test_dynamic_scaling_needs_pairs_and_a_causal_transformer(changes, message):
+    position = RoPE(scaling="dynamic", factor=2.0, original_length=64)
+    with pytest.raises(ValueError, match=message):
+        TransformerSpec(**{"width": 16, "heads": 2, "position": position} | changes)
+
+
+def test_xpos_and_cope_need_a_causal_transformer():
+    with pytest.raises(ValueError, match=r"XPos\(.*later tokens.*causal=False.*choose RoPE\(\)"):
+        TransformerSpec(position=XPos(), causal=False)
+    with pytest.raises(ValueError, match=r"CoPE\(.*later query.*causal=False.*choose T5Bias\(\)"):
+        TransformerSpec(position=CoPE(), causal=False)
+    with pytest.raises(ValueError, match=r"XPos needs an even width per head, got 6 / 2 = 3"):
+        TransformerSpec(width=6, heads=2, position=XPos())
 
 
 @pytest.mark.parametrize(
@@ -258,7 +315,9 @@ def test_encoder_and_decoder_must_be_compatible():
 
 
 @pytest.mark.parametrize(
-    "position", [LearnedAbsolute(5), Multiplicative(5), Tupe(5), Tupe(5, buckets=None)], ids=repr
+    "position",
+    [LearnedAbsolute(5), LearnedPerLayer(5), Multiplicative(5), Tupe(5), Tupe(5, buckets=None)],
+    ids=repr,
 )
 def test_positions_beyond_the_learned_table_raise(position):
     model = shared_model(replace(DEFAULT, position=position))

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlxf.attention import (
+    FIRE,
+    KERPLE,
     ALiBi,
+    CoPE,
     Deberta,
     DistanceAware,
     ETCLabels,
@@ -22,6 +25,7 @@ from rlxf.attention import (
     Tupe,
     Window,
     XLRelative,
+    XPos,
 )
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
@@ -36,6 +40,8 @@ POSITIONS = {
     "no position": None,
     "ALiBi": ALiBi(),
     "RoPE": RoPE(),
+    "RoPE, yarn": RoPE(scaling="yarn", factor=4.0, original_length=900),
+    "RoPE, dynamic": RoPE(scaling="dynamic", factor=4.0, original_length=6),
     "XLRelative": XLRelative(),
     "ShawRelative": ShawRelative(3),
     "T5Bias": T5Bias(buckets=8, max_distance=9),
@@ -45,6 +51,10 @@ POSITIONS = {
     "DistanceAware": DistanceAware(),
     "ETCLabels": ETCLabels(3, 2),
     "ETCLabels, segments": ETCLabels(2, 3, segment=2),
+    "XPos": XPos(scale_base=6.0),
+    "KERPLE": KERPLE(),
+    "KERPLE, power": KERPLE("power"),
+    "FIRE": FIRE(hidden=6, threshold=5.0),
 }
 
 
@@ -56,7 +66,8 @@ def test_every_attention_position_has_a_reference_loop():
         if embedding.forward is not PositionEmbedding.forward
         or embedding.pass_embedding is not PositionEmbedding.pass_embedding
     }
-    assert set(slow.SCORES) - {type(None)} == set(TECHNIQUES["position"].values()) - outside
+    pairwise = set(TECHNIQUES["position"].values()) - outside - {CoPE}  # CoPE's scores depend on other keys.
+    assert set(slow.SCORES) - {type(None)} == pairwise
     assert {type(position) for position in POSITIONS.values()} == set(slow.SCORES)
     assert all(type(technique().build(WIDTH, HEADS)) is LayerPosition for technique in outside)
 
@@ -134,6 +145,24 @@ def test_attention_weights_equal_reference_loop(position, softmax1, mask):
     )
     expected = slow.weights(module, slow.SCORES[type(position)], x, memory, mask.key, rule(mask))
     close(module.weights(x, module.project(memory), mask), expected, 1e-10)
+
+
+def test_contextual_positions_equal_the_formula():
+    index = TokenIndex.range(2, 7)
+    module = attention(CoPE(4), False, True)
+    mask = AttentionMask(index.last(4), index, Window(5), True, torch.float64)
+    q, k = numbers(2, HEADS, 4, 4), numbers(2, HEADS, 7, 4, seed=1)
+    bias = module.position.bias(q, k, mask, None)
+    for b, head, i, j in mask.allowed_by_head.expand_as(bias).nonzero().tolist():
+        gates = [(q[b, head, i] @ k[b, head, t] / 2).sigmoid() for t in range(j, i + 4)]
+        close(bias[b, head, i, j], interpolated(module.position.vectors @ q[b, head, i], sum(gates)), 1e-10)
+
+
+def interpolated(scores: Tensor, position: Tensor) -> Tensor:
+    """Interpolate scores (P,) at a position of at most P - 1."""
+    position = position.clamp(max=len(scores) - 1)
+    low, high = int(position.floor()), int(position.ceil())
+    return (1 - (position - low)) * scores[low] + (position - low) * scores[high]
 
 
 def gradients(y: Tensor, module: Attention, *inputs: Tensor) -> tuple[Tensor, ...]:

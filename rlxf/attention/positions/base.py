@@ -154,6 +154,10 @@ class Position(Technique):
         """Return the module that all layers share."""
         return PositionEmbedding()
 
+    def build_shared(self, choices: SpecView) -> PositionEmbedding:
+        """Return `build_embedding` for a transformer; overridden where it depends on the layers."""
+        return self.build_embedding(choices.width, choices.heads)
+
     def build(self, width: int, heads: int) -> LayerPosition:
         """Return the module in the attention of one layer."""
         return LayerPosition()

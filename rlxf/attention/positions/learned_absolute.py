@@ -1,5 +1,6 @@
 """Learned absolute positions: one vector for each position, added to the token or multiplied by it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.positions.base import LearnedPosition, PositionEmbedding
+from rlxf.attention.technique import SpecView
 
 
 @dataclass(frozen=True)
@@ -87,3 +89,53 @@ class MultiplicativeEmbedding(LearnedEmbedding):
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         """Multiply x (B, T, C) by the factors of position (B, T)."""
         return x * self.vectors(position)
+
+
+@dataclass(frozen=True)
+class LearnedPerLayer(LearnedPosition):
+    """``h_t += p_l[t]`` before each pass through layer l, with p_l learned.
+
+    The position then does not have to survive all lower layers. Passes that share a layer share its vectors.
+
+    Source: Al-Rfou et al. 2019, arXiv:1808.04444, section "Positional Embeddings".
+
+    Args:
+        max_length: number of positions, in tokens. An episode must not be longer.
+
+    Raises:
+        TypeError: if max_length is not an integer.
+        ValueError: if max_length is less than 1; in a pass, if a position has no vector.
+    """
+
+    paper: ClassVar[str] = "Al-Rfou et al. 2019, arXiv:1808.04444"
+    max_length: int = 1024
+
+    def check_without_attention(self) -> None:
+        """Do nothing: the position is added to the tokens."""
+
+    def build_embedding(self, width: int, heads: int) -> "PerLayerEmbedding":
+        """Return the module of a transformer with one layer."""
+        return PerLayerEmbedding(self, width, [0])
+
+    def build_shared(self, choices: SpecView) -> "PerLayerEmbedding":
+        layer_of_pass = [choices.depth.layer_of_pass(number) for number in range(choices.layers)]
+        return PerLayerEmbedding(self, choices.width, layer_of_pass)
+
+
+class PerLayerEmbedding(PositionEmbedding):
+    """Learned tables p (layers, max_length, C) of a `LearnedPerLayer`.
+
+    Args:
+        spec: options.
+        width: features of a token C.
+        layer_of_pass: layer of each pass.
+    """
+
+    def __init__(self, spec: LearnedPerLayer, width: int, layer_of_pass: Sequence[int]):
+        super().__init__()
+        self.spec, self.layer_of_pass = spec, layer_of_pass
+        self.weight = nn.Parameter(torch.randn(1 + max(layer_of_pass), spec.max_length, width) * 0.02)
+
+    def pass_embedding(self, x: Tensor, position: Tensor, number: int) -> Tensor:
+        self.spec.check_positions(position)
+        return nn.functional.embedding(position, self.weight[self.layer_of_pass[number]])

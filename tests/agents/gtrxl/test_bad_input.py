@@ -19,6 +19,7 @@ from rlxf.attention import (
     XL,
     Full,
     LearnedAbsolute,
+    LearnedPerLayer,
     Longformer,
     Multiplicative,
     Performer,
@@ -346,7 +347,7 @@ def mountain_car_agent(position, env="MountainCar-v0") -> GTrXLPPO:
     return GTrXLPPO("MlpGTrXLPolicy", env, core=core, **sizes)
 
 
-@pytest.mark.parametrize("position", [LearnedAbsolute, Multiplicative, Tupe])
+@pytest.mark.parametrize("position", [LearnedAbsolute, LearnedPerLayer, Multiplicative, Tupe])
 def test_too_long_episodes_are_rejected_in_constructor(position):
     message = f"max_episode_steps={LIMIT} steps.* {LIMIT + 1} observations.* only {LIMIT} positions"
     with pytest.raises(ValueError, match=message):

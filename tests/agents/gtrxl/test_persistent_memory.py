@@ -33,7 +33,7 @@ from tests.agents.gtrxl.worlds import (
 )
 from tests.attention.specs import SHORT
 
-ENDING = ("LearnedAbsolute", "Multiplicative", "Tupe", "Floater")
+ENDING = ("LearnedAbsolute", "LearnedPerLayer", "Multiplicative", "Tupe", "Floater")
 
 
 def persistent_agent(env, **changes):

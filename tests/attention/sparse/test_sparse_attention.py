@@ -8,11 +8,14 @@ from torch import Tensor
 
 from rlxf.attention import (
     ETC,
+    FIRE,
+    KERPLE,
     XL,
     ALiBi,
     BigBird,
     BigBirdETC,
     Blockwise,
+    CoPE,
     Deberta,
     Dilated,
     DistanceAware,
@@ -34,6 +37,7 @@ from rlxf.attention import (
     Tupe,
     Window,
     XLRelative,
+    XPos,
 )
 from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.positions.base import PairwisePosition
@@ -87,6 +91,10 @@ POSITIONS = (
     Deberta(3),
     DistanceAware(),
     ETCLabels(3, global_tokens=54),
+    XPos(scale_base=9.0),
+    KERPLE(),
+    FIRE(hidden=8, threshold=3.0),
+    CoPE(3),
 )
 
 SPECS = {
@@ -103,6 +111,11 @@ WITH_POSITIONS = {
     for pattern in (Window(5), Dilated(3, 2, plain_heads=1), Longformer(4, global_tokens=54))
 }
 VARIANTS = {
+    "RoPE, dynamic": replace(
+        SMALL,
+        pattern=Dilated(3, 2, plain_heads=1),
+        position=RoPE(scaling="dynamic", factor=4.0, original_length=16),
+    ),
     "softmax1": replace(SMALL, pattern=Window(5), kernel=Softmax(softmax1=True)),
     "values by distance, bidirectional": replace(
         SMALL, pattern=Strided(4, combination="by-head"), position=ShawRelative(3), causal=False
@@ -238,6 +251,10 @@ SHORT_REACH = {
         Tupe(LONG),
         Deberta(3),
         DistanceAware(),
+        XPos(),
+        KERPLE(),
+        FIRE(hidden=1),
+        CoPE(3),
     )
     for pattern in (Window(17), Longformer(32))
 }

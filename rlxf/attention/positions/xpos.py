@@ -1,0 +1,117 @@
+"""XPos: rotary positions whose scores also decay with the distance."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition, check_base, frequencies
+from rlxf.attention.positions.rope import check_pairs, rotate
+from rlxf.attention.technique import SpecView, check_positive
+from rlxf.attention.token_index import EMPTY, TokenIndex
+
+GAMMA = 0.4
+"""The paper's gamma, which limits the decay of the fastest pair."""
+
+LARGEST = 80.0
+"""Largest logarithm of a scale; float32 and bfloat16 overflow at 88."""
+
+
+@dataclass(frozen=True)
+class XPos(PairwisePosition):
+    r"""`RoPE` whose pair of features n is scaled by ``zeta_n^((i - j) / S)``.
+
+    ``zeta_n = (2n/D + g) / (1 + g)`` with ``g = 0.4``: queries are scaled by ``zeta_n^(i / S)`` and keys by
+    ``zeta_n^(-j / S)``. The fastest pairs decay most, so far keys are compared by slow pairs only.
+
+    Scales of absolute positions overflow in long episodes. Therefore, keys are cached without a scale, and
+    both scales count from the newest token of the episode in each pass. This costs a second product of
+    queries and keys. Scores of a query more than about 60 S tokens before the newest one of its pass are 0.
+
+    A causal transformer is required, because scores grow with the distance to later tokens.
+
+    Source: Sun et al. 2023, arXiv:2212.10554, section 3, and the authors' code.
+
+    Args:
+        base: longest wavelength over 2 pi, in tokens; above 1.
+        scale_base: S, distance in tokens at which a pair is scaled by ``zeta_n``; 512 as in the authors'
+            code.
+
+    Raises:
+        TypeError: if an option is not a number.
+        ValueError: if base is not above 1, or scale_base is not above 0; in a spec, if the width of a head is
+            odd, or the transformer is not causal.
+    """
+
+    paper: ClassVar[str] = "Sun et al. 2023, arXiv:2212.10554"
+    base: float = 10000.0
+    scale_base: float = 512.0
+
+    def __post_init__(self) -> None:
+        check_base("XPos", self.base)
+        check_positive("XPos scale_base", self.scale_base)
+
+    def check(self, choices: SpecView) -> None:
+        """Raise ValueError unless features form pairs and the transformer is causal."""
+        super().check(choices)
+        check_pairs("XPos", choices)
+        if not choices.causal:
+            raise ValueError(
+                f"scores of {self} grow with the distance to later tokens, which causal=False shows; choose "
+                f"RoPE() or causal=True"
+            )
+
+    def build(self, width: int, heads: int) -> "XPosBias":
+        return XPosBias(self)
+
+    def rotate(self, x: Tensor, position: Tensor) -> Tensor:
+        """Rotate x (B, H, T, D) according to position (B, T)."""
+        return rotate(x, position, frequencies(x.shape[-1], self.base, x.device))
+
+    def scale(self, x: Tensor, position: Tensor) -> Tensor:
+        """Multiply x (B, H, T, D) by ``zeta_n^(position / S)``, for position (B, T) of any sign."""
+        pairs = torch.arange(0, x.shape[-1], 2, dtype=torch.float64, device=x.device) / x.shape[-1]
+        log_zeta = ((pairs + GAMMA) / (1 + GAMMA)).log().repeat_interleave(2)
+        exponent = position[:, None, :, None] * (log_zeta / self.scale_base)
+        return x * exponent.clamp(max=LARGEST).exp().to(x.dtype)
+
+
+class XPosBias(PairwiseLayerPosition):
+    """Module of `XPos` in one layer: rotates queries and keys, and adds the effect of their scales."""
+
+    def __init__(self, spec: XPos):
+        super().__init__()
+        self.spec = spec
+
+    def query(self, q: Tensor, position: Tensor) -> Tensor:
+        return self.spec.rotate(q, position)
+
+    def key(self, k: Tensor, position: Tensor) -> Tensor:
+        return self.spec.rotate(k, position)
+
+    def pass_table(self, mask: AttentionMask) -> None:
+        """Return None: the scores depend on the content of both tokens."""
+
+    def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
+        """Return the difference of scaled and unscaled scores, (B, H, Tq, Tk)."""
+        q = self.query(q, mask.query.position)
+        of_query, of_key = mask.once(positions_from_newest)
+        scaled = self.spec.scale(q, of_query) @ self.spec.scale(k, -of_key).transpose(-1, -2)
+        return (scaled - q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+
+
+def positions_from_newest(mask: AttentionMask) -> tuple[Tensor, Tensor]:
+    """Return positions of queries (B, Tq) and keys (B, Tk) minus the newest of their episode in the pass."""
+    tokens = mask.query.concatenate(mask.key)
+    return tuple((tokens.position - newest(tokens)).split([mask.query.shape[1], mask.key.shape[1]], dim=1))
+
+
+def newest(index: TokenIndex) -> Tensor:
+    """Return the last position of the episode of each token, (B, T); arbitrary for empty slots."""
+    episodes = index.episodes
+    number = (index.episode[..., None] == episodes[:, None]).int().argmax(-1)
+    position = index.position.where(index.episode != EMPTY, 0)
+    last = torch.zeros_like(episodes).scatter_reduce(1, number, position, "amax")
+    return last.gather(1, number)
