@@ -13,6 +13,7 @@ from rlxf.attention.depth.constant import Universal as Universal
 from rlxf.attention.depth.depth_adaptive import DepthAdaptive as DepthAdaptive
 from rlxf.attention.heads.knn_lm import KNNLM as KNNLM
 from rlxf.attention.heads.spalm import SPALM as SPALM
+from rlxf.attention.kernels.differential import Differential as Differential
 from rlxf.attention.kernels.linformer import Linformer as Linformer
 from rlxf.attention.kernels.lsh import LSH as LSH
 from rlxf.attention.kernels.performer import Performer as Performer

@@ -8,15 +8,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.attention_options import PLAIN, AttentionOptions, OutputGate, build_qk_norms, repeat_heads
 from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentAttentionKernel, RecurrentKernelState
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.modules import orthogonal_linear, stacked_orthogonal
 from rlxf.attention.positions.base import LayerPosition, Position
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.sparse.attention import sparse_average
 from rlxf.attention.token_index import TokenIndex
 
 Projected = tuple[Tensor, ...]
-"""Keys and values, (B, H, S, D) each, and extra key features (B, H, S, F) if the kernel uses them."""
+"""Keys and values, (B, K, S, D) each, and extra key features (B, H, S, F) if the kernel uses them.
+
+K is the number of key heads: H unless heads share keys (`AttentionOptions`).
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +28,8 @@ class LayerCache:
     """KV cache of one layer: a ring buffer of S slots, and the layer's distance table.
 
     Args:
-        keys: (B, H, S, D + F), with the kernel's F extra features.
-        values: (B, H, S, D).
+        keys: (B, K, S, D + F) of K key heads, with the kernel's F extra features.
+        values: (B, K, S, D).
         table: distance table of the layer's position encoding, or None.
     """
 
@@ -39,7 +43,7 @@ class LayerCache:
         return f"keys of {self.keys.shape[1]} heads and {self.keys.shape[3]} features"
 
     def write(self, slot: int, k: Tensor, v: Tensor) -> None:
-        """Write k (B, H, n, D + F) and v (B, H, n, D) to n slots from the given one, in place."""
+        """Write k (B, K, n, D + F) and v (B, K, n, D) to n slots from the given one, in place."""
         self.keys[:, :, slot : slot + k.shape[2]] = k
         self.values[:, :, slot : slot + k.shape[2]] = v
 
@@ -59,6 +63,9 @@ PassCache = LayerCache | RecurrentKernelState
 class Attention(nn.Module):
     """``out(kernel(q, k, v))`` with H heads of D = C / H features.
 
+    Keys and values are projected, normalized and cached with K heads, and repeated for the H heads of queries
+    where a kernel reads them.
+
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2. The projections of q, k
     and v are each initialized orthogonally.
 
@@ -68,28 +75,52 @@ class Attention(nn.Module):
         position: position encoding that enters the scores; None for none.
         kernel: attention kernel, which computes the weighted average of the values.
         dropout: probability with which an attention weight is set to 0 in training.
+        options: number of key heads, QK-norm and output gate.
     """
 
-    def __init__(self, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        position: Position | None,
+        kernel: Kernel,
+        dropout: float,
+        options: AttentionOptions = PLAIN,
+    ):
         super().__init__()
         self.width, self.heads, self.size = width, heads, width // heads
-        self.qkv = orthogonal_linear(width, width, matrices=3)
+        self.kv_heads = options.kv_heads or heads
+        self.qkv = self.build_projection(key_matrices=2)
         self.out: nn.Module = orthogonal_linear(width, width)
         self.position = position.build(width, heads) if position else LayerPosition()
         self.kernel = kernel.build(width, heads)
         self.kernel.dropout = dropout
+        self.query_norm, self.key_norm = build_qk_norms(options.qk_norm, self.size, heads, self.kv_heads)
+        gate = options.attention_gate
+        self.output_gate = None if gate is None else OutputGate(gate, width, heads)
+
+    def build_projection(self, key_matrices: int) -> nn.Linear:
+        """Build the projection of queries and of ``key_matrices`` matrices of keys or values."""
+        rows = self.kv_heads * self.size
+        linear = nn.Linear(self.width, self.width + key_matrices * rows)
+        queries = stacked_orthogonal(1, self.width, self.width)
+        keys = stacked_orthogonal(key_matrices, rows, self.width)
+        linear.weight = nn.Parameter(torch.cat([queries, keys]).detach())
+        nn.init.zeros_(linear.bias)
+        return linear
 
     def forward(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
-        """Attend from x (B, T, C) over projected memory (B, H, M, D) and x -> (B, Tq, C)."""
+        """Attend from x (B, T, C) over projected memory (B, K, M, D) and x -> (B, Tq, C)."""
         q, k, v = self.project_qkv(x, memory, mask)
-        return self._merge_heads(self.segment_average(q, k, v, mask), mask)
+        return self._merge_heads(self.segment_average(q, k, v, mask), mask.queries(x), mask)
 
     def segment_average(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
         """Compute `average` for a segment, block-sparse where that is faster."""
         if not self.kernel.allows_gathering(mask) or mask.sparse_plan is None:
             return self.average(q, k, v, mask, self.position.pass_table(mask))
+        k, v = self.repeat_keys(k, v)
         q, k = self.kernel.transform_in_context(q, k, mask)
-        return sparse_average(self.kernel, self.position, (q, k, v), mask)
+        return sparse_average(self.kernel, self.position, (q, k, v), self.size, mask)
 
     def weights(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
         """Return the attention weights of `forward`, (B, H, T, M + T); row i belongs to query i."""
@@ -98,20 +129,18 @@ class Attention(nn.Module):
         return mask.zero_masked_rows(self.kernel.inspect_weights(q, k, bias, mask))
 
     def cross(self, x: Tensor, context: Projected, mask: AttentionMask) -> Tensor:
-        """Attend from x (B, T, C) over projected keys and values (B, H, N, D) -> (B, T, C)."""
+        """Attend from x (B, T, C) over projected keys and values (B, K, N, D) -> (B, T, C)."""
         keys, values = self.prepare_keys(context, mask.key.position)
-        return self.attend(self.project_queries(x), keys, values, mask, None)
+        return self._merge_heads(self.average(self.project_queries(x), keys, values, mask, None), x, mask)
 
     def step(self, x: Tensor, cache: PassCache, slot: int, mask: AttentionMask) -> Tensor:
         """Write the token x (B, 1, C) into the cache, then attend over the cache -> (B, 1, C)."""
         q, projected = self._project_jointly(x)
         k, v = self.prepare_keys(projected, mask.query.position)
         if isinstance(cache, RecurrentKernelState):
-            return self._recurrent_step(q, k, v, cache, mask)
+            return self._merge_heads(self._recurrent_step(q, k, v, cache, mask), x, mask)
         cache.write(slot, k, v)
-        average = self.position.value_average(self.kernel, cache.table)
-        y = average(*self._kernel_inputs(q, cache.keys, cache.values, mask, cache.table))
-        return self._merge_heads(self._zero_masked_heads(y, mask), mask)
+        return self._merge_heads(self.average(q, cache.keys, cache.values, mask, cache.table), x, mask)
 
     def write(self, x: Tensor, cache: PassCache, slot: int, mask: AttentionMask) -> None:
         """Write the token x (B, 1, C) into the cache without computing its output."""
@@ -123,18 +152,19 @@ class Attention(nn.Module):
     def _recurrent_step(
         self, q: Tensor, k: Tensor, v: Tensor, memory: RecurrentKernelState, mask: AttentionMask
     ) -> Tensor:
-        """Run `step` with a recurrent kernel, which updates its state instead of a cache slot."""
+        """Compute the average of `step` with a recurrent kernel, and update its state."""
         assert isinstance(self.kernel, RecurrentAttentionKernel)
+        k, v = self.repeat_keys(k, v)
         q, _ = self.position.encode(q, k, self.size, mask, None)
-        return self._merge_heads(self.kernel.step(q, k, v, mask.query, memory), mask)
+        return self.kernel.step(q, k, v, mask.query, memory)
 
     def recurrent_state(self, memory: Projected, index: TokenIndex) -> RecurrentKernelState:
-        """Compute the state of a recurrent kernel from keys and values of memory, (B, H, S, D)."""
+        """Compute the state of a recurrent kernel from keys and values of memory, (B, K, S, D)."""
         assert isinstance(self.kernel, RecurrentAttentionKernel)
-        return self.kernel.prefill(*self.prepare_keys(memory, index.position), index)
+        return self.kernel.prefill(*self.repeat_keys(*self.prepare_keys(memory, index.position)), index)
 
     def cache(self, memory: Projected, index: TokenIndex, tables: DistanceTables) -> LayerCache:
-        """Create the KV cache from keys and values of memory, (B, H, S, D)."""
+        """Create the KV cache from keys and values of memory, (B, K, S, D)."""
         k, v = self.prepare_keys(memory, index.position)
         table = self.position.table(tables.distances, tables.shared)
         return LayerCache(k.contiguous(), v.contiguous(), table)
@@ -144,12 +174,12 @@ class Attention(nn.Module):
         """Largest distance, in tokens, at which a key can have a nonzero weight."""
         return self.kernel.max_distance
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
-        """Attend from q (B, H, Tq, D) over k and v (B, H, Tk, D) -> (B, Tq, C); 0 without visible keys."""
-        return self._merge_heads(self.average(q, k, v, mask, table), mask)
+    def repeat_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Repeat keys and values (B, K, S, ...) for the heads of queries: (B, H, S, ...)."""
+        return repeat_heads(k, self.heads), repeat_heads(v, self.heads)
 
     def average(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
-        """Compute the output of each head: q (B, H, Tq, D), k and v (B, H, Tk, D) -> (B, H, Tq, D)."""
+        """Compute the output of each head: q (B, H, Tq, D), k and v (B, K, Tk, D) -> (B, H, Tq, D)."""
         average = self.position.value_average(self.kernel, table)
         return self._zero_masked_heads(average(*self._kernel_inputs(q, k, v, mask, table)), mask)
 
@@ -157,6 +187,7 @@ class Attention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, table: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, AttentionMask]:
         """Return the arguments of `AttentionKernel.forward`."""
+        k, v = self.repeat_keys(k, v)
         q, k = self.kernel.transform_in_context(q, k, mask)
         q, bias = self.position.encode(q, k, self.size, mask, table)
         return q, k, v, bias, mask
@@ -165,8 +196,15 @@ class Attention(nn.Module):
         """Set outputs y (B, H, Tq, D) of heads without visible keys to 0, if patterns differ by head."""
         return mask.zero_masked_rows(y) if len(mask.head_patterns) > 1 else y
 
-    def _merge_heads(self, y: Tensor, mask: AttentionMask) -> Tensor:
-        """Project the outputs of the heads (B, H, Tq, D) -> (B, Tq, C); 0 for fully masked queries."""
+    def _merge_heads(self, y: Tensor, x: Tensor, mask: AttentionMask) -> Tensor:
+        """Gate and project outputs of heads (B, H, Tq, D) -> (B, Tq, C); 0 for fully masked queries.
+
+        Args:
+            y: outputs of the heads.
+            x: tokens of the queries, (B, Tq, C).
+            mask: attention mask.
+        """
+        y = y if self.output_gate is None else self.output_gate(x, y)
         merged: Tensor = self.out(y.transpose(1, 2).flatten(2))
         masked = mask.fully_masked
         return merged if masked is None else merged.masked_fill(masked[..., None], 0.0)
@@ -174,7 +212,7 @@ class Attention(nn.Module):
     def project_qkv(
         self, x: Tensor, memory: Projected | None, mask: AttentionMask
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q (B, H, Tq, D) of x (B, T, C), and k and v (B, H, M + T, D) of memory and x."""
+        """Return q (B, H, Tq, D) of x (B, T, C), and k and v (B, K, M + T, D) of memory and x."""
         if mask.query_slice is None:
             q, projected = self._project_jointly(x)
         else:
@@ -185,25 +223,27 @@ class Attention(nn.Module):
 
     def _project_jointly(self, x: Tensor) -> tuple[Tensor, Projected]:
         """Compute queries, keys and values of the same tokens in one matrix product."""
-        q, *projected = self.split(self.qkv(x))
-        return self._with_query_extras(q, x), (*projected, *self._key_extras(x))
+        q, *projected = self.split(self.qkv(x), self.width)
+        return self._with_query_extras(self.query_norm(q), x), (*projected, *self._key_extras(x))
 
     def prepare_keys(self, projected: Projected, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return position-encoded keys with extra features, and values, of tokens at ``position`` (B, S)."""
         k, v, *extras = projected
+        k = self.as_key(k)
         content_extras = self.kernel.projected_key_extras(k)
-        k = self.position.key(self.as_key(k), position)
+        k = self.position.key(k, position)
         return _append_features(k, *extras, content_extras), v
 
     def as_key(self, k: Tensor) -> Tensor:
-        """Transform projected keys (B, H, S, D) before the position encoding; the default is the identity."""
-        return k
+        """Transform projected keys (B, K, S, D) before the position encoding: by default normalize them."""
+        normalized: Tensor = self.key_norm(k)
+        return normalized
 
     def project_queries(self, x: Tensor) -> Tensor:
         """Project queries with extra features: x (B, T, C) -> (B, H, T, D + E)."""
         width = self.width
-        (q,) = self.split(F.linear(x, self.qkv.weight[:width], self.qkv.bias[:width]))
-        return self._with_query_extras(q, x)
+        (q,) = self.split(F.linear(x, self.qkv.weight[:width], self.qkv.bias[:width]), width)
+        return self._with_query_extras(self.query_norm(q), x)
 
     def project(self, x: Tensor, linear: LinearFn = F.linear) -> Projected:
         """Project keys, values and extra key features of x (B, T, C).
@@ -223,10 +263,20 @@ class Attention(nn.Module):
         extras = self.kernel.key_extras(x, linear)
         return () if extras is None else (extras,)
 
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Split into heads: (B, T, n C) -> n tensors (B, H, T, D)."""
-        parts = x.split(self.width, dim=-1)
-        return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+    def split(self, x: Tensor, query_width: int = 0) -> tuple[Tensor, ...]:
+        """Split projections into heads.
+
+        Args:
+            x: features of queries, then keys and values, (B, T, query_width + n K D).
+            query_width: features of queries, H D or 0.
+
+        Returns:
+            Queries (B, H, T, D), if any, and n tensors (B, K, T, D).
+        """
+        rows = self.kv_heads * self.size
+        sizes = [rows] * ((x.shape[-1] - query_width) // rows)
+        parts = x.split([query_width, *sizes] if query_width else sizes, dim=-1)
+        return tuple(part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)
 
 
 def _append_features(x: Tensor, *extras: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from rlxf.attention.attention import Attention, LayerCache, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache, NoKeys, ProjectedContext
 from rlxf.attention.memory.base import MemoryView
-from rlxf.attention.modules import Dropout, FeedForward, PreNorm
+from rlxf.attention.modules import Dropout, FeedForward, PreNorm, build_feed_forward
 from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.positions.base import PositionEmbedding
 from rlxf.attention.recurrent.base import MixerState, RecurrentMixer, RecurrentPasses
@@ -28,7 +28,7 @@ def build_self_attention(spec: SpecView) -> Any:
     build: AttentionFactory = Attention
     for technique in (spec.position, spec.kernel, spec.memory, spec.pattern):
         build = build if technique is None else technique.attention_class(build)
-    return build(spec.width, spec.heads, spec.position, spec.kernel, spec.dropout)
+    return build(spec.width, spec.heads, spec.position, spec.kernel, spec.dropout, spec.attention_options)
 
 
 class Layer(nn.Module, ABC):
@@ -79,7 +79,7 @@ class Layer(nn.Module, ABC):
     def _build_feed_forward(self, spec: SpecView, norm: PreNorm) -> None:
         self.cross = CrossAttention(spec) if spec.cross_attention else None
         self.feed_forward_norm = norm
-        self.feed_forward = FeedForward(
+        self.feed_forward = build_feed_forward(
             spec.width, spec.inner_width, spec.activation, spec.feed_forward_chunk
         )
 
@@ -99,7 +99,7 @@ class Block(Layer):
 
     def __init__(self, spec: SpecView):
         super().__init__()
-        self.attention_norm, feed_forward_norm = spec.residual.build_norms(spec.norm, spec.width, spec.heads)
+        self.attention_norm, feed_forward_norm = spec.residual.build_norms(spec)
         self.attention: Attention = build_self_attention(spec)
         self._build_feed_forward(spec, feed_forward_norm)
         self.compression = None if spec.memory is None else spec.memory.build(spec.width)
@@ -147,7 +147,7 @@ class Block(Layer):
         return self.attention.recurrent_state(self.project(memory), index)
 
     def prepare_keys(self, x: Tensor, index: TokenIndex) -> tuple[Tensor, Tensor]:
-        """Return position-encoded keys and values (B, H, S, D) of tokens x (B, S, C) at an index (B, S)."""
+        """Return position-encoded keys and values (B, K, S, D) of tokens x (B, S, C) at an index (B, S)."""
         return self.attention.prepare_keys(self.project(x), index.position)
 
     def content_query(self, x: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class Block(Layer):
     def content(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, H, S, D) of tokens x (B, S, C), without position encoding."""
         k, v, *_ = self.project(x)
-        return k, v
+        return self.attention.repeat_keys(self.attention.key_norm(k), v)
 
     def project(self, memory: Tensor) -> Projected:
         """Project keys and values of the memory tokens (B, M, C)."""
@@ -172,7 +172,7 @@ class RecurrentBlock(Layer):
 
     def __init__(self, spec: SpecView):
         super().__init__()
-        self.mixer_norm, feed_forward_norm = spec.residual.build_norms(spec.norm, spec.width, spec.heads)
+        self.mixer_norm, feed_forward_norm = spec.residual.build_norms(spec)
         self.mixer: RecurrentMixer = spec.recurrence.build(spec.width, spec.heads)
         self._build_feed_forward(spec, feed_forward_norm)
         self.dropout = Dropout(spec.dropout)
@@ -214,8 +214,10 @@ class CrossAttention(nn.Module):
 
     def __init__(self, spec: SpecView):
         super().__init__()
-        self.join = spec.residual.build_norm(spec.norm, spec.width, spec.heads)
-        self.attention = Attention(spec.width, spec.heads, None, spec.kernel, spec.dropout)
+        self.join = spec.residual.build_norm(spec)
+        build: AttentionFactory = spec.kernel.attention_class(Attention)
+        options = spec.attention_options
+        self.attention: Any = build(spec.width, spec.heads, None, spec.kernel, spec.dropout, options)
         self.dropout = Dropout(spec.dropout)
 
     def forward(self, x: Tensor, context: Projected, mask: AttentionMask) -> Tensor:

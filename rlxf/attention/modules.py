@@ -1,4 +1,4 @@
-"""Building blocks of a layer: orthogonal linear maps, dropout, the feed-forward network and layer norms."""
+"""Building blocks of a layer: orthogonal linear maps, dropout, feed-forward networks and norms."""
 
 from collections.abc import Callable
 from functools import partial
@@ -77,13 +77,23 @@ def _scales(x: Tensor, probability: float) -> Tensor:
     return kept.mul_(LEVELS / (LEVELS - dropped))
 
 
-Activation = Literal["relu", "gelu", "gelu_tanh"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "swiglu": F.silu,
 }
 """Activation functions by name. They may modify their input in place."""
+
+
+def default_inner_width(width: int, activation: Activation) -> int:
+    """Return the hidden features F of a feed-forward sublayer of C features: 4 C, with "swiglu" 8 C / 3.
+
+    A gated sublayer has three matrices instead of two. With 2/3 of the hidden features, rounded down, it has
+    as many parameters as the ungated one (Shazeer 2020, arXiv:2002.05202, section 3).
+    """
+    return 8 * width // 3 if activation == "swiglu" else 4 * width
 
 
 class FeedForward(nn.Module):
@@ -101,14 +111,17 @@ class FeedForward(nn.Module):
     Args:
         width: features of a token C.
         inner: hidden features F.
-        activation: "relu"; "gelu", as in BERT; or "gelu_tanh", its approximation in GPT-2.
+        activation: "relu"; "gelu", as in BERT; or "gelu_tanh", its approximation in GPT-2. For "swiglu" see
+            `SwiGLU`.
         chunk: tokens per chunk; None processes all tokens at once.
     """
+
+    inner_matrices = 1
 
     def __init__(self, width: int, inner: int, activation: Activation, chunk: int | None = None):
         super().__init__()
         self.chunk = chunk
-        self.inner = orthogonal_linear(width, inner)
+        self.inner = orthogonal_linear(width, inner, self.inner_matrices)
         self.outer = orthogonal_linear(inner, width)
         self.activation = ACTIVATIONS[activation]
 
@@ -126,6 +139,67 @@ class FeedForward(nn.Module):
         return y.view_as(x)
 
 
+class SwiGLU(FeedForward):
+    """Gated feed-forward network: ``W_2 (silu(W_g x) * W_1 x)``, elementwise ``*``, with biases.
+
+    ``inner`` (2 F, C) holds W_g, then W_1. Biases start at 0; the paper has none.
+
+    Arguments are those of `FeedForward`; for ``inner`` see `default_inner_width`.
+
+    Source: Shazeer 2020, arXiv:2002.05202, equation 6.
+    """
+
+    inner_matrices = 2
+
+    def transform(self, x: Tensor) -> Tensor:
+        gate, value = self.inner(x).chunk(2, dim=-1)
+        y: Tensor = self.outer(self.activation(gate) * value)
+        return y
+
+
+def build_feed_forward(width: int, inner: int, activation: Activation, chunk: int | None) -> FeedForward:
+    """Build the feed-forward network of an activation. Arguments are those of `FeedForward`."""
+    kind = SwiGLU if activation == "swiglu" else FeedForward
+    return kind(width, inner, activation, chunk)
+
+
+NormType = Literal["layer_norm", "rms_norm"]
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm that can be folded into the projection that follows it."""
+
+    def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Compute ``weight norm(x) + bias``, with scale and shift of the norm folded into weight and bias."""
+        normalized = F.layer_norm(x, self.normalized_shape, eps=self.eps)
+        return F.linear(normalized, weight * self.weight, torch.addmv(bias, weight, self.bias))
+
+
+class RMSNorm(nn.RMSNorm):
+    """``w x / sqrt(mean(x^2) + eps)``: it has a scale w only, and does not subtract the mean.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467, equation 4.
+
+    Args:
+        width: features C.
+        eps: 1e-5, as in `LayerNorm`.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5):
+        super().__init__(width, eps=eps)
+
+    def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Compute ``weight norm(x) + bias``, with the scale of the norm folded into weight."""
+        return F.linear(F.rms_norm(x, self.normalized_shape, eps=self.eps), weight * self.weight, bias)
+
+
+NORM_TYPES: dict[NormType, Callable[[int], LayerNorm | RMSNorm]] = {
+    "layer_norm": LayerNorm,
+    "rms_norm": RMSNorm,
+}
+"""Normalizations by name."""
+
+
 Norm = Literal["pre", "post"]
 
 
@@ -138,11 +212,12 @@ class PreNorm(nn.Module):
     Args:
         width: features of a token C.
         residual: module ``residual(x, y)`` that combines the stream x and the sublayer's output y.
+        norm_type: normalization.
     """
 
-    def __init__(self, width: int, residual: nn.Module):
+    def __init__(self, width: int, residual: nn.Module, norm_type: NormType = "layer_norm"):
         super().__init__()
-        self.norm = nn.LayerNorm(width)
+        self.norm = NORM_TYPES[norm_type](width)
         self.residual = residual
 
     def branch_input(self, x: Tensor) -> Tensor:
@@ -159,9 +234,7 @@ class PreNorm(nn.Module):
         Scale and shift of the norm are folded into weight and bias. Their gradients then need no product
         of the size of x, so backward costs as much as forward instead of twice as much.
         """
-        norm = self.norm
-        normalized = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
-        return F.linear(normalized, weight * norm.weight, torch.addmv(bias, weight, norm.bias))
+        return self.norm.project(x, weight, bias)
 
     def combine(self, x: Tensor, y: Tensor) -> Tensor:
         """Combine the residual stream x and the sublayer's output y."""
@@ -188,4 +261,4 @@ class PostNorm(PreNorm):
 
 
 NORMS: dict[Norm, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm}
-"""Sublayer norms by name."""
+"""Places of the norm of a sublayer, by name."""

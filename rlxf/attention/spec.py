@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
+from rlxf.attention.attention_options import AttentionGate, QKNorm
 from rlxf.attention.depth.act import ACT
 from rlxf.attention.depth.base import Depth
 from rlxf.attention.depth.calm import CALM
@@ -13,6 +14,7 @@ from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.heads.knn_lm import KNNLM
 from rlxf.attention.heads.spalm import SPALM
 from rlxf.attention.kernels.base import Kernel
+from rlxf.attention.kernels.differential import Differential
 from rlxf.attention.kernels.linformer import Linformer
 from rlxf.attention.kernels.lsh import LSH
 from rlxf.attention.kernels.performer import Performer
@@ -24,7 +26,7 @@ from rlxf.attention.memory.base import Memory
 from rlxf.attention.memory.compressive import Compressive
 from rlxf.attention.memory.knn import KNN
 from rlxf.attention.memory.xl import XL
-from rlxf.attention.modules import Activation, Norm
+from rlxf.attention.modules import Activation, Norm, NormType
 from rlxf.attention.patterns.base import Both, Either, Pattern, Window
 from rlxf.attention.patterns.big_bird import BigBird, BigBirdETC
 from rlxf.attention.patterns.blockwise import Blockwise
@@ -115,7 +117,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
             BigBird,
             BigBirdETC,
         ),
-        "kernel": (Softmax, AdaptiveSpan, DynamicSpan, RFA, Performer, Linformer, LSH, Routing),
+        "kernel": (Softmax, Differential, AdaptiveSpan, DynamicSpan, RFA, Performer, Linformer, LSH, Routing),
         "memory": (XL, Compressive, KNN),
         "recurrence": (
             MinGRU,
@@ -167,7 +169,12 @@ class TransformerSpec(SpecView):
         width: features of a token C.
         layers: number of passes of a token through layers; with `Fixed` depth, the number of layers L.
         heads: attention heads H; must divide the width.
-        feed_forward: hidden features of the feed-forward sublayer; None for 4 C.
+        kv_heads: heads of keys and values that the H heads share, which must divide H; 1 for multi-query
+            attention, None for H. See `AttentionOptions`, also for the next two.
+        qk_norm: normalization of queries and keys: "rms", "rms_all_heads" or "l2"; None for none.
+        attention_gate: gate of the outputs of attention: "elementwise" or "headwise"; None for none.
+        feed_forward: hidden features of the feed-forward sublayer; None for 4 C, with "swiglu" 8 C / 3, which
+            has as many parameters.
         feed_forward_chunk: tokens per chunk of the feed-forward sublayer, which reduces memory; None
             processes all tokens at once. See `FeedForward`.
         position: position encoding; None for none.
@@ -179,11 +186,13 @@ class TransformerSpec(SpecView):
         attention_layers: layers, from 0, that keep self-attention in a transformer with a recurrence.
         residual: residual connection of each sublayer.
         depth: number of passes of each token, fixed or adaptive.
-        norm: layer norm before ("pre") or after ("post") each sublayer.
-        final_norm: whether a layer norm follows the last layer.
+        norm: norm before ("pre") or after ("post") each sublayer.
+        norm_type: "layer_norm", or "rms_norm", which does not subtract the mean; see `RMSNorm`.
+        final_norm: whether a norm follows the last layer.
         causal: whether future tokens are masked. False gives a bidirectional encoder, which cannot act.
         cross_attention: whether layers have cross-attention to a context, as in a decoder.
-        activation: activation of the feed-forward sublayer: "relu", "gelu" or "gelu_tanh".
+        activation: activation of the feed-forward sublayer: "relu", "gelu" or "gelu_tanh"; or "swiglu", which
+            makes it a gated network; see `SwiGLU`.
         dropout: probability of dropping an attention weight or a feature of a sublayer's output in
             training. Use 0 for PPO, because actions must have the same probabilities in training.
 
@@ -195,6 +204,9 @@ class TransformerSpec(SpecView):
     width: int = 64
     layers: int = 2
     heads: int = 4
+    kv_heads: int | None = None
+    qk_norm: QKNorm | None = None
+    attention_gate: AttentionGate | None = None
     feed_forward: int | None = None
     feed_forward_chunk: int | None = None
     position: Position | None = None
@@ -206,6 +218,7 @@ class TransformerSpec(SpecView):
     residual: Residual = Add()
     depth: Depth = Fixed()
     norm: Norm = "pre"
+    norm_type: NormType = "layer_norm"
     final_norm: bool = True
     causal: bool = True
     cross_attention: bool = False
@@ -267,15 +280,28 @@ class TransformerSpec(SpecView):
             check_int("feed_forward_chunk", self.feed_forward_chunk)
         if self.width % self.heads:
             raise ValueError(f"heads must divide width, got {self.heads} heads and width {self.width}")
+        self._check_key_heads()
         check_finite_number("dropout", self.dropout)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
+    def _check_key_heads(self) -> None:
+        if self.kv_heads is None:
+            return
+        check_int("kv_heads", self.kv_heads)
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"kv_heads must divide heads, got {self.kv_heads} kv_heads and {self.heads} heads"
+            )
+
     def _check_words(self) -> None:
         for name in ("final_norm", "causal", "cross_attention"):
             check_bool(name, getattr(self, name))
-        for name, words in (("norm", get_args(Norm)), ("activation", get_args(Activation))):
-            check_choice(name, getattr(self, name), words)
+        words = {"norm": Norm, "norm_type": NormType, "activation": Activation}
+        for name, choices in words.items():
+            check_choice(name, getattr(self, name), get_args(choices))
+        for name, choices in {"qk_norm": QKNorm, "attention_gate": AttentionGate}.items():
+            check_choice(name, getattr(self, name), (None, *get_args(choices)))
 
     def _check_layers_with_attention(self) -> None:
         """Check `attention_layers`, and that no choice is without effect because no layer has attention."""
@@ -292,7 +318,7 @@ class TransformerSpec(SpecView):
             self._check_without_attention()
 
     def _check_without_attention(self) -> None:
-        for axis in ("pattern", "kernel", "memory"):
+        for axis in ("pattern", "kernel", "memory", "kv_heads", "qk_norm", "attention_gate"):
             if (choice := getattr(self, axis)) != type(self).__dataclass_fields__[axis].default:
                 raise ValueError(
                     f"{axis} {choice} has no effect, because all layers have the recurrence "

@@ -6,10 +6,12 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
+from rlxf.attention.attention_options import AttentionOptions
+from rlxf.attention.modules import default_inner_width
 from rlxf.attention.token_index import TokenIndex
 
-AttentionFactory = Callable[[int, int, Any, Any, float], nn.Module]
-"""Constructor of self-attention from width, heads, position, kernel and dropout, as that of `Attention`."""
+AttentionFactory = Callable[[int, int, Any, Any, float, AttentionOptions], nn.Module]
+"""Constructor of self-attention with the arguments of `Attention`."""
 
 
 class SpecView:
@@ -26,14 +28,33 @@ class SpecView:
     width: int
     layers: int
     heads: int
+    kv_heads: int | None
+    qk_norm: Any
+    attention_gate: Any
     feed_forward: int | None
     feed_forward_chunk: int | None
     norm: Any
+    norm_type: Any
     final_norm: bool
     causal: bool
     cross_attention: bool
     activation: Any
     dropout: float
+
+    @property
+    def attention_options(self) -> AttentionOptions:
+        """Options of the attention layers."""
+        return AttentionOptions(self.kv_heads, self.qk_norm, self.attention_gate)
+
+    @property
+    def score_heads(self) -> int:
+        """Number of heads with attention weights, as positions and patterns see them."""
+        return int(self.kernel.score_heads(self.heads))
+
+    @property
+    def shares_keys(self) -> bool:
+        """True if several heads share keys and values."""
+        return self.kv_heads is not None and self.kv_heads < self.heads
 
     @property
     def kinds(self) -> int:
@@ -43,7 +64,9 @@ class SpecView:
     @property
     def inner_width(self) -> int:
         """Hidden features of the feed-forward sublayer."""
-        return 4 * self.width if self.feed_forward is None else self.feed_forward
+        if self.feed_forward is not None:
+            return self.feed_forward
+        return default_inner_width(self.width, self.activation)
 
     def is_recurrent(self, layer: int) -> bool:
         """Return whether a layer, numbered from 0, has a recurrent mixer in place of self-attention."""
@@ -186,7 +209,7 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be above 0, got {value}")
 
 
-def check_choice(name: str, value: Any, words: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, words: tuple[str | None, ...]) -> None:
     """Raise ValueError unless ``value`` is one of the given words."""
     if value not in words:
         raise ValueError(f"{name} must be one of {words}, got {value!r}")

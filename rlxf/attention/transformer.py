@@ -348,10 +348,10 @@ def attention_weights(
     Returns:
         One tensor (B, H, T, M + T) per pass with attention, in order. Row i holds the weights of query i over
         the tokens of memory and segment, 0 where masked. A row sums to 1, with softmax1 to at
-        most 1, and to 0 for a token without visible keys. The sum is below 1 where the denominator
-        of `RFA` is within its noise. The sum is arbitrary where the projection over tokens is learned, as in
-        `Linformer`. The weight of a compressed memory slot is divided evenly among its tokens. Global
-        tokens added by the pattern come first among the keys.
+        most 1, with `Differential` to about 1 - lambda, and to 0 for a token without visible keys. The sum is
+        below 1 where the denominator of `RFA` is within its noise. The sum is arbitrary where the projection
+        over tokens is learned, as in `Linformer`. The weight of a compressed memory slot is divided evenly
+        among its tokens. Global tokens added by the pattern come first among the keys.
     """
     _, hidden = transformer.encode(x, index, state, context)
     _, full_index, _ = transformer.embed(x, index)

@@ -13,6 +13,7 @@ from rlxf.attention.depth.base import DepthController
 from rlxf.attention.kernels.base import AttentionKernel, Kernel
 from rlxf.attention.layers import Block, Layer, RecurrentBlock, SegmentStack
 from rlxf.attention.memory.base import MemoryView, NoMemory, State
+from rlxf.attention.modules import NORM_TYPES
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
 from rlxf.attention.recurrent.base import RecurrentMixer, RecurrentState
@@ -41,7 +42,7 @@ class TransformerLayers(nn.Module):
             kernel.tie_weights(kernels[0])
         if self.order.count(self.order[-1]) == 1:
             self.global_token_embedding.trim_last_layer(self.blocks[-1])
-        self.norm = nn.LayerNorm(spec.width) if spec.final_norm else nn.Identity()
+        self.norm = NORM_TYPES[spec.norm_type](spec.width) if spec.final_norm else nn.Identity()
         self._penalty_inputs: tuple[MemoryView, Sequence[Tensor]] | None = None
 
     def _output(self, stream: Tensor) -> Tensor:
@@ -166,7 +167,9 @@ class TransformerLayers(nn.Module):
         dtype, spec = next(self.parameters()).dtype, self.spec
         # Only pairwise positions use distances.
         position = self.embedding if isinstance(spec.position, PairwisePosition) else None
-        return AttentionMask(query, key, pattern, spec.causal, dtype, position, tables, heads=spec.heads)
+        return AttentionMask(
+            query, key, pattern, spec.causal, dtype, position, tables, heads=spec.score_heads
+        )
 
     def _step_tables(self, max_distance: int) -> DistanceTables:
         """Compute the distance tables for steps, from ``max_distance`` down to 0."""

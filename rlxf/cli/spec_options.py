@@ -143,12 +143,18 @@ SCALAR_OPTIONS = {
     "width": "Model width: features per token. 64 suits small observations, and 128 to 384 suit images.",
     "layers": "Number of layers. Each layer extends the reach of the memory by the memory length.",
     "heads": "Number of attention heads. It must divide the width.",
-    "feed_forward": "Hidden features of the feed-forward sublayer. None means 4 times the width.",
+    "kv_heads": "Heads of keys and values that the attention heads share: fewer make caches smaller. It must "
+    "divide the number of heads. None means as many as heads, 1 is multi-query attention.",
+    "qk_norm": "Normalization of queries and keys: rms, rms_all_heads or l2. None means none.",
+    "attention_gate": "Gate of the outputs of attention: elementwise or headwise. None means none.",
+    "feed_forward": "Hidden features of the feed-forward sublayer. None means 4 times the width, with "
+    "--core.activation swiglu 8/3 times.",
     "feed_forward_chunk": "Tokens per chunk of the feed-forward sublayer, to save memory. None means all.",
     "attention_layers": "Layers, from 0, that keep self-attention in a core with --core.recurrence.",
-    "norm": "Position of the layer norm: before each sublayer (pre) or after it (post).",
-    "final_norm": "Apply a final layer norm to the output.",
-    "activation": "Activation function of the feed-forward sublayer.",
+    "norm": "Position of the norm: before each sublayer (pre) or after it (post).",
+    "norm_type": "Normalization: layer_norm, or rms_norm, which does not subtract the mean.",
+    "final_norm": "Apply a final norm to the output.",
+    "activation": "Activation function of the feed-forward sublayer; swiglu makes it a gated network.",
     "dropout": "Dropout probability of attention weights and features. PPO requires 0.",
 }
 """Help texts of the fields of `TransformerSpec` that are not techniques. Agents fix the remaining fields:

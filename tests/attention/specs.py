@@ -31,6 +31,7 @@ from rlxf.attention import (
     CoPE,
     Deberta,
     DepthAdaptive,
+    Differential,
     Dilated,
     DynamicSpan,
     ETCLabels,
@@ -264,6 +265,20 @@ RECIPES = {
     "AGaLiTe and biased attention": replace(
         DEFAULT, layers=3, recurrence=AGaLiTe(), attention_layers=(0,), position=T5Bias(4, 5)
     ),
+    "differential, rotated, grouped, gated": replace(
+        DEFAULT,
+        heads=2,
+        kv_heads=1,
+        kernel=Differential(),
+        position=RoPE(),
+        pattern=Window(4),
+        qk_norm="rms",
+        attention_gate="headwise",
+    ),
+    "differential, distances, memory": replace(GTRXL, kernel=Differential(0.8)),
+    "differential decoder, dilated by head": replace(
+        DEFAULT, kernel=Differential(), pattern=Dilated(2, 2, plain_heads=1), cross_attention=True
+    ),
     "softmax1": replace(DEFAULT, kernel=Softmax(softmax1=True)),
     "softmax1 and values by distance": replace(
         DEFAULT, kernel=Softmax(softmax1=True), position=ShawRelative(2)
@@ -319,6 +334,52 @@ RECIPES = {
         DEFAULT, layers=3, position=LearnedPerLayer(64), depth=ACT(bias=-1.0), kernel=Performer(6)
     ),
     "post-norm": replace(DEFAULT, norm="post"),
+    "two of four key heads, distances, gates": replace(GTRXL, heads=4, kv_heads=2),
+    "multi-query, rotated, spans": replace(
+        DEFAULT, kv_heads=1, position=RoPE(), kernel=AdaptiveSpan(limit=4, ramp=3), qk_norm="rms"
+    ),
+    "multi-query, kNN memory, gated": replace(
+        DEFAULT, kv_heads=1, memory=KNN(2, 5, 2), pattern=Window(3), attention_gate="headwise"
+    ),
+    "multi-query, most used, values by distance": replace(
+        DEFAULT, kv_heads=1, memory=Compressive(2, 2, 2, "most-used"), position=ShawRelative(2), qk_norm="rms"
+    ),
+    "multi-query, global tokens": replace(
+        DEFAULT,
+        kv_heads=1,
+        pattern=Longformer(2, global_tokens=3),
+        qk_norm="l2",
+        attention_gate="elementwise",
+    ),
+    "multi-query, ETC": replace(
+        DEFAULT, kv_heads=1, pattern=ETC(1, 2), qk_norm="rms_all_heads", attention_gate="headwise"
+    ),
+    "encoder, multi-query, ETC": replace(DEFAULT, kv_heads=1, pattern=ETC(1, 2), qk_norm="l2", causal=False),
+    "multi-query, Performer": replace(DEFAULT, kv_heads=1, kernel=Performer(6), qk_norm="rms_all_heads"),
+    "multi-query, Linformer": replace(
+        DEFAULT, kv_heads=1, kernel=Linformer(2, 1, sharing="layer"), memory=XL(MEMORY), qk_norm="l2"
+    ),
+    "multi-query decoder, gated": replace(
+        DEFAULT, kv_heads=1, cross_attention=True, qk_norm="rms", attention_gate="elementwise"
+    ),
+    "multi-query, reversible": replace(
+        DEFAULT,
+        kv_heads=1,
+        residual=Reversible(),
+        qk_norm="rms",
+        attention_gate="headwise",
+        position=Tupe(64),
+    ),
+    "shared queries and keys, gated": replace(DEFAULT, kernel=LSH(2, 4), attention_gate="elementwise"),
+    "clusters of normalized keys": replace(DEFAULT, kernel=Routing(2), qk_norm="l2"),
+    "attention below GLA, with all options": replace(
+        DEFAULT, recurrence=GLA(), attention_layers=(0,), kv_heads=1, qk_norm="rms", attention_gate="headwise"
+    ),
+    "RMSNorm and SwiGLU": replace(GTRXL, norm_type="rms_norm", activation="swiglu"),
+    "RMSNorm after each sublayer, SwiGLU in chunks": replace(
+        DEFAULT, norm="post", norm_type="rms_norm", activation="swiglu", feed_forward_chunk=2
+    ),
+    "reversible, RMSNorm": replace(DEFAULT, residual=Reversible(), norm_type="rms_norm", position=RoPE()),
     "no final norm": replace(DEFAULT, norm="post", final_norm=False),
     "one head": replace(DEFAULT, heads=1),
     "Transformer-XL": replace(DEFAULT, position=XLRelative(), memory=XL(MEMORY), norm="post"),

@@ -13,12 +13,17 @@ from hypothesis import strategies as st
 
 from rlxf.attention import (
     FIRE,
+    GRU,
     KERPLE,
+    KNN,
+    LSH,
+    RFA,
     XL,
     Add,
     Context,
     CoPE,
     Deberta,
+    Differential,
     EncoderDecoder,
     Floater,
     Full,
@@ -26,9 +31,11 @@ from rlxf.attention import (
     HighwayGate,
     LearnedAbsolute,
     LearnedPerLayer,
+    Longformer,
     Multiplicative,
     Performer,
     RoPE,
+    Routing,
     ShawRelative,
     Sinusoidal,
     Softmax,
@@ -50,7 +57,9 @@ X = numbers(2, 5, DEFAULT.width)
 INDEX = TokenIndex.range(2, 5)
 
 
-@pytest.mark.parametrize("name", ["width", "layers", "heads", "feed_forward", "feed_forward_chunk"])
+@pytest.mark.parametrize(
+    "name", ["width", "layers", "heads", "kv_heads", "feed_forward", "feed_forward_chunk"]
+)
 @pytest.mark.parametrize("value", [0, -1])
 def test_sizes_are_at_least_1(name, value):
     with pytest.raises(ValueError, match=f"must be at least 1, got {value}"):
@@ -62,13 +71,20 @@ def test_heads_divide_the_width():
         TransformerSpec(heads=3)
 
 
+def test_key_heads_divide_the_heads():
+    with pytest.raises(ValueError, match="kv_heads must divide heads, got 3 kv_heads and 4 heads"):
+        TransformerSpec(heads=4, kv_heads=3)
+
+
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
 def test_dropout_is_a_probability_below_1(dropout):
     with pytest.raises(ValueError, match=re.escape(f"dropout must be in [0, 1), got {dropout}")):
         TransformerSpec(dropout=dropout)
 
 
-@pytest.mark.parametrize(("field", "value"), [("norm", "middle"), ("activation", "tanh")])
+@pytest.mark.parametrize(
+    ("field", "value"), [("norm", "middle"), ("norm_type", "rms"), ("qk_norm", "x"), ("attention_gate", "x")]
+)
 def test_unknown_option_words_raise(field, value):
     with pytest.raises(ValueError, match=f"{field} must be one of .* got '{value}'"):
         TransformerSpec(**{field: value})
@@ -189,6 +205,34 @@ def test_options_are_in_range(make, message):
 def test_positions_require_even_widths(position, message):
     with pytest.raises(ValueError, match=message):
         TransformerSpec(width=9, heads=3, position=position)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kernel": LSH(), "kv_heads": 1}, r"LSH\(.*\) computes features of the keys .* kv_heads=1"),
+        ({"kernel": Routing(), "kv_heads": 1}, r"Routing\(.*\) computes features of the keys .* kv_heads=1"),
+        ({"kernel": RFA(gate=True), "kv_heads": 1}, r"RFA\(.*\) computes features of the keys .* kv_heads=1"),
+        ({"kernel": LSH(), "qk_norm": "rms"}, r"LSH\(.*\) scales keys .* use qk_norm=None"),
+        ({"kernel": RFA(), "qk_norm": "l2"}, r"RFA\(.*\) normalizes queries and keys, and qk_norm='l2'"),
+        ({"memory": KNN(), "qk_norm": "rms"}, r"KNN\(.*\) normalizes queries .* use qk_norm=None"),
+        (
+            {"kernel": Differential(), "width": 12},
+            r"Differential\(.*\) splits each head into two halves, and",
+        ),
+        ({"kernel": Differential(), "position": ShawRelative()}, r"Differential\(.* ShawRelative\(.* RoPE"),
+        (
+            {"kernel": Differential(), "pattern": Longformer()},
+            r"Differential\(.* Longformer\(.* choose another",
+        ),
+        ({"kernel": Differential(), "memory": KNN()}, r"KNN\(.* Differential\(.* use kernel=Softmax"),
+        ({"recurrence": GRU(), "qk_norm": "rms"}, r"qk_norm rms has no effect, because all layers"),
+        ({"recurrence": GRU(), "kv_heads": 1}, r"kv_heads 1 has no effect, because all layers"),
+    ],
+)
+def test_attention_options_that_do_not_fit_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerSpec(**fields)
 
 
 def test_ntk_scaling_requires_more_than_two_features_per_head():

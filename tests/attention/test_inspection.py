@@ -9,6 +9,7 @@ from rlxf.attention import (
     KNN,
     RFA,
     Compressive,
+    Differential,
     Full,
     GRUGate,
     Linformer,
@@ -16,6 +17,7 @@ from rlxf.attention import (
     ShawRelative,
     TransformerSpec,
 )
+from rlxf.attention.layers import Block
 from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.token_index import EMPTY
 from rlxf.attention.transformer import attention_weights, gate_activations
@@ -39,8 +41,9 @@ LINEAR_IN_VALUES = {
     and not uses_summaries(spec, "convolution", "max")
     and not getattr(spec.kernel, "bias", False)
     and not isinstance(spec.memory, Compressive | KNN)
+    and not isinstance(spec.kernel, Differential)
 }
-"""Specs whose attention output is weights times values, without terms of distances or summaries."""
+"""Specs whose attention output is weights times values, without terms of distances, summaries or norms."""
 
 
 def segment(spec, dtype=torch.float64):
@@ -60,7 +63,7 @@ def allowed(spec, run: Segment, state, layer: int):
     key = index if state is None else state.index.concatenate(index)
     retrieves = isinstance(spec.memory, KNN) and layer == spec.memory.older_layer(spec.layers)
     pattern = Full() if retrieves else spec.pattern
-    query, rules = index.last(run.length), pattern.for_layer(layer).for_heads(spec.heads)
+    query, rules = index.last(run.length), pattern.for_layer(layer).for_heads(spec.score_heads)
     meets = torch.zeros(query.shape[0], len(rules), run.length, key.shape[1], dtype=torch.bool)
     for b, h, i, j in torch.cartesian_prod(*map(torch.arange, meets.shape)).tolist():
         here, there = int(query.position[b, i]), int(key.position[b, j])
@@ -68,7 +71,7 @@ def allowed(spec, run: Segment, state, layer: int):
         ruled = bool(rules[h].mask_mod(torch.tensor(here), torch.tensor(there)))
         own = here != there or getattr(spec.kernel, "include_self", True)
         meets[b, h, i, j] = bool(same) and ruled and own and (here >= there or not spec.causal)
-    return meets.expand(-1, spec.heads, -1, -1)
+    return meets.expand(-1, spec.score_heads, -1, -1).unflatten(1, (spec.heads, -1)).any(2)
 
 
 @each(SPECS)
@@ -81,8 +84,10 @@ def test_weights_are_distributions_over_visible_keys(spec):
         assert (weights[~meets] == 0).all()
         if uses_summaries(spec, "learned"):
             continue
-        assert (weights >= 0).all() or isinstance(spec.kernel, RFA)
+        assert (weights >= 0).all() or isinstance(spec.kernel, RFA | Differential)
         total = weights.sum(-1)
+        if isinstance(spec.kernel, Differential):  # each token sees itself in both maps
+            whole = whole * (1 - shared_model(spec).blocks[layer].attention.lambda_.detach())
         if isinstance(spec.memory, KNN):  # weights of tokens before the state are not included
             assert (total < whole + 1e-9).all()
             continue
@@ -106,6 +111,7 @@ def test_weights_times_values_equal_layer_output(spec, dtype):
     hooks = [
         block.attention.register_forward_hook(lambda module, inputs, y: expected.append((module, inputs, y)))
         for block in model.blocks
+        if isinstance(block, Block)
     ]
     model.encode(run.x, run.index, state, run.context)
     for hook in hooks:
@@ -113,8 +119,10 @@ def test_weights_times_values_equal_layer_output(spec, dtype):
     for weights, (attention, (x, memory, _), y) in zip(
         inspect_weights(spec, run, state), expected, strict=True
     ):
-        values = attention.split(attention.qkv(x))[-1]
-        mixed = weights @ (values if memory is None else torch.cat([memory[1], values], dim=2))
+        values = attention.split(attention.qkv(x), attention.width)[-1]
+        values = values if memory is None else torch.cat([memory[1], values], dim=2)
+        mixed = weights @ attention.repeat_keys(values, values)[1]
+        mixed = mixed if attention.output_gate is None else attention.output_gate(x, mixed)
         sighted = weights.sum((1, 3)) > 0
         assert_close_for_dtype(attention.out(mixed.transpose(1, 2).flatten(2))[sighted], y[sighted])
 

@@ -153,6 +153,7 @@ VALUES = {
     ("LRU", "min_radius"): 0.5,
     ("LRU", "max_radius"): 0.99,
     ("Local2D", "width"): 64,
+    ("Differential", "initial_lambda"): 0.5,
     ("Local2D", "columns"): 4,
     ("Blockwise", "permutations"): ((1, 0, 3, 2, 5, 4, 7, 6),),
     ("BigBird", "window"): 5,
@@ -204,6 +205,15 @@ def test_sizes_and_other_options_are_passed_on():
     )
     expected = gtrxl(width=32, layers=3, heads=2, feed_forward=40)
     assert spec == replace(expected, norm="post", final_norm=False, activation="gelu", position=ALiBi())
+
+
+def test_options_of_attention_and_blocks_are_passed_on():
+    attention = "--core.kv-heads 1 --core.qk-norm rms --core.attention-gate headwise"
+    blocks = "--core.norm-type rms_norm --core.activation swiglu"
+    chosen = replace(gtrxl(), kv_heads=1, qk_norm="rms", attention_gate="headwise")
+    assert core(*attention.split(), *blocks.split()) == replace(
+        chosen, norm_type="rms_norm", activation="swiglu"
+    )
 
 
 @pytest.mark.parametrize(("axis", "technique"), ALL, ids=value_id)

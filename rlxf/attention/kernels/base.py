@@ -200,6 +200,10 @@ class Kernel(Technique, ABC):
     def check_constant(self) -> None:
         """Raise ValueError if an update draws random features again, besides changing the parameters."""
 
+    def score_heads(self, heads: int) -> int:
+        """Return the number of heads that positions and patterns see: by default that of the transformer."""
+        return heads
+
     @property
     def loss_depends_on_tokens(self) -> bool:
         """True if `AttentionKernel.penalty` depends on the tokens."""
@@ -255,6 +259,15 @@ class PairwiseKernel(Kernel):
 
     def check_pairwise(self, position: Technique) -> None:
         """Accept the position."""
+
+
+def check_key_heads(kernel: Kernel, choices: SpecView) -> None:
+    """Raise ValueError if heads share keys, for a kernel with features of the keys of each head."""
+    if choices.shares_keys:
+        raise ValueError(
+            f"{kernel} computes features of the keys for each of {choices.heads} heads, which "
+            f"kv_heads={choices.kv_heads} shares among heads; use kv_heads=None or another kernel"
+        )
 
 
 def check_sees_whole_sequence(kernel: Kernel, option: str, choices: SpecView) -> None:

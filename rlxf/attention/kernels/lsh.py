@@ -10,7 +10,14 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention import Attention, Projected
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.kernels.base import Kernel, LinearFn, PairwiseKernel, check_sees_whole_sequence
+from rlxf.attention.attention_options import PLAIN, AttentionOptions
+from rlxf.attention.kernels.base import (
+    Kernel,
+    LinearFn,
+    PairwiseKernel,
+    check_key_heads,
+    check_sees_whole_sequence,
+)
 from rlxf.attention.kernels.bucket_attention import BucketAttention, ComparePositions, count_shared_rounds
 from rlxf.attention.modules import orthogonal_linear
 from rlxf.attention.positions.base import Position
@@ -90,6 +97,12 @@ class LSH(PairwiseKernel):
                 f"{self} uses one projection for queries and keys, and {choices.pattern} has separate ones "
                 f"for global tokens; choose another pattern or kernel"
             )
+        if choices.qk_norm is not None:
+            raise ValueError(
+                f"{self} scales keys to the length sqrt(D) and does not support qk_norm={choices.qk_norm!r}; "
+                f"use qk_norm=None or another kernel"
+            )
+        check_key_heads(self, choices)
         if self.chunk is not None:
             check_sees_whole_sequence(self, "chunk", choices)
 
@@ -109,8 +122,16 @@ class SharedQKAttention(Attention):
     Source: Kitaev et al. 2020, arXiv:2001.04451, section 2, "Shared-QK".
     """
 
-    def __init__(self, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float):
-        super().__init__(width, heads, position, kernel, dropout)
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        position: Position | None,
+        kernel: Kernel,
+        dropout: float,
+        options: AttentionOptions = PLAIN,
+    ):
+        super().__init__(width, heads, position, kernel, dropout, options)
         self.qkv = orthogonal_linear(width, width, matrices=2)
 
     def project(self, x: Tensor, linear: LinearFn = F.linear) -> Projected:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.kernels.base import LinearFn
+from rlxf.attention.kernels.base import LinearFn, check_key_heads
 from rlxf.attention.kernels.kv_state import KeyFeatures
 from rlxf.attention.kernels.linear_attention import LinearAttention, RandomFeatures
 from rlxf.attention.technique import SpecView, check_bool, check_finite_number, check_int, check_seed
@@ -82,7 +82,14 @@ class RFA(RandomFeatures):
             raise ValueError(f"RFA sigma must be above 0, got {self.sigma}")
 
     def check(self, choices: SpecView) -> None:
-        """Raise ValueError if the gate is combined with a bidirectional transformer or cross-attention."""
+        """Raise ValueError if queries are normalized twice, or the gate has no past or no keys of its own."""
+        if choices.qk_norm is not None:
+            raise ValueError(
+                f"{self} normalizes queries and keys, and qk_norm={choices.qk_norm!r} would do it again; use "
+                f"qk_norm=None or another kernel"
+            )
+        if self.gate:
+            check_key_heads(self, choices)
         if self.gate and not choices.causal:
             raise ValueError(f"{self} has a gate over past tokens and requires causal=True; set gate=False")
         if self.gate and choices.cross_attention:

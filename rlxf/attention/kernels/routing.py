@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.kernels.base import PairwiseKernel, check_sees_whole_sequence
+from rlxf.attention.kernels.base import PairwiseKernel, check_key_heads, check_sees_whole_sequence
 from rlxf.attention.kernels.bucket_attention import BucketAttention, ComparePositions, count_shared_rounds
 from rlxf.attention.modules import dropout as drop_some
 from rlxf.attention.technique import SpecView, check_finite_number, check_int, check_not_negative, check_seed
@@ -80,6 +80,7 @@ class Routing(PairwiseKernel):
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless clusters of even size may be chosen from the whole sequence."""
+        check_key_heads(self, choices)
         if self.window is not None:
             check_sees_whole_sequence(self, "window", choices)
 

@@ -139,6 +139,11 @@ class KNN(Memory):
                 f"{self} uses one projection for all tokens of a layer, but {choices.pattern} has separate "
                 f"projections for global tokens; use another pattern"
             )
+        if choices.qk_norm is not None:
+            raise ValueError(
+                f"{self} normalizes queries and keys to length 1 in its kNN layer, and qk_norm="
+                f"{choices.qk_norm!r} would do it again; use qk_norm=None"
+            )
         if self.layer is not None and self.layer > choices.layers:
             raise ValueError(f"layer of {self} must be at most the number of layers, {choices.layers}")
         if choices.depth.layer_of_pass(choices.layers - 1) != choices.layers - 1:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention import Attention, LayerCache, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.attention_options import PLAIN, AttentionOptions, repeat_heads
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.memory.base import extend_mask
 from rlxf.attention.modules import dropout as apply_dropout
@@ -149,10 +150,12 @@ class KNNAttention(Attention):
         position: Position | None,
         kernel: Kernel,
         dropout: float,
+        options: AttentionOptions = PLAIN,
+        *,
         top: int,
         index: SearchBackend = "torch",
     ):
-        super().__init__(width, heads, position, kernel, dropout)
+        super().__init__(width, heads, position, kernel, dropout, options)
         check_search_backend(index)
         self.top = top
         self.nearest = SEARCH_FUNCTIONS[index]
@@ -163,7 +166,8 @@ class KNNAttention(Attention):
         """Attend over far and local tokens. The first keys and values of memory belong to far tokens."""
         far, near = self._split_memory(memory, mask)
         q, k, v = self.project_qkv(x, near, mask)
-        return self._merge_heads(self._add_far(q, self.segment_average(q, k, v, mask), far, mask), mask)
+        y = self._add_far(q, self.segment_average(q, k, v, mask), far, mask)
+        return self._merge_heads(y, mask.queries(x), mask)
 
     def weights(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
         """Return the attention weights over far and local tokens, (B, H, T, F + M + T)."""
@@ -171,7 +175,7 @@ class KNNAttention(Attention):
         of_near = super().weights(x, near, mask)
         assert isinstance(mask, KNNMask)
         q = self.project_queries(mask.queries(x))
-        chosen, weight, g = self._nearest(q, k, mask.far_mask())
+        chosen, weight, g = self._nearest(q, repeat_heads(k, self.heads), mask.far_mask())
         of_far = q.new_zeros(*q.shape[:3], k.shape[2]).scatter(-1, chosen, weight)
         return torch.cat([g * of_far, (1 - g) * of_near], dim=-1)
 
@@ -180,7 +184,7 @@ class KNNAttention(Attention):
         q, projected = self._project_jointly(x)
         self._write(projected, cache, slot, mask)
         near = self.average(q, cache.keys, cache.values, mask, cache.table)
-        return self._merge_heads(self._add_far(q, near, (cache.far.keys, cache.far.values), mask), mask)
+        return self._merge_heads(self._add_far(q, near, (cache.far.keys, cache.far.values), mask), x, mask)
 
     def write(self, x: Tensor, cache: PassCache, slot: int, mask: AttentionMask) -> None:
         assert isinstance(cache, FarLayerCache)
@@ -215,7 +219,7 @@ class KNNAttention(Attention):
         return self.far(far), tuple(part[:, :, count:] for part in memory)
 
     def _add_far(self, q: Tensor, near: Tensor, far: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
-        """Compute ``g o_far + (1 - g) o_near``: near (B, H, Tq, D), far keys and values (B, H, F, D).
+        """Compute ``g o_far + (1 - g) o_near``: near (B, H, Tq, D), far keys and values (B, K, F, D).
 
         Queries are processed in chunks, because the scores of all queries against thousands of keys may
         not fit into memory.
@@ -223,7 +227,7 @@ class KNNAttention(Attention):
         assert isinstance(mask, KNNMask)
         if not far[0].shape[2]:
             return near
-        size = max(1, MAX_SCORES // far[0][..., 0].numel())
+        size = max(1, MAX_SCORES * self.kv_heads // (self.heads * far[0][..., 0].numel()))
         chunks = (slice(start, start + size) for start in range(0, q.shape[2], size))
         mixed = [self._mix(q[:, :, c], near[:, :, c], far, mask.far_mask(c)) for c in chunks]
         return torch.cat(mixed, dim=2)
@@ -233,7 +237,7 @@ class KNNAttention(Attention):
         columns = mask.flatten(0, 1).any(0).nonzero()[:, 0]
         if MIN_SPARSITY * len(columns) < mask.shape[-1]:
             far, mask = tuple(part[:, :, columns] for part in far), mask[..., columns]
-        keys, values = far
+        keys, values = self.repeat_keys(*far)
         chosen, weight, g = self._nearest(q, keys, mask)
         o = (weight[..., None] * gather_top(values, chosen)).sum(-2)
         return g * o + (1 - g) * near

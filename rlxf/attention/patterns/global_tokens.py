@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.attention_options import PLAIN, AttentionOptions
 from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentKernelState
 from rlxf.attention.modules import orthogonal_linear
 from rlxf.attention.patterns.base import (
@@ -238,7 +239,7 @@ class GlobalAttention(nn.Module):
             part.write(x, ring, slot, rule)
 
     def cache(self, memory: Projected, index: TokenIndex, tables: DistanceTables) -> LayerCache:
-        """Create a joint cache (B, 2 H, S, D): heads of local queries, then heads of global queries."""
+        """Create a joint cache (B, 2 K, S, D): heads of local queries, then heads of global queries."""
         half = len(memory) // 2
         one = self.others.cache(memory[:half], index, tables)
         other = self.globals.cache(memory[half:], index, tables)
@@ -287,11 +288,17 @@ def _split_cache(cache: LayerCache | RecurrentKernelState) -> list[LayerCache]:
 
 
 def build_longformer_attention(
-    global_tokens: int, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float
+    global_tokens: int,
+    width: int,
+    heads: int,
+    position: Position | None,
+    kernel: Kernel,
+    dropout: float,
+    options: AttentionOptions = PLAIN,
 ) -> GlobalAttention:
     """Build attention with separate q, k and v projections and one output projection (Longformer)."""
     out = orthogonal_linear(width, width)
-    local, of_globals = (Attention(width, heads, position, kernel, dropout) for _ in range(2))
+    local, of_globals = (Attention(width, heads, position, kernel, dropout, options) for _ in range(2))
     local.out = of_globals.out = nn.Identity()  # outputs of the heads, concatenated
     return GlobalAttention(global_tokens, local, of_globals, out)
 
@@ -299,15 +306,23 @@ def build_longformer_attention(
 class ETCAttention(Attention):
     """Attention with a separate output projection, and separate keys and values of global tokens (ETC).
 
-    ``qkv`` (5 C, C) projects q, k and v of tokens that are not global, then k and v of global tokens, the
-    first ``global_tokens`` positions.
+    ``qkv`` (C + 4 K D, C) projects q, k and v of tokens that are not global, then k and v of global tokens,
+    the first ``global_tokens`` positions.
     """
 
     global_tokens: int
 
-    def __init__(self, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float):
-        super().__init__(width, heads, position, kernel, dropout)
-        self.qkv = orthogonal_linear(width, width, matrices=5)
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        position: Position | None,
+        kernel: Kernel,
+        dropout: float,
+        options: AttentionOptions = PLAIN,
+    ):
+        super().__init__(width, heads, position, kernel, dropout, options)
+        self.qkv = self.build_projection(key_matrices=4)
 
     def prepare_keys(self, projected: Projected, position: Tensor) -> tuple[Tensor, Tensor]:
         is_global = (position < self.global_tokens)[:, None, :, None]
@@ -317,9 +332,15 @@ class ETCAttention(Attention):
 
 
 def build_etc_attention(
-    global_tokens: int, width: int, heads: int, position: Position | None, kernel: Kernel, dropout: float
+    global_tokens: int,
+    width: int,
+    heads: int,
+    position: Position | None,
+    kernel: Kernel,
+    dropout: float,
+    options: AttentionOptions = PLAIN,
 ) -> GlobalAttention:
     """Build attention of two `ETCAttention` modules."""
-    local, of_globals = (ETCAttention(width, heads, position, kernel, dropout) for _ in range(2))
+    local, of_globals = (ETCAttention(width, heads, position, kernel, dropout, options) for _ in range(2))
     local.global_tokens = of_globals.global_tokens = global_tokens
     return GlobalAttention(global_tokens, local, of_globals, nn.Identity())

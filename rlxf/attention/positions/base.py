@@ -146,6 +146,11 @@ class Position(Technique):
         if self.max_positions is not None:
             raise ValueError(f"{self} has a limit")
 
+    @property
+    def changes_values(self) -> bool:
+        """True if the values that a query averages depend on their distances."""
+        return False
+
     def check_without_attention(self) -> None:
         """Raise ValueError if the position has an effect in attention only."""
         raise ValueError(f"position {self} has an effect in attention only")
@@ -156,7 +161,7 @@ class Position(Technique):
 
     def build_shared(self, choices: SpecView) -> PositionEmbedding:
         """Return `build_embedding` for a transformer; overridden where it depends on the layers."""
-        return self.build_embedding(choices.width, choices.heads)
+        return self.build_embedding(choices.width, choices.score_heads)
 
     def build(self, width: int, heads: int) -> LayerPosition:
         """Return the module in the attention of one layer."""

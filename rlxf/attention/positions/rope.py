@@ -126,7 +126,7 @@ class RoPE(Position):
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless the features of a head form enough pairs and the scaling is possible."""
         check_pairs("RoPE", choices)
-        if choices.width == 2 * choices.heads and self.scaling in ("ntk", "dynamic"):
+        if choices.width == 2 * choices.score_heads and self.scaling in ("ntk", "dynamic"):
             raise ValueError(
                 f"{self} needs more than 2 features per head; decrease heads or use scaling='linear'"
             )
@@ -216,11 +216,10 @@ SPEEDS: dict[Scaling, Callable[[RoPE, int, torch.device | None], Tensor]] = {
 
 def check_pairs(technique: str, choices: SpecView) -> None:
     """Raise ValueError unless the width of a head is even."""
-    size = choices.width // choices.heads
+    heads = choices.score_heads
+    size = choices.width // heads
     if size % 2:
-        raise ValueError(
-            f"{technique} needs an even width per head, got {choices.width} / {choices.heads} = {size}"
-        )
+        raise ValueError(f"{technique} needs an even width per head, got {choices.width} / {heads} = {size}")
 
 
 def rotate(x: Tensor, position: Tensor, speed: Tensor) -> Tensor:

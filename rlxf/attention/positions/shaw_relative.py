@@ -36,6 +36,10 @@ class ShawRelative(PairwisePosition):
     def __post_init__(self) -> None:
         check_int("ShawRelative max_distance", self.max_distance)
 
+    @property
+    def changes_values(self) -> bool:
+        return True
+
     def build(self, width: int, heads: int) -> "ShawTables":
         return ShawTables(self, width // heads)
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from rlxf.attention.modules import NORMS, Norm, PreNorm
-from rlxf.attention.technique import LayerPasses, Technique
+from rlxf.attention.modules import NORMS, PreNorm
+from rlxf.attention.technique import LayerPasses, SpecView, Technique
 
 
 class Residual(Technique, ABC):
@@ -23,13 +23,14 @@ class Residual(Technique, ABC):
     def build(self, width: int, heads: int) -> nn.Module:
         """Return the module with ``forward(x, y)``, (..., C) and (..., C) -> (..., C)."""
 
-    def build_norm(self, norm: Norm, width: int, heads: int) -> PreNorm:
+    def build_norm(self, spec: SpecView) -> PreNorm:
         """Return the norm of a sublayer together with its residual connection."""
-        return NORMS[norm](width, self.build(width, heads))
+        kind: type[PreNorm] = NORMS[spec.norm]
+        return kind(spec.width, self.build(spec.width, spec.heads), spec.norm_type)
 
-    def build_norms(self, norm: Norm, width: int, heads: int) -> tuple[PreNorm, PreNorm]:
+    def build_norms(self, spec: SpecView) -> tuple[PreNorm, PreNorm]:
         """Return `build_norm` for the attention and for the feed-forward sublayer of a layer."""
-        return self.build_norm(norm, width, heads), self.build_norm(norm, width, heads)
+        return self.build_norm(spec), self.build_norm(spec)
 
     def run_passes(self, passes: LayerPasses, x: Tensor) -> Tensor:
         """Run all passes, each once, on the stream x (B, T, C) and return the selected outputs."""

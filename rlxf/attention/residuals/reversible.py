@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from rlxf.attention.layers import SegmentStack, discarded_inputs
-from rlxf.attention.modules import Norm, PreNorm
+from rlxf.attention.modules import NormType, PreNorm
 from rlxf.attention.residuals.base import Residual, Sum
 from rlxf.attention.technique import LayerPasses, SpecView
 
@@ -59,9 +59,12 @@ class Reversible(Residual):
         """Return the sum of one stream and the sublayer output of the other."""
         return Sum()
 
-    def build_norms(self, norm: Norm, width: int, heads: int) -> tuple[PreNorm, PreNorm]:
+    def build_norms(self, spec: SpecView) -> tuple[PreNorm, PreNorm]:
         """Return the norms: attention reads x_2, the feed-forward sublayer y_1."""
-        return ReversibleNorm(width, Sum(), reads=1), ReversibleNorm(width, Sum(), reads=0)
+        attention, feed_forward = (
+            ReversibleNorm(spec.width, Sum(), reads, spec.norm_type) for reads in (1, 0)
+        )
+        return attention, feed_forward
 
     def run_passes(self, passes: LayerPasses, x: Tensor) -> Tensor:
         """Run all passes. With gradient, activations for backward are stored in the last pass only.
@@ -93,10 +96,11 @@ class ReversibleNorm(PreNorm):
         width: features of a token C.
         residual: see `PreNorm`.
         reads: number of the stream that the sublayer reads, 0 or 1.
+        norm_type: see `PreNorm`.
     """
 
-    def __init__(self, width: int, residual: nn.Module, reads: int):
-        super().__init__(width, residual)
+    def __init__(self, width: int, residual: nn.Module, reads: int, norm_type: NormType = "layer_norm"):
+        super().__init__(width, residual, norm_type)
         self.reads = reads
 
     def branch_input(self, x: Tensor) -> Tensor:

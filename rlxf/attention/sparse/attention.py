@@ -55,9 +55,14 @@ class GatheredMask(AttentionMask):
         return DistinctDistances(self.distances, shared, queries, keys, self.distance)
 
     def average(
-        self, kernel: AttentionKernel, position: LayerPosition, rows: Sequence[Tensor], heads: Heads
+        self,
+        kernel: AttentionKernel,
+        position: LayerPosition,
+        rows: Sequence[Tensor],
+        size: int,
+        heads: Heads,
     ) -> Tensor:
-        """Compute the outputs of N groups of G queries in the given heads, (N, heads, G, D).
+        """Compute the outputs of N groups of G queries in the given heads, (N, heads, G, V).
 
         Pairwise positions and kernels with weights need all heads. Otherwise only these heads are gathered.
         """
@@ -66,7 +71,7 @@ class GatheredMask(AttentionMask):
         q = gather_tokens(rows[0][:, scored_heads], self.blocks.query)
         k = gather_tokens(rows[1][:, scored_heads], self.blocks.key)
         v, table = gather_tokens(rows[2][:, kernel_heads], self.blocks.key), position.pass_table(self)
-        q, bias = position.encode(q, k, v.shape[-1], self, table)
+        q, bias = position.encode(q, k, size, self, table)
         if scored_heads != kernel_heads:
             q, k = q[:, kernel_heads], k[:, kernel_heads]
             bias = bias if bias is None else bias[:, kernel_heads]
@@ -96,25 +101,28 @@ def _gather(mask: AttentionMask, pattern: Pattern, blocks: BlockGroup) -> list[G
 
 
 def sparse_average(
-    kernel: AttentionKernel, position: LayerPosition, qkv: Sequence[Tensor], mask: AttentionMask
+    kernel: AttentionKernel, position: LayerPosition, qkv: Sequence[Tensor], size: int, mask: AttentionMask
 ) -> Tensor:
-    """Compute the output of each head with gathered keys, (B, H, Tq, D); 0 for fully masked queries.
+    """Compute the output of each head with gathered keys, (B, H, Tq, V); 0 for fully masked queries.
 
     Args:
         kernel: attention kernel.
         position: position encoding of the layer.
         qkv: queries (B, H, Tq, D + E) and keys (B, H, Tk, D + F) with extra kernel features, and values (B,
-            H, Tk, D).
+            H, Tk, V).
+        size: D, features of a query without the extra ones.
         mask: attention mask with a sparse plan.
     """
     assert mask.sparse_plan is not None
     batch, heads, length, _ = qkv[0].shape
     masks, head_sets = mask.once(gather_masks), [group.heads for group in mask.sparse_plan]
     if not any(masks):  # every slot is empty
-        return torch.zeros_like(qkv[0][..., : qkv[2].shape[-1]])
+        return qkv[2].new_zeros(batch, heads, length, qkv[2].shape[-1])
     rows = [x.transpose(1, 2).flatten(0, 1) for x in qkv]  # (B T, H, D)
     outputs = [
-        scatter_tokens(parts, [part.average(kernel, position, rows, some) for part in parts], batch * length)
+        scatter_tokens(
+            parts, [part.average(kernel, position, rows, size, some) for part in parts], batch * length
+        )
         for parts, some in zip(masks, head_sets, strict=True)
     ]
     y = torch.cat(outputs, dim=1).unflatten(0, (batch, length)).unflatten(-1, (heads, -1)).transpose(1, 2)

@@ -16,7 +16,7 @@ FAR = KEYS.shape[1]
 
 def attention(gate: Tensor) -> KNNAttention:
     """Return a module with the vector's weights; its output is the concatenation of the heads."""
-    module = KNNAttention(HEADS * SIZE, HEADS, None, Softmax(), 0.0, TOP).double()
+    module = KNNAttention(HEADS * SIZE, HEADS, None, Softmax(), 0.0, top=TOP).double()
     put(module.log_scale, VECTOR["w_scale"])
     put(module.gate, gate)
     fill(module.out, torch.eye(HEADS * SIZE, dtype=X.dtype))

@@ -26,8 +26,7 @@ def related(
 def attended(vector: Vector, name: str, mask: AttentionMask, scale: float = 1.0) -> Tensor:
     """Return the attention output of q, k and v of a vector, (B, H, T, D)."""
     q, k, v = (vector[f"in_{kind}{name}"].double().flatten(2, -2) for kind in "qkv")
-    y = over_heads(q, None).attend(q * scale, k, v, mask, None)
-    return y.unflatten(-1, (q.shape[1], -1)).transpose(1, 2)
+    return mask.zero_masked_rows(over_heads(q, None).average(q * scale, k, v, mask, None))
 
 
 # Image Transformer: its queries are not scaled, ours are divided by sqrt(D).

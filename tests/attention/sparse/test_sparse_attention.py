@@ -17,6 +17,7 @@ from rlxf.attention import (
     Blockwise,
     CoPE,
     Deberta,
+    Differential,
     Dilated,
     DistanceAware,
     ETCLabels,
@@ -117,6 +118,15 @@ VARIANTS = {
         position=RoPE(scaling="dynamic", factor=4.0, original_length=16),
     ),
     "softmax1": replace(SMALL, pattern=Window(5), kernel=Softmax(softmax1=True)),
+    "multi-query, normalized, gated": replace(
+        SMALL, pattern=Window(5), position=RoPE(), kv_heads=1, qk_norm="rms", attention_gate="elementwise"
+    ),
+    "multi-query, values by distance": replace(
+        SMALL, pattern=Dilated(3, 2, plain_heads=1), position=ShawRelative(3), kv_heads=1
+    ),
+    "differential, multi-query, distances": replace(
+        SMALL, pattern=Window(5), position=XLRelative(), kernel=Differential(), kv_heads=1
+    ),
     "values by distance, bidirectional": replace(
         SMALL, pattern=Strided(4, combination="by-head"), position=ShawRelative(3), causal=False
     ),
@@ -200,7 +210,10 @@ def test_subset_of_queries(spec, monkeypatch):
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
 
 
-@each({repr(pattern): replace(SMALL, layers=1, pattern=pattern) for pattern in MEMORY_PATTERNS[:2]})
+@each(
+    {repr(pattern): replace(SMALL, layers=1, pattern=pattern) for pattern in MEMORY_PATTERNS[:2]}
+    | {"Differential": replace(SMALL, layers=1, pattern=Window(5), kernel=Differential())}
+)
 def test_all_slots_empty_gives_finite_outputs(spec, monkeypatch):
     """Memory of a Decision Transformer is empty if all windows lie in short episodes."""
     monkeypatch.setattr(plan, "MIN_SPARSE_PAIRS", 0)
