@@ -1,5 +1,6 @@
 """Naive Bayes context extension: choose an action from the action distributions of several contexts."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -12,7 +13,28 @@ from rlxf.attention.technique import check_finite_number
 
 
 @dataclass(frozen=True)
-class NBCE:
+class ContextMerger(ABC):
+    """Base of the methods that merge the action distributions of several contexts."""
+
+    paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9617"
+    causal_form: ClassVar[str] = "token by token"
+    cost: ClassVar[str] = "n + 1 times the agent's, for n contexts"
+
+    @abstractmethod
+    def __call__(self, logits: Tensor, before: int | None) -> tuple[Tensor, int]:
+        """Merge the logits of all contexts.
+
+        Args:
+            logits: (n + 1, A), row 0 without context.
+            before: second result of the previous step; None in the first step.
+
+        Returns:
+            Logits (A,), and the chosen row, 1 ... n; 0 if no single context is chosen.
+        """
+
+
+@dataclass(frozen=True)
+class NBCE(ContextMerger):
     r"""``log p(a | c_1 ... c_n) = (1 + beta) log p(a | c_k) - beta log p(a) + const``.
 
     Contexts are assumed to be independent given the action. c_k is the context with the lowest entropy. From
@@ -33,42 +55,76 @@ class NBCE:
         ValueError: if beta or eta is negative or not finite, or top_p is not in (0, 1].
     """
 
-    paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9617"
-    causal_form: ClassVar[str] = "token by token"
-    cost: ClassVar[str] = "n + 1 times the agent's, for n contexts"
     beta: float = 0.25
     eta: float = 0.1
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("beta", "eta", "top_p"):
-            check_finite_number(f"NBCE {name}", getattr(self, name))
         for name in ("beta", "eta"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"NBCE {name} must be at least 0, got {getattr(self, name)}")
+            check_at_least_0(f"NBCE {name}", getattr(self, name))
+        check_finite_number("NBCE top_p", self.top_p)
         if not 0 < self.top_p <= 1:
             raise ValueError(f"NBCE top_p must be above 0 and at most 1, got {self.top_p}")
 
     def __call__(self, logits: Tensor, before: int | None) -> tuple[Tensor, int]:
-        """Merge the logits of all contexts.
-
-        Args:
-            logits: (n + 1, A), row 0 without context.
-            before: row chosen in the previous step; None in the first step.
-
-        Returns:
-            Logits (A,), and the chosen row, 1 ... n.
-        """
+        """Merge the logits of all contexts; see `ContextMerger`."""
         log_p = nucleus(logits.log_softmax(dim=-1), self.top_p)
         entropy = -(log_p.exp() * log_p.clamp(min=REMOVED)).sum(dim=-1)
         if before is not None:
             entropy[before] -= self.eta
         chosen = 1 + int(entropy[1:].argmin())
-        merged = (1 + self.beta) * log_p[chosen] - self.beta * log_p[0]
-        return torch.where(log_p[0] > REMOVED, merged, log_p[chosen]), chosen
+        return discounted(log_p[chosen], log_p[0], self.beta), chosen
 
 
-CONTEXT_MERGERS = {NBCE.__name__: NBCE}
+@dataclass(frozen=True)
+class AverageNBCE(ContextMerger):
+    r"""``log p(a | c_1 ... c_n) = (1 + beta) mean_k log p(a | c_k) - beta log p(a) + const``.
+
+    Average pooling: all contexts have the same weight, unlike in `NBCE`, which chooses the most certain one.
+    An action of probability 0 in a context is never taken. The result is not normalized.
+
+    Source: Su 2023, "NBCE: naive Bayes extends the context length of language models",
+    kexue.fm/archives/9617.
+
+    Args:
+        beta: weight of the distribution without context, which is subtracted; at least 0. With ``beta = n -
+            1`` the formula is naive Bayes for n contexts.
+
+    Raises:
+        TypeError: if beta is not a number.
+        ValueError: if beta is negative or not finite.
+    """
+
+    beta: float = 0.25
+
+    def __post_init__(self) -> None:
+        check_at_least_0("AverageNBCE beta", self.beta)
+
+    def __call__(self, logits: Tensor, before: int | None) -> tuple[Tensor, int]:
+        """Merge the logits of all contexts; see `ContextMerger`. The second result is 0."""
+        log_p = logits.log_softmax(dim=-1)
+        return discounted(log_p[1:].mean(dim=0), log_p[0], self.beta), 0
+
+
+def check_at_least_0(name: str, value: Any) -> None:
+    """Raise TypeError or ValueError unless ``value`` is a finite number and at least 0."""
+    check_finite_number(name, value)
+    if value < 0:
+        raise ValueError(f"{name} must be at least 0, got {value}")
+
+
+def discounted(log_p: Tensor, without: Tensor, beta: float) -> Tensor:
+    """Return ``(1 + beta) log p - beta log p_0``, or log p for actions that are removed from p_0.
+
+    Args:
+        log_p: log-probabilities with context, (A,).
+        without: log p_0, those without context, (A,).
+        beta: weight of p_0.
+    """
+    return torch.where(without > REMOVED, (1 + beta) * log_p - beta * without, log_p)
+
+
+CONTEXT_MERGERS: dict[str, type[ContextMerger]] = {one.__name__: one for one in (NBCE, AverageNBCE)}
 """Methods for merging contexts, by name. They act on the output of an agent, not inside a transformer."""
 
 REMOVED = -100.0
@@ -102,7 +158,7 @@ class Contexts:
         state: state of n + 1 rows, as the agent's `predict` returns it for n + 1 environments. Row i holds
             context i. Row 0 is cleared at the first step.
         rows: number of rows, n + 1.
-        chosen: the row chosen last; None before the first step.
+        chosen: the row chosen last, or 0 if none was; None before the first step.
     """
 
     state: Any
@@ -114,7 +170,7 @@ def act_from_contexts(
     agent: DiscreteAgent,
     observation: Any,
     contexts: Contexts,
-    nbce: NBCE = NBCE(),
+    nbce: ContextMerger = NBCE(),
     deterministic: bool = True,
 ) -> tuple[int, Contexts]:
     """Choose an action of one environment from several contexts; the step is added to all rows.
@@ -127,7 +183,7 @@ def act_from_contexts(
         agent: ``GTrXLPPO(...).policy`` or a `DecisionTransformer`, with Discrete actions.
         observation: one observation, without an axis for environments.
         contexts: states of the contexts; not modified.
-        nbce: method for merging contexts.
+        nbce: method for merging contexts: `NBCE` or `AverageNBCE`.
         deterministic: take the most likely action instead of a sample.
 
     Returns:

@@ -13,6 +13,8 @@ from rlxf.attention.depth.constant import Universal as Universal
 from rlxf.attention.depth.depth_adaptive import DepthAdaptive as DepthAdaptive
 from rlxf.attention.heads.knn_lm import KNNLM as KNNLM
 from rlxf.attention.heads.spalm import SPALM as SPALM
+from rlxf.attention.kernels.assigned import HeadKernels as HeadKernels
+from rlxf.attention.kernels.assigned import LayerKernels as LayerKernels
 from rlxf.attention.kernels.differential import Differential as Differential
 from rlxf.attention.kernels.linformer import Linformer as Linformer
 from rlxf.attention.kernels.lsh import LSH as LSH
@@ -26,6 +28,8 @@ from rlxf.attention.memory.base import State as State
 from rlxf.attention.memory.compressive import Compressive as Compressive
 from rlxf.attention.memory.knn import KNN as KNN
 from rlxf.attention.memory.xl import XL as XL
+from rlxf.attention.patterns.assigned import HeadPatterns as HeadPatterns
+from rlxf.attention.patterns.assigned import LayerPatterns as LayerPatterns
 from rlxf.attention.patterns.base import Both as Both
 from rlxf.attention.patterns.base import Either as Either
 from rlxf.attention.patterns.base import Window as Window
@@ -74,6 +78,7 @@ from rlxf.attention.recurrent.min_gru import MinGRU as MinGRU
 from rlxf.attention.recurrent.retnet import RetNet as RetNet
 from rlxf.attention.recurrent.shm import SHM as SHM
 from rlxf.attention.residuals.base import Add as Add
+from rlxf.attention.residuals.gates import AddReLU as AddReLU
 from rlxf.attention.residuals.gates import GRUGate as GRUGate
 from rlxf.attention.residuals.gates import HighwayGate as HighwayGate
 from rlxf.attention.residuals.gates import InputGate as InputGate

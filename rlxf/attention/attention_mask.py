@@ -145,7 +145,8 @@ class AttentionMask:
             return False
         position, filled = self.query.position, self.query.episode != EMPTY
         visible = filled & (self.key.find(self.query) >= 0)
-        visible &= torch.stack([rule.mask_mod(position, position) for rule in self.head_patterns]).all(0)
+        for rule in self.head_patterns:
+            visible &= rule.mask_mod(position, position)
         return bool((visible == filled).all())
 
     def zero_masked_rows(self, x: Tensor) -> Tensor:

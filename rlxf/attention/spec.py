@@ -13,6 +13,7 @@ from rlxf.attention.depth.depth_adaptive import DepthAdaptive
 from rlxf.attention.heads.base import OutputHead
 from rlxf.attention.heads.knn_lm import KNNLM
 from rlxf.attention.heads.spalm import SPALM
+from rlxf.attention.kernels.assigned import HeadKernels, LayerKernels
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.kernels.differential import Differential
 from rlxf.attention.kernels.linformer import Linformer
@@ -27,6 +28,7 @@ from rlxf.attention.memory.compressive import Compressive
 from rlxf.attention.memory.knn import KNN
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.modules import Activation, Norm, NormType
+from rlxf.attention.patterns.assigned import HeadPatterns, LayerPatterns
 from rlxf.attention.patterns.base import Both, Either, Pattern, Window
 from rlxf.attention.patterns.big_bird import BigBird, BigBirdETC
 from rlxf.attention.patterns.blockwise import Blockwise
@@ -67,7 +69,7 @@ from rlxf.attention.recurrent.min_gru import MinGRU
 from rlxf.attention.recurrent.retnet import RetNet
 from rlxf.attention.recurrent.shm import SHM
 from rlxf.attention.residuals.base import Add, Residual
-from rlxf.attention.residuals.gates import GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
+from rlxf.attention.residuals.gates import AddReLU, GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
 from rlxf.attention.residuals.reversible import Reversible
 from rlxf.attention.technique import (
     SpecView,
@@ -135,7 +137,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
             LSTM,
             GRU,
         ),
-        "residual": (Add, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate, Reversible),
+        "residual": (Add, AddReLU, GRUGate, InputGate, OutputGate, HighwayGate, SigTanhGate, Reversible),
         "depth": (Fixed, Universal, ACT, DepthAdaptive, CALM),
     }.items()
 }
@@ -150,8 +152,14 @@ OPTIONAL = ("position", "memory", "recurrence")
 """Axes that accept None."""
 
 
-COMBINATORS: dict[str, dict[str, type[Any]]] = {"pattern": {"Both": Both, "Either": Either}}
-"""Axis -> name -> class that combines two techniques of the axis: ``first & second``, ``first | second``."""
+COMBINATORS: dict[str, dict[str, type[Any]]] = {
+    axis: {combinator.__name__: combinator for combinator in combinators}
+    for axis, combinators in {
+        "pattern": (Both, Either, HeadPatterns, LayerPatterns),
+        "kernel": (HeadKernels, LayerKernels),
+    }.items()
+}
+"""Axis -> name -> class that combines two techniques of the axis, for example ``first & second``."""
 
 
 MAX_LAYERS = 1000
@@ -373,7 +381,10 @@ def technique_from_json(axis: str, data: Any) -> Any:
         raise ValueError(f"there is no {axis} named {data['name']!r}; there are {', '.join(names)}")
     options = {key: value for key, value in data.items() if key != "name"}
     if data["name"] in COMBINATORS.get(axis, {}):
-        options = {side: technique_from_json(axis, part) for side, part in options.items()}
+        options = {
+            name: technique_from_json(axis, value) if isinstance(value, dict) else value
+            for name, value in options.items()
+        }
     try:
         return names[data["name"]](**options)
     except TypeError as error:

@@ -175,6 +175,22 @@ def check_int(name: str, value: Any, least: int = 1, most: int = MAX_INT) -> Non
         raise ValueError(f"{name} must be at most {most}, got {value}")
 
 
+def check_layer_numbers(name: str, value: Any) -> tuple[int, ...]:
+    """Return numbers of layers, from 0, as a tuple in ascending order; a list from JSON is accepted.
+
+    Raises:
+        TypeError: if ``value`` is not a tuple of ints.
+        ValueError: if it is empty, or a number is negative or given twice.
+    """
+    if not isinstance(value, tuple | list):
+        raise TypeError(f"{name} must be a tuple of whole numbers, got {value!r}")
+    for number in value:
+        check_int(name, number, least=0)
+    if not value or len(set(value)) < len(value):
+        raise ValueError(f"{name} must be different numbers, at least one, got {value}")
+    return tuple(sorted(value))
+
+
 def check_seed(name: str, value: Any) -> None:
     """Check that ``value`` is an int from 0 to `MAX_SEED`. Raises like `check_int`."""
     check_int(name, value, least=0, most=MAX_SEED)

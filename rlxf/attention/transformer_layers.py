@@ -37,9 +37,10 @@ class TransformerLayers(nn.Module):
         blocks = (kind(layer) for kind, layer in zip(kinds, layers, strict=True))
         self.blocks: Sequence[Layer] = nn.ModuleList(blocks)  # type: ignore
         self.depth = spec.depth.build(spec.width, spec.layers)
-        kernels = self._kernels()
-        for kernel in kernels[1:]:
-            kernel.tie_weights(kernels[0])
+        first: dict[type[AttentionKernel], AttentionKernel] = {}
+        for kernel in self._kernels():
+            if (other := first.setdefault(type(kernel), kernel)) is not kernel:
+                kernel.tie_weights(other)
         if self.order.count(self.order[-1]) == 1:
             self.global_token_embedding.trim_last_layer(self.blocks[-1])
         self.norm = NORM_TYPES[spec.norm_type](spec.width) if spec.final_norm else nn.Identity()

@@ -23,7 +23,7 @@ from tyro.constructors import (
 from rlxf.attention import ALiBi, Full, RoPE, Sinusoidal, TransformerSpec
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
-from rlxf.attention.spec import COMBINATORS, HEADS, OPTIONAL, TECHNIQUES, technique_from_json
+from rlxf.attention.spec import HEADS, OPTIONAL, TECHNIQUES, technique_from_json
 from rlxf.cli.options import given_options
 
 NONE, FIT_MEMORY = "None", "fitting"
@@ -43,6 +43,8 @@ STEM = 4
 """Letters that two words of one stem have in common, e.g. "rotary" and "rotate"."""
 OPERATORS = {"|": or_, "&": and_}
 """Operators that join patterns, in the order of increasing precedence, as in Python."""
+JOINABLE = ("pattern",)
+"""Axes whose techniques can be joined by operators."""
 
 
 def match_name(axis: str, text: str) -> str:
@@ -112,7 +114,7 @@ def _operator(axis: str, text: str) -> str | None:
 
     No option of a pattern is a text that contains an operator.
     """
-    return next((sign for sign in OPERATORS if sign in text), None) if axis in COMBINATORS else None
+    return next((sign for sign in OPERATORS if sign in text), None) if axis in JOINABLE else None
 
 
 def _match(axis: str, text: str) -> str | None:
@@ -209,7 +211,7 @@ def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec
     The names of the options begin with ``--core.AXIS.``
     """
     default_name = FIT_MEMORY if axis == "pattern" else NONE if default is None else type(default).__name__
-    of = "One of the following, or several joined by & and |:" if axis in COMBINATORS else "One of"
+    of = "One of the following, or several joined by & and |:" if axis in JOINABLE else "One of"
     description = f"{QUESTIONS[axis].capitalize()} {of} {', '.join(CHOOSABLE[axis])}. {NOTES.get(axis, '')}"
     yield StructFieldSpec(axis, _name_type(axis), default_name, description.strip())
     technique = TECHNIQUES[axis].get(name or default_name)

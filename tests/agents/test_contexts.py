@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlxf.agents.contexts import NBCE, Contexts, act_from_contexts, nucleus
+from rlxf.agents.contexts import NBCE, AverageNBCE, Contexts, act_from_contexts, nucleus
 from tests.agents.decision_transformer import worlds as offline
 from tests.agents.gtrxl import worlds as online
 from tests.attention.oracle import close, load
@@ -28,6 +28,34 @@ def test_reference_vectors(column, out, top_p):
         close(merged[kept], expected[kept])
         assert (merged[~kept] < -1e20).all()
         assert before == chosen
+
+
+def test_average_of_the_reference_logits():
+    """The article's second pooling, ``(beta + 1) mean(l_1 ... l_n) - beta l_0``, by a loop over actions."""
+    merger, before = AverageNBCE(BETA), None
+    for logits in VECTOR["in_logits"]:
+        log_p = logits.log_softmax(dim=-1)
+        merged, before = merger(logits, before)
+        for action in range(logits.shape[1]):
+            mean = sum(float(row[action]) for row in log_p[1:]) / (len(logits) - 1)
+            assert float(merged[action]) == pytest.approx((BETA + 1) * mean - BETA * float(log_p[0, action]))
+        assert before == 0
+
+
+def test_average_with_beta_n_minus_1_is_naive_bayes():
+    """Contexts of two independent observations give the posterior of both."""
+    prior = torch.tensor([0.2, 0.5, 0.3])
+    likelihoods = torch.tensor([[0.6, 0.1, 0.3], [0.2, 0.7, 0.4]])
+    logits = torch.cat([prior[None], prior * likelihoods]).log()
+    merged, _ = AverageNBCE(beta=1.0)(logits, None)
+    torch.testing.assert_close(merged.softmax(dim=-1), (p := prior * likelihoods.prod(dim=0)) / p.sum())
+
+
+def test_average_discards_actions_that_a_context_excludes():
+    logits = torch.tensor([[0.0, -torch.inf, 0.0], [1.0, 2.0, 0.0], [1.0, -torch.inf, 0.0]])
+    merged, _ = AverageNBCE()(logits, None)
+    assert merged[1] == -torch.inf
+    assert merged[[0, 2]].isfinite().all()
 
 
 def test_previous_row_is_kept_if_entropies_are_close():
@@ -57,6 +85,11 @@ def test_nucleus_is_minimal():
 def test_options_are_in_range(options, message):
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         NBCE(**options)
+
+
+def test_beta_of_the_average_is_in_range():
+    with pytest.raises(ValueError, match=r"AverageNBCE beta must be at least 0, got -1\.0"):
+        AverageNBCE(-1.0)
 
 
 # Agents.
@@ -89,6 +122,17 @@ def test_gtrxl_action_equals_nbce_of_contexts(policy):
     fresh, _ = policy.action_logits(now[None], None)
     torch.testing.assert_close(logits[0], fresh[0])
     assert (logits[1:] - logits[0]).abs().amax(dim=1).min() > 1e-3
+
+
+def test_gtrxl_acts_from_the_average_of_contexts(policy):
+    contexts = Contexts(state_with_contexts(policy), CONTEXTS + 1)
+    for step in range(3):
+        now = observations(1, 99 + step)[0]
+        rows = np.repeat(now[None], CONTEXTS + 1, axis=0)
+        first = np.arange(CONTEXTS + 1) == 0 if step == 0 else None
+        logits, _ = policy.action_logits(rows, contexts.state, first)
+        action, contexts = act_from_contexts(policy, now, contexts, AverageNBCE())
+        assert (action, contexts.chosen) == (int(AverageNBCE()(logits, None)[0].argmax()), 0)
 
 
 def test_all_rows_of_gtrxl_state_contain_the_action(policy):

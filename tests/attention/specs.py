@@ -22,6 +22,7 @@ from rlxf.attention import (
     RFA,
     XL,
     AdaptiveSpan,
+    AddReLU,
     AGaLiTe,
     BigBird,
     BigBirdETC,
@@ -36,8 +37,13 @@ from rlxf.attention import (
     DynamicSpan,
     ETCLabels,
     FixedColumns,
+    Full,
     GatedDeltaNet,
     GRUGate,
+    HeadKernels,
+    HeadPatterns,
+    LayerKernels,
+    LayerPatterns,
     LearnedAbsolute,
     LearnedPerLayer,
     Linformer,
@@ -148,9 +154,44 @@ RECIPES = {
     "encoder, ETC, labels": replace(
         DEFAULT, pattern=ETC(1, 2), position=ETCLabels(2, 2, segment=2), causal=False
     ),
+    "encoder, ETC, global input, own segments": replace(
+        DEFAULT,
+        pattern=ETC(1, 2, global_input="given", segments=(3, 2)),
+        position=ETCLabels(2, 2, segment=(3, 2), outside=6),
+        causal=False,
+    ),
+    "encoder, ETC, own segments of one length": replace(DEFAULT, pattern=ETC(2, 2, segments=2), causal=False),
+    "encoder, BigBirdETC, global input": replace(
+        DEFAULT, pattern=BigBirdETC(1, 1, 2, 2, global_input="given"), causal=False, position=RoPE()
+    ),
+    "ETC, labels of sentences": replace(
+        DEFAULT, pattern=ETC(1, 2), position=ETCLabels(2, 2, segment=(2, 3), outside=5)
+    ),
     "BigBirdETC, any distance": replace(DEFAULT, pattern=BigBirdETC(1, 1, 2, 2)),
+    "BigBird, draws for each layer": replace(
+        DEFAULT, layers=3, pattern=BigBird(1, 1, 2, 1, draws="layer"), position=RoPE()
+    ),
+    "BigBird, given blocks": replace(
+        DEFAULT,
+        pattern=BigBird(2, 1, 1, 1, drawn=(((), (3,), (4,), (1,), (2,), ()), ((), (), (), (), (1,), ()))),
+        kernel=AdaptiveSpan(limit=4, ramp=3),
+    ),
+    "BigBirdETC, draws for each layer": replace(DEFAULT, pattern=BigBirdETC(1, 1, 2, 2, draws="layer")),
     "Longformer, any distance": replace(DEFAULT, pattern=Longformer(2, global_tokens=2)),
     "Longformer, dilated": replace(DEFAULT, pattern=Longformer(2, 2, plain_heads=1, global_tokens=2)),
+    "Longformer by layer, positions of global tokens": replace(
+        DEFAULT, layers=3, pattern=Longformer((2, 4, 4), (1, 1, 2), 1, (0, 3, 5)), position=XLRelative()
+    ),
+    "Longformer, positions of global tokens, memory": replace(
+        GTRXL, pattern=Longformer((2, 4), global_tokens=(1, 5), farthest=MEMORY)
+    ),
+    "encoder, Longformer, positions of global tokens": replace(
+        DEFAULT, pattern=Longformer((2, 4), global_tokens=(0, 3)), causal=False
+    ),
+    "growing windows": replace(GTRXL, layers=3, pattern=Window((2, 3, 5))),
+    "growing windows, spans": replace(
+        DEFAULT, pattern=Window((2, 4)) | Dilated(2, 5), kernel=AdaptiveSpan(limit=4, ramp=3), position=RoPE()
+    ),
     "Longformer and distances": replace(
         DEFAULT, pattern=Longformer(2, global_tokens=3), position=XLRelative()
     ),
@@ -170,6 +211,50 @@ RECIPES = {
     "spans of tokens without the token itself": replace(
         DEFAULT, kernel=DynamicSpan(limit=6, ramp=2, include_self=False)
     ),
+    "routing heads next to local heads": replace(
+        DEFAULT,
+        kernel=HeadKernels(Softmax(), Routing(2), 1),
+        pattern=HeadPatterns(Window(3), Full(), 1),
+        position=RoPE(),
+    ),
+    "routing heads in the last layer, distances": replace(
+        DEFAULT,
+        layers=3,
+        kernel=LayerKernels(Softmax(), HeadKernels(Softmax(), Routing(2), 1), (2,)),
+        pattern=LayerPatterns(Window(4), HeadPatterns(Window(3), Full(), 1), (2,)),
+        position=XLRelative(),
+    ),
+    "routing in the last layer, gates and memory": replace(
+        GTRXL, layers=3, kernel=LayerKernels(Softmax(), Routing(2), (2,))
+    ),
+    "spans of heads and of tokens, global tokens": replace(
+        DEFAULT,
+        kernel=HeadKernels(AdaptiveSpan(limit=4, ramp=3), DynamicSpan(limit=4, ramp=2), 1),
+        pattern=Longformer(2, global_tokens=3),
+        position=T5Bias(4, 5),
+    ),
+    "routing and spans of tokens, values by distance": replace(
+        DEFAULT,
+        kernel=HeadKernels(Routing(2), DynamicSpan(limit=4, ramp=2), 1),
+        position=ShawRelative(2),
+        memory=XL(MEMORY),
+    ),
+    "encoder, routing heads next to local heads": replace(
+        DEFAULT,
+        kernel=HeadKernels(Softmax(softmax1=True), Routing(2), 1),
+        pattern=HeadPatterns(Window(3), Full(), 1),
+        causal=False,
+    ),
+    "spans in some heads, compressed memory": replace(
+        DEFAULT,
+        kernel=HeadKernels(Softmax(), AdaptiveSpan(limit=4, ramp=3), 1),
+        memory=Compressive(2, 2, 2, "most-used"),
+    ),
+    "linear attention in one layer, hashing in another": replace(
+        DEFAULT, layers=3, kernel=LayerKernels(LSH(2, 4), Performer(6), (1,)), position=RoPE()
+    ),
+    "gated RFA and Linformer": replace(DEFAULT, kernel=LayerKernels(Linformer(2, 1), GATED_RFA, (0,))),
+    "dilations by head": replace(DEFAULT, pattern=HeadPatterns(Dilated(2, 1), Dilated(2, 3), 1)),
     "Linformer, shared projection": replace(
         DEFAULT, kernel=Linformer(2, 2, sharing="layer", bias=True), position=RoPE(), memory=XL(MEMORY)
     ),
@@ -248,6 +333,10 @@ RECIPES = {
     ),
     "ConvFormer, three kinds": replace(DEFAULT, recurrence=ConvFormer(4, kinds=3), activation="gelu"),
     "ConvFormer below attention": replace(GTRXL, recurrence=ConvFormer(3), attention_layers=(1,)),
+    "TrXL-I": replace(GTRXL, residual=AddReLU()),
+    "TrXL-I, adaptive depth, most-used memory": replace(
+        DEFAULT, layers=3, residual=AddReLU(), depth=ACT(bias=-1.0), memory=Compressive(2, 2, 2, "most-used")
+    ),
     "GatedDeltaNet, gates": replace(DEFAULT, recurrence=GatedDeltaNet(), residual=GRUGate()),
     "LRU, ACT": replace(DEFAULT, layers=3, recurrence=LRU(), depth=ACT(bias=-1.0)),
     "MinGRU, CALM": replace(DEFAULT, layers=3, recurrence=MinGRU(), depth=CALM("classifier", 0.5)),

@@ -1,14 +1,17 @@
 """kNN-LM: mixes the values of similar outputs into the predicted distribution with a fixed weight."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rlxf.attention.heads.base import Neighbors, OutputHead, OutputHeadModule
-from rlxf.attention.technique import check_finite_number
+from rlxf.attention.technique import check_choice, check_finite_number
+
+_DISTANCES = {"squared_l2": torch.positive, "l2": torch.sqrt}
+"""Functions of the squared L2 distance, by the value of `KNNLM.distance`."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +19,9 @@ class KNNLM(OutputHead):
     r"""Interpolation ``p(v | x) = lambda p_kNN(v | x) + (1 - lambda) p_model(v | x)`` without training.
 
     ``p_kNN(v | x)`` is the sum of ``exp(-d_i^2 / T)`` over neighbors i with value v, divided by the sum over
-    all k neighbors. Here ``d_i = |key_i - h(x)|`` and h is the transformer's output. The paper states the L2
-    distance. The authors' code, which produced the results, uses its square, and so do we. T is 1 in both.
+    all k neighbors. Here ``d_i = |key_i - h(x)|`` and h is the transformer's output. The authors' code, which
+    produced the results, uses this square of the L2 distance. The paper prints the distance itself,
+    ``exp(-d_i / T)``; ``distance="l2"`` selects it. T is 1 in both.
 
     Source: Khandelwal et al. 2020, arXiv:1911.00172, section 2, and the authors' code.
 
@@ -26,24 +30,31 @@ class KNNLM(OutputHead):
         temperature: temperature T; large values weight all neighbors equally.
         index: search backend: "torch", or "faiss", which needs the extra ``knn``. Results are equal.
         weight: lambda, from 0 (model only) to 1 (neighbors only); 0.25 in the paper.
+        distance: "squared_l2" as in the authors' code, or "l2" as printed in the paper.
 
     Raises:
         TypeError: if k is not an int, or another number is not a number.
-        ValueError: if k is less than 1, temperature is not positive, weight is not in [0, 1], or the index is
-            unknown.
+        ValueError: if k is less than 1, temperature is not positive, weight is not in [0, 1], or the index or
+            the distance is unknown.
     """
 
     paper: ClassVar[str] = "Khandelwal et al. 2020, arXiv:1911.00172"
     weight: float = 0.25
+    distance: Literal["squared_l2", "l2"] = "squared_l2"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_finite_number("KNNLM weight", self.weight)
         if not 0 <= self.weight <= 1:
             raise ValueError(f"KNNLM weight (lambda) must be from 0 to 1, got {self.weight}")
+        check_choice("KNNLM distance", self.distance, tuple(_DISTANCES))
 
     def build(self, width: int) -> "KNNLMModule":
         return KNNLMModule(self)
+
+    def weights(self, near: Neighbors) -> Tensor:
+        """Return ``exp(-d_i^2 / T)`` or ``exp(-d_i / T)`` of the neighbors, divided by the sum, (B, k)."""
+        return (-_DISTANCES[self.distance](near.squared) / self.temperature).softmax(dim=1)
 
     def neighbor_distribution(self, near: Neighbors, size: int) -> Tensor:
         """Return p_kNN of each of V = ``size`` values, (B, V)."""

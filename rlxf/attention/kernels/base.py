@@ -197,6 +197,10 @@ class Kernel(Technique, ABC):
     def build(self, width: int, heads: int) -> AttentionKernel:
         """Return the module of one layer."""
 
+    def build_part(self, width: int, heads: int, part: int) -> AttentionKernel:
+        """Return the module for ``part`` of the heads of one layer."""
+        return self.build(width // heads * part, part)
+
     def check_constant(self) -> None:
         """Raise ValueError if an update draws random features again, besides changing the parameters."""
 

@@ -86,10 +86,11 @@ class AdaptiveSpan(SpanKernel):
             gradient from tokens that it does not see, and memory tasks depend on distant ones.
         penalty: lambda; 2e-6 as in the paper. With 0, spans grow without cost.
         include_self: whether a token attends to itself. The paper's sum, over t - S to t - 1, excludes it: a
-            token's own content is then available through the residual only. The weighted average of the first
-            token of an episode is 0, so its attention output is the bias of the output projection. True by
-            default, unlike the paper: an agent acts on its current observation, and its heads can weigh it
-            against the past.
+            token's own content is then available through the residual only. The pattern ``Window(S + 1)``
+            gives the other end of this range; without it the ramp of a span near S reaches up to S + R. The
+            weighted average of the first token of an episode is 0, so its attention output is the bias of the
+            output projection. True by default, unlike the paper: an agent acts on its current observation,
+            and its heads can weigh it against the past.
 
     Raises:
         TypeError: if limit or ramp is not an integer, or include_self is neither True nor False.
@@ -182,6 +183,9 @@ class DynamicSpan(SpanKernel):
 
     def build(self, width: int, heads: int) -> "DynamicSpanAttention":
         return DynamicSpanAttention(self, width, heads)
+
+    def build_part(self, width: int, heads: int, part: int) -> "DynamicSpanAttention":
+        return DynamicSpanAttention(self, width, part)
 
 
 class DynamicSpanAttention(SpanAttention):

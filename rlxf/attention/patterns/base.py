@@ -3,12 +3,12 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import lcm
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.technique import MAX_INT, Technique, check_int
+from rlxf.attention.technique import MAX_INT, SpecView, Technique, check_int
 from rlxf.attention.token_index import TokenIndex
 
 UNLIMITED = 2**62
@@ -16,6 +16,10 @@ UNLIMITED = 2**62
 
 GROUP_SIZE = 64
 """Default number of queries in a group; enough to use matrix products efficiently."""
+
+
+ByLayer = int | tuple[int, ...]
+"""Option with one number for all layers, or with numbers that the layers, from the first, use in turn."""
 
 
 class NoGlobalTokens(nn.Module):
@@ -122,7 +126,7 @@ class Pattern(Technique, ABC):
 
 
 @dataclass(frozen=True)
-class _Combined(Pattern):
+class CombinedPattern(Pattern):
     """Combination of two patterns; each may differ by layer and head.
 
     Raises:
@@ -133,6 +137,11 @@ class _Combined(Pattern):
     paper: ClassVar[str] = ""
     first: Pattern
     second: Pattern
+
+    def check(self, choices: SpecView) -> None:
+        """Check both patterns."""
+        for pattern in (self.first, self.second):
+            pattern.check(choices)
 
     def __post_init__(self) -> None:
         for pattern in (self.first, self.second):
@@ -170,7 +179,7 @@ def repeat_for_heads(patterns: tuple[Pattern, ...], number: int) -> tuple[Patter
 
 
 @dataclass(frozen=True)
-class Both(_Combined):
+class Both(CombinedPattern):
     """Intersection ``first & second``: a key is visible if both patterns allow it."""
 
     @property
@@ -191,7 +200,7 @@ class Both(_Combined):
 
 
 @dataclass(frozen=True)
-class Either(_Combined):
+class Either(CombinedPattern):
     """Union ``first | second``: a key is visible if one of the patterns allows it."""
 
     @property
@@ -220,40 +229,91 @@ class Window(Pattern):
     receptive field of n * (size - 1) earlier tokens. With a memory of M tokens, ``Window(M + 1)`` gives every
     query the same reach, at any place in its segment.
 
-    Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (there w/2 on each side).
+    Several sizes make windows by layer, which the paper lets grow: ``Window((17, 33, 65))`` has a small
+    window in the first layer, for local information, and a large one in the last. Further layers start again
+    with the first size, so ``Window((9, 129))`` alternates.
+
+    Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (there w/2 on each side); section 4.1 for
+    windows by layer.
 
     Args:
-        size: distance in tokens, at least 1, from which keys are hidden.
+        size: distance in tokens, at least 1, from which keys are hidden; a tuple for layers in turn.
 
     Raises:
-        TypeError: if size is not an integer.
-        ValueError: if size is less than 1.
+        TypeError: if size is not an integer or a tuple of integers.
+        ValueError: if size is less than 1 or empty; in a spec, if there are more sizes than layers.
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
     causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L size pairs"
-    size: int = 129
+    size: ByLayer = 129
 
     def __post_init__(self) -> None:
-        check_int("Window size", self.size, most=MAX_INT + 1)
+        object.__setattr__(self, "size", checked_by_layer("Window size", self.size, most=MAX_INT + 1))
+
+    def check(self, choices: SpecView) -> None:
+        """Raise ValueError if there are more sizes than layers."""
+        check_has_layers(self, "size", self.size, choices)
 
     @property
     def max_distance(self) -> int:
-        """``size - 1``."""
-        return self.size - 1
+        """``size - 1``, with the largest size."""
+        return max(numbers_by_layer(self.size)) - 1
 
     shift_period = 1  # only distances count
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return whether ``|i - j| < size``."""
-        return (i - j).abs() < self.size
+        """Return whether ``|i - j| < size``, with the largest size."""
+        return (i - j).abs() <= self.max_distance
+
+    def for_layer(self, layer: int) -> Pattern:
+        return Window(number_in_layer(self.size, layer))
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
         return positions_near(i, self.max_distance, positions)
 
     def within(self, distance: int) -> Pattern:
-        return Window(distance + 1)
+        sizes = tuple(min(size, distance + 1) for size in numbers_by_layer(self.size))
+        return Window(sizes[0] if len(set(sizes)) == 1 else sizes)
+
+
+def numbers_by_layer(value: ByLayer) -> tuple[int, ...]:
+    """Return the numbers that the layers use in turn."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def number_in_layer(value: ByLayer, layer: int) -> int:
+    """Return the number of layer 0, 1, ..."""
+    numbers = numbers_by_layer(value)
+    return numbers[layer % len(numbers)]
+
+
+def checked_by_layer(name: str, value: Any, least: int = 1, most: int = MAX_INT) -> ByLayer:
+    """Return an option of type `ByLayer` after checks of its numbers; a list from JSON becomes a tuple.
+
+    Raises:
+        TypeError: if a number is not an int.
+        ValueError: if a number is out of range, or there is none.
+    """
+    if not isinstance(value, list | tuple):
+        check_int(name, value, least, most)
+        return int(value)
+    if not value:
+        raise ValueError(f"{name} must be a number or a tuple of numbers, one for each layer, got {value}")
+    for number in value:
+        check_int(name, number, least, most)
+    return tuple(value)
+
+
+def check_has_layers(pattern: Pattern, name: str, value: ByLayer, choices: SpecView) -> None:
+    """Raise ValueError if an option has more numbers than the transformer has layers."""
+    number = len(numbers_by_layer(value))
+    if number > choices.layers:
+        raise ValueError(
+            f"{pattern} has {number} values of {name}, and the transformer has layers={choices.layers}; give "
+            f"at most one value for each layer, or set layers={number}"
+        )
 
 
 class BlockPattern(Pattern):

@@ -2,17 +2,20 @@
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern
-from rlxf.attention.patterns.global_tokens import ExtraTokens
-from rlxf.attention.technique import check_int, check_seed
+from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput
+from rlxf.attention.technique import MAX_SEED, check_choice, check_int, check_seed
 
 MAX_RANDOM_BLOCKS = 2**16
 """Largest number of random blocks per block; drawn blocks are stored as numbers for each head."""
+
+Draws = Literal["shared", "layer"]
+"""Random blocks: the same in all layers, or drawn for each layer."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,11 @@ class BigBird(BlockPattern):
     and in a bidirectional transformer the blocks directly after the window as well. Each block thus attends
     to ``random`` drawn blocks, or as many as exist; in a causal transformer, as many as exist before it. The
     paper draws from all blocks, which requires the length; a rule on positions does not have it. All layers
-    share one draw; in HuggingFace's code each layer has its own.
+    share one draw; with ``draws="layer"`` each layer has its own, as in HuggingFace's code.
+
+    ``drawn`` gives the blocks of sequences of n blocks in place of a draw, as in HuggingFace's code for a
+    fixed length: the last ``global_blocks`` of these n blocks are global as well. Blocks after the n ones see
+    their window and the global blocks.
 
     Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
 
@@ -39,11 +46,14 @@ class BigBird(BlockPattern):
         random: number of blocks drawn for each block.
         global_blocks: number of global blocks at the start of an episode.
         seed: seed of the draws.
+        draws: whether all layers have the same random blocks ("shared"), or each has its own ("layer").
+        drawn: numbers of the drawn blocks: for each head in turn, and for each of n blocks; empty for
+            random draws.
 
     Raises:
-        TypeError: if an option is not an integer.
-        ValueError: if window is even, block or window is less than 1, another option is less than 0, or
-            random is more than 65,536.
+        TypeError: if an option is not an integer, or drawn is not a tuple of tuples of tuples.
+        ValueError: if window is even, block or window is less than 1, another option is less than 0, random
+            is more than 65,536, draws is unknown, or drawn does not fit the other options.
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
@@ -54,15 +64,46 @@ class BigBird(BlockPattern):
     random: int = 2
     global_blocks: int = 1
     seed: int = 0
+    draws: Draws = "shared"
+    drawn: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
     def __post_init__(self) -> None:
+        check_drawn(self.drawn)
+        drawn = tuple(tuple(tuple(blocks) for blocks in head) for head in self.drawn)  # JSON has lists
+        object.__setattr__(self, "drawn", drawn)
         _ = self.local
         check_int("BigBird global_blocks", self.global_blocks, least=0)
+        check_choice("BigBird draws", self.draws, get_args(Draws))
+        self._check_drawn_blocks()
+
+    def _check_drawn_blocks(self) -> None:
+        """Raise ValueError unless `drawn` fits the other options."""
+        if self.drawn and self.draws != "shared":
+            raise ValueError(f"BigBird drawn={self.drawn} is given for all layers; set draws='shared'")
+        if len({len(head) for head in self.drawn}) > 1:
+            raise ValueError(f"BigBird drawn must have as many blocks in each head, got {self.drawn}")
+        for row in (row for head in self.drawn for row in head):
+            if len(row) > self.random or len(set(row)) < len(row) or set(row) - set(range(self._blocks)):
+                raise ValueError(
+                    f"BigBird drawn must have at most random={self.random} different numbers from 0 to "
+                    f"{self._blocks - 1} for each block, got {row}"
+                )
+
+    @property
+    def _blocks(self) -> int:
+        """Number n of blocks of `drawn`; 0 without it."""
+        return len(self.drawn[0]) if self.drawn else 0
 
     @property
     def local(self) -> "WindowAndRandomBlocks":
         """Window and random blocks."""
-        return WindowAndRandomBlocks(self.block, self.window, self.random, self.seed, self.global_blocks)
+        return WindowAndRandomBlocks(
+            self.block, self.window, self.random, self.seed, self.global_blocks, drawn=self.drawn
+        )
+
+    @property
+    def _everywhere(self) -> "GlobalBlocks":
+        return GlobalBlocks(self.block, self.global_blocks, self._blocks)
 
     @property
     def max_distance(self) -> int:
@@ -71,12 +112,13 @@ class BigBird(BlockPattern):
 
     def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the rule of head 0; other heads draw other blocks."""
-        everywhere = GlobalBlocks(self.block, self.global_blocks)
-        return everywhere.block_mask_mod(a, b) | self.local.block_mask_mod(a, b)
+        return self._everywhere.block_mask_mod(a, b) | self.local.block_mask_mod(a, b)
+
+    def for_layer(self, layer: int) -> Pattern:
+        return for_layer_draws(self, layer)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
-        everywhere = GlobalBlocks(self.block, self.global_blocks)
-        return tuple(Either(local, everywhere) for local in self.local.for_heads(heads))
+        return tuple(Either(local, self._everywhere) for local in self.local.for_heads(heads))
 
 
 @dataclass(frozen=True)
@@ -98,11 +140,14 @@ class BigBirdETC(ExtraTokens):
         seed: seed of the draws.
         farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
             with memory, set the memory's length.
+        draws: whether all layers have the same random blocks ("shared"), or each has its own ("layer").
+        global_input: global tokens of a bidirectional transformer: "learned" vectors, or "given" as the first
+            tokens of an episode.
 
     Raises:
         TypeError: if an option is not an integer.
-        ValueError: if window is even; if block, window, global_tokens or farthest is less than 1; or if
-            another option is less than 0.
+        ValueError: if window is even; if block, window, global_tokens or farthest is less than 1; if another
+            option is less than 0; or if draws or global_input is unknown.
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
@@ -114,11 +159,17 @@ class BigBirdETC(ExtraTokens):
     global_tokens: int = 4
     seed: int = 0
     farthest: int | None = None
+    draws: Draws = "shared"
+    global_input: GlobalInput = "learned"
 
     def __post_init__(self) -> None:
         check_int("BigBirdETC block", self.block)  # global tokens are counted in blocks
+        check_choice("BigBirdETC draws", self.draws, get_args(Draws))
         super().__post_init__()
         _ = self.local  # checks the other options
+
+    def for_layer(self, layer: int) -> Pattern:
+        return for_layer_draws(self, layer)
 
     @property
     def local(self) -> Pattern:
@@ -129,15 +180,41 @@ class BigBirdETC(ExtraTokens):
         return local.limit_distance(self.farthest)
 
 
+def check_drawn(drawn: Any) -> None:
+    """Raise TypeError unless the option `drawn` is a tuple of tuples of tuples of integers."""
+    rows = [drawn, *(drawn if _is_row(drawn) else ())]
+    rows += [row for head in rows[1:] if _is_row(head) for row in head]
+    if not all(map(_is_row, rows)):
+        raise TypeError(f"BigBird drawn must be a tuple of tuples of tuples, got {drawn!r}")
+    for number in (number for head in drawn for row in head for number in row):
+        check_int("BigBird drawn", number, least=0)
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, tuple | list)  # JSON has lists, not tuples
+
+
+def for_layer_draws(pattern: "BigBird | BigBirdETC", layer: int) -> Pattern:
+    """Return the pattern of a layer: with ``draws="layer"`` the seeds of the layers are consecutive."""
+    if pattern.draws == "shared":
+        return pattern
+    return replace(pattern, seed=(pattern.seed + layer) % (MAX_SEED + 1), draws="shared")
+
+
 @dataclass(frozen=True)
 class GlobalBlocks(BlockPattern):
-    """The first blocks of an episode see all blocks and are seen by all."""
+    """The first blocks of an episode see all blocks and are seen by all, as do the last ones of ``total``."""
 
     block: int
     blocks: int
+    total: int
 
     def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
-        return (a < self.blocks) | (b < self.blocks)
+        return self._is_global(a) | self._is_global(b)
+
+    def _is_global(self, a: Tensor) -> Tensor:
+        first = a < self.blocks
+        return first | (a >= self.total - self.blocks) & (a < self.total) if self.total else first
 
 
 @dataclass(frozen=True)
@@ -150,6 +227,7 @@ class WindowAndRandomBlocks(BlockPattern):
     seed: int
     global_blocks: int
     head: int = 0
+    drawn: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
     def __post_init__(self) -> None:
         check_int("BigBird block", self.block)
@@ -184,6 +262,8 @@ def _draw_blocks(rule: WindowAndRandomBlocks, blocks: int) -> Tensor:
 
     If fewer than ``random`` blocks precede the window, the others are those directly after it.
     """
+    if rule.drawn:
+        return _given_blocks(rule, blocks)
     a, number = torch.arange(blocks)[:, None], torch.arange(rule.random)
     near, first = rule.window // 2, rule.global_blocks
     before = (a - near - first).clamp(min=0)
@@ -191,6 +271,15 @@ def _draw_blocks(rule: WindowAndRandomBlocks, blocks: int) -> Tensor:
     chosen = first + start + (hash_uniform(rule.seed, rule.head, number, a) * (end - start)).long()
     missing = end == start
     return torch.where(missing, (a + near).clamp(min=first - 1) + missing.cumsum(1), chosen)
+
+
+def _given_blocks(rule: WindowAndRandomBlocks, blocks: int) -> Tensor:
+    """Return the blocks that the option `drawn` gives, (blocks, random) int64, with -1 for none."""
+    rows = rule.drawn[rule.head % len(rule.drawn)][:blocks]
+    chosen = torch.full((blocks, rule.random), -1)
+    for block, row in enumerate(rows):
+        chosen[block, : len(row)] = torch.tensor(row, dtype=torch.long)
+    return chosen
 
 
 def hash_uniform(seed: int, *numbers: Tensor | int) -> Tensor:

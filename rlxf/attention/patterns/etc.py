@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlxf.attention.patterns.base import Pattern, Window
-from rlxf.attention.patterns.global_tokens import ExtraTokens
-from rlxf.attention.technique import check_int
+from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, Segments, checked_segments
+from rlxf.attention.technique import SpecView, check_int
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,16 @@ class ETC(ExtraTokens):
         global_tokens: number of global tokens g.
         farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
             with memory, set the memory's length.
+        global_input: global tokens of a bidirectional transformer: "learned" vectors, or "given" as the first
+            tokens of an episode.
+        segments: lengths of segments such that global token n sees, besides global tokens, only segment n of
+            the other tokens: one length, or that of each segment. This is the hard mask of the authors' code
+            for one global token per sentence. None: global tokens see all.
 
     Raises:
-        TypeError: if an option is not an integer.
-        ValueError: if radius is less than 0, or global_tokens or farthest is less than 1.
+        TypeError: if an option is not an integer, or segments is not an integer or a tuple of integers.
+        ValueError: if radius is less than 0; if global_tokens, farthest or a length is less than 1; or if
+            global_input is unknown. In a spec, if segments are given for a causal transformer.
     """
 
     paper: ClassVar[str] = "Ainslie et al. 2020, arXiv:2004.08483"
@@ -35,10 +41,25 @@ class ETC(ExtraTokens):
     radius: int = 64
     global_tokens: int = 4
     farthest: int | None = None
+    global_input: GlobalInput = "learned"
+    segments: Segments = None
 
     def __post_init__(self) -> None:
         check_int("ETC radius", self.radius, least=0)
         super().__post_init__()
+        object.__setattr__(self, "segments", checked_segments("ETC segments", self.segments))
+
+    def check(self, choices: SpecView) -> None:
+        """Raise ValueError if segments would have no effect."""
+        if self.segments is not None and choices.causal:
+            raise ValueError(
+                f"{self} hides segments from global tokens, and causal=True hides all later tokens from "
+                f"them; set segments=None or causal=False"
+            )
+
+    @property
+    def own_segments(self) -> Segments:
+        return self.segments
 
     @property
     def local(self) -> Pattern:

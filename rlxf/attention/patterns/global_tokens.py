@@ -5,10 +5,10 @@ BigBird-ETC).
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,29 +29,95 @@ from rlxf.attention.patterns.base import (
 )
 from rlxf.attention.positions.base import Position
 from rlxf.attention.relative import DistanceTables
-from rlxf.attention.technique import AttentionFactory, check_int
+from rlxf.attention.technique import AttentionFactory, check_choice, check_int
 from rlxf.attention.token_index import TokenIndex
+
+GlobalInput = Literal["learned", "given"]
+"""Global tokens of a bidirectional transformer: extra learned vectors, or the first tokens of an episode."""
+
+GlobalPositions = int | tuple[int, ...]
+"""Global tokens of an episode: a number, for the first positions, or the positions in ascending order."""
+
+
+def is_global(position: Tensor, tokens: GlobalPositions) -> Tensor:
+    """Return whether positions (...) int64 are those of global tokens: (...) bool."""
+    if isinstance(tokens, int):
+        return position < tokens
+    return torch.isin(position, torch.tensor(tokens, device=position.device))
+
+
+def checked_positions(positions: Sequence[int]) -> tuple[int, ...]:
+    """Return given positions of global tokens in ascending order.
+
+    Raises:
+        TypeError: if a position is not an int.
+        ValueError: if there is none, or one is negative or given twice.
+    """
+    for position in positions:
+        check_int("position in global_tokens", position, least=0)
+    if not positions or len(set(positions)) < len(positions):
+        raise ValueError(f"global_tokens must be different positions, at least one, got {positions}")
+    return tuple(sorted(positions))
+
+
+Segments = int | tuple[int, ...] | None
+"""Segments of the tokens that are not global: their length, or the length of each; None for no segments."""
+
+
+def checked_segments(name: str, value: Any) -> Segments:
+    """Return an option of type `Segments` after checks; a list from JSON becomes a tuple.
+
+    Raises:
+        TypeError: if a length is not an int.
+        ValueError: if a length is less than 1, or there is none.
+    """
+    if not isinstance(value, list | tuple):
+        return None if value is None else checked_length(name, value)
+    if not value:
+        raise ValueError(f"{name} must be a length or a tuple of lengths, got {value}")
+    return tuple(checked_length(name, length) for length in value)
+
+
+def checked_length(name: str, value: Any) -> int:
+    """Return a length of at least 1. Raises like `check_int`."""
+    check_int(name, value)
+    return int(value)
+
+
+def segment_of(token: Tensor, segments: Segments) -> Tensor:
+    """Return the segment of token 0, 1, ... of those that are not global, (...) int64; -1 for none."""
+    if segments is None:
+        return torch.full_like(token, -1)
+    if isinstance(segments, int):
+        return token.div(segments, rounding_mode="floor")
+    ends = torch.tensor(segments, device=token.device).cumsum(0)
+    segment = torch.searchsorted(ends, token, right=True)
+    return torch.where((token >= 0) & (segment < len(segments)), segment, -1)
 
 
 class GlobalTokens(Pattern):
-    """Pattern with global tokens: the first ``global_tokens`` positions see all and are seen by all.
+    """Pattern with global tokens, which see all tokens and are seen by all.
 
-    Global tokens have separate projections. With ``farthest``, no token sees one farther away: as for an
-    agent with a memory of that length.
+    They have the first ``global_tokens`` positions, or those that a technique accepts as a tuple. Global
+    tokens have separate projections. With ``farthest``, no token sees one farther away: as for an agent with
+    a memory of that length.
 
     Raises:
         TypeError: if global_tokens or farthest is not an integer.
         ValueError: if one of them is less than 1.
     """
 
-    global_tokens: int
+    global_tokens: Any  # of type GlobalPositions, or int
     farthest: int | None
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        check_int(f"{name} global_tokens", self.global_tokens)
+        self._check_global_tokens()
         if self.farthest is not None:
             check_int(f"{name} farthest", self.farthest)
+
+    def _check_global_tokens(self) -> None:
+        check_int(f"{type(self).__name__} global_tokens", self.global_tokens)
 
     @property
     @abstractmethod
@@ -76,7 +142,12 @@ class GlobalTokens(Pattern):
     def query_rules(self) -> tuple[Pattern, Pattern]:
         """Rule of the tokens that are not global, and rule of the global tokens."""
         options = self.global_tokens, self.max_distance
-        return LocalQueries(*options, self.local), GlobalQueries(*options)
+        return LocalQueries(*options, self.local), GlobalQueries(*options, self.own_segments)
+
+    @property
+    def own_segments(self) -> Segments:
+        """Segments such that global token n sees only segment n; by default none: it sees all tokens."""
+        return None
 
     def within(self, distance: int) -> Pattern:
         """Return this pattern with the distance as `farthest`."""
@@ -99,22 +170,33 @@ class ExtraTokens(GlobalTokens):
     - 1 of each episode, and the tokens of the episode follow them. In a causal transformer they would see
     either nothing or later tokens. There the first g tokens of an episode are the global ones; this form is
     ours.
+
+    With ``global_input="given"`` the first g tokens of an episode are the global ones in a bidirectional
+    transformer, too, and have outputs: this is the paper's global input, with one token for each sentence,
+    for example.
     """
+
+    global_input: GlobalInput
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(f"{type(self).__name__} global_input", self.global_input, get_args(GlobalInput))
 
     def attention_class(self, default: AttentionFactory) -> AttentionFactory:
         """Return the constructor of attention with four pairs of projections."""
         return partial(build_etc_attention, self.global_tokens)
 
     def build_global_tokens(self, width: int, causal: bool) -> NoGlobalTokens:
-        """Return the learned vectors of a bidirectional transformer; none for a causal one."""
-        return NoGlobalTokens() if causal else LearnedGlobalTokens(self.global_tokens, width)
+        """Return the learned vectors of a bidirectional transformer; none if the input has the tokens."""
+        given = causal or self.global_input == "given"
+        return NoGlobalTokens() if given else LearnedGlobalTokens(self.global_tokens, width)
 
 
 @dataclass(frozen=True)
 class _QueryRule(Pattern):
     """Keys visible to one kind of query, up to distance ``far``."""
 
-    global_tokens: int
+    global_tokens: GlobalPositions
     far: int
 
     @property
@@ -125,17 +207,24 @@ class _QueryRule(Pattern):
 
 @dataclass(frozen=True)
 class GlobalQueries(_QueryRule):
-    """Keys visible to global tokens: all within distance ``far``."""
+    """Keys visible to global tokens: all within distance ``far``, or only those of their own segment."""
+
+    segments: Segments = None
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        return (i < self.global_tokens) & ((i - j).abs() <= self.far)
+        visible = is_global(i, self.global_tokens) & ((i - j).abs() <= self.far)
+        if self.segments is None:
+            return visible
+        assert isinstance(self.global_tokens, int)
+        own = segment_of(j - self.global_tokens, self.segments) == i
+        return visible & (own | is_global(j, self.global_tokens))
 
     def group(self, i: Tensor) -> Tensor:
         """Return groups of global tokens; the other tokens, which see nothing here, form one group."""
-        return torch.where(i < self.global_tokens, super().group(i), -1)
+        return torch.where(is_global(i, self.global_tokens), super().group(i), -1)
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
-        queries = i[i < self.global_tokens]
+        queries = i[is_global(i, self.global_tokens)]
         return positions_near(queries, self.far, positions) if len(queries) else positions[:0]
 
 
@@ -146,22 +235,24 @@ class LocalQueries(_QueryRule):
     local: Pattern
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        is_global = (j < self.global_tokens) & ((i - j).abs() <= self.far)
-        return (i >= self.global_tokens) & (is_global | self.local.mask_mod(i, j))
+        global_key = is_global(j, self.global_tokens) & ((i - j).abs() <= self.far)
+        return ~is_global(i, self.global_tokens) & (global_key | self.local.mask_mod(i, j))
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         return tuple(replace(self, local=pattern) for pattern in self.local.for_heads(heads))
 
     def group(self, i: Tensor) -> Tensor:
         """Return local groups; global tokens, which see nothing here, form a group of their own."""
-        return torch.where(i < self.global_tokens, -1, self.local.group(i))
+        return torch.where(is_global(i, self.global_tokens), -1, self.local.group(i))
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
-        queries = i[i >= self.global_tokens]
+        queries = i[~is_global(i, self.global_tokens)]
         if not len(queries):
             return positions[:0]
-        first = positions_between(max(0, int(queries.min()) - self.far), self.global_tokens - 1, positions)
-        return torch.cat([first, self.local.candidate_keys(queries, positions)]).unique()
+        last = self.global_tokens - 1 if isinstance(self.global_tokens, int) else self.global_tokens[-1]
+        near = positions_between(max(0, int(queries.min()) - self.far), last, positions)
+        global_keys = near[is_global(near, self.global_tokens)]
+        return torch.cat([global_keys, self.local.candidate_keys(queries, positions)]).unique()
 
 
 class LearnedGlobalTokens(NoGlobalTokens):
@@ -199,13 +290,15 @@ class GlobalAttention(nn.Module):
     It has the interface of `Attention`.
 
     Args:
-        global_tokens: number of global tokens g; they have the positions 0 to g - 1.
+        global_tokens: number of global tokens, which have the first positions, or their positions.
         others: attention of local queries.
         globals_: attention of global queries.
         out: shared output projection.
     """
 
-    def __init__(self, global_tokens: int, others: Attention, globals_: Attention, out: nn.Module):
+    def __init__(
+        self, global_tokens: GlobalPositions, others: Attention, globals_: Attention, out: nn.Module
+    ):
         super().__init__()
         self.global_tokens = global_tokens
         self.others = others
@@ -268,7 +361,7 @@ class GlobalAttention(nn.Module):
 
     def _is_global(self, mask: AttentionMask) -> Tensor:
         """Return which queries are global tokens, (B, T, 1) bool."""
-        return (mask.query.position < self.global_tokens)[..., None]
+        return is_global(mask.query.position, self.global_tokens)[..., None]
 
 
 def _halves(projected: Projected | None) -> tuple[Projected | None, Projected | None]:
@@ -288,7 +381,7 @@ def _split_cache(cache: LayerCache | RecurrentKernelState) -> list[LayerCache]:
 
 
 def build_longformer_attention(
-    global_tokens: int,
+    global_tokens: GlobalPositions,
     width: int,
     heads: int,
     position: Position | None,

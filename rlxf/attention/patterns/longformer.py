@@ -1,12 +1,21 @@
 """Longformer: sliding window, dilated in some heads, and global tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import ClassVar
 
-from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.patterns.global_tokens import GlobalTokens
+from rlxf.attention.patterns.base import (
+    ByLayer,
+    Pattern,
+    check_has_layers,
+    checked_by_layer,
+    number_in_layer,
+    numbers_by_layer,
+)
+from rlxf.attention.patterns.global_tokens import GlobalTokens, checked_positions
 from rlxf.attention.patterns.window import Dilated
-from rlxf.attention.technique import check_int
+from rlxf.attention.technique import SpecView, check_int
 
 
 @dataclass(frozen=True)
@@ -14,46 +23,83 @@ class Longformer(GlobalTokens):
     """Tokens see ``window / 2`` keys on each side and themselves; global tokens see all and are seen by all.
 
     With dilation d, a token sees every d-th key of a window d times as long. Global tokens have separate
-    projections of queries, keys and values.
+    projections of queries, keys and values. The paper's windows and dilations grow with the layer: both
+    options may be tuples, whose numbers the layers use in turn.
 
-    The first tokens of an episode are the global ones. In a causal transformer they only see earlier tokens;
-    this form is ours, as the paper's causal form has no global tokens.
+    The first tokens of an episode are the global ones, or those at given positions: all tokens of a question,
+    for example. In a causal transformer they only see earlier tokens; this form is ours, as the paper's
+    causal form has no global tokens.
 
-    Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
+    Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1; section 4.1 for windows by layer.
 
     Args:
-        window: number of keys around a token, half of them on each side; even.
-        dilation: distance of adjacent keys, in tokens.
+        window: number of keys around a token, half of them on each side; even; a tuple for layers in turn.
+        dilation: distance of adjacent keys, in tokens; a tuple for layers in turn.
         plain_heads: number of heads, the first ones, with a dilation of 1.
-        global_tokens: number of global tokens.
+        global_tokens: number of global tokens, or their positions in an episode as a tuple.
         farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
             with memory, set the memory's length.
 
     Raises:
-        TypeError: if an option is not an integer.
-        ValueError: if window is odd or less than 2; if dilation, global_tokens or farthest is less than 1; or
-            if plain_heads is less than 0.
+        TypeError: if an option is not an integer or, where allowed, a tuple of integers.
+        ValueError: if window is odd or less than 2; if dilation, global_tokens or farthest is less than 1; if
+            plain_heads is less than 0; if a tuple is empty; if a position is negative or given twice; or if
+            window and dilation are tuples of different lengths. In a spec, if they have more numbers than the
+            transformer has layers.
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
     causal_form: ClassVar[str] = "ours"
     cost: ClassVar[str] = "L (window + global_tokens) pairs"
-    window: int = 128
-    dilation: int = 1
+    window: ByLayer = 128
+    dilation: ByLayer = 1
     plain_heads: int = 0
-    global_tokens: int = 1
+    global_tokens: int | tuple[int, ...] = 1
     farthest: int | None = None
 
     def __post_init__(self) -> None:
-        check_int("Longformer window", self.window, least=2)
-        check_int("Longformer dilation", self.dilation)
+        object.__setattr__(self, "window", checked_by_layer("Longformer window", self.window, least=2))
+        object.__setattr__(self, "dilation", checked_by_layer("Longformer dilation", self.dilation))
         check_int("Longformer plain_heads", self.plain_heads, least=0)
         super().__post_init__()
-        if self.window % 2:
+        self._check_windows()
+
+    def _check_global_tokens(self) -> None:
+        if isinstance(self.global_tokens, list | tuple):
+            object.__setattr__(self, "global_tokens", checked_positions(self.global_tokens))
+        else:
+            super()._check_global_tokens()
+
+    def _check_windows(self) -> None:
+        windows, dilations = numbers_by_layer(self.window), numbers_by_layer(self.dilation)
+        if any(window % 2 for window in windows):
             raise ValueError(f"Longformer window must be even, got {self.window}")
+        if len({len(windows), len(dilations)} - {1}) > 1:
+            raise ValueError(
+                f"Longformer window={self.window} and dilation={self.dilation} must have as many numbers, or "
+                f"one for all layers"
+            )
+
+    def check(self, choices: SpecView) -> None:
+        """Raise ValueError if there are more windows or dilations than layers."""
+        check_has_layers(self, "window", self.window, choices)
+        check_has_layers(self, "dilation", self.dilation, choices)
+
+    def for_layer(self, layer: int) -> Pattern:
+        window, dilation = number_in_layer(self.window, layer), number_in_layer(self.dilation, layer)
+        return replace(self, window=window, dilation=dilation)
 
     @property
     def local(self) -> Pattern:
-        """Window of the tokens that are not global."""
-        window = Dilated(self.window // 2 + 1, self.dilation, self.plain_heads)
-        return window.limit_distance(self.farthest)
+        """Window of the tokens that are not global; the union of the layers' windows if they differ."""
+        number = max(len(numbers_by_layer(self.window)), len(numbers_by_layer(self.dilation)))
+        windows = (
+            Dilated(
+                number_in_layer(self.window, layer) // 2 + 1,
+                number_in_layer(self.dilation, layer),
+                self.plain_heads,
+            )
+            for layer in range(number)
+        )
+        union: Pattern = reduce(or_, windows)
+        return union.limit_distance(self.farthest)

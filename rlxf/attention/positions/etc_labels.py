@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.patterns.global_tokens import Segments, checked_segments, segment_of
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
 from rlxf.attention.technique import SpecView, check_int
 
@@ -20,7 +21,9 @@ class ETCLabels(PairwisePosition):
     label of their distance, clipped at K: ``min(j - i, K)`` for the token itself and later keys,
     ``K + min(i - j, K)`` for earlier keys. For a global token and another one, the label is 2 K + 2 if the
     other token belongs to the global one, else 2 K + 1. Token n of those that are not global belongs to
-    global token ``n // segment``, as the words of a sentence do in the paper.
+    global token ``n // segment``, as the words of a sentence do in the paper. Sentences of different lengths
+    are given as a tuple. With ``outside``, all keys of other sentences have that label instead of one of
+    their distance, as the authors' code allows.
 
     A causal transformer does not use the labels of later keys.
 
@@ -31,29 +34,46 @@ class ETCLabels(PairwisePosition):
         max_distance: K, the largest distance, in tokens, with separate labels.
         global_tokens: number of global tokens, the first positions of an episode; must equal that of the
             pattern, if it has global tokens.
-        segment: number of tokens that belong to each global token; None: no token belongs to one.
+        segment: number of tokens that belong to each global token, or a tuple with the number of each; None:
+            no token belongs to one.
+        outside: label of keys of other sentences, from 0 to 2 K + 2, where neither token is global; None for
+            labels of their distances.
 
     Raises:
         TypeError: if an option is not an integer.
-        ValueError: if max_distance or segment is less than 1, or global_tokens is less than 0. In a spec, if
-            the pattern has another number of global tokens, or the kernel does not compute each pair.
+        ValueError: if max_distance or segment is less than 1, global_tokens is less than 0, or outside is out
+            of range or given without segment. In a spec, if the pattern has another number of global tokens,
+            or the kernel does not compute each pair.
     """
 
     paper: ClassVar[str] = "Ainslie et al. 2020, arXiv:2004.08483"
     max_distance: int = 16
     global_tokens: int = 4
-    segment: int | None = None
+    segment: Segments = None
+    outside: int | None = None
 
     def __post_init__(self) -> None:
         check_int("ETCLabels max_distance", self.max_distance)
         check_int("ETCLabels global_tokens", self.global_tokens, least=0)
-        if self.segment is not None:
-            check_int("ETCLabels segment", self.segment)
+        object.__setattr__(self, "segment", checked_segments("ETCLabels segment", self.segment))
+        if self.outside is None:
+            return
+        check_int("ETCLabels outside", self.outside, least=0, most=2 * self.max_distance + 2)
+        if self.segment is None:
+            raise ValueError(
+                f"ETCLabels outside={self.outside} needs the lengths of sentences; set segment or "
+                f"outside=None"
+            )
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless kernel and number of global tokens fit; see `ETCLabels`."""
         super().check(choices)
         count = getattr(choices.pattern, "global_tokens", self.global_tokens)
+        if not isinstance(count, int):
+            raise ValueError(
+                f"{self} labels global tokens at the first positions, and {choices.pattern} has others; "
+                f"set its global_tokens={self.global_tokens}"
+            )
         if count != self.global_tokens:
             raise ValueError(
                 f"{self} and {choices.pattern} disagree on the number of global tokens; "
@@ -68,15 +88,15 @@ class ETCLabels(PairwisePosition):
         max_distance, count = self.max_distance, self.global_tokens
         after = (j - i).clamp(max=max_distance)
         by_distance = torch.where(j >= i, after, max_distance + (i - j).clamp(max=max_distance))
+        if self.outside is not None:
+            same = segment_of(i - count, self.segment) == segment_of(j - count, self.segment)
+            by_distance = torch.where(same | (i < count), by_distance, self.outside)
         return torch.where((i < count) == (j < count), by_distance, self._across(i, j))
 
     def _across(self, i: Tensor, j: Tensor) -> Tensor:
         """Return the label of pairs of a global token and one that is not."""
-        other = torch.full_like(i + j, 2 * self.max_distance + 1)
-        if self.segment is None:
-            return other
-        token = torch.maximum(i, j) - self.global_tokens
-        return other + (token.div(self.segment, rounding_mode="floor") == torch.minimum(i, j))
+        token, owner = torch.maximum(i, j) - self.global_tokens, torch.minimum(i, j)
+        return 2 * self.max_distance + 1 + (segment_of(token, self.segment) == owner).long()
 
 
 class ETCLabelBias(PairwiseLayerPosition):

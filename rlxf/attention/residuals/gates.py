@@ -1,4 +1,4 @@
-"""Gates of the Gated Transformer-XL, which replace the plain residual connection."""
+"""Residual connections of the Gated Transformer-XL: gates, and TrXL-I without gates."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,6 +10,31 @@ from torch.nn import functional as F
 from rlxf.attention.modules import stacked_orthogonal
 from rlxf.attention.residuals.base import Gate, Residual
 from rlxf.attention.technique import check_finite_number
+
+
+@dataclass(frozen=True)
+class AddReLU(Residual):
+    """``x + ReLU(y)``: the residual connection of TrXL-I, the Gated Transformer-XL without gates.
+
+    With ``norm="pre"`` the stream is an identity map from the input to the output, to which each sublayer
+    adds what its ReLU passes.
+
+    Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.1.
+    """
+
+    paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
+
+    def build(self, width: int, heads: int) -> "ReLUSum":
+        """Return the module; it has no parameters."""
+        return ReLUSum()
+
+
+class ReLUSum(Gate):
+    """Module of `AddReLU`: x + ReLU(y)."""
+
+    def gate(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x + y."""
+        return x + y
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ H, W, BIAS = drawn(B, C), drawn(V, C, seed=1), drawn(V, seed=2)
 MODEL = F.linear(H, W, BIAS).log_softmax(dim=1)
 
 
-@pytest.mark.parametrize("head", [KNNLM(), KNNLM(weight=1.0), KNNLM(temperature=9.0), SPALM()], ids=repr)
+@pytest.mark.parametrize(
+    "head", [KNNLM(), KNNLM(weight=1.0), KNNLM(temperature=9.0), KNNLM(distance="l2"), SPALM()], ids=repr
+)
 def test_head_outputs_are_distributions(head):
     log_p = head.build(C).log_prob(H, some_neighbors(), W, BIAS)
     torch.testing.assert_close(log_p.exp().sum(dim=1), torch.ones(B))
@@ -110,6 +112,20 @@ def test_unknown_head_raises():
 def test_options_out_of_range_raise(head, options, message):
     with pytest.raises(ValueError, match=f"{head.__name__} {message}"):
         head(**options)
+
+
+def test_printed_weights_fall_with_the_distance_itself():
+    near, temperature = some_neighbors(), 2.0
+    weights = torch.exp(-near.squared.sqrt() / temperature)
+    actual = KNNLM(temperature=temperature, distance="l2").weights(near)
+    torch.testing.assert_close(actual, weights / weights.sum(dim=1, keepdim=True))
+
+
+def test_unknown_distance_raises():
+    with pytest.raises(
+        ValueError, match=r"KNNLM distance must be one of \('squared_l2', 'l2'\), got 'cosine'"
+    ):
+        KNNLM(distance="cosine")
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.5])

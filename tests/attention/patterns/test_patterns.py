@@ -14,24 +14,31 @@ from rlxf.attention import (
     BigBirdETC,
     Blockwise,
     Dilated,
+    ETCLabels,
     FixedColumns,
     Full,
+    HeadPatterns,
+    LayerPatterns,
     Local1D,
     Local2D,
     Longformer,
     Strided,
+    TokenIndex,
     TransformerSpec,
     Window,
 )
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.patterns.big_bird import hash_uniform
 from rlxf.attention.spec import TECHNIQUES
+from tests.attention.specs import new_model
 
 HEADS, LAYERS, LENGTH = 3, 2, 96
 
 PATTERNS = [
     Full(),
     Window(7),
+    Window((3, 9)),
+    Window((4, 9)) & Dilated(3, 4),
     Dilated(4, 3),
     Dilated(3, 5, plain_heads=1),
     Local1D(6, 4),
@@ -52,15 +59,25 @@ PATTERNS = [
     ETC(4, 3),
     Longformer(6, global_tokens=2),
     Longformer(4, 3, 1),
+    Longformer((4, 8), (1, 3), 1, global_tokens=(0, 5, 70)),
+    Longformer(4, (1, 2), farthest=7),
+    Longformer((2, 4), global_tokens=(9, 2), farthest=11),
     BigBird(4, 3, 2, 1),
     BigBird(4, 3, 0, 0),
+    BigBird(4, 3, 2, 1, draws="layer"),
+    BigBird(8, 1, 2, 1, drawn=(((), (5, 3), (4,), (1, 5), (), ()), ((), (4, 3), (), (), (2, 1), ()))),
+    BigBirdETC(4, 1, 2, 3, draws="layer"),
     BigBirdETC(4, 1, 2, 3),
     ETC(4, 3, 7),
     ETC(4, 3, 2),
+    ETC(4, 3, segments=(30, 9, 20)),
+    ETC(4, 3, farthest=40, segments=30, global_input="given"),
     Longformer(6, global_tokens=2, farthest=9),
     BigBirdETC(4, 1, 2, 3, farthest=11),
     Window(9) & Dilated(3, 4),
     Window(3) | Local1D(8, 2) | Strided(7, combination="by-head"),
+    HeadPatterns(Window((3, 6)), Dilated(3, 4), 2),
+    LayerPatterns(Window(5), Strided(7, combination="by-head"), (1,)),
 ]
 
 
@@ -149,6 +166,63 @@ def test_joined_patterns_json_round_trips():
     assert TransformerSpec.from_json(spec.to_json()) == spec
 
 
+# Windows by layer, and global tokens at given positions.
+
+
+def test_windows_by_layer():
+    growing = Window((2, 5, 9))
+    assert [growing.for_layer(layer) for layer in range(4)] == [Window(2), Window(5), Window(9), Window(2)]
+    assert growing.within(5) == Window((2, 5, 6))
+    assert growing.within(1) == Window(2)
+    joined = growing | Strided(4, combination="by-head")
+    assert joined.for_layer(1).first == Window(5)
+
+
+def test_longformer_by_layer():
+    pattern = Longformer((4, 8), (1, 3), 1, global_tokens=(3,), farthest=9)
+    expected = [Longformer(4, 1, 1, (3,), 9), Longformer(8, 3, 1, (3,), 9)]
+    assert [pattern.for_layer(layer) for layer in range(3)] == [*expected, expected[0]]
+    assert Longformer((4, 8), 2).for_layer(1) == Longformer(8, 2)
+
+
+def test_layers_of_a_transformer_use_their_windows():
+    """The mask of each layer is that of the paper's windows, computed pair by pair."""
+    spec = TransformerSpec(width=8, heads=2, layers=3, pattern=Longformer((2, 4, 4), (1, 1, 2), 1, (1, 4)))
+    index = TokenIndex.range(1, 12)
+    masks = new_model(spec).attention_masks(index, index)
+    for (window, dilation), mask in zip([(2, 1), (4, 1), (4, 2)], masks, strict=True):
+        for head, gap in enumerate([1, dilation]):
+            for i in range(12):
+                for j in range(12):
+                    far = i - j
+                    local = 0 <= far <= window // 2 * gap and far % gap == 0
+                    seen = local or (far >= 0 and (i in (1, 4) or j in (1, 4)))
+                    allowed = mask.allowed_by_head.expand(-1, 2, -1, -1)
+                    assert bool(allowed[0, head, i, j]) == seen
+
+
+def test_positions_of_global_tokens_are_sorted():
+    assert Longformer(global_tokens=[5, 0]) == Longformer(global_tokens=(0, 5))
+    first = Longformer(4, global_tokens=(0, 1, 2))
+    assert torch.equal(all_pairs(first), all_pairs(Longformer(4, global_tokens=3)))
+
+
+@pytest.mark.parametrize("pattern", [Window((3, 5, 9)), Longformer((2, 4, 6)), Longformer(2, (1, 2, 3))])
+def test_more_windows_than_layers_raise(pattern):
+    message = r"has 3 values of (size|window|dilation), and the transformer has layers=2; .* set layers=3"
+    with pytest.raises(ValueError, match=message):
+        TransformerSpec(layers=2, pattern=pattern)
+    assert TransformerSpec(layers=3, pattern=pattern).pattern == pattern
+    if isinstance(pattern, Window):
+        with pytest.raises(ValueError, match=message):
+            TransformerSpec(layers=2, pattern=Full() & pattern)
+
+
+def test_labels_need_a_number_of_global_tokens():
+    with pytest.raises(ValueError, match=r"ETCLabels\(.*\) labels global tokens .* set its global_tokens=2"):
+        TransformerSpec(pattern=Longformer(global_tokens=(0, 3)), position=ETCLabels(global_tokens=2))
+
+
 # BigBird's random blocks.
 
 
@@ -204,6 +278,28 @@ def test_draws_depend_on_seed_and_head_but_not_length():
     assert not torch.equal(blocks(pattern, 40, 0), blocks(replace(pattern, seed=1), 40, 0))
 
 
+@pytest.mark.parametrize("pattern", [BigBird(4, random=2), BigBirdETC(4, random=2)], ids=repr)
+def test_layers_have_their_own_draws(pattern):
+    own = replace(pattern, draws="layer")
+    layers = [own.for_layer(layer).for_heads(1)[0] for layer in range(3)]
+    first, second, third = (all_pairs(rule) for rule in layers)
+    assert torch.equal(first, all_pairs(pattern.for_heads(1)[0]))
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+    assert pattern.for_layer(1) == pattern
+
+
+def test_given_blocks_are_those_of_the_mask():
+    drawn = (((), (3,), (), (1, 4), (), (), ()), ((), (), (4, 5), (), (), (), ()))
+    pattern = BigBird(2, 3, 2, 1, drawn=drawn)
+    for head in range(3):
+        seen = blocks(pattern, 9, head)
+        for a in range(9):
+            expected = {b for b in range(9) if abs(a - b) <= 1 or {a, b} & {0, 6}}
+            expected |= set(drawn[head % 2][a]) if a < 7 else set()
+            assert set(seen[a].nonzero()[:, 0].tolist()) == (set(range(9)) if a in (0, 6) else expected)
+
+
 def test_draws_are_uniform():
     drawn = hash_uniform(3, torch.arange(200)[:, None], torch.arange(100))
     counts = (drawn.flatten() * 20).long().bincount(minlength=20)
@@ -224,7 +320,25 @@ def test_draws_are_uniform():
             r"permutations must each contain 0 to 2 once, got \(0, 1, 1\)",
         ),
         (lambda: Longformer(5), "Longformer window must be even, got 5"),
+        (lambda: Longformer((4, 5)), r"Longformer window must be even, got \(4, 5\)"),
+        (
+            lambda: Longformer((4, 6), (1, 2, 3)),
+            r"window=\(4, 6\) and dilation=\(1, 2, 3\) must have as many",
+        ),
+        (lambda: Longformer(global_tokens=()), r"global_tokens must be different positions, .* got \(\)"),
+        (lambda: Longformer(global_tokens=(2, 2)), r"different positions, at least one, got \(2, 2\)"),
+        (lambda: Longformer(global_tokens=(-1,)), "position in global_tokens must be at least 0, got -1"),
+        (lambda: Window(()), r"Window size must be a number or a tuple of numbers, .* got \(\)"),
+        (lambda: Window((3, 0)), "Window size must be at least 1, got 0"),
         (lambda: BigBird(window=4), "BigBird window must be odd, got 4"),
+        (lambda: BigBird(draws="head"), "BigBird draws must be one of .* got 'head'"),
+        (
+            lambda: BigBird(random=1, drawn=(((1, 0), ()),)),
+            r"drawn must have at most random=1 different numbers from 0 to 1 .* got \(1, 0\)",
+        ),
+        (lambda: BigBird(drawn=(((2,), ()),)), r"from 0 to 1 for each block, got \(2,\)"),
+        (lambda: BigBird(drawn=(((), ()), ((),))), "as many blocks in each head"),
+        (lambda: BigBird(drawn=(((), ()),), draws="layer"), "given for all layers; set draws='shared'"),
         (lambda: ETC(global_tokens=0), "ETC global_tokens must be at least 1, got 0"),
     ],
 )

@@ -5,13 +5,18 @@ import torch
 from torch import Tensor
 
 from rlxf.attention import (
+    XL,
+    AddReLU,
     GRUGate,
     HighwayGate,
     InputGate,
     OutputGate,
     SigTanhGate,
+    State,
     TokenIndex,
+    Transformer,
     TransformerSpec,
+    Window,
     XLRelative,
 )
 from rlxf.attention.attention_mask import AttentionMask
@@ -20,7 +25,7 @@ from rlxf.attention.residuals.base import Gate
 from rlxf.attention.residuals.gates import GRU
 from tests.attention.oracle import close, fill, load, named, put
 
-VECTOR = load("gtrxl")
+VECTOR, TRXL_I = load("gtrxl"), load("trxl_relu")
 X, Y = VECTOR["in_gate_x"], VECTOR["in_gate_y"]
 WIDTH = X.shape[-1]
 
@@ -93,3 +98,54 @@ def test_block_reproduces_the_paper():
 
 def test_block_normalizes_queries_unlike_di_engine():
     assert (block_output() - VECTOR["out"]).abs().max() > 1e-3
+
+
+# TrXL-I: a ReLU before a plain residual connection.
+
+
+def trxl_i() -> Transformer:
+    """Return a transformer of the vector's layer, with its weights."""
+    width, memory = TRXL_I["in_x"].shape[-1], len(TRXL_I["in_memory"])
+    spec = TransformerSpec(
+        width=width,
+        heads=len(TRXL_I["w_u"]),
+        layers=1,
+        feed_forward=len(TRXL_I["w_fc1_bias"]),
+        position=XLRelative(),
+        pattern=Window(memory + len(TRXL_I["in_x"])),
+        memory=XL(memory),
+        residual=AddReLU(),
+        final_norm=False,
+    )
+    model = spec.build().double()
+    block: Block = model.blocks[0]
+    attention = block.attention
+    fill(attention.qkv, torch.cat([TRXL_I[f"w_{part}"].T for part in "qkv"]))
+    fill(attention.out, TRXL_I["w_o"].T)
+    fill(attention.position.r, TRXL_I["w_r"].T)
+    put(attention.position.u, TRXL_I["w_u"])
+    put(attention.position.v, TRXL_I["w_vbias"])
+    fill(block.attention_norm.norm, TRXL_I["w_ln1"], TRXL_I["w_ln1_bias"])
+    fill(block.feed_forward_norm.norm, TRXL_I["w_ln2"], TRXL_I["w_ln2_bias"])
+    fill(block.feed_forward.inner, TRXL_I["w_fc1"].T, TRXL_I["w_fc1_bias"])
+    fill(block.feed_forward.outer, TRXL_I["w_fc2"].T, TRXL_I["w_fc2_bias"])
+    return model
+
+
+def trxl_i_inputs() -> tuple[Tensor, TokenIndex, State]:
+    """Return the segment, its index and the memory before it."""
+    x, memory = TRXL_I["in_x"].transpose(0, 1), TRXL_I["in_memory"].transpose(0, 1)
+    index = TokenIndex.range(len(x), memory.shape[1] + x.shape[1])
+    return x, index.last(x.shape[1]), State(memory[None], index.at(slice(memory.shape[1])))
+
+
+def test_trxl_i():
+    x, index, state = trxl_i_inputs()
+    close(trxl_i().outputs(x, index, state), TRXL_I["out"].transpose(0, 1))
+
+
+def test_trxl_i_acting():
+    model, (x, index, state) = trxl_i(), trxl_i_inputs()
+    cache = model.cache(state, state.index.shape[1] + x.shape[1])
+    steps = [model.step(x[:, t], index.at(slice(t, t + 1)), cache)[0] for t in range(x.shape[1])]
+    close(torch.stack(steps), TRXL_I["out"])

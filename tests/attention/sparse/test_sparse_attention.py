@@ -23,6 +23,8 @@ from rlxf.attention import (
     ETCLabels,
     FixedColumns,
     Full,
+    HeadPatterns,
+    LayerPatterns,
     Local1D,
     Local2D,
     Longformer,
@@ -76,9 +78,14 @@ PATTERNS = (
     Blockwise(4, 3),
     ETC(3, 55),
     Longformer(4, global_tokens=54),
+    Longformer((4, 8), (1, 2), global_tokens=(3, 55, 70)),
+    Window((3, 6)),
     BigBird(4, 1, 2, 1),
+    BigBird(4, 1, 2, 1, draws="layer"),
     BigBirdETC(4, 1, 2, 55),
     Window(3) | Dilated(2, 5),
+    HeadPatterns(Window(5), Strided(4), 1),
+    LayerPatterns(Window(5), HeadPatterns(Window(3), BigBird(4, 1, 2, 1), 1), (1,)),
 )
 """The numbers of global tokens are near position 52, so that the segment contains some of them."""
 
@@ -98,10 +105,10 @@ POSITIONS = (
     CoPE(3),
 )
 
+BY_LAYER = Strided | GlobalTokens | Window | LayerPatterns
+
 SPECS = {
-    repr(pattern): replace(
-        SMALL, pattern=pattern, layers=2 if isinstance(pattern, Strided | GlobalTokens) else 1
-    )
+    repr(pattern): replace(SMALL, pattern=pattern, layers=2 if isinstance(pattern, BY_LAYER) else 1)
     for pattern in PATTERNS
 }
 """Specs with two layers where the second differs from the first."""

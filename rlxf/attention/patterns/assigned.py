@@ -1,0 +1,143 @@
+"""Patterns that assign one of two patterns to each head, or to each layer."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from rlxf.attention.patterns.base import CombinedPattern, Either, Pattern, repeat_for_heads
+from rlxf.attention.technique import SpecView, check_int, check_layer_numbers
+
+
+@dataclass(frozen=True)
+class _Assigned(CombinedPattern):
+    """Pattern in which a head of a layer uses one of two patterns."""
+
+    @property
+    def max_distance(self) -> int:
+        """The larger of both distances."""
+        return max(self.first.max_distance, self.second.max_distance)
+
+    @property
+    def sees_all(self) -> bool:
+        return self.first.sees_all and self.second.sees_all
+
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
+        """Return whether one of both patterns allows the pair."""
+        return Either(self.first, self.second).mask_mod(i, j)
+
+    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
+        return Either(self.first, self.second).candidate_keys(i, positions)
+
+
+@dataclass(frozen=True)
+class HeadPatterns(_Assigned):
+    """The pattern ``second`` in the last ``heads`` heads, ``first`` in the others.
+
+    With the kernel `HeadKernels` some heads can route among all tokens while the others see a window.
+
+    Args:
+        first: pattern of the first heads.
+        second: pattern of the last heads.
+        heads: number of heads with the second pattern.
+
+    Raises:
+        TypeError: if first or second is not a pattern, or heads is not an integer.
+        ValueError: if a pattern has separate projections for global tokens, or heads is less than 1; in a
+            spec, if no head is left for the first pattern.
+    """
+
+    heads: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("HeadPatterns heads", self.heads)
+
+    def check(self, choices: SpecView) -> None:
+        """Check both patterns, and raise ValueError if they have no head each."""
+        super().check(choices)
+        check_leaves_heads(f"{self}", self.heads, choices.heads)
+
+    def for_layer(self, layer: int) -> Pattern:
+        return replace(self, first=self.first.for_layer(layer), second=self.second.for_layer(layer))
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        number = max(0, heads - self.heads)
+        first, second = (
+            repeat_for_heads(pattern.for_heads(heads), heads) for pattern in (self.first, self.second)
+        )
+        return first[:number] + second[number:]
+
+
+@dataclass(frozen=True)
+class LayerPatterns(_Assigned):
+    """The pattern ``second`` in some layers, ``first`` in the others.
+
+    Args:
+        first: pattern of the other layers.
+        second: pattern of the given layers.
+        layers: numbers of the layers with the second pattern, from 0.
+
+    Raises:
+        TypeError: if first or second is not a pattern, or a number is not an integer.
+        ValueError: if a pattern has separate projections for global tokens, or layers is empty or has a
+            negative number or a number twice; in a spec, if a layer does not exist, or no layer is left for
+            the first pattern.
+    """
+
+    layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "layers", check_layer_numbers("LayerPatterns layers", self.layers))
+
+    def check(self, choices: SpecView) -> None:
+        """Check both patterns, and raise ValueError if they have no layer each."""
+        super().check(choices)
+        check_leaves_layers(f"{self}", self.layers, choices.layers)
+
+    def for_layer(self, layer: int) -> Pattern:
+        return (self.second if layer in self.layers else self.first).for_layer(layer)
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        """Return the union of both patterns; the rules of a layer are those of its own pattern."""
+        return Either(self.first, self.second).for_heads(heads)
+
+
+@dataclass(frozen=True)
+class HeadRules(Pattern):
+    """Given rules for the heads: a part of the heads of another pattern."""
+
+    rules: tuple[Pattern, ...]
+
+    @property
+    def max_distance(self) -> int:
+        """The largest distance of the rules."""
+        return max(rule.max_distance for rule in self.rules)
+
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
+        """Return whether a rule allows the pair."""
+        allowed = self.rules[0].mask_mod(i, j)
+        for rule in self.rules[1:]:
+            allowed = allowed | rule.mask_mod(i, j)
+        return allowed
+
+    def for_heads(self, heads: int) -> tuple[Pattern, ...]:
+        return self.rules
+
+
+def check_leaves_heads(chosen: str, second: int, heads: int) -> None:
+    """Raise ValueError unless the first of two choices has a head, if ``second`` heads have the other."""
+    if second >= heads:
+        raise ValueError(
+            f"{chosen} leaves no head for its first choice, because the transformer has heads={heads}; use "
+            f"fewer than {heads}, or the second choice alone"
+        )
+
+
+def check_leaves_layers(chosen: str, second: tuple[int, ...], layers: int) -> None:
+    """Raise ValueError unless layers ``second`` exist, and others are left for the first of two choices."""
+    if max(second) >= layers or len(second) == layers:
+        raise ValueError(
+            f"{chosen} needs layers from 0 to {layers - 1}, but not all of them, because the transformer has "
+            f"layers={layers}"
+        )

@@ -1,0 +1,183 @@
+"""Kernels and patterns by head and by layer equal their parts, computed separately."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlxf.attention import (
+    LSH,
+    RFA,
+    XL,
+    AdaptiveSpan,
+    Dilated,
+    DynamicSpan,
+    Full,
+    HeadKernels,
+    HeadPatterns,
+    LayerKernels,
+    LayerPatterns,
+    Linformer,
+    Performer,
+    Routing,
+    Softmax,
+    TokenIndex,
+    TransformerSpec,
+    Window,
+)
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.kernels.base import Kernel
+from rlxf.attention.sparse import plan
+from tests.attention.specs import DEFAULT, new_model
+from tests.attention.worlds import numbers
+
+HEADS, SIZE, LENGTH = 4, 3, 20
+ROUTED = HeadKernels(Softmax(), Routing(2), 2)
+LOCAL_AND_FULL = HeadPatterns(Window(4), Full(), 2)
+
+
+def mask_of(pattern, heads: int = HEADS) -> AttentionMask:
+    index = TokenIndex.range(2, LENGTH)
+    return AttentionMask(index, index, pattern, True, torch.float64, heads=heads)
+
+
+def run(kernel: Kernel, heads: int, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+    """Return the outputs of a kernel that is built for these heads only."""
+    module = kernel.build(heads * SIZE, heads).double()
+    q, k = (
+        x if extra is None else torch.cat([x, extra], dim=-1)
+        for x, extra in ((q, module.projected_query_extras(q)), (k, module.projected_key_extras(k)))
+    )
+    return mask.zero_masked_rows(module(q, k, v, None, mask))
+
+
+@pytest.mark.parametrize("pattern", [Full(), LOCAL_AND_FULL], ids=repr)
+def test_heads_equal_those_of_their_kernels(pattern):
+    q, k, v = (numbers(2, HEADS, LENGTH, SIZE, seed=seed) for seed in range(3))
+    whole = run(ROUTED, HEADS, q, k, v, mask_of(pattern))
+    rules = pattern.for_heads(HEADS)
+    for part, kernel, rule in (
+        (slice(0, 2), Softmax(), rules[0]),
+        (slice(2, 4), Routing(2), rules[-1]),
+    ):
+        expected = run(kernel, 2, q[:, part], k[:, part], v[:, part], mask_of(rule, 2))
+        torch.testing.assert_close(whole[:, part], expected)
+
+
+def test_parts_are_block_sparse_where_that_is_faster(monkeypatch):
+    """Long sequences give the same outputs as dense attention."""
+    spec = replace(
+        DEFAULT, kernel=HeadKernels(Softmax(), Routing(2), 1), pattern=HeadPatterns(Window(4), Full(), 1)
+    )
+    model, x, index = new_model(spec).double(), numbers(1, 300, 8), TokenIndex.range(1, 300)
+    sparse = model.outputs(x, index)
+    first = model.attention_mask(index, index)
+    assert first.sparse_plan is not None
+    monkeypatch.setattr(plan, "MIN_SPARSE_PAIRS", 2**60)
+    torch.testing.assert_close(model.outputs(x, index), sparse)
+
+
+def test_auxiliary_losses_are_those_of_the_parts():
+    spec = replace(DEFAULT, kernel=HeadKernels(AdaptiveSpan(limit=4, ramp=2, penalty=1.0), Softmax(), 1))
+    model = new_model(spec)
+    model.outputs(numbers(1, 5, 8, dtype=torch.float32), TokenIndex.range(1, 5))
+    expected = sum(block.attention.kernel.parts[0].z.mean() for block in model.blocks)
+    torch.testing.assert_close(model.penalty(), expected)
+
+
+def test_routed_centroids_move_after_an_update():
+    model = new_model(replace(DEFAULT, kernel=HeadKernels(Softmax(), Routing(2, decay=0.5), 1))).train()
+    routed = model.blocks[0].attention.kernel.parts[1]
+    before = routed.centroids.clone()
+    model.outputs(numbers(1, 9, 8, dtype=torch.float32), TokenIndex.range(1, 9)).sum().backward()
+    model.after_update()
+    assert routed.centroids.shape == (1, 2, 4)
+    assert not torch.equal(before, routed.centroids)
+
+
+def test_layers_have_their_kernels_and_patterns():
+    spec = TransformerSpec(
+        layers=4,
+        kernel=LayerKernels(Softmax(), ROUTED, (2, 3)),
+        pattern=LayerPatterns(Window(5), LOCAL_AND_FULL, (2, 3)),
+    )
+    kinds = [type(block.attention.kernel).__name__ for block in spec.build().blocks]
+    assert kinds == ["SoftmaxAttention"] * 2 + ["HeadKernelAttention"] * 2
+    assert [spec.pattern.for_layer(n) for n in range(4)] == [Window(5)] * 2 + [LOCAL_AND_FULL] * 2
+    assert TransformerSpec.from_json(spec.to_json()) == spec
+
+
+def test_tied_weights_are_those_of_the_same_kernel():
+    """Layers with another kernel do not take part in `Linformer`'s sharing."""
+    kernel = LayerKernels(Softmax(), Linformer(2, 1, sharing="layer"), (1, 2))
+    blocks = TransformerSpec(layers=3, kernel=kernel).build().blocks
+    assert blocks[1].attention.kernel.of_keys is blocks[2].attention.kernel.of_keys
+
+
+def test_patterns_by_head():
+    first, second = Dilated(2, 2, plain_heads=1), Window(3)
+    assert HeadPatterns(first, second, 1).for_heads(4) == (*first.for_heads(4)[:3], second)
+    assert HeadPatterns(Window((2, 5)), second, 1).for_layer(1).for_heads(2) == (Window(5), second)
+    assert HeadPatterns(Window(9), Full(), 2).max_distance == Full().max_distance
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (
+            {"kernel": HeadKernels(Softmax(), Routing(), 4)},
+            r"HeadKernels\(.* leaves no head .* heads=4; use fewer",
+        ),
+        ({"pattern": HeadPatterns(Full(), Window(), 9)}, r"HeadPatterns\(.* leaves no head .* heads=4"),
+        ({"kernel": LayerKernels(Softmax(), Routing(), (2,))}, r"LayerKernels\(.* needs layers from 0 to 1"),
+        (
+            {"pattern": LayerPatterns(Full(), Window(), (0, 1))},
+            r"LayerPatterns\(.* not all of them.* layers=2",
+        ),
+        (
+            {"kernel": LayerKernels(Softmax(), LSH(), (1,)), "cross_attention": True},
+            "LSH.* choose another kernel",
+        ),
+    ],
+)
+def test_incompatible_settings_raise(choices, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerSpec(heads=4, layers=2, **choices)
+
+
+@pytest.mark.parametrize("kernel", [LSH(), RFA(), Performer(), Linformer()], ids=repr)
+def test_kernels_without_pairs_are_refused_by_head(kernel):
+    with pytest.raises(ValueError, match=r"HeadKernels needs .* does not; use Softmax, .*LayerKernels"):
+        HeadKernels(Softmax(), kernel, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: HeadKernels(Softmax(), Full(), 1),
+            "combined with another kernel, got Full",
+        ),
+        (lambda: HeadKernels(Softmax(), Routing(), 0), "HeadKernels heads must be at least 1, got 0"),
+        (
+            lambda: LayerKernels(Softmax(), Routing(), ()),
+            r"layers must be different .* got \(\)",
+        ),
+        (lambda: LayerKernels(Softmax(), Routing(), (1, 1)), r"layers must be different .* got \(1, 1\)"),
+        (lambda: LayerKernels(Softmax(), Routing(), 1), "LayerKernels layers must be a tuple of .* got 1"),
+        (lambda: LayerPatterns(Full(), Window(), (-1,)), "LayerPatterns layers must be at least 0, got -1"),
+        (lambda: HeadPatterns(Full(), Softmax(), 1), "a pattern can only be combined with another pattern"),
+    ],
+)
+def test_options_are_in_range(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def test_memory_search_needs_softmax_in_all_heads():
+    assert HeadKernels(Softmax(), Softmax(softmax1=True), 1).softmax_distance == Softmax().softmax_distance
+    assert HeadKernels(Softmax(), Routing(), 1).softmax_distance == 0
+    assert LayerKernels(Softmax(), DynamicSpan(limit=9), (1,)).softmax_distance == 9
+    spec = TransformerSpec(kernel=HeadKernels(Softmax(), AdaptiveSpan(), 1), memory=XL(4), pattern=Window(5))
+    assert TransformerSpec.from_json(spec.to_json()) == spec
