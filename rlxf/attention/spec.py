@@ -21,14 +21,18 @@ from rlxf.attention.kernels.lsh import LSH
 from rlxf.attention.kernels.performer import Performer
 from rlxf.attention.kernels.rfa import RFA
 from rlxf.attention.kernels.routing import Routing
+from rlxf.attention.kernels.sink_softmax import SinkSoftmax
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.kernels.span import AdaptiveSpan, DynamicSpan
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.memory.compressive import Compressive
 from rlxf.attention.memory.knn import KNN
+from rlxf.attention.memory.rmt import RATE, RMT
+from rlxf.attention.memory.streaming import StreamingXL
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.modules import Activation, Norm, NormType
 from rlxf.attention.patterns.assigned import HeadPatterns, LayerPatterns
+from rlxf.attention.patterns.attention_sinks import AttentionSinks
 from rlxf.attention.patterns.base import Both, Either, Pattern, Window
 from rlxf.attention.patterns.big_bird import BigBird, BigBirdETC
 from rlxf.attention.patterns.blockwise import Blockwise
@@ -71,6 +75,7 @@ from rlxf.attention.recurrent.shm import SHM
 from rlxf.attention.residuals.base import Add, Residual
 from rlxf.attention.residuals.gates import AddReLU, GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
 from rlxf.attention.residuals.reversible import Reversible
+from rlxf.attention.segmented import SegmentedTransformer
 from rlxf.attention.technique import (
     SpecView,
     Technique,
@@ -108,6 +113,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
         "pattern": (
             Full,
             Window,
+            AttentionSinks,
             Dilated,
             Local1D,
             Local2D,
@@ -119,8 +125,19 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
             BigBird,
             BigBirdETC,
         ),
-        "kernel": (Softmax, Differential, AdaptiveSpan, DynamicSpan, RFA, Performer, Linformer, LSH, Routing),
-        "memory": (XL, Compressive, KNN),
+        "kernel": (
+            Softmax,
+            SinkSoftmax,
+            Differential,
+            AdaptiveSpan,
+            DynamicSpan,
+            RFA,
+            Performer,
+            Linformer,
+            LSH,
+            Routing,
+        ),
+        "memory": (XL, StreamingXL, Compressive, KNN, RMT, RATE),
         "recurrence": (
             MinGRU,
             LRU,
@@ -246,7 +263,8 @@ class TransformerSpec(SpecView):
 
     def build(self) -> Transformer:
         """Build the module with random weights from torch's global generator."""
-        return Transformer(self)
+        segmented = self.memory is not None and self.memory.segment_length is not None
+        return SegmentedTransformer(self) if segmented else Transformer(self)
 
     def to_json(self) -> str:
         """Return this spec as JSON text; `from_json` is the inverse."""

@@ -75,8 +75,8 @@ class Transformer(TransformerLayers):
         state = state or self.initial_state(len(index.episode))
         if self.spec.memory is not None:
             state = self.memory(state, torch.stack(list(passes.hidden)), index)
-        recurrent = None if passes.recurrent is None else passes.recurrent.state.map(Tensor.detach)
-        return replace(state, recurrent=recurrent)
+        recurrent = self.carry(passes)
+        return replace(state, recurrent=recurrent and recurrent.map(Tensor.detach))
 
     def encode(
         self,
@@ -196,7 +196,7 @@ class Transformer(TransformerLayers):
         """
         stream, passes = self._begin_step(x, index, cache)
         y = self._output(self.depth(stream, passes))
-        cache.recurrent = None if passes.recurrent is None else passes.recurrent.state
+        cache.recurrent = self.carry(passes)
         return y[:, 0], torch.cat(list(passes.hidden), dim=1).transpose(0, 1)
 
     @torch.no_grad()
@@ -221,7 +221,7 @@ class Transformer(TransformerLayers):
             )
         stream, passes = self._begin_step(x, index, cache)
         y = self._output(self._run_early(stream, passes, confidence_fn))[:, 0]
-        cache.recurrent = None if passes.recurrent is None else passes.recurrent.state
+        cache.recurrent = self.carry(passes)
         return y
 
     def _begin_step(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, StepStack]:
@@ -239,6 +239,20 @@ class Transformer(TransformerLayers):
             slot=slot,
         )
         return self.spec.residual.init_stream(self.embedding(x[:, None], index.position)), passes
+
+    def weights(
+        self, x: Tensor, index: TokenIndex, state: State | None, context: Context | None
+    ) -> list[Tensor]:
+        """Return the weights of `attention_weights`, whose first queries are the pattern's global tokens."""
+        _, hidden = self.encode(x, index, state, context)
+        _, full_index, _ = self.embed(x, index)
+        view = self.memory_view(state, full_index)
+        masks = view.adapt_masks(self.attention_masks(full_index, view.key))
+        layers: Any = self._layers
+        return [
+            view.weights_by_token(n, layers[n].weights(hidden[n], view.tokens(n, hidden[n]), masks[n]))
+            for n in self.attention_passes
+        ]
 
     def initial_state(self, batch: int) -> State:
         """Return the state before the first token for ``batch`` rows; its length is 0 without memory."""
@@ -351,18 +365,10 @@ def attention_weights(
         most 1, with `Differential` to about 1 - lambda, and to 0 for a token without visible keys. The sum is
         below 1 where the denominator of `RFA` is within its noise. The sum is arbitrary where the projection
         over tokens is learned, as in `Linformer`. The weight of a compressed memory slot is divided evenly
-        among its tokens. Global tokens added by the pattern come first among the keys.
+        among its tokens. Global tokens added by the pattern come first among the keys. Weights of memory
+        tokens, and of attention sinks before the state, are left out.
     """
-    _, hidden = transformer.encode(x, index, state, context)
-    _, full_index, _ = transformer.embed(x, index)
-    view = transformer.memory_view(state, full_index)
-    masks = view.adapt_masks(transformer.attention_masks(full_index, view.key))
-    layers: Any = [transformer.blocks[layer] for layer in transformer.order]
-    weights = [
-        view.weights_by_token(n, layers[n].weights(hidden[n], view.tokens(n, hidden[n]), masks[n]))
-        for n in transformer.attention_passes
-    ]
-    return [layer[:, :, -index.shape[1] :] for layer in weights]
+    return [layer[:, :, -index.shape[1] :] for layer in transformer.weights(x, index, state, context)]
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import Context, ProjectedContext
 from rlxf.attention.depth.base import DepthController
 from rlxf.attention.kernels.base import AttentionKernel, Kernel
-from rlxf.attention.layers import Block, Layer, RecurrentBlock, SegmentStack
+from rlxf.attention.layers import Block, Layer, LayerStack, RecurrentBlock, SegmentStack
 from rlxf.attention.memory.base import MemoryView, NoMemory, State
 from rlxf.attention.modules import NORM_TYPES
 from rlxf.attention.patterns.base import Pattern
@@ -124,12 +124,13 @@ class TransformerLayers(nn.Module):
         return self.global_token_embedding(x, full_index), full_index, output_slice
 
     def initial_recurrent_state(self, batch: int) -> RecurrentState | None:
-        """Return the states of the recurrent layers before the first token; None without such layers."""
-        if self.spec.recurrence is None:
+        """Return the states of recurrent layers and memory before the first token; None without either."""
+        like = next(self.parameters())
+        carry = self.memory.initial_carry(self.spec.layers, batch, like, self.spec.width)
+        if self.spec.recurrence is None and not carry:
             return None
         passes = tuple(layer.initial_state(batch) for layer in self._layers)
-        episode = torch.full((batch,), EMPTY, device=next(self.parameters()).device)
-        return RecurrentState(passes, episode)
+        return RecurrentState(passes, torch.full((batch,), EMPTY, device=like.device), carry)
 
     def recurrent_fault(self, state: RecurrentState | None) -> str | None:
         """Describe the first NaN or infinite value of recurrent states; None if all are finite."""
@@ -145,6 +146,16 @@ class TransformerLayers(nn.Module):
     def memory_view(self, state: State | None, index: TokenIndex) -> MemoryView:
         """Create the view of the memory for a segment with the given index (B, T)."""
         return self.memory.view(state, index, self._layers)
+
+    def carry(self, passes: LayerStack) -> RecurrentState | None:
+        """Return the states of recurrent layers and memory after the passes of T tokens; None without."""
+        if passes.recurrent is None:
+            return None
+        state = passes.recurrent.state
+        if not state.memory:
+            return state
+        memory = self.memory.carry(state.memory, torch.stack(list(passes.hidden)), passes.recurrent.runs)
+        return replace(state, memory=memory)
 
     def attention_mask(self, query: TokenIndex, key: TokenIndex) -> AttentionMask:
         """Return the attention mask of the first layer; tokens that memory compresses count as visible."""

@@ -299,7 +299,7 @@ def _bound_to_memory(memory: Memory | None, requested: Pattern | None) -> Patter
         UserWarning: if a requested pattern is bounded.
     """
     pattern = requested or Full()
-    if memory is None or memory.visible_pattern(pattern).max_distance <= memory.length:
+    if memory is None or memory.covers(pattern):
         return pattern
     bounded = pattern.limit_distance(memory.length)
     if requested not in (None, bounded):

@@ -23,7 +23,8 @@ CHOICES = {
     for name, technique in techniques.items()
     for chosen in [SHORT.get(name) or technique()]
 }
-CHOICES["memory Compressive"]["pattern"] = Full()
+for name in ("Compressive", "StreamingXL", "RMT", "RATE"):
+    CHOICES[f"memory {name}"]["pattern"] = Full()
 CHOICES["memory KNN"]["pattern"] = Window(SHORT["KNN"].length + 1)
 CHOICES["kernel RFA that forgets"] = {"kernel": GATED_RFA, "position": RoPE()}
 each = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)

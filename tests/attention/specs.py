@@ -19,11 +19,14 @@ from rlxf.attention import (
     LRU,
     LSH,
     LSTM,
+    RATE,
     RFA,
+    RMT,
     XL,
     AdaptiveSpan,
     AddReLU,
     AGaLiTe,
+    AttentionSinks,
     BigBird,
     BigBirdETC,
     Blockwise,
@@ -61,7 +64,9 @@ from rlxf.attention import (
     RoPE,
     Routing,
     ShawRelative,
+    SinkSoftmax,
     Softmax,
+    StreamingXL,
     Strided,
     T5Bias,
     Transformer,
@@ -82,6 +87,7 @@ DEFAULT = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
 
 SHORT: dict[str, Any] = {
     "Window": Window(3),
+    "AttentionSinks": AttentionSinks(2, 2),
     "Dilated": Dilated(2, 2),
     "Local1D": Local1D(2, 1),
     "Local2D": Local2D(4, 2, 2, 1, 1),
@@ -100,6 +106,9 @@ SHORT: dict[str, Any] = {
     "RFA": RFA(32, sigma=2.0),
     "Performer": Performer(6),
     "XL": XL(MEMORY),
+    "RMT": RMT(3, 2),
+    "RATE": RATE(3, 2),
+    "StreamingXL": StreamingXL(2, 2),
     "Compressive": Compressive(2, 2, 2),
     "KNN": KNN(2, 5, 2),
     "LearnedAbsolute": LearnedAbsolute(64),
@@ -368,6 +377,35 @@ RECIPES = {
     "differential decoder, dilated by head": replace(
         DEFAULT, kernel=Differential(), pattern=Dilated(2, 2, plain_heads=1), cross_attention=True
     ),
+    "memory tokens, gates": replace(GTRXL, pattern=Full(), memory=RMT(4, 2)),
+    "memory tokens, mutual, universal": replace(
+        DEFAULT, layers=3, memory=RMT(2, 3, "mutual"), position=LearnedAbsolute(64), depth=Universal()
+    ),
+    "memory tokens, valve, distances": replace(
+        DEFAULT, memory=RATE(3, 2, valve_heads=2), position=XLRelative(), norm="post", final_norm=False
+    ),
+    "memory tokens, causal valve, learned logits": replace(
+        DEFAULT, memory=RATE(4, 2, "causal"), position=RoPE(), kernel=SinkSoftmax(), residual=GRUGate()
+    ),
+    "sinks, distances, gates": replace(GTRXL, pattern=Full(), memory=StreamingXL(3, 2)),
+    "sinks, values by distance, learned logits": replace(
+        DEFAULT, memory=StreamingXL(2, 3), position=ShawRelative(4), kernel=SinkSoftmax()
+    ),
+    "sinks, RoPE, reversible": replace(
+        DEFAULT, layers=3, memory=StreamingXL(3, 1), position=RoPE(), residual=Reversible()
+    ),
+    "sinks below a recurrence, CALM": replace(
+        DEFAULT,
+        layers=3,
+        memory=StreamingXL(2, 2),
+        recurrence=MinGRU(),
+        attention_layers=(0, 2),
+        depth=CALM(),
+    ),
+    "sinks and columns": replace(DEFAULT, pattern=AttentionSinks(2, 1) | Strided(3), position=T5Bias(4, 5)),
+    "learned logits, heads differ": replace(
+        DEFAULT, kernel=SinkSoftmax(-1.0), pattern=Dilated(2, 2, plain_heads=1), position=XLRelative()
+    ),
     "softmax1": replace(DEFAULT, kernel=Softmax(softmax1=True)),
     "softmax1 and values by distance": replace(
         DEFAULT, kernel=Softmax(softmax1=True), position=ShawRelative(2)
@@ -543,12 +581,7 @@ def streaming(spec: TransformerSpec, memory: int) -> TransformerSpec:
     spec = remembering(spec, memory)
     if not spec.has_attention:
         return spec
-    seen = spec.memory.visible_pattern(spec.pattern)
-    return (
-        spec
-        if seen.max_distance <= spec.memory.length
-        else replace(spec, pattern=Window(spec.memory.length + 1))
-    )
+    return spec if spec.memory.covers(spec.pattern) else replace(spec, pattern=Window(spec.memory.length + 1))
 
 
 def each(specs: dict[str, TransformerSpec]) -> pytest.MarkDecorator:

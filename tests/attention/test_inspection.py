@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rlxf.attention import (
     KNN,
     RFA,
+    RMT,
     Compressive,
     Differential,
     Full,
@@ -15,6 +16,8 @@ from rlxf.attention import (
     Linformer,
     Routing,
     ShawRelative,
+    SinkSoftmax,
+    StreamingXL,
     TransformerSpec,
 )
 from rlxf.attention.layers import Block
@@ -40,7 +43,7 @@ LINEAR_IN_VALUES = {
     and not isinstance(spec.pattern, GlobalTokens)
     and not uses_summaries(spec, "convolution", "max")
     and not getattr(spec.kernel, "bias", False)
-    and not isinstance(spec.memory, Compressive | KNN)
+    and not isinstance(spec.memory, Compressive | KNN | StreamingXL | RMT)
     and not isinstance(spec.kernel, Differential)
 }
 """Specs whose attention output is weights times values, without terms of distances, summaries or norms."""
@@ -62,7 +65,8 @@ def allowed(spec, run: Segment, state, layer: int):
     index = shared_model(spec).global_token_embedding.index(run.index)
     key = index if state is None else state.index.concatenate(index)
     retrieves = isinstance(spec.memory, KNN) and layer == spec.memory.older_layer(spec.layers)
-    pattern = Full() if retrieves else spec.pattern
+    visible = shared_model(spec).memory.visible_pattern(spec.pattern)
+    pattern = Full() if retrieves else visible if isinstance(spec.memory, StreamingXL) else spec.pattern
     query, rules = index.last(run.length), pattern.for_layer(layer).for_heads(spec.score_heads)
     meets = torch.zeros(query.shape[0], len(rules), run.length, key.shape[1], dtype=torch.bool)
     for b, h, i, j in torch.cartesian_prod(*map(torch.arange, meets.shape)).tolist():
@@ -88,12 +92,14 @@ def test_weights_are_distributions_over_visible_keys(spec):
         total = weights.sum(-1)
         if isinstance(spec.kernel, Differential):  # each token sees itself in both maps
             whole = whole * (1 - shared_model(spec).blocks[layer].attention.lambda_.detach())
-        if isinstance(spec.memory, KNN):  # weights of tokens before the state are not included
+        if isinstance(
+            spec.memory, KNN | StreamingXL | RMT
+        ):  # weights of tokens before the state are not included
             assert (total < whole + 1e-9).all()
             continue
         if isinstance(spec.kernel, Routing):  # a cluster may have no visible keys
             whole = whole * (total > 0)
-        if getattr(spec.kernel, "softmax1", False):
+        if getattr(spec.kernel, "softmax1", isinstance(spec.kernel, SinkSoftmax)):
             assert ((total < whole) | (whole == 0)).all()
         elif isinstance(spec.kernel, RFA):  # less than 1 where the denominator is within its noise
             assert ((total > 0) == (whole > 0)).all()

@@ -10,6 +10,8 @@ import pytest
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.attention import (
     LSH,
+    RATE,
+    RMT,
     ALiBi,
     Compressive,
     Dilated,
@@ -297,7 +299,8 @@ def test_errors_of_invalid_choices(args, message, capsys, tmp_path):
 def test_agents_support_a_technique_or_reject_it_in_one_line(axis, technique, capsys):
     try:
         with report_errors(*PREPARATION_ERRORS):
-            sizes = without_length(TINY) if technique is Compressive or axis == "recurrence" else TINY
+            lengthless = technique in (Compressive, RMT, RATE) or axis == "recurrence"
+            sizes = without_length(TINY) if lengthless else TINY
             parse(["train", "gtrxl", *TASK, *sizes, f"--core.{axis}", technique.__name__]).prepare()
     except SystemExit:
         assert capsys.readouterr().err.startswith(f"rlxf: {technique.__name__}(")

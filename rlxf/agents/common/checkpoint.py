@@ -178,12 +178,15 @@ def window_memory(steps: int, numbers: int, width: int) -> int:
 
 
 def _recurrent_bytes(core: TransformerSpec) -> int:
-    """Return the bytes of the states of all recurrent passes for one environment."""
+    """Return the bytes of the states of recurrent passes and memory for one environment."""
+    like = torch.empty(0, device="meta")
+    carry = {} if core.memory is None else core.memory.initial_carry(core.layers, 1, like, core.width)
+    stored = sum(x.nbytes for x in carry.values())
     if core.recurrence is None:
-        return 0
+        return stored
     with torch.device("meta"):
         state = core.recurrence.build(core.width, core.heads).initial_state(1)
-    return core.layers * sum(x.nbytes for x in state.values())
+    return stored + core.layers * sum(x.nbytes for x in state.values())
 
 
 def _bytes(state: State | None) -> int:

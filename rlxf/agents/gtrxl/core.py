@@ -89,6 +89,13 @@ def check_recomputable(core: TransformerSpec) -> None:
             f"recompute_memory=True needs a memory that depends on a fixed number of steps, but the state of "
             f"{core.recurrence} depends on the whole episode; use recompute_memory=False"
         )
+    try:
+        (core.memory or NoMemory()).check_recomputable()
+    except ValueError as error:
+        raise ValueError(
+            f"recompute_memory=True needs a memory that depends on a fixed number of steps, but {error}; use "
+            f"recompute_memory=False"
+        ) from error
 
 
 def check_filler_rows(core: TransformerSpec, env: VecEnv) -> None:
@@ -137,7 +144,7 @@ def _check_core(core: TransformerSpec) -> None:
         )
     if core.memory is None and core.has_attention:
         raise ValueError("GTrXLPPO needs a core with memory, e.g. memory=XL(128), pattern=Window(129)")
-    if core.memory and core.memory.visible_pattern(core.pattern).max_distance > core.memory.length:
+    if core.memory and not core.memory.covers(core.pattern):
         raise ValueError(
             f"{core.pattern} reaches farther back than {core.memory}, so acting and training would differ; "
             f"use pattern={core.pattern.limit_distance(core.memory.length)}"

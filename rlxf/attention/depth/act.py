@@ -55,6 +55,11 @@ class ACT(Universal):
         if not 0 < self.epsilon < 1:
             raise ValueError(f"epsilon must lie between 0 and 1, got {self.epsilon}")
 
+    def check_equal_passes(self, use: object) -> None:
+        raise ValueError(
+            f"{use} needs the same passes for all tokens, but {self} decides by token; use depth=Fixed()"
+        )
+
     def build(self, width: int, passes: int) -> "ACTController":
         return ACTController(self, width)
 

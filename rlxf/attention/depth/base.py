@@ -166,6 +166,9 @@ class Depth(Technique):
     def check_no_early_exit(self, use: str) -> None:
         """Raise ValueError if tokens may exit early, for a ``use`` that needs outputs of the same depth."""
 
+    def check_equal_passes(self, use: object) -> None:
+        """Raise ValueError unless all tokens take the same passes, for a ``use`` that needs it."""
+
     def check_targets(self, targets: object, discrete: bool) -> None:
         """Raise ValueError unless the exit rule supports outputs for these targets.
 
@@ -211,6 +214,11 @@ class ExitDepth(Depth):
     def check_no_early_exit(self, use: str) -> None:
         raise ValueError(
             f"{use} needs outputs of one depth, but {self} exits early; use a core without early exits"
+        )
+
+    def check_equal_passes(self, use: object) -> None:
+        raise ValueError(
+            f"{use} needs the same passes for all tokens, but {self} decides by token; use depth=Fixed()"
         )
 
     @abstractmethod

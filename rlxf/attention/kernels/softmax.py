@@ -53,7 +53,7 @@ class SoftmaxAttention(AttentionKernel):
         self.softmax1 = softmax1
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
-        if bias is None and not self.softmax1 and not self.active_dropout:
+        if bias is None and not self.has_sink and not self.active_dropout:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.mask)
         weights = self.weights(q, k, bias, mask)
         return weighted_average(weights, v)
@@ -63,9 +63,18 @@ class SoftmaxAttention(AttentionKernel):
         scores: Tensor = _Scores.apply(  # type: ignore[no-untyped-call]
             q, k, bias.expand(*q.shape[:3], k.shape[2]), mask.mask
         )
-        if self.softmax1:
-            return drop_some(F.pad(scores, (0, 1)).softmax(dim=-1)[..., :-1], self.active_dropout)
+        if self.has_sink:
+            return drop_some(self.append_sink(scores).softmax(dim=-1)[..., :-1], self.active_dropout)
         return drop_some(scores.softmax(dim=-1), self.active_dropout)
+
+    @property
+    def has_sink(self) -> bool:
+        """True if the softmax has one more logit than keys, with value 0."""
+        return self.softmax1
+
+    def append_sink(self, scores: Tensor) -> Tensor:
+        """Append the logit of the sink to scores (B, H, Tq, Tk): (B, H, Tq, Tk + 1); by default 0."""
+        return F.pad(scores, (0, 1))
 
 
 def weighted_average(weights: Tensor, v: Tensor) -> Tensor:

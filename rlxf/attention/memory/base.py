@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache
 from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.recurrent.base import RecurrentState
+from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, RecurrentState
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.technique import SpecView, Technique
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -29,7 +29,8 @@ class State:
         hidden: (L, B, M, C), oldest first, without gradient.
         index: (B, M), positions and episodes of these tokens; episode -1 marks an empty slot.
         older: state of one layer, (1, B, N, C), for the N tokens before them; None without kNN memory.
-        recurrent: states of the recurrent layers after the last token; None without recurrent layers.
+        recurrent: states of the recurrent layers, and the part of the memory with a fixed size, after the
+            last token; None without either.
     """
 
     hidden: Tensor
@@ -182,6 +183,36 @@ class Memory(Technique, ABC):
     def visible_pattern(self, pattern: Pattern) -> Pattern:
         """Return the pattern of tokens that are visible raw or compressed; by default ``pattern``."""
         return pattern
+
+    @property
+    def segment_length(self) -> int | None:
+        """Tokens of a segment with memory tokens, for a `SegmentedTransformer`; None without them."""
+        return None
+
+    def covers(self, pattern: Pattern) -> bool:
+        """Return whether the tokens that a query may see never reach beyond a state."""
+        return self.visible_pattern(pattern).max_distance <= self.length
+
+    def check_recomputable(self) -> None:
+        """Raise ValueError if a state depends on more than a fixed number of steps."""
+
+    def initial_carry(self, layers: int, batch: int, like: Tensor, width: int) -> MixerState:
+        """Return the part of the memory in `RecurrentState.memory` before the first token; by default none.
+
+        It is of fixed size and lasts from segment to segment; a rollout stores it at segment starts only. The
+        first axis of each tensor is the batch B.
+        """
+        return {}
+
+    def carry(self, state: MixerState, hidden: Tensor, runs: EpisodeRuns) -> MixerState:
+        """Return the part of the memory in `RecurrentState.memory` after T tokens, without gradient.
+
+        Args:
+            state: the same part before the tokens; it is not modified.
+            hidden: (L, B, T, C), inputs of each layer.
+            runs: episodes of the tokens.
+        """
+        return state
 
     def build(self, width: int) -> nn.Module | None:
         """Build the trainable module that a layer needs for this memory; None by default."""

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -123,23 +123,27 @@ class RecurrentState:
     Args:
         passes: state of each pass; empty for a pass with attention.
         episode: (B,) int64, episode of the last token; -1 before the first one.
+        memory: part of the memory that lasts from segment to segment; empty for most memories.
     """
 
     passes: tuple[MixerState, ...]
     episode: Tensor
+    memory: MixerState = field(default_factory=dict)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "RecurrentState":
         """Apply a function to each tensor."""
         passes = tuple({name: function(x) for name, x in state.items()} for state in self.passes)
-        return RecurrentState(passes, function(self.episode))
+        memory = {name: function(x) for name, x in self.memory.items()}
+        return RecurrentState(passes, function(self.episode), memory)
 
     def rows(self, rows: Tensor) -> "RecurrentState":
         """Return the selected rows of the batch; ``rows`` is a bool (B,) mask or int64 (N,) row numbers."""
         return self.map(lambda x: x[rows])
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name, ``PASS.NAME``, with passes counted from 0."""
+        """Return all tensors by name, ``PASS.NAME`` or ``memory.NAME``, with passes counted from 0."""
         names = {f"{n}.{name}": x for n, state in enumerate(self.passes) for name, x in state.items()}
+        names |= {f"memory.{name}": x for name, x in self.memory.items()}
         return names | {"episode": self.episode}
 
     @property
@@ -171,7 +175,8 @@ class RecurrentState:
                     f"but this core and these environments need {tuple(x.shape)} and {x.dtype}"
                 )
         passes = ({name: tensors[f"{n}.{name}"] for name in state} for n, state in enumerate(self.passes))
-        return RecurrentState(tuple(passes), tensors["episode"])
+        memory = {name: tensors[f"memory.{name}"] for name in self.memory}
+        return RecurrentState(tuple(passes), tensors["episode"], memory)
 
 
 class RecurrentPasses:
@@ -184,7 +189,7 @@ class RecurrentPasses:
 
     def __init__(self, state: RecurrentState, index: TokenIndex):
         self.runs = EpisodeRuns.of(index, state.episode)
-        self._states = list(state.passes)
+        self._states, self._memory = list(state.passes), state.memory
 
     def mix(self, number: int, mixer: RecurrentMixer, x: Tensor) -> Tensor:
         """Return the outputs (B, T, C) of pass ``number`` for inputs x (B, T, C), and keep its new state."""
@@ -194,8 +199,8 @@ class RecurrentPasses:
 
     @property
     def state(self) -> RecurrentState:
-        """States after the tokens, for the passes that have run."""
-        return RecurrentState(tuple(self._states), self.runs.last_episode)
+        """States after the tokens, for the passes that have run, with the memory before the tokens."""
+        return RecurrentState(tuple(self._states), self.runs.last_episode, self._memory)
 
 
 class Recurrence(Technique, ABC):

@@ -80,7 +80,7 @@ def limited_to_memory(core: TransformerSpec, **choice: Any) -> TransformerSpec:
         return replace(core, position=None, pattern=Full(), memory=None, **choice)
     core = replace(core, **choice)
     assert core.memory is not None
-    if core.memory.visible_pattern(core.pattern).max_distance <= core.memory.length:
+    if core.memory.covers(core.pattern):
         return core
     return replace(core, pattern=core.pattern.limit_distance(core.memory.length))
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from rlxf.agents.gtrxl import losses
 from rlxf.attention import (
     KNN,
+    RATE,
+    RMT,
     Add,
     Compressive,
     Full,
@@ -18,6 +20,8 @@ from rlxf.attention import (
     InputGate,
     OutputGate,
     SigTanhGate,
+    SinkSoftmax,
+    StreamingXL,
     Window,
 )
 from rlxf.attention.spec import TECHNIQUES
@@ -116,6 +120,10 @@ MEMORIES = [
     {"memory": Compressive(3, 2, 2, "most-used"), "pattern": Full()},
     {"memory": KNN(3, 20, 4), "pattern": Window(4)},
     {"memory": KNN(8, 50, 2, layer=1)},
+    {"memory": StreamingXL(3, 2), "pattern": Full()},
+    {"memory": RMT(3, 2), "pattern": Full()},
+    {"memory": RATE(6, 3), "pattern": Full()},
+    {"memory": StreamingXL(2, 4), "pattern": Full(), "kernel": SinkSoftmax()},
 ]
 
 

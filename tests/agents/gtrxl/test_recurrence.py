@@ -303,7 +303,7 @@ def test_exits_with_recurrent_layers(threshold):
     core = recurrent_core(layers=3, depth=CALM("state", threshold))
     agent, seen = box_agent(core), observations()
     _, state = play(agent, seen, never())
-    depth = agent.policy.transformer.acting_depth()
+    depth = agent.policy.transformer.pop_mean_acting_depth()
     assert depth == (3 if threshold else 2)
     assert all(x.any() for states in state.cache.recurrent.passes for x in states.values() if x.numel())
 
@@ -316,7 +316,7 @@ def test_predict_with_early_exits_equals_a_segment_with_early_exits(attention_la
     agent, seen, starts = box_agent(core, previous_action=False), observations(), never()
     starts[0], starts[8, 1] = True, True
     acted, _ = play(agent, seen, starts)
-    depth = float(agent.policy.transformer.acting_depth())
+    depth = float(agent.policy.transformer.pop_mean_acting_depth())
     obs = torch.as_tensor(seen).transpose(0, 1)
     with torch.no_grad():
         tokens = agent.policy.tokens(obs.flatten(0, 1), torch.zeros(obs.shape[0] * obs.shape[1], 0))

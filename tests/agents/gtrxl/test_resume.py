@@ -20,7 +20,19 @@ from stable_baselines3.common.vec_env import (
 )
 
 from rlxf.agents.gtrxl.resume import gather_state, shard_state
-from rlxf.attention import KNN, LSH, Compressive, Full, GRUGate, Performer, RoPE, Routing, Window
+from rlxf.attention import (
+    KNN,
+    LSH,
+    RMT,
+    Compressive,
+    Full,
+    GRUGate,
+    Performer,
+    RoPE,
+    Routing,
+    StreamingXL,
+    Window,
+)
 from rlxf.envs import make_vec_env
 from rlxf.envs.resume import ActionReplay
 from rlxf.training import (
@@ -190,6 +202,8 @@ AGENTS = {
     },
     "KNN": {"core": FAR},
     "Compressive": {"core": replace(small_core(), memory=Compressive(4, 4, 2), pattern=Full())},
+    "StreamingXL": {"core": replace(small_core(), memory=StreamingXL(4, 2), pattern=Full())},
+    "RMT": {"core": replace(small_core(), memory=RMT(6, 2), pattern=Full())},
     "Performer": {"core": replace(small_core(), kernel=Performer(), position=RoPE())},
     "LSH": {"core": replace(small_core(), kernel=LSH(2, 2), position=RoPE())},
     "Routing": {"core": replace(small_core(), kernel=Routing(2), position=RoPE())},

@@ -1,10 +1,25 @@
-"""Tests of XL memory against a list of the last tokens."""
+"""Tests of XL memory against a list of the last tokens, and of sinks and memory tokens."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlxf.attention import XL, State, TokenIndex
+from rlxf.attention import (
+    ACT,
+    CALM,
+    GRU,
+    RATE,
+    RMT,
+    XL,
+    AdaptiveSpan,
+    LearnedAbsolute,
+    State,
+    StreamingXL,
+    TokenIndex,
+    TransformerSpec,
+    Window,
+)
 from rlxf.attention.token_index import EMPTY
 from tests.attention.worlds import ANYWHERE, numbers, segmented_index
 
@@ -50,3 +65,58 @@ def test_rows_by_mask_are_rows_by_number():
     state = XL(4)(State.empty(LAYERS, 3, 4, hidden, WIDTH), hidden, State.empty(1, 3, 4, hidden, 1).index)
     by_mask, by_number = state.rows(torch.tensor([True, False, True])), state.rows(torch.tensor([0, 2]))
     assert torch.equal(by_mask.hidden, by_number.hidden)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"memory": StreamingXL(4), "pattern": Window(5)}, "would hide some of them; use pattern=Full"),
+        (
+            {"memory": StreamingXL(4), "kernel": AdaptiveSpan()},
+            "use kernel=Softmax\\(\\) or memory=XL",
+        ),
+        ({"memory": RMT(4), "pattern": Window(5)}, "would hide some of them; use pattern=Full"),
+        ({"memory": RMT(4), "depth": ACT()}, "but ACT\\(.*\\) decides by token; use depth=Fixed"),
+        ({"memory": RMT(4), "depth": CALM()}, "but CALM\\(.*\\) decides by token; use depth=Fixed"),
+        ({"memory": RMT(4), "recurrence": GRU(), "attention_layers": (0,)}, "use memory=XL"),
+        ({"memory": RMT(4), "cross_attention": True}, "use memory=XL\\(M\\) in a decoder"),
+        ({"memory": RMT(4, 2), "position": LearnedAbsolute(7)}, "use max_length=8"),
+        ({"memory": RATE(4, valve_heads=3)}, "must divide the width 64; use valve_heads=1"),
+    ],
+)
+def test_incompatible_choices_raise(choices, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerSpec(**choices)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: StreamingXL(4, 0), "StreamingXL sinks must be at least 1, got 0"),
+        (lambda: RMT(1), "RMT segment must be at least 2, got 1"),
+        (lambda: RATE(4, 0), "RATE tokens must be at least 1, got 0"),
+        (lambda: RMT(4, mask="full"), "RMT mask must be one of"),
+    ],
+)
+def test_invalid_options_raise(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_streaming_memory_keeps_the_first_tokens_of_a_long_episode():
+    model = TransformerSpec(width=8, heads=2, memory=StreamingXL(3, 2)).build().double()
+    x, state = numbers(2, 60, 8), None
+    for start in range(0, 60, 5):
+        index = TokenIndex.range(2, 5, start)
+        _, state = model(x[:, start : start + 5], index, state)
+    assert torch.equal(state.recurrent.memory["first"][:, 0], x[:, :2])
+    assert state.index.position.tolist() == [[57, 58, 59]] * 2
+
+
+def test_memory_tokens_train_what_earlier_segments_write():
+    """The gradient of the last segment reaches a token of the first one only through the memory."""
+    model = TransformerSpec(width=8, heads=2, memory=RMT(3, 2)).build().double()
+    x = numbers(1, 9, 8).requires_grad_()
+    y, _ = model(x, TokenIndex.range(1, 9))
+    (gradient,) = torch.autograd.grad(y[:, -1].sum() + (y[:, -1] ** 3).sum(), x)
+    assert (gradient[:, :3].abs() > 1e-12).any()

@@ -181,7 +181,7 @@ def test_lru():
 def test_min_gru_without_positivity_map():
     z = load("mingru")
     width, size = z["w_h"].shape
-    mixer = min_gru.MinGRUMixer(width)
+    mixer = min_gru.MinGRUMixer(min_gru.MinGRU(), width)
     mixer.gate, mixer.candidate = nn.Linear(width, size), nn.Linear(width, size, bias=False)
     fill(mixer.gate, z["w_z"].T, torch.zeros(size))
     fill(mixer.candidate, z["w_h"].T)

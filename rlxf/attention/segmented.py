@@ -1,0 +1,530 @@
+"""Transformer with memory tokens that are read and written segment by segment (RMT, RATE)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlxf.attention.attention import LayerCache
+from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.cache import Context, KVCache
+from rlxf.attention.depth.base import ConfidenceFn, ExitOutputs
+from rlxf.attention.layers import SegmentStack
+from rlxf.attention.memory.base import State, extend_mask
+from rlxf.attention.recurrent.base import EpisodeRuns, RecurrentState
+from rlxf.attention.relative import DistanceTables, RelativeDistances, covered_distances
+from rlxf.attention.technique import SpecView
+from rlxf.attention.token_index import EMPTY, MISSING, TokenIndex
+from rlxf.attention.transformer import Transformer
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeSegments:
+    """Tokens of a call, divided into the segments of their episodes; rows are divided independently.
+
+    Args:
+        slots: for each part, (B, W) int64, slots of its tokens; `MISSING` where a row has none.
+        offsets: for each part, the offset in the segment of its first column.
+        part: (B, T) int64, number of the part of each token.
+        offset: (B, T) int64, offset of each token in its segment.
+    """
+
+    slots: list[Tensor]
+    offsets: list[int]
+    part: Tensor
+    offset: Tensor
+
+    @classmethod
+    def of(cls, index: TokenIndex, before: TokenIndex, size: int) -> "EpisodeSegments":
+        """Divide the tokens at ``index`` (B, T), which follow the token at ``before`` (B, 1)."""
+        key, last = segment_keys(index, size), segment_keys(before, size)[:, 0]
+        runs = EpisodeRuns.of(TokenIndex(index.position, key), last)
+        offset = index.position % size
+        token = torch.arange(index.shape[1], device=key.device).expand_as(key)
+        slots, offsets = [], []
+        for number in range(int(runs.number.max()) + 1):
+            place = torch.where(runs.valid & (runs.number == number), offset, size)
+            filled = token.new_full((len(key), size + 1), MISSING).scatter(1, place, token)[:, :-1]
+            used = (filled != MISSING).any(0).nonzero()
+            first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
+            slots.append(filled[:, first:end])
+            offsets.append(first)
+        return cls(slots, offsets, runs.number, offset)
+
+    def in_order(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return values of all tokens, (B, T, F), given those of each part, (B, W, F)."""
+        widths = [x.shape[1] for x in self.slots]
+        starts = torch.tensor([sum(widths[:n]) - first for n, first in enumerate(self.offsets)])
+        column = starts.to(self.offset.device)[self.part] + self.offset
+        values = F.pad(torch.cat(list(parts), dim=1), (0, 0, 0, 1))  # not empty even without tokens
+        column = column.clamp(0, values.shape[1] - 1)[..., None]
+        return values.gather(1, column.expand(-1, -1, values.shape[-1]))
+
+
+def segment_keys(index: TokenIndex, size: int) -> Tensor:
+    """Return a number for episode and segment of each token, (B, T) int64; `EMPTY` for empty slots."""
+    segment = index.position.div(size, rounding_mode="floor")
+    return torch.where(index.episode == EMPTY, EMPTY, (index.episode << 32) + segment)
+
+
+@dataclass(frozen=True, eq=False)
+class Memories:
+    """Memory tokens of B rows.
+
+    Args:
+        tokens: (B, m, C), the memory tokens; arbitrary where not ``written``.
+        written: (B,) bool, whether a segment of the episode has written them.
+        last: (B, 1), index of the last token.
+    """
+
+    tokens: Tensor
+    written: Tensor
+    last: TokenIndex
+
+    @classmethod
+    def of(cls, state: State, like: RecurrentState) -> "Memories":
+        """Return the memory of a state; ``like`` is an initial one for states without memory tokens."""
+        if state.recurrent is None:
+            return cls(like.memory["tokens"], like.memory["written"], state.index.newest())
+        memory, episode = state.recurrent.memory, state.recurrent.episode
+        last = TokenIndex(memory["position"][:, None], episode[:, None])
+        return cls(memory["tokens"], memory["written"], last)
+
+    def read(self, start: Tensor) -> Tensor:
+        """Return the memory tokens (B, m, C), given the learned ones (m, C) of a new episode."""
+        return torch.where(self.written[:, None, None], self.tokens, start.to(self.tokens.dtype))
+
+    def at(self, index: TokenIndex) -> "Memories":
+        """Return the memory before the tokens (B, 1): empty in a new episode."""
+        here = index.episode != EMPTY
+        same = (index.episode == self.last.episode)[:, 0]
+        position, episode = (
+            torch.where(here, new, old)
+            for new, old in ((index.position, self.last.position), (index.episode, self.last.episode))
+        )
+        return Memories(self.tokens, self.written & (same | ~here[:, 0]), TokenIndex(position, episode))
+
+    def write(self, rows: Tensor, tokens: Tensor) -> "Memories":
+        """Replace the tokens of rows (B,) bool."""
+        tokens = torch.where(rows[:, None, None], tokens.to(self.tokens.dtype), self.tokens)
+        return replace(self, tokens=tokens, written=self.written | rows)
+
+    def state(self, passes: tuple[Any, ...]) -> RecurrentState:
+        """Return the recurrent state, without gradient."""
+        tokens, position = self.tokens.detach(), self.last.position[:, 0]
+        memory = {"tokens": tokens, "written": self.written, "position": position}
+        return RecurrentState(passes, self.last.episode[:, 0], memory)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenGroupMask(AttentionMask):
+    """`AttentionMask` in which read tokens see each other, and so do write tokens.
+
+    Args:
+        first: number of read tokens, at positions from 0.
+        last: position of the first write token.
+    """
+
+    first: int
+    last: int
+
+    @cached_property
+    def allowed_by_head(self) -> Tensor:
+        i, j = self.query.position[:, :, None], self.key.position[:, None, :]
+        filled = (self.query.episode != EMPTY)[:, :, None] & (self.key.episode != EMPTY)[:, None, :]
+        group = ((i < self.first) & (j < self.first)) | ((i >= self.last) & (j >= self.last))
+        return super().allowed_by_head | (group & filled)[:, None]
+
+    @cached_property
+    def relative(self) -> RelativeDistances:
+        pairs, sizes = None if self.aligned else self.distance, (self.query.shape[1], self.key.shape[1])
+        if self.tables is not None:
+            return super().relative
+        visible = None if pairs is None else pairs[self.allowed]
+        distances = covered_distances(self.query, self.key, visible, self.pattern.max_distance, False)
+        return RelativeDistances(distances, self.shared_table(distances), *sizes, pairs)
+
+    @property
+    def sparse_plan(self) -> None:
+        """None: attention is always dense."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentedRun:
+    """Result of a call.
+
+    Args:
+        outputs: outputs of all tokens, (B, T, F).
+        hidden: inputs of each pass, (B, T, C) each.
+        memories: memory after the tokens.
+        stacks: slots of the tokens of each part, (B, W), and its passes.
+    """
+
+    outputs: Tensor
+    hidden: list[Tensor]
+    memories: Memories
+    stacks: list[tuple[Tensor, SegmentStack]]
+
+
+class SegmentedTransformer(Transformer):
+    """`Transformer` whose memory tokens are read and written segment by segment; see `RMT`.
+
+    The tokens of a call are divided into the segments of their episodes, one after the other. Each segment is
+    one pass of ``[memory ; tokens ; memory]``, with positions that count within the segment.
+    """
+
+    memory: Any  # an RMT
+
+    def __init__(self, spec: SpecView):
+        super().__init__(spec)
+        self.memory_tokens = spec.memory.build_tokens(spec.width)
+
+    def forward(
+        self, x: Tensor, index: TokenIndex, state: State | None = None, context: Context | None = None
+    ) -> tuple[Tensor, State | None]:
+        run = self._run(x, index, state, self._output)
+        return run.outputs, self._state_after(run, state, index)
+
+    @torch.no_grad()
+    def next_state(
+        self, x: Tensor, index: TokenIndex, state: State | None = None, context: Context | None = None
+    ) -> State:
+        return self._state_after(self._run(x, index, state, self._output), state, index)
+
+    def _state_after(self, run: SegmentedRun, state: State | None, index: TokenIndex) -> State:
+        state = state or self.initial_state(len(index.episode))
+        after = self.memory(state, torch.stack(run.hidden), index)
+        return replace(after, recurrent=run.memories.state(self._no_mixers))
+
+    @property
+    def _no_mixers(self) -> tuple[Any, ...]:
+        return tuple({} for _ in self.order)
+
+    def encode(
+        self,
+        x: Tensor,
+        index: TokenIndex,
+        state: State | None = None,
+        context: Context | None = None,
+        output_slice: slice | None = None,
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        run = self._run(x, index, state, self._output)
+        return run.outputs[:, output_slice or slice(None)], run.hidden
+
+    def outputs(
+        self,
+        x: Tensor,
+        index: TokenIndex,
+        state: State | None = None,
+        context: Context | None = None,
+        output_slice: slice | None = None,
+    ) -> Tensor:
+        return self.encode(x, index, state, context, output_slice)[0]
+
+    def exits(
+        self,
+        x: Tensor,
+        index: TokenIndex,
+        state: State | None = None,
+        context: Context | None = None,
+        output_slice: slice | None = None,
+    ) -> ExitOutputs:
+        """Return the outputs of the last pass: the depth is fixed."""
+        run = self._run(x, index, state, self._output_and_stream)
+        y, stream = run.outputs[None, :, output_slice or slice(None)].chunk(2, dim=-1)
+        return ExitOutputs(y, y.new_ones(1), stream)
+
+    def _output_and_stream(self, stream: Tensor) -> Tensor:
+        return torch.cat([self._output(stream), self.spec.residual.attention_input(stream)], dim=-1)
+
+    @torch.no_grad()
+    def early_outputs(
+        self,
+        x: Tensor,
+        index: TokenIndex,
+        state: State | None = None,
+        output_slice: slice | None = None,
+        confidence_fn: ConfidenceFn | None = None,
+    ) -> Tensor:
+        return self.outputs(x, index, state, None, output_slice)
+
+    def _run(
+        self, x: Tensor, index: TokenIndex, state: State | None, finish: Callable[[Tensor], Tensor]
+    ) -> SegmentedRun:
+        """Process the segments in order; ``finish`` maps residual streams to outputs, memory tokens first."""
+        state = state or self.initial_state(len(x))
+        memories = Memories.of(state, self._initial(len(x)))
+        segments = EpisodeSegments.of(index, memories.last, self.memory.segment_length)
+        outputs: list[Tensor] = []
+        hidden: list[list[Tensor]] = []
+        stacks: list[tuple[Tensor, SegmentStack]] = []
+        for number, (slots, first) in enumerate(zip(segments.slots, segments.offsets, strict=True)):
+            if not slots.shape[1] and number < len(segments.slots) - 1:
+                continue
+            here = index.gather(slots)
+            memories = memories.at(here.newest())
+            past = self._unfinished(state, memories.last) if number == 0 else None
+            y, passes, memories = self._segment(x, slots, first, past, memories, finish)
+            own = self._own(slots)
+            outputs.append(y[:, own])
+            hidden.append([h[:, own] for h in passes.hidden])
+            stacks.append((slots, passes))
+        ordered = [segments.in_order(list(of_pass)) for of_pass in zip(*hidden, strict=True)]
+        return SegmentedRun(segments.in_order(outputs), ordered, memories, stacks)
+
+    def _initial(self, batch: int) -> RecurrentState:
+        recurrent = self.initial_recurrent_state(batch)
+        assert recurrent is not None
+        return recurrent
+
+    def _unfinished(self, state: State, last: TokenIndex) -> State | None:
+        """Return the state's tokens in the segment of ``last`` (B, 1), at local positions; None for none."""
+        size, count = self.memory.segment_length, self.memory.tokens
+        keys = segment_keys(state.index, size)
+        inside = (keys == segment_keys(last, size)) & (keys != EMPTY)
+        local = TokenIndex(count + state.index.position % size, torch.where(inside, 0, EMPTY))
+        return State(state.hidden, local) if bool(inside.any()) else None
+
+    def _segment(
+        self,
+        x: Tensor,
+        slots: Tensor,
+        first: int,
+        past: State | None,
+        memories: Memories,
+        finish: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, SegmentStack, Memories]:
+        """Process one segment of each row.
+
+        Args:
+            x: all tokens, (B, T, C).
+            slots: (B, W), slots of the segment's tokens; `MISSING` for none.
+            first: offset of the first column in the segment.
+            past: earlier tokens of the segment; None for none.
+            memories: memory before the segment.
+            finish: function from residual streams to outputs.
+
+        Returns:
+            Outputs (B, m + W, F) or (B, m + W + m, F), the passes, and the memory after the segment.
+        """
+        size, width = self.memory.segment_length, slots.shape[1]
+        tokens = x.gather(1, slots.clamp(min=0)[..., None].expand(-1, -1, x.shape[-1]))
+        filled = slots != MISSING
+        whole = filled[:, -1] if width and first + width == size else filled.new_zeros(len(x))
+        read = memories.read(self.memory_tokens.start)
+        local = TokenIndex(
+            self.memory.tokens + torch.arange(first, first + width, device=x.device).expand_as(slots),
+            torch.where(filled, 0, EMPTY),
+        )
+        write = bool(whole.any())
+        parts = [read, tokens, read] if write else [read, tokens]
+        full = self._with_memory_tokens(local, filled.any(1), whole if write else None)
+        stream, passes = self._begin(torch.cat(parts, dim=1), full, past, None, None, [])
+        y = finish(self.depth(stream, passes))
+        if write:
+            new = y[:, self._own(slots).stop :, : x.shape[-1]]
+            memories = memories.write(whole, self.memory_tokens.update(read, new))
+        return y, passes, memories
+
+    def _own(self, slots: Tensor) -> slice:
+        """Return the place of a segment's tokens at slots (B, W), between the memory tokens."""
+        return slice(self.memory.tokens, self.memory.tokens + slots.shape[1])
+
+    def weights(
+        self, x: Tensor, index: TokenIndex, state: State | None, context: Context | None
+    ) -> list[Tensor]:
+        run, memory = self._run(x, index, state, self._output), 0 if state is None else state.index.shape[1]
+        shape = len(x), self.spec.heads, index.shape[1] + 1, memory + index.shape[1] + 1
+        weights = [x.new_zeros(shape) for _ in self.order]
+        for slots, passes in run.stacks:
+            past = passes.masks[0].key.shape[1] - passes.index.shape[1]
+            seen = torch.arange(past, device=x.device).expand(len(x), -1)
+            columns = torch.cat([seen, torch.where(slots == MISSING, shape[3] - 1, memory + slots)], dim=1)
+            for number, layer in enumerate(self._layers):
+                part = self._part_weights(number, layer, passes, past, self._own(slots))
+                rows = torch.where(slots == MISSING, shape[2] - 1, slots)[:, None, :, None]
+                place = rows * shape[3] + columns[:, None, None]
+                place = place.expand(-1, part.shape[1], -1, -1).flatten(2)
+                weights[number].flatten(2).scatter_add_(2, place, part.flatten(2))
+        return [w[:, :, :-1, :-1] for w in weights]
+
+    def _part_weights(self, number: int, layer: Any, passes: SegmentStack, past: int, own: slice) -> Tensor:
+        """Return the weights of a segment's tokens over earlier ones and themselves, (B, H, W, P + W)."""
+        x = passes.hidden[number]
+        full = layer.weights(x, passes.view.tokens(number, x), passes.masks[number])[:, :, own]
+        return torch.cat([full[..., :past], full[..., past + own.start : past + own.stop]], dim=-1)
+
+    def _with_memory_tokens(self, local: TokenIndex, read: Tensor, write: Tensor | None) -> TokenIndex:
+        """Add the read tokens of rows ``read`` (B,) bool, and the write tokens of rows ``write``, if any."""
+        count, size = self.memory.tokens, self.memory.segment_length
+        number = torch.arange(count, device=read.device).expand(len(read), -1)
+        full = TokenIndex(number, torch.where(read, 0, EMPTY)[:, None].expand_as(number)).concatenate(local)
+        if write is None:
+            return full
+        last = TokenIndex(number + count + size, torch.where(write, 0, EMPTY)[:, None].expand_as(number))
+        return full.concatenate(last)
+
+    def attention_masks(
+        self, query: TokenIndex, key: TokenIndex, tables: DistanceTables | None = None
+    ) -> list[AttentionMask]:
+        masks = super().attention_masks(query, key, tables)
+        if self.memory.mask == "causal" or tables is not None:
+            return masks
+        groups = {"first": self.memory.tokens, "last": self.memory.tokens + self.memory.segment_length}
+        grouped = {id(mask): extend_mask(TokenGroupMask, mask, **groups) for mask in masks}
+        return [grouped[id(mask)] for mask in masks]
+
+    # Acting.
+
+    @torch.no_grad()
+    def cache(self, state: State, capacity: int, context: Context | None = None) -> "SegmentedCache":
+        """Create a KV cache; see `Transformer.cache`. Its first m slots hold the memory tokens."""
+        size, count = self.memory.segment_length, self.memory.tokens
+        if capacity < max(1, state.index.shape[1]):
+            raise ValueError(
+                f"capacity must be at least the state's length {state.index.shape[1]}, got {capacity}"
+            )
+        batch = state.index.shape[0]
+        memories = Memories.of(state, self._initial(batch))
+        past = self._unfinished(state, memories.last) or State(
+            state.hidden, TokenIndex.empty(batch, state.index.shape[1], state.hidden.device)
+        )
+        ring = past.padded(max(capacity, size))
+        everywhere = torch.ones(batch, dtype=torch.bool, device=state.hidden.device)
+        local = self._with_memory_tokens(TokenIndex.empty(batch, 0, state.hidden.device), everywhere, None)
+        index, tables = local.concatenate(ring.index), self._step_tables(self.memory.positions)
+        keys = self._read_inputs(memories.read(self.memory_tokens.start))
+        layers: Any = [
+            layer.cache(torch.cat([m, h], dim=1), index, tables)
+            for layer, m, h in zip(self._layers, keys, ring.hidden, strict=True)
+        ]
+        inputs, filled = self._by_offset(past)
+        slot = state.index.shape[1] % ring.index.shape[1]
+        cache = SegmentedCache(layers, index, slot, tables, count, memories, inputs, filled)
+        cache.recurrent = memories.state(self._no_mixers)
+        return cache
+
+    def _by_offset(self, past: State) -> tuple[Tensor, Tensor]:
+        """Arrange the inputs of an unfinished segment by offset: (L, B, S, C), and which exist, (B, S)."""
+        size, (layers, batch, _, width) = self.memory.segment_length, past.hidden.shape
+        place = torch.where(past.index.episode == EMPTY, size, past.index.position - self.memory.tokens)
+        filled = torch.zeros(batch, size + 1, dtype=torch.bool, device=place.device).scatter(1, place, True)
+        slots = place[None, ..., None].expand(layers, -1, -1, width)
+        inputs = past.hidden.new_zeros(layers, batch, size + 1, width).scatter(2, slots, past.hidden)
+        return inputs[:, :, :-1].contiguous(), filled[:, :-1].contiguous()
+
+    def _read_inputs(self, tokens: Tensor) -> list[Tensor]:
+        """Return the inputs of each pass for memory tokens (B, m, C)."""
+        none = TokenIndex.empty(len(tokens), 0, tokens.device)
+        everywhere = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
+        index = self._with_memory_tokens(none, everywhere, None)
+        stream, passes = self._begin(tokens, index, None, None, None, [])
+        self.depth(stream, passes)
+        return list(passes.hidden)
+
+    @torch.no_grad()
+    def step(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, Tensor]:
+        assert isinstance(cache, SegmentedCache)
+        self._enter_segment(index, cache)
+        size, count = self.memory.segment_length, self.memory.tokens
+        here, offset = index.episode[:, 0] != EMPTY, index.position[:, 0] % size
+        local = TokenIndex(count + index.position % size, torch.where(here[:, None], 0, EMPTY))
+        stream, passes = self._begin_step(x, local, cache)
+        y = self._output(self.depth(stream, passes))
+        hidden = torch.cat(list(passes.hidden), dim=1).transpose(0, 1)
+        cache.add(here, offset, hidden)
+        self._write(here & (offset == size - 1), cache)
+        cache.recurrent = cache.memories.state(self._no_mixers)
+        return y[:, 0], hidden
+
+    @torch.no_grad()
+    def early_step(
+        self, x: Tensor, index: TokenIndex, cache: KVCache, confidence_fn: ConfidenceFn | None = None
+    ) -> Tensor:
+        return self.step(x, index, cache)[0]
+
+    def _enter_segment(self, index: TokenIndex, cache: "SegmentedCache") -> None:
+        """Clear the segment of rows whose next token begins another one; a new episode has no memory."""
+        size, before = self.memory.segment_length, cache.memories
+        here = index.episode != EMPTY
+        other = (segment_keys(index, size) != segment_keys(before.last, size)) & here
+        cache.clear(other[:, 0].nonzero()[:, 0])
+        cache.memories = before.at(index)
+        self._refresh((before.written & ~cache.memories.written).nonzero()[:, 0], cache)
+
+    def _write(self, whole: Tensor, cache: "SegmentedCache") -> None:
+        """Write the memory of rows (B,) bool whose segment is complete."""
+        rows = whole.nonzero()[:, 0]
+        if not len(rows):
+            return
+        size, count = self.memory.segment_length, self.memory.tokens
+        read = cache.memories.read(self.memory_tokens.start)[rows]
+        local = TokenIndex.range(len(rows), size, count, read.device)
+        filled = TokenIndex(local.position, torch.where(cache.filled[rows], 0, EMPTY))
+        everywhere = torch.ones(len(rows), dtype=torch.bool, device=read.device)
+        none = TokenIndex.empty(len(rows), 0, read.device)
+        index = self._with_memory_tokens(none, everywhere, everywhere)
+        past = State(cache.inputs[:, rows], filled)
+        stream, passes = self._begin(torch.cat([read, read], dim=1), index, past, None, None, [])
+        new = self.memory_tokens.update(read, self._output(self.depth(stream, passes))[:, count:])
+        tokens = cache.memories.tokens.index_copy(0, rows, new.to(cache.memories.tokens.dtype))
+        cache.memories = cache.memories.write(whole, tokens)
+        self._refresh(rows, cache)
+
+    def _refresh(self, rows: Tensor, cache: "SegmentedCache") -> None:
+        """Compute the keys and values of the memory tokens of rows (R,) again."""
+        if not len(rows):
+            return
+        count = self.memory.tokens
+        inputs = self._read_inputs(cache.memories.read(self.memory_tokens.start)[rows])
+        index = cache.index.rows(rows).at(slice(count))
+        for layer, ring, h in zip(self._layers, cache.layers, inputs, strict=True):
+            assert isinstance(ring, LayerCache)
+            k, v = layer.prepare_keys(h, index)  # type: ignore[operator]
+            ring.keys[rows, :, :count], ring.values[rows, :, :count] = k, v
+
+
+@dataclass(eq=False)
+class SegmentedCache(KVCache):
+    """`KVCache` of one segment: the memory tokens, then a ring buffer of its tokens, with local positions.
+
+    Args:
+        count: number of memory tokens m.
+        memories: the memory tokens.
+        inputs: (L, B, S, C), inputs of the segment's tokens by offset, which the write tokens read.
+        filled: (B, S) bool, offsets that have a token.
+    """
+
+    count: int
+    memories: Memories
+    inputs: Tensor
+    filled: Tensor
+
+    def write(self, index: TokenIndex) -> int:
+        slot = self.count + self.slot
+        self.slot = (self.slot + 1) % (self.index.shape[1] - self.count)
+        self.index.write(slice(None), slot, index)
+        return slot
+
+    def clear(self, rows: Tensor) -> None:
+        """Remove the segment's tokens of rows (R,)."""
+        self.index.episode[rows, self.count :] = EMPTY
+        self.filled[rows] = False
+
+    def add(self, rows: Tensor, offset: Tensor, hidden: Tensor) -> None:
+        """Store the inputs hidden (L, B, C) of rows (B,) bool at an offset (B,)."""
+        chosen = rows.nonzero()[:, 0]
+        self.inputs[:, chosen, offset[chosen]] = hidden[:, chosen]
+        self.filled[chosen, offset[chosen]] = True
+
+    def rows(self, rows: Tensor) -> Self:
+        copy = super().rows(rows)
+        chosen = rows.nonzero()[:, 0] if rows.dtype is torch.bool else rows
+        last = self.memories.last.rows(chosen)
+        memories = Memories(self.memories.tokens[chosen], self.memories.written[chosen], last)
+        return replace(copy, memories=memories, inputs=self.inputs[:, chosen], filled=self.filled[chosen])
