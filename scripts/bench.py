@@ -6,6 +6,7 @@ from typing import Any
 import tyro
 from benchmarks.attention import Attention
 from benchmarks.context import Context
+from benchmarks.cores import Cores
 from benchmarks.defaults import Defaults
 from benchmarks.depth import DepthBench
 from benchmarks.distillation import Distillation
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, Any] = {
     "defaults": Defaults,
     "memory": MemoryBench,
     "mixers": Mixers,
+    "cores": Cores,
     "offline": Offline,
     "returns": Returns,
     "online": Online,

@@ -10,13 +10,13 @@ from pathlib import PurePath
 
 import pytest
 
-from rlxf.attention.spec import HEADS, TECHNIQUES
+from rlxf.attention.registry import HEADS, TECHNIQUES
 from tests.sources import parsed
 
 AXES = ("positions", "patterns", "kernels", "memory", "recurrent", "residuals", "depth", "heads")
 REGISTERED = {name for axis in TECHNIQUES.values() for name in axis} | set(HEADS)
 SOURCES = parsed("rlxf")
-COMPOSER = "rlxf/attention/spec.py"
+COMPOSER = "rlxf/attention/registry.py"
 """The table of techniques, which names all of them."""
 
 

@@ -3,7 +3,7 @@
 import re
 
 from rlxf.agents.contexts import CONTEXT_MERGERS
-from rlxf.attention.spec import HEADS, OPTIONAL, TECHNIQUES
+from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES
 from rlxf.cli.commands.techniques import CONTEXT_QUESTION, HEAD_QUESTION, pairs
 from rlxf.cli.spec_options import QUESTIONS
 from tests.sources import ROOT

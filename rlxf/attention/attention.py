@@ -140,7 +140,9 @@ class Attention(nn.Module):
         if isinstance(cache, RecurrentKernelState):
             return self._merge_heads(self._recurrent_step(q, k, v, cache, mask), x, mask)
         cache.write(slot, k, v)
-        return self._merge_heads(self.average(q, cache.keys, cache.values, mask, cache.table), x, mask)
+        average = self.position.value_average(self.kernel, cache.table)
+        y = average(*self._kernel_inputs(q, cache.keys, cache.values, mask, cache.table))
+        return self._merge_heads(self._zero_masked_heads(y, mask), x, mask)
 
     def write(self, x: Tensor, cache: PassCache, slot: int, mask: AttentionMask) -> None:
         """Write the token x (B, 1, C) into the cache without computing its output."""

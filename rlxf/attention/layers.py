@@ -64,9 +64,14 @@ class Layer(nn.Module, ABC):
     def skip_segment(self, number: int, x: Tensor, passes: "SegmentStack") -> None:
         """Read a segment x (B, T, C) whose outputs are not needed."""
 
+    @property
     @abstractmethod
-    def mix_step(self, number: int, x: Tensor, passes: "StepStack") -> Tensor:
-        """Apply the token mixer to one token x (B, 1, C) -> (B, 1, C), and update the cache."""
+    def mixer_sublayer(self) -> PreNorm:
+        """Norm of the token mixer, together with its residual connection."""
+
+    @abstractmethod
+    def step_function(self, number: int, passes: "StepStack") -> Callable[[Tensor], Tensor]:
+        """Return the token mixer for one token (B, 1, C) -> (B, 1, C), which updates the cache."""
 
     @abstractmethod
     def skip_step(self, number: int, x: Tensor, passes: "StepStack") -> None:
@@ -116,10 +121,13 @@ class Block(Layer):
     def skip_segment(self, number: int, x: Tensor, passes: "SegmentStack") -> None:
         """Do nothing: the state already contains x."""
 
-    def mix_step(self, number: int, x: Tensor, passes: "StepStack") -> Tensor:
-        norm, cache = self.attention_norm, passes.cache.of_attention(number)
-        y = self.attention.step(norm.branch_input(x), cache, passes.slot, passes.masks[number])
-        return norm.combine(x, self.dropout(y))
+    @property
+    def mixer_sublayer(self) -> PreNorm:
+        return self.attention_norm
+
+    def step_function(self, number: int, passes: "StepStack") -> Callable[[Tensor], Tensor]:
+        cache, mask = passes.cache.of_attention(number), passes.masks[number]
+        return partial(self.attention.step, cache=cache, slot=passes.slot, mask=mask)
 
     def skip_step(self, number: int, x: Tensor, passes: "StepStack") -> None:
         h, cache = self.attention_norm.branch_input(x), passes.cache.of_attention(number)
@@ -182,20 +190,22 @@ class RecurrentBlock(Layer):
         return UNLIMITED
 
     def mix_segment(self, number: int, x: Tensor, passes: "SegmentStack", queries: slice | None) -> Tensor:
-        return self._mix(number, x, passes, queries or slice(None))
+        queries = queries or slice(None)
+        y = passes.mix(number, self.mixer, self.mixer_norm.branch_input(x))[:, queries]
+        return self.mixer_norm.combine(x[:, queries], self.dropout(y))
 
     def skip_segment(self, number: int, x: Tensor, passes: "SegmentStack") -> None:
         passes.mix(number, self.mixer, self.mixer_norm.branch_input(x))
 
-    def mix_step(self, number: int, x: Tensor, passes: "StepStack") -> Tensor:
-        return self._mix(number, x, passes, slice(None))
+    @property
+    def mixer_sublayer(self) -> PreNorm:
+        return self.mixer_norm
+
+    def step_function(self, number: int, passes: "StepStack") -> Callable[[Tensor], Tensor]:
+        return partial(passes.mix, number, self.mixer)
 
     def skip_step(self, number: int, x: Tensor, passes: "StepStack") -> None:
         passes.mix(number, self.mixer, self.mixer_norm.branch_input(x))
-
-    def _mix(self, number: int, x: Tensor, passes: "LayerStack", queries: slice) -> Tensor:
-        y = passes.mix(number, self.mixer, self.mixer_norm.branch_input(x))[:, queries]
-        return self.mixer_norm.combine(x[:, queries], self.dropout(y))
 
     def initial_state(self, batch: int) -> MixerState:
         return self.mixer.initial_state(batch)
@@ -337,8 +347,9 @@ class StepStack(LayerStack):
 
     def run(self, number: int, x: Tensor) -> Tensor:
         self.cache.observe_input(number, self.attention_input(x))
-        y = self.blocks[number].mix_step(number, x, self)
-        return self._after_attention(number, y, self.cross_mask)
+        block, norm = self.blocks[number], self.blocks[number].mixer_sublayer
+        y = block.step_function(number, self)(norm.branch_input(x))
+        return self._after_attention(number, norm.combine(x, block.dropout(y)), self.cross_mask)
 
     def skip(self, number: int, x: Tensor) -> None:
         self.cache.observe_input(number, self.attention_input(x))

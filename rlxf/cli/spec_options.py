@@ -23,7 +23,7 @@ from tyro.constructors import (
 from rlxf.attention import ALiBi, Full, RoPE, Sinusoidal, TransformerSpec
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
-from rlxf.attention.spec import HEADS, OPTIONAL, TECHNIQUES, technique_from_json
+from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES, technique_from_json
 from rlxf.cli.options import given_options
 
 NONE, FIT_MEMORY = "None", "fitting"

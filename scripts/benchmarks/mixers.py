@@ -17,7 +17,7 @@ from benchmarks.acting import processor_seconds
 from benchmarks.result_cache import run_missing
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.attention import GRUGate, TokenIndex, Transformer, TransformerSpec
-from rlxf.attention.spec import TECHNIQUES
+from rlxf.attention.registry import TECHNIQUES
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 STEPS = (10, 100, 1000, 10_000)
@@ -107,8 +107,14 @@ def acting_costs(model: Transformer) -> tuple[dict[int, float], int]:
             calls = [processor_seconds(partial(model.step, x, index, cache.copy())) for _ in range(CALLS)]
             costs[step] = 1000 * median(calls)
         model.step(x, index, cache)
-    recurrent = [] if cache.recurrent is None else list(cache.recurrent.named_tensors().values())
-    return costs, start.hidden.nbytes + sum(x.nbytes for x in recurrent)
+    return costs, state_bytes(model)
+
+
+def state_bytes(model: Transformer) -> int:
+    """Return the bytes of the state of one environment: stored inputs of a memory, and recurrent states."""
+    state = model.initial_state(1)
+    recurrent = [] if state.recurrent is None else list(state.recurrent.named_tensors().values())
+    return state.hidden.nbytes + sum(x.nbytes for x in recurrent)
 
 
 def learning_seconds(model: Transformer, length: int, repeats: int) -> float:

@@ -15,7 +15,7 @@ from rich.progress import track
 
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.attention import XL, RoPE, TransformerSpec, Window
-from rlxf.attention.spec import OPTIONAL, TECHNIQUES
+from rlxf.attention.registry import OPTIONAL, TECHNIQUES
 from rlxf.data import Trajectories, return_to_go
 
 NUMBERS = (-1, 0, 1, 2, 3, 4, 8, 16, 0.5)

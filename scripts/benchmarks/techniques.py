@@ -15,9 +15,9 @@ from benchmarks.machine import fresh_processes, machine
 from benchmarks.ours import FEWER_UPDATES
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
-from rlxf.attention import Compressive, Full, RoPE, TransformerSpec
+from rlxf.attention import Full, RoPE, TransformerSpec
 from rlxf.attention.kernels.base import PairwiseKernel
-from rlxf.attention.spec import TECHNIQUES
+from rlxf.attention.registry import TECHNIQUES
 from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback
 
@@ -96,7 +96,7 @@ def fitting(axis: str, technique: Any) -> dict[str, Any]:
         return {axis: technique, "position": None, "pattern": Full(), "memory": None}
     if axis == "pattern":
         return {axis: technique.limit_distance(gtrxl().pattern.max_distance)}
-    if isinstance(technique, Compressive):
+    if axis == "memory" and technique.covers(Full()):
         return {axis: technique, "pattern": Full()}
     pairs = axis != "kernel" or isinstance(technique, PairwiseKernel)
     return {axis: technique} if pairs else {axis: technique, "position": RoPE()}

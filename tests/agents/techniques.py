@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.attention import Full, RoPE, Window
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
-from rlxf.attention.spec import TECHNIQUES
+from rlxf.attention.registry import TECHNIQUES
 from tests.attention.specs import GATED_RFA, SHORT
 
 

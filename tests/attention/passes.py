@@ -54,3 +54,10 @@ def after_memory(q: Tensor, k: Tensor) -> AttentionMask:
     """Return the causal mask of queries q (B, H, T, D) over keys k (B, H, M + T, D) of one episode."""
     key = TokenIndex.range(k.shape[0], k.shape[2])
     return AttentionMask(key.last(q.shape[2]), key, Full(), True, q.dtype)
+
+
+def attend(
+    module: Attention, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, table: Tensor | None = None
+) -> Tensor:
+    """Return the outputs (B, Tq, C) of attention without a gate: q (B, H, Tq, D), k and v (B, H, Tk, D)."""
+    return module._merge_heads(module.average(q, k, v, mask, table), q, mask)

@@ -78,7 +78,7 @@ from rlxf.attention import (
     XLRelative,
     XPos,
 )
-from rlxf.attention.spec import TECHNIQUES
+from rlxf.attention.registry import TECHNIQUES
 
 MEMORY = 4
 """Memory length: shorter than the test segments, so that old tokens are dropped."""

@@ -49,7 +49,7 @@ from rlxf.attention import (
 )
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.positions.base import LayerPosition, PositionEmbedding
-from rlxf.attention.spec import OPTIONAL, TECHNIQUES
+from rlxf.attention.registry import OPTIONAL, TECHNIQUES
 from tests.attention.specs import CAUSAL, DEFAULT, SPECS, each, shared_model
 from tests.attention.worlds import numbers, random_segment
 
@@ -120,8 +120,9 @@ class NonPairwiseKernel(Kernel):
 
 @pytest.mark.parametrize("technique", TECHNIQUES["position"].values(), ids=TECHNIQUES["position"])
 def test_pairwise_position_requires_pairwise_kernel(technique):
-    technique().check(SimpleNamespace(kernel=Softmax(), pattern=Full(), width=8, heads=2, causal=True))
-    other = SimpleNamespace(kernel=NonPairwiseKernel(), pattern=Full(), width=8, heads=2, causal=True)
+    sizes = {"pattern": Full(), "width": 8, "heads": 2, "score_heads": 2, "causal": True}
+    technique().check(SimpleNamespace(kernel=Softmax(), **sizes))
+    other = SimpleNamespace(kernel=NonPairwiseKernel(), **sizes)
     layer = technique().build(8, 2)
     shared = technique().build_embedding(8, 2)
     changes = type(layer).bias is not LayerPosition.bias or type(shared).bias is not PositionEmbedding.bias

@@ -27,7 +27,7 @@ from rlxf.attention import (
     TransformerSpec,
 )
 from rlxf.attention.recurrent.base import RecurrentState
-from rlxf.attention.spec import OPTIONAL, TECHNIQUES
+from rlxf.attention.registry import OPTIONAL, TECHNIQUES
 from rlxf.attention.token_index import EMPTY
 from tests.attention.passes import act, assert_close_for_dtype, learn
 from tests.attention.specs import CAUSAL, SPECS, each, new_model, remembering, shared_model, streaming

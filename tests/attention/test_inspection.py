@@ -13,6 +13,7 @@ from rlxf.attention import (
     Differential,
     Full,
     GRUGate,
+    HeadKernels,
     Linformer,
     Routing,
     ShawRelative,
@@ -20,6 +21,7 @@ from rlxf.attention import (
     StreamingXL,
     TransformerSpec,
 )
+from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.layers import Block
 from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.token_index import EMPTY
@@ -29,6 +31,14 @@ from tests.attention.specs import CAUSAL, GTRXL, SPECS, each, new_model, remembe
 from tests.attention.worlds import ANYWHERE, Segment, numbers, random_index, random_segment, segmented_index
 
 LENGTH = 7
+
+
+def head_groups(spec: TransformerSpec, layer: int) -> list[tuple[Kernel, slice]]:
+    """Return the kernels of a layer and their heads."""
+    kernel = spec.kernel.for_layers(spec.layers)[layer]
+    if isinstance(kernel, HeadKernels):
+        return [(kernel.first, slice(0, -kernel.heads)), (kernel.second, slice(-kernel.heads, None))]
+    return [(kernel, slice(None))]
 
 
 def uses_summaries(spec: TransformerSpec, *methods: str) -> bool:
@@ -83,30 +93,33 @@ def test_weights_are_distributions_over_visible_keys(spec):
     run, state = segment(spec)
     for layer, weights in enumerate(inspect_weights(spec, run, state)):
         meets = allowed(spec, run, state, layer)
-        whole = meets.any(-1).double()
         assert weights.shape == meets.shape
         assert (weights[~meets] == 0).all()
-        if uses_summaries(spec, "learned"):
-            continue
-        assert (weights >= 0).all() or isinstance(spec.kernel, RFA | Differential)
-        total = weights.sum(-1)
-        if isinstance(spec.kernel, Differential):  # each token sees itself in both maps
-            whole = whole * (1 - shared_model(spec).blocks[layer].attention.lambda_.detach())
-        if isinstance(
-            spec.memory, KNN | StreamingXL | RMT
-        ):  # weights of tokens before the state are not included
-            assert (total < whole + 1e-9).all()
-            continue
-        if isinstance(spec.kernel, Routing):  # a cluster may have no visible keys
-            whole = whole * (total > 0)
-        if getattr(spec.kernel, "softmax1", isinstance(spec.kernel, SinkSoftmax)):
-            assert ((total < whole) | (whole == 0)).all()
-        elif isinstance(spec.kernel, RFA):  # less than 1 where the denominator is within its noise
-            assert ((total > 0) == (whole > 0)).all()
-            assert (total < whole + 1e-9).all()
-            assert (total > 1 - 1e-9).any()
-        else:
-            assert_close_for_dtype(total, whole)
+        for kernel, heads in head_groups(spec, layer):
+            assert_distributions(spec, layer, kernel, weights[:, heads], meets[:, heads].any(-1).double())
+
+
+def assert_distributions(spec, layer: int, kernel: Kernel, weights, whole):
+    """Assert that weights (B, H, T, M + T) are positive and sum to 1 where ``whole`` (B, H, T) is 1."""
+    if isinstance(kernel, Linformer) and kernel.method == "learned":
+        return
+    total = weights.sum(-1)
+    assert (weights >= 0).all() or isinstance(kernel, RFA | Differential)
+    if isinstance(kernel, Differential):  # each token sees itself in both maps
+        whole = whole * (1 - shared_model(spec).blocks[layer].attention.lambda_.detach())
+    if isinstance(spec.memory, KNN | StreamingXL | RMT):  # weights of tokens before the state are left out
+        assert (total < whole + 1e-9).all()
+        return
+    if isinstance(kernel, Routing):  # a cluster may have no visible keys
+        whole = whole * (total > 0)
+    if getattr(kernel, "softmax1", isinstance(kernel, SinkSoftmax)):
+        assert ((total < whole) | (whole == 0)).all()
+    elif isinstance(kernel, RFA):  # less than 1 where the denominator is within its noise
+        assert ((total > 0) == (whole > 0)).all()
+        assert (total < whole + 1e-9).all()
+        assert (total > 1 - 1e-9).any()
+    else:
+        assert_close_for_dtype(total, whole)
 
 
 @each(LINEAR_IN_VALUES)

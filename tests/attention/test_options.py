@@ -30,7 +30,7 @@ from rlxf.attention import (
     TransformerSpec,
     Window,
 )
-from rlxf.attention.spec import HEADS, TECHNIQUES, technique_from_json
+from rlxf.attention.registry import HEADS, TECHNIQUES, technique_from_json
 from rlxf.attention.technique import MAX_INT, MAX_SEED
 
 OPTIONS = [

@@ -21,7 +21,7 @@ from rlxf.attention import (
     TransformerSpec,
     Universal,
 )
-from rlxf.attention.spec import OPTIONAL, TECHNIQUES
+from rlxf.attention.registry import OPTIONAL, TECHNIQUES
 from tests.attention.passes import act, assert_close_for_dtype
 from tests.attention.specs import DEFAULT, LINFORMER, SHORT, new_model
 from tests.attention.worlds import END, GAP, ON, RESET, Segment, index_of, numbers, random_segment

@@ -30,7 +30,7 @@ from rlxf.attention import (
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import LayerPosition, PositionEmbedding
-from rlxf.attention.spec import TECHNIQUES
+from rlxf.attention.registry import TECHNIQUES
 from tests.attention import slow
 from tests.attention.oracle import close
 from tests.attention.worlds import ANYWHERE, index_of, numbers

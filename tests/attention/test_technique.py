@@ -21,7 +21,7 @@ from rlxf.attention import (
 from rlxf.attention.attention import Attention
 from rlxf.attention.kernels.base import RecurrentKernelState
 from rlxf.attention.positions.base import Position
-from rlxf.attention.spec import TECHNIQUES, technique_from_json, technique_to_json
+from rlxf.attention.registry import TECHNIQUES, technique_from_json, technique_to_json
 from rlxf.attention.technique import AttentionFactory, LayerPasses
 from rlxf.attention.transformer import gate_activations
 from tests.attention.specs import new_model

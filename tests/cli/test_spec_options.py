@@ -9,12 +9,15 @@ import pytest
 
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.attention import (
+    ETC,
     LSH,
     RATE,
     RMT,
     ALiBi,
+    BigBird,
     Compressive,
     Dilated,
+    ETCLabels,
     Full,
     GRUGate,
     RoPE,
@@ -24,7 +27,7 @@ from rlxf.attention import (
     Tupe,
     Window,
 )
-from rlxf.attention.spec import OPTIONAL, TECHNIQUES, technique_to_json
+from rlxf.attention.registry import OPTIONAL, TECHNIQUES, technique_to_json
 from rlxf.cli.commands.techniques import read_pattern
 from rlxf.cli.entry_point import parse
 from rlxf.cli.output import PREPARATION_ERRORS, report_errors
@@ -33,13 +36,15 @@ from tests.cli.running import TASK, TINY, wrong_usage
 
 ALL = [(axis, technique) for axis, techniques in TECHNIQUES.items() for technique in techniques.values()]
 BOUNDED = pytest.mark.filterwarnings("ignore:pattern .* reaches farther back than memory")
-AHEAD = {(LSH, "chunk"), (Routing, "window")}
+AHEAD = {(LSH, "chunk"), (Routing, "window"), (ETC, "segments")}
 """Options that are invalid for causal transformers."""
+NESTED = {(BigBird, "drawn")}
+"""Options whose nested tuples can be given as JSON only."""
 OPTIONS = [
     (axis, technique, option)
     for axis, technique in ALL
     for option in fields(technique)
-    if (technique, option.name) not in AHEAD
+    if (technique, option.name) not in AHEAD | NESTED
 ]
 
 
@@ -139,9 +144,32 @@ def test_optional_techniques_can_be_none(axis):
 def test_every_option_of_a_technique_is_passed_on(axis, technique, option):
     value = non_default_value(technique, option)
     assert value != option.default
-    name = option.name.replace("_", "-")
-    args = [f"--core.{axis}.no-{name}"] if value is False else [f"--core.{axis}.{name}", *to_words(value)]
-    assert getattr(free(axis, technique, *args), axis) == technique(**{option.name: value})
+    chosen = REQUIRED.get((technique, option.name), {}) | {option.name: value}
+    args = [word for name, value in chosen.items() for word in option_words(axis, name, value)]
+    assert getattr(free(axis, technique, *args), axis) == technique(**chosen)
+
+
+REQUIRED = {
+    (ETCLabels, "outside"): {"segment": 4},
+    (RoPE, "original_length"): {"scaling": "dynamic"},
+    (RoPE, "beta_fast"): {"scaling": "yarn", "original_length": 64},
+    (RoPE, "beta_slow"): {"scaling": "yarn", "original_length": 64},
+    (RoPE, "truncate"): {"scaling": "yarn", "original_length": 64},
+    (RoPE, "attention_factor"): {"scaling": "yarn", "original_length": 64},
+}
+"""Options without which another option has no effect and is refused."""
+
+
+def option_words(axis: str, name: str, value: object) -> list[str]:
+    """Return an option of a technique as words of the command line."""
+    name = name.replace("_", "-")
+    return [f"--core.{axis}.no-{name}"] if value is False else [f"--core.{axis}.{name}", *to_words(value)]
+
+
+def test_nested_options_can_be_given_as_json():
+    pattern = BigBird(block=2, random=1, drawn=(((), (), (0,)), ((), (), (0,))))
+    text = json.dumps(technique_to_json(pattern))
+    assert core("--core.memory", "none", "--core.heads", "2", "--core.pattern", text).pattern == pattern
 
 
 def to_words(value: object) -> list[str]:
@@ -277,7 +305,7 @@ def test_help_explains_defaults_of_the_command(words, capsys):
         ("--core.position", "--core.position"),
         ("--core.position alibi --core.position.base 3", "unknown option --core.position.base"),
         ("--core.pattern zigzag|window", "unknown pattern 'zigzag'; choose one of fitting, Full"),
-        ("--core.pattern etc&window", "ETC(radius=64, global_tokens=4, farthest=None) has separate"),
+        ("--core.pattern etc&window", "has separate projections for global tokens"),
         ("--core.pattern full|full --core.pattern.size 3", "unknown option --core.pattern.size"),
         ('--core.kernel {"name":"RFA","gate":"no"}', "RFA gate must be True or False, got 'no'"),
         ('--core.memory {"name":', "is not valid JSON"),

@@ -10,7 +10,7 @@ from PIL import Image
 from rlxf.agents.contexts import CONTEXT_MERGERS
 from rlxf.attention import ALiBi, Dilated, FixedColumns, Linformer, TransformerSpec, Window
 from rlxf.attention.positions.base import Position
-from rlxf.attention.spec import HEADS, OPTIONAL, TECHNIQUES
+from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES
 from rlxf.cli import main
 from rlxf.cli.commands.techniques import _properties, distinct_masks, mask_image, pairs, read_pattern
 from rlxf.cli.spec_options import QUESTIONS, summary

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlxf import GTrXLPPO, TransformerSpec
 from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
-from rlxf.attention.spec import TECHNIQUES
+from rlxf.attention.registry import TECHNIQUES
 from rlxf.cli import main
 from rlxf.cli.commands.train_gtrxl import PPOOptions
 from rlxf.cli.entry_point import parse
@@ -280,7 +280,7 @@ def test_normalized_runs_reject_other_observation_spaces(normalized, capsys):
 @pytest.mark.usefixtures("poisoned")
 def test_normalization_is_rejected_for_images_and_discrete_observations(env_id, capsys, tmp_path):
     message = refused(capsys, "train", "gtrxl", "--env", env_id, "--normalize-observations")
-    assert "normalize_observations needs Box observations that are not images" in message
+    assert "--normalize-observations needs Box observations that are not images" in message
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encod
 from rlxf.agents.common.losses import cross_entropies, squared_error
 from rlxf.attention import KNNLM, TransformerSpec
 from rlxf.attention.heads.base import SEARCHES, Datastore, Neighbors, OutputHead, TorchSearch
-from rlxf.attention.spec import technique_from_json, technique_to_json
+from rlxf.attention.registry import technique_from_json, technique_to_json
 from rlxf.data import DatasetError, Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.spaces import space_mismatches

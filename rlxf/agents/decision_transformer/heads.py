@@ -293,7 +293,7 @@ OBJECTIVES: dict[str, type[Objective]] = {choice.__name__: choice for choice in 
 
 
 def objective_from_json(data: dict[str, Any]) -> Objective:
-    """Restore an objective from the result of `rlxf.attention.spec.technique_to_json`.
+    """Restore an objective from the result of `rlxf.attention.registry.technique_to_json`.
 
     Raises:
         ValueError: if the name is unknown.

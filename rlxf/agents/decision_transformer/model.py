@@ -17,8 +17,8 @@ from rlxf.agents.offline.trajectory_model import TOKENS, ContextWindow, Trajecto
 from rlxf.attention import Add, ExitTargets, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.depth.calm import probability_margin
+from rlxf.attention.registry import technique_to_json
 from rlxf.attention.residuals.base import Residual
-from rlxf.attention.spec import technique_to_json
 from rlxf.data import WindowBatch, Windows
 
 

@@ -290,8 +290,9 @@ class RolloutCollector:
             setattr(self.state, name, on_device[name])
         self.filler, self.episode_start = on_device["filler"], on_device["episode_start"]
         self.buffer.replace_memory(_memory("memory", on_device))
-        recurrent = {name.removeprefix(RECURRENT): x for name, x in on_device.items()}
         if self.state.cache.recurrent is not None:
+            names = [name for name in on_device if name.startswith(RECURRENT)]
+            recurrent = {name.removeprefix(RECURRENT): on_device[name] for name in names}
             restored = self.state.cache.recurrent.from_named(recurrent)
             if (fault := self.policy.transformer.recurrent_fault(restored)) is not None:
                 raise ValueError(fault)

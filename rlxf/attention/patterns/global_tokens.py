@@ -1,24 +1,14 @@
-"""Patterns with global tokens, which see all tokens and are seen by all, and their attention modules.
-
-Global queries and local queries, those of all other tokens, have separate projections (Longformer, ETC,
-BigBird-ETC).
-"""
+"""Patterns with global tokens, which see all tokens and are seen by all (Longformer, ETC, BigBird-ETC)."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from rlxf.attention.attention import Attention, LayerCache, Projected
-from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.attention_options import PLAIN, AttentionOptions
-from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentKernelState
-from rlxf.attention.modules import orthogonal_linear
 from rlxf.attention.patterns.base import (
     UNLIMITED,
     Either,
@@ -27,23 +17,17 @@ from rlxf.attention.patterns.base import (
     positions_between,
     positions_near,
 )
-from rlxf.attention.positions.base import Position
-from rlxf.attention.relative import DistanceTables
+from rlxf.attention.patterns.global_attention import (
+    GlobalPositions,
+    build_etc_attention,
+    build_longformer_attention,
+    is_global,
+)
 from rlxf.attention.technique import AttentionFactory, check_choice, check_int
 from rlxf.attention.token_index import TokenIndex
 
 GlobalInput = Literal["learned", "given"]
 """Global tokens of a bidirectional transformer: extra learned vectors, or the first tokens of an episode."""
-
-GlobalPositions = int | tuple[int, ...]
-"""Global tokens of an episode: a number, for the first positions, or the positions in ascending order."""
-
-
-def is_global(position: Tensor, tokens: GlobalPositions) -> Tensor:
-    """Return whether positions (...) int64 are those of global tokens: (...) bool."""
-    if isinstance(tokens, int):
-        return position < tokens
-    return torch.isin(position, torch.tensor(tokens, device=position.device))
 
 
 def checked_positions(positions: Sequence[int]) -> tuple[int, ...]:
@@ -282,158 +266,3 @@ class LearnedGlobalTokens(NoGlobalTokens):
     def trim_last_layer(self, layer: Any) -> None:
         """Remove the attention of global queries."""
         layer.attention = layer.attention.others
-
-
-class GlobalAttention(nn.Module):
-    """Two attention modules over the same tokens: one for local queries, one for global queries.
-
-    It has the interface of `Attention`.
-
-    Args:
-        global_tokens: number of global tokens, which have the first positions, or their positions.
-        others: attention of local queries.
-        globals_: attention of global queries.
-        out: shared output projection.
-    """
-
-    def __init__(
-        self, global_tokens: GlobalPositions, others: Attention, globals_: Attention, out: nn.Module
-    ):
-        super().__init__()
-        self.global_tokens = global_tokens
-        self.others = others
-        self.globals = globals_
-        self.out = out
-
-    @property
-    def _parts(self) -> tuple[Attention, Attention]:
-        return self.others, self.globals
-
-    def forward(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
-        parts = zip(self._parts, _halves(memory), mask.query_masks, strict=True)
-        return self._select((part(x, projected, rule) for part, projected, rule in parts), mask)
-
-    def weights(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
-        parts = zip(self._parts, _halves(memory), mask.query_masks, strict=True)
-        local, of_globals = (part.weights(x, projected, rule) for part, projected, rule in parts)
-        return torch.where(self._is_global(mask)[:, None], of_globals, local)
-
-    def step(
-        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
-    ) -> Tensor:
-        """See `Attention`; the cache is created by `cache`."""
-        parts = zip(self._parts, _split_cache(cache), mask.query_masks, strict=True)
-        return self._select((part.step(x, ring, slot, rule) for part, ring, rule in parts), mask)
-
-    def write(
-        self, x: Tensor, cache: LayerCache | RecurrentKernelState, slot: int, mask: AttentionMask
-    ) -> None:
-        for part, ring, rule in zip(self._parts, _split_cache(cache), mask.query_masks, strict=True):
-            part.write(x, ring, slot, rule)
-
-    def cache(self, memory: Projected, index: TokenIndex, tables: DistanceTables) -> LayerCache:
-        """Create a joint cache (B, 2 K, S, D): heads of local queries, then heads of global queries."""
-        half = len(memory) // 2
-        one = self.others.cache(memory[:half], index, tables)
-        other = self.globals.cache(memory[half:], index, tables)
-        keys, values = torch.cat([one.keys, other.keys], dim=1), torch.cat([one.values, other.values], dim=1)
-        if one.table is None or other.table is None:
-            return LayerCache(keys, values, None)
-        return LayerCache(keys, values, torch.stack([one.table, other.table]))
-
-    @property
-    def max_distance(self) -> int:
-        """Unlimited: every token attends to global tokens at any distance."""
-        return UNLIMITED
-
-    def project(self, x: Tensor, linear: LinearFn = F.linear) -> Projected:
-        """Project keys and values for local queries, then for global queries."""
-        return *self.others.project(x, linear), *self.globals.project(x, linear)
-
-    def _select(self, outputs: Iterable[Tensor], mask: AttentionMask) -> Tensor:
-        """Select the output of each query by its kind, (B, T, C); 0 for fully masked queries."""
-        local, of_globals = outputs
-        y: Tensor = self.out(torch.where(self._is_global(mask), of_globals, local))
-        local_masked, globals_masked = (rule.fully_masked for rule in mask.query_masks)
-        if local_masked is None or globals_masked is None:
-            return y
-        return y.masked_fill((local_masked & globals_masked)[..., None], 0.0)
-
-    def _is_global(self, mask: AttentionMask) -> Tensor:
-        """Return which queries are global tokens, (B, T, 1) bool."""
-        return is_global(mask.query.position, self.global_tokens)[..., None]
-
-
-def _halves(projected: Projected | None) -> tuple[Projected | None, Projected | None]:
-    """Split the result of `GlobalAttention.project` into the parts of local and of global queries."""
-    if projected is None:
-        return None, None
-    half = len(projected) // 2
-    return projected[:half], projected[half:]
-
-
-def _split_cache(cache: LayerCache | RecurrentKernelState) -> list[LayerCache]:
-    """Return views of a joint cache: the part of local queries and the part of global queries."""
-    assert isinstance(cache, LayerCache)
-    keys, values = cache.keys.chunk(2, dim=1), cache.values.chunk(2, dim=1)
-    tables = (None, None) if cache.table is None else cache.table.unbind(0)
-    return [LayerCache(*half) for half in zip(keys, values, tables, strict=True)]
-
-
-def build_longformer_attention(
-    global_tokens: GlobalPositions,
-    width: int,
-    heads: int,
-    position: Position | None,
-    kernel: Kernel,
-    dropout: float,
-    options: AttentionOptions = PLAIN,
-) -> GlobalAttention:
-    """Build attention with separate q, k and v projections and one output projection (Longformer)."""
-    out = orthogonal_linear(width, width)
-    local, of_globals = (Attention(width, heads, position, kernel, dropout, options) for _ in range(2))
-    local.out = of_globals.out = nn.Identity()  # outputs of the heads, concatenated
-    return GlobalAttention(global_tokens, local, of_globals, out)
-
-
-class ETCAttention(Attention):
-    """Attention with a separate output projection, and separate keys and values of global tokens (ETC).
-
-    ``qkv`` (C + 4 K D, C) projects q, k and v of tokens that are not global, then k and v of global tokens,
-    the first ``global_tokens`` positions.
-    """
-
-    global_tokens: int
-
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        position: Position | None,
-        kernel: Kernel,
-        dropout: float,
-        options: AttentionOptions = PLAIN,
-    ):
-        super().__init__(width, heads, position, kernel, dropout, options)
-        self.qkv = self.build_projection(key_matrices=4)
-
-    def prepare_keys(self, projected: Projected, position: Tensor) -> tuple[Tensor, Tensor]:
-        is_global = (position < self.global_tokens)[:, None, :, None]
-        k, v, global_k, global_v, *extras = projected
-        k, v = torch.where(is_global, global_k, k), torch.where(is_global, global_v, v)
-        return super().prepare_keys((k, v, *extras), position)
-
-
-def build_etc_attention(
-    global_tokens: int,
-    width: int,
-    heads: int,
-    position: Position | None,
-    kernel: Kernel,
-    dropout: float,
-    options: AttentionOptions = PLAIN,
-) -> GlobalAttention:
-    """Build attention of two `ETCAttention` modules."""
-    local, of_globals = (ETCAttention(width, heads, position, kernel, dropout, options) for _ in range(2))
-    local.global_tokens = of_globals.global_tokens = global_tokens
-    return GlobalAttention(global_tokens, local, of_globals, nn.Identity())

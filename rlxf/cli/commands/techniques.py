@@ -59,7 +59,7 @@ class Techniques(Command):
 def show_techniques() -> None:
     """Print a table for each axis, and for output heads and combinations of contexts."""
     from rlxf.agents.contexts import CONTEXT_MERGERS
-    from rlxf.attention.spec import HEADS, TECHNIQUES
+    from rlxf.attention.registry import HEADS, TECHNIQUES
     from rlxf.cli.spec_options import QUESTIONS
 
     for axis, question in QUESTIONS.items():
@@ -106,7 +106,7 @@ def pairs(causal: bool) -> Iterator[tuple[str, str, str]]:
     a transformer with both techniques, and empty if it can be built.
     """
     from rlxf.attention import TransformerSpec
-    from rlxf.attention.spec import OPTIONAL, TECHNIQUES
+    from rlxf.attention.registry import OPTIONAL, TECHNIQUES
 
     choices = {
         axis: [None] * (axis in OPTIONAL) + [technique() for technique in techniques.values()]

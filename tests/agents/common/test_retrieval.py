@@ -6,7 +6,7 @@ import torch
 from rlxf.agents.common.retrieval import ActionDatastore
 from rlxf.attention import KNNLM, SPALM
 from rlxf.attention.heads.base import Datastore
-from rlxf.attention.spec import technique_to_json
+from rlxf.attention.registry import technique_to_json
 from rlxf.training import CheckpointError
 
 PAIRS, WIDTH, NUMBERS, EPISODE = 120, 5, 2, 10

@@ -22,7 +22,7 @@ from rlxf.agents.decision_transformer.heads import (
     objective_from_json,
 )
 from rlxf.agents.offline.optimizer_step import warmup_factor
-from rlxf.attention.spec import technique_to_json
+from rlxf.attention.registry import technique_to_json
 
 BOX = spaces.Box(torch.tensor([-1.0, 0.0]).numpy(), torch.tensor([2.0, 10.0]).numpy())
 CHOICES = spaces.MultiDiscrete([2, 5])

@@ -91,7 +91,8 @@ def assert_teacher_equals_single_pass(student, teacher, actor="student"):
     state = teacher.policy.transformer.initial_state(ENVS)
     read = last_outputs(teacher.policy, obs.flatten(0, 1), previous.flatten(0, 1), index, state)
     real = episode.flatten() >= 0
-    close(outputs.flatten(0, 1)[real], read[real], 1e-5)
+    # GatedDeltaNet divides small outputs by their root mean square, which enlarges the rounding of float32.
+    close(outputs.flatten(0, 1)[real], read[real], 1e-5 if teacher.core.recurrence is None else 1e-4)
     return episode
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from rlxf import GTrXLPPO, evaluate
 from rlxf.attention import Compressive, Full, TokenIndex
-from rlxf.attention.spec import TECHNIQUES
+from rlxf.attention.registry import TECHNIQUES
 from rlxf.envs import PreviousTransition
 from rlxf.envs.vector import as_vec_env
 from tests.agents.gtrxl.test_predict import play

@@ -24,7 +24,7 @@ from rlxf.attention import (
     StreamingXL,
     Window,
 )
-from rlxf.attention.spec import TECHNIQUES
+from rlxf.attention.registry import TECHNIQUES
 from rlxf.envs.vector import as_vec_env
 from tests.agents.gtrxl.worlds import (
     ACTIONS,

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from rlxf.attention import KNNLM, SPALM
 from rlxf.attention.heads.base import Neighbors
-from rlxf.attention.spec import HEADS, technique_from_json, technique_to_json
+from rlxf.attention.registry import HEADS, technique_from_json, technique_to_json
 
 B, K, C, V = 5, 7, 6, 4
 

@@ -7,7 +7,7 @@ from rlxf.attention import DistanceAware, Full, TokenIndex
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
 from tests.attention.oracle import close, load, put
-from tests.attention.passes import over_heads
+from tests.attention.passes import attend, over_heads
 
 VECTOR = load("da_transformer")
 BATCH, HEADS, LENGTH, SIZE = VECTOR["in_q"].shape
@@ -33,7 +33,7 @@ def test_attention(causal, out):
     module, index = attention(), TokenIndex.range(BATCH, LENGTH)
     mask = AttentionMask(index, index, Full(), causal, q.dtype)
     table = module.position.table(mask.relative.distances, None)
-    y = module.average(q, k, v, mask, table).transpose(1, 2).flatten(2)
+    y = attend(module, q, k, v, mask, table)
     close(y, VECTOR[out].transpose(1, 2).flatten(2))
 
 

@@ -10,7 +10,7 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.patterns.window import Full
 from rlxf.attention.recurrent.base import RecurrentState
 from tests.attention.oracle import close, load, put
-from tests.attention.passes import over_heads
+from tests.attention.passes import attend, over_heads
 
 STREAM, LEARNED = load("sinks_stream"), load("sinks_learned")
 START, RECENT = int(STREAM["cfg_start"]), int(STREAM["cfg_recent"])
@@ -31,7 +31,7 @@ def test_pattern_gives_the_outputs_of_the_cache(way, extra):
     q, k, v = (STREAM[f"in_{name}"] for name in "qkv")
     where = TokenIndex.range(len(q), q.shape[2])
     mask = AttentionMask(where, where, AttentionSinks(RECENT + extra, START), True, q.dtype)
-    close(over_heads(q, None).attend(q, k, v, mask, None), merged(STREAM[f"out_{way}"]))
+    close(attend(over_heads(q, None), q, k, v, mask), merged(STREAM[f"out_{way}"]))
 
 
 @WAYS
@@ -52,7 +52,7 @@ def test_memory_gives_the_outputs_of_the_cache(way, extra, cuts):
         (mask, *_) = view.adapt_masks(model.attention_masks(where, view.key))
         _, keys, values = torch.cat([view.tokens(0, part), part], dim=1).split(width, dim=-1)
         heads = (module.split(y)[0] for y in (part[..., :width], keys, values))
-        outputs.append(module.attend(*heads, mask, None))
+        outputs.append(attend(module, *heads, mask))
         hidden = torch.stack([part] * model.spec.layers)
         runs_of = model._recurrent_passes(state.recurrent, where)
         carry = memory.carry(state.recurrent.memory, hidden, runs_of.runs)
@@ -86,11 +86,11 @@ def learned() -> Attention:
 def test_learned_logits():
     module = learned()
     put(module.kernel.sink, LEARNED["w_sink"])
-    close(attend(module), merged(LEARNED["out"]))
+    close(outputs_of(module), merged(LEARNED["out"]))
 
 
 def test_learned_logits_of_zero():
-    close(attend(learned()), merged(LEARNED["out_zero_sink"]))
+    close(outputs_of(learned()), merged(LEARNED["out_zero_sink"]))
 
 
 def test_learned_logits_without_any_key():
@@ -100,12 +100,12 @@ def test_learned_logits_without_any_key():
     mask.__dict__["allowed_by_head"] = keep[None, None].expand(len(LEARNED["in_q"]), 1, -1, -1)
     mask.__dict__["_self_visible"] = False
     mask.__dict__["sparse_plan"] = None
-    close(attend(module, mask), merged(LEARNED["out_empty_row"]))
+    close(outputs_of(module, mask), merged(LEARNED["out_empty_row"]))
 
 
-def attend(module: Attention, mask: AttentionMask | None = None) -> Tensor:
+def outputs_of(module: Attention, mask: AttentionMask | None = None) -> Tensor:
     q, k, v = (LEARNED[f"in_{name}"] for name in "qkv")
-    return module.attend(q, k, v, mask or causal_mask(), None)
+    return attend(module, q, k, v, mask or causal_mask())
 
 
 def causal_mask() -> AttentionMask:

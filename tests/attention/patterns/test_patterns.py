@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlxf.attention import (
     ETC,
+    AttentionSinks,
     BigBird,
     BigBirdETC,
     Blockwise,
@@ -29,7 +30,7 @@ from rlxf.attention import (
 )
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.patterns.big_bird import hash_uniform
-from rlxf.attention.spec import TECHNIQUES
+from rlxf.attention.registry import TECHNIQUES
 from tests.attention.specs import new_model
 
 HEADS, LAYERS, LENGTH = 3, 2, 96
@@ -78,6 +79,7 @@ PATTERNS = [
     Window(3) | Local1D(8, 2) | Strided(7, combination="by-head"),
     HeadPatterns(Window((3, 6)), Dilated(3, 4), 2),
     LayerPatterns(Window(5), Strided(7, combination="by-head"), (1,)),
+    AttentionSinks(5, 3),
 ]
 
 

@@ -5,7 +5,7 @@ import pytest
 from rlxf.attention import Full, ShawRelative, TokenIndex
 from rlxf.attention.attention_mask import AttentionMask
 from tests.attention.oracle import close, load, put
-from tests.attention.passes import over_heads
+from tests.attention.passes import attend, over_heads
 
 VECTOR = load("shaw_relative")
 SINGLE = 1e-5  # The authors compute in float32.
@@ -20,5 +20,5 @@ def test_attention(causal, out):
     index = TokenIndex.range(q.shape[0], q.shape[2])
     mask = AttentionMask(index, index, Full(), causal, q.dtype)
     table = attention.position.table(mask.relative.distances, None)
-    y = attention.average(q, k, v, mask, table).transpose(1, 2).flatten(2)
+    y = attend(attention, q, k, v, mask, table)
     close(y, VECTOR[out].double().transpose(1, 2).flatten(2), SINGLE)

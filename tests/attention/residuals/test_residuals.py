@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlxf.attention import Add, GRUGate, HighwayGate, InputGate, OutputGate, Reversible, SigTanhGate
-from rlxf.attention.spec import TECHNIQUES
+from rlxf.attention.registry import TECHNIQUES
 from tests.attention.oracle import close
 from tests.attention.worlds import numbers
 

@@ -12,6 +12,7 @@ from rlxf.attention import (
     KERPLE,
     XL,
     ALiBi,
+    AttentionSinks,
     BigBird,
     BigBirdETC,
     Blockwise,
@@ -44,6 +45,7 @@ from rlxf.attention import (
 )
 from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.positions.base import PairwisePosition
+from rlxf.attention.registry import TECHNIQUES
 from rlxf.attention.sparse import plan
 from rlxf.attention.sparse.plan import (
     LRUCache,
@@ -52,7 +54,6 @@ from rlxf.attention.sparse.plan import (
     find_episode_spans,
     round_up_size,
 )
-from rlxf.attention.spec import TECHNIQUES
 from rlxf.attention.token_index import EMPTY
 from tests.attention.largest_tensor import LargestTensor
 from tests.attention.specs import SHORT, each, new_model
@@ -64,6 +65,7 @@ LENGTH, START = 24, 52
 
 PATTERNS = (
     Full(),
+    AttentionSinks(4, 2),
     Window(5),
     Dilated(3, 2),
     Dilated(3, 2, plain_heads=1),
