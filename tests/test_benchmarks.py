@@ -5,9 +5,11 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks import depth, memory, promises, result_cache, retrieval, reversible
+from benchmarks import cores, depth, memory, mixers, promises, result_cache, retrieval, reversible
+from benchmarks.cores import Cores, Task
 from benchmarks.depth import DepthBench
 from benchmarks.memory import MemoryBench, Run, cells
+from benchmarks.mixers import Mixers
 from benchmarks.result_cache import read_runs, run_missing
 from benchmarks.reversible import AGREE, Point, difference
 from rich.console import Console
@@ -32,7 +34,7 @@ class InProcessPool:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(result_cache, "fresh_processes", lambda number: InProcessPool())
-    for bench in (depth, memory):
+    for bench in (cores, depth, memory):
         monkeypatch.setattr(bench, "ENVS", 4)
     monkeypatch.setattr(memory, "CALLS", 3)
 
@@ -158,3 +160,26 @@ def test_gain_is_relative_to_the_same_agents():
     assert "10, 40, 10" in results
     low, high = results.split("│")[-3].split(" to ")  # also over agents, whose gains are 10 to 40
     assert 5 < int(low) < 20 < int(high) < 45
+
+
+def test_cores_are_compared_on_a_task(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cores, "EPISODES", 2)
+    monkeypatch.setitem(cores.TASKS, "TMaze 50", Task("rlxf/TMaze-v0", 512, 0.95))
+    bench = Cores(("TMaze 50",), ("MinGRU", "RMT"), output=tmp_path / "cores.jsonl")
+    bench.run()
+    printed_before = capsys.readouterr().out
+    runs = read_runs(bench.output)
+    assert list(runs) == ["TMaze 50, MinGRU, seed 0", "TMaze 50, RMT, seed 0"]
+    assert runs["TMaze 50, MinGRU, seed 0"]["state"] == 2 * 64 * 4 + 8  # two states, and the episode's number
+    assert all(run["curve"][-1][0] == 512 for run in runs.values())
+    assert "MinGRU" in printed_before
+
+
+def test_cost_of_mixers_is_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(mixers, "LENGTHS", (16, 32))
+    monkeypatch.setattr(mixers, "STEPS", (3, 9))
+    monkeypatch.setattr(mixers, "CALLS", 2)
+    Mixers(("XL", "LRU"), repeats=1, output=tmp_path / "mixers.jsonl").run()
+    cost = mixers.read(read_runs(tmp_path / "mixers.jsonl")["LRU, the fastest of 1"])
+    assert (set(cost.acting), set(cost.learning)) == ({3, 9}, {16, 32})
+    assert cost.state == 2 * 64 * 8 + 8  # two complex states, and the episode's number
