@@ -87,7 +87,7 @@ def train_gtrxl(folder: Path, options: Demo) -> tuple[dict[str, Report], RunFold
     agent, curve = gtrxl.train(run, STAGES, EPISODES // 2)
     task = gtrxl.TASK
     reports = {
-        "GTrXL": evaluate(GTrXLPPO.load(run.checkpoint), task, EPISODES, logger=agent.logger),
+        "GTrXL": evaluate(GTrXLPPO.load(run.final_checkpoint), task, EPISODES, logger=agent.logger),
         "  memories swapped halfway": evaluate(gtrxl.Exchanged(agent), task, EPISODES),
     }
     agent.logger.close()
@@ -101,7 +101,7 @@ def train_decision_transformer(folder: Path, options: Demo) -> TargetSweep:
     """Train the Decision Transformer; return its evaluation over target returns."""
     run = decision_transformer.create_run(folder / "decision_transformer", options.updates, options.seed)
     logger = decision_transformer.train(run).logger
-    agent = DecisionTransformer.load(run.checkpoint)
+    agent = DecisionTransformer.load(run.final_checkpoint)
     sweep = evaluate(
         agent,
         episodes=TARGET_EPISODES,

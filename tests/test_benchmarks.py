@@ -1,13 +1,15 @@
 """Tests of benchmarks at small sizes."""
 
+import json
 from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
-from benchmarks import cores, depth, memory, mixers, promises, result_cache, retrieval, reversible
+from benchmarks import cores, depth, learning, memory, mixers, promises, result_cache, retrieval, reversible
 from benchmarks.cores import Cores, Task
 from benchmarks.depth import DepthBench
+from benchmarks.learning import Corridor, Learning
 from benchmarks.memory import MemoryBench, Run, cells
 from benchmarks.mixers import Mixers
 from benchmarks.result_cache import read_runs, run_missing
@@ -26,8 +28,8 @@ class InProcessPool:
     def __exit__(self, *error):
         return None
 
-    def submit(self, make):
-        result = make()
+    def submit(self, make, *args):
+        result = make(*args)
         return type("Done", (), {"result": lambda self: result})()
 
 
@@ -183,3 +185,22 @@ def test_cost_of_mixers_is_measured(monkeypatch, tmp_path, capsys):
     cost = mixers.read(read_runs(tmp_path / "mixers.jsonl")["LRU, the fastest of 1"])
     assert (set(cost.acting), set(cost.learning)) == ({3, 9}, {16, 32})
     assert cost.state == 2 * 64 * 8 + 8  # two complex states, and the episode's number
+
+
+def test_recurrences_learn_in_corridors_in_place_of_the_default_agents(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(learning, "ENVS", 4)
+    monkeypatch.setattr(learning, "as_completed", lambda jobs: jobs)
+    monkeypatch.setattr(learning, "fresh_processes", lambda number: InProcessPool())
+    monkeypatch.setitem(learning.CORRIDORS, 50, Corridor(256, recurrent_options=learning.segments_of(64)))
+    bench = Learning(
+        (50,), seeds=1, recurrences=("LRU",), evaluations=1, episodes=2, output=tmp_path / "x.json"
+    )
+    bench.run()
+    (run,) = json.loads(bench.output.read_text())
+    assert (run["program"], run["corridor"], run["curve"][0][0]) == ("LRU", 50, 256)
+    assert "segment_length=64" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_unknown_recurrences_are_refused():
+    with pytest.raises(ValueError, match="recurrences must be among"):
+        Learning(recurrences=("Mamba",))

@@ -94,8 +94,8 @@ def test_events_contain_the_target_returns(untrained):
 
 def test_run_folders_and_figures(untrained):
     first, second = (RunFolder.open(untrained[1] / name) for name in ("gtrxl", "decision_transformer"))
-    assert GTrXLPPO.load(first.checkpoint).num_timesteps == 4096
-    assert DecisionTransformer.load(second.checkpoint).num_timesteps == 1
+    assert GTrXLPPO.load(first.final_checkpoint).num_timesteps == 4096
+    assert DecisionTransformer.load(second.final_checkpoint).num_timesteps == 1
     assert len(gtrxl.logged(first.path, "rollout/ep_rew_mean")[0]) == 2
     for name in ("curve.png", "target_returns.png"):
         assert (untrained[1] / name).read_bytes().startswith(b"\x89PNG")

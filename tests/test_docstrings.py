@@ -56,7 +56,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9.-]*[a-z0-9]")
 FOREIGN_OPTIONS = {
     *("--nproc-per-node", "--nnodes", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
     *("--signals-to-handle", "--shutdown-timeout", "--signal"),  # torchrun and Slurm
-    *("--fast", "--logdir"),
+    *("--fast", "--record-long", "--logdir"),
     *("--help", "--version"),
 }
 ARGUMENT = re.compile(r" {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \(.*?\))?:(?: |$)")

@@ -34,7 +34,8 @@ class Masking:
     Args:
         chosen: bool (B, W, 3), tokens to predict; never padding.
         masked: bool (B, W, 3), chosen tokens that are replaced by a mask.
-        swapped: bool (B, W, 3), chosen tokens that are replaced by a token of the same kind of another step.
+        swapped: bool (B, W, 3), chosen tokens that are replaced by a token of the same kind from another
+            step.
         replacement_step: int64 (B, W, 3), index of that step in the flattened (B * W) steps of the batch.
     """
 
@@ -47,8 +48,9 @@ class Masking:
     def draw(cls, real_steps: Tensor, probability: float, generator: torch.Generator) -> "Masking":
         """Choose each real token with the given probability, and draw its replacement.
 
-        Of the chosen tokens 80% are masked, 10% are replaced by a random token of the batch, and 10% stay
-        unchanged. The model therefore also sees real and wrong tokens at the positions that it predicts.
+        Of the chosen tokens 80% are masked, 10% are replaced by a token of the same kind from a random step
+        of the batch, and 10% stay unchanged. The model therefore also sees real and wrong tokens at the
+        positions that it predicts.
 
         Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
 
@@ -94,6 +96,7 @@ class MaskedWindows:
 
 
 KINDS = ("return", "state", "action")
+"""Kinds of the three tokens of a step, in this order."""
 
 
 class MaskedModel(TrajectoryModel):
@@ -188,7 +191,8 @@ class MaskedPretraining(OfflineAlgorithm):
         dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`.
         context_length: number of steps K in a window, three tokens each.
         mask_probability: probability that a token is chosen for prediction. Of the chosen tokens 80% are
-            masked, 10% are replaced by another token of the batch, and 10% stay unchanged.
+            masked, 10% are replaced by a token of the same kind from a random step of the batch, and 10% stay
+            unchanged.
         learning_rate: learning rate of AdamW; a number, or a schedule of the remaining progress, from 1 to 0.
         batch_size: number of windows in an update.
         weight_decay: weight decay of AdamW.

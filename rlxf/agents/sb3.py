@@ -1,4 +1,7 @@
-"""Detection of the Stable-Baselines3 or sb3-contrib algorithm of a file from its JSON, without pickle."""
+"""Import of agents that Stable-Baselines3 or sb3-contrib saved.
+
+The algorithm of a file is detected without unpickling; loading the agent unpickles it.
+"""
 
 import json
 import os
@@ -77,14 +80,17 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
 
 
 def _markers(data: dict[str, Any]) -> set[str]:
-    """Return all markers in the settings; SB3 stores the module of the policy as text next to its pickle."""
+    """Return all markers in the settings; SB3 stores the policy's module both as text and as a pickle."""
     numbers = {f"{key}={value}" for key, value in data.items() if isinstance(value, int | float)}
     policy = data.get("policy_class")
     return {*data, *numbers, str(policy.get("__module__") if isinstance(policy, dict) else "")}
 
 
 NORMALIZER = "vecnormalize.pkl"
-"""File name of statistics in the RL Zoo, in a folder next to the agent's file and with the same name."""
+"""File name of statistics in the RL Zoo, in a folder next to the agent's file.
+
+The folder has the name of the file without its suffix.
+"""
 
 
 def import_sb3(
@@ -142,7 +148,7 @@ def import_sb3(
 def _check_trusted(path: Path, trust: bool) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"the file {path} does not exist; check the path")
-    if trust is not True:  # other truthy values are no explicit consent
+    if trust is not True:  # other truthy values are not explicit consent
         raise ValueError(
             f"{path} is not opened: files of Stable-Baselines3 hold pickles, and loading them runs the code "
             f"in them. If you trust the author of the file, pass trust=True"

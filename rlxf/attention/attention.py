@@ -39,7 +39,7 @@ class LayerCache:
 
     @property
     def layout(self) -> str:
-        """Kind of the cache, heads and features of keys."""
+        """Number of key heads and of their features, to compare the layouts of two caches."""
         return f"keys of {self.keys.shape[1]} heads and {self.keys.shape[3]} features"
 
     def write(self, slot: int, k: Tensor, v: Tensor) -> None:
@@ -152,13 +152,13 @@ class Attention(nn.Module):
             cache.write(slot, *self.prepare_keys(self.project(x), mask.query.position))
 
     def _recurrent_step(
-        self, q: Tensor, k: Tensor, v: Tensor, memory: RecurrentKernelState, mask: AttentionMask
+        self, q: Tensor, k: Tensor, v: Tensor, state: RecurrentKernelState, mask: AttentionMask
     ) -> Tensor:
         """Compute the average of `step` with a recurrent kernel, and update its state."""
         assert isinstance(self.kernel, RecurrentAttentionKernel)
         k, v = self.repeat_keys(k, v)
         q, _ = self.position.encode(q, k, self.size, mask, None)
-        return self.kernel.step(q, k, v, mask.query, memory)
+        return self.kernel.step(q, k, v, mask.query, state)
 
     def recurrent_state(self, memory: Projected, index: TokenIndex) -> RecurrentKernelState:
         """Compute the state of a recurrent kernel from keys and values of memory, (B, K, S, D)."""

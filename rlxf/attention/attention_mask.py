@@ -20,11 +20,14 @@ class SharedPosition(Protocol):
     """Part of a position technique that all layers share; see `PositionEmbedding`."""
 
     @property
-    def gather_cost(self) -> float: ...
+    def gather_cost(self) -> float:
+        """Cost of a pair with gathered keys, relative to its cost where all pairs are computed."""
 
-    def table(self, distances: Tensor, causal: bool) -> Tensor | None: ...
+    def table(self, distances: Tensor, causal: bool) -> Tensor | None:
+        """Return a table over distances (R,) that all layers share; None for none."""
 
-    def bias(self, mask: "AttentionMask") -> Tensor | None: ...
+    def bias(self, mask: "AttentionMask") -> Tensor | None:
+        """Return a term that is added to the scores of every layer, (B or 1, H, Tq, Tk); None for none."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,7 +65,8 @@ class KVCache:
     `Transformer.step` updates the cache in place. Use `copy` to keep the earlier contents.
 
     Args:
-        layers: for each pass, a ring buffer, or the state of a recurrent kernel; `NoKeys` if it is recurrent.
+        layers: for each pass, a ring buffer, or the state of a recurrent kernel; `NoKeys` for a pass through
+            a layer with a recurrent mixer.
         index: (B, S), position and episode of the token in each slot.
         slot: slot of the next token.
         tables: distances for which position tables are computed, and the table that all layers share.
@@ -88,9 +89,9 @@ class KVCache:
         recurrent = {} if self.recurrent is None else self.recurrent.layout
         return layout | {f"recurrent state {name}": shape for name, shape in recurrent.items()}
 
-    def of_attention(self, number: int) -> PassCache:
-        """Return the part of a pass with attention."""
-        layer = self.layers[number]
+    def of_attention(self, pass_index: int) -> PassCache:
+        """Return the cache of a pass with attention."""
+        layer = self.layers[pass_index]
         assert not isinstance(layer, NoKeys)
         return layer
 
@@ -111,7 +112,7 @@ class KVCache:
         """
         return masks
 
-    def observe_input(self, number: int, x: Tensor) -> None:
+    def observe_input(self, pass_index: int, x: Tensor) -> None:
         """Receive the input x (B, 1, C) of a pass, for caches that store it; by default do nothing.
 
         `write` has already stored the token's index.

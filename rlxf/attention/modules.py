@@ -47,7 +47,7 @@ class Dropout(nn.Module):
         self.probability = probability
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (...) -> (...)."""
+        """Apply dropout to x of any shape."""
         return dropout(x, self.probability) if self.training else x
 
 
@@ -91,7 +91,7 @@ def default_inner_width(width: int, activation: Activation) -> int:
     """Return the hidden features F of a feed-forward sublayer of C features: 4 C, with "swiglu" 8 C / 3.
 
     A gated sublayer has three matrices instead of two. With 2/3 of the hidden features, rounded down, it has
-    as many parameters as the ungated one (Shazeer 2020, arXiv:2002.05202, section 3).
+    the same number of parameters as the ungated one (Shazeer 2020, arXiv:2002.05202, section 3).
     """
     return 8 * width // 3 if activation == "swiglu" else 4 * width
 
@@ -126,7 +126,7 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, T, C) -> (B, T, C)."""
+        """Apply the network to x (B, T, C), in chunks if they are set -> (B, T, C)."""
         if self.chunk is None or x.shape[1] <= self.chunk:
             return self.transform(x)
         parts = [checkpoint(self.transform, part, use_reentrant=False) for part in x.split(self.chunk, dim=1)]

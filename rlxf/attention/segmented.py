@@ -316,7 +316,7 @@ class SegmentedTransformer(Transformer):
         return self.step(x, index, cache)[0]
 
     def _enter_segment(self, index: TokenIndex, cache: "SegmentedCache") -> None:
-        """Clear the segment of rows whose next token begins another one; a new episode has no memory."""
+        """Clear the segment of rows whose next token begins a new one; a new episode has no memory."""
         size, before = self.memory.segment_length, cache.memories
         here = index.episode != EMPTY
         other = (segment_keys(index, size) != segment_keys(before.last, size)) & here

@@ -49,11 +49,11 @@ class TransformerSpec(SpecView):
         layers: number of passes of a token through layers; with `Fixed` depth, the number of layers L.
         heads: attention heads H; must divide the width.
         kv_heads: heads of keys and values that the H heads share, which must divide H; 1 for multi-query
-            attention, None for H. See `AttentionOptions`, also for the next two.
+            attention, None for H. `AttentionOptions` describes this option and the next two.
         qk_norm: normalization of queries and keys: "rms", "rms_all_heads" or "l2"; None for none.
         attention_gate: gate of the outputs of attention: "elementwise" or "headwise"; None for none.
-        feed_forward: hidden features of the feed-forward sublayer; None for 4 C, with "swiglu" 8 C / 3, which
-            has as many parameters.
+        feed_forward: hidden features of the feed-forward sublayer; None for 4 C, with "swiglu" 8 C / 3, for
+            the same number of parameters.
         feed_forward_chunk: tokens per chunk of the feed-forward sublayer, which reduces memory; None
             processes all tokens at once. See `FeedForward`.
         position: position encoding; None for none.
@@ -106,13 +106,13 @@ class TransformerSpec(SpecView):
 
     def __post_init__(self) -> None:
         self._check_sizes()
-        self._check_words()
+        self._check_switches()
         for axis in TECHNIQUES:
             self._check_technique(axis)
         for axis in TECHNIQUES:
             if (technique := getattr(self, axis)) is not None:
                 technique.check(self)
-        self.kernel.for_layers(self.kinds)
+        self.kernel.for_layers(self.distinct_layers)
         self._check_layers_with_attention()
 
     def build(self) -> Transformer:
@@ -174,11 +174,12 @@ class TransformerSpec(SpecView):
                 f"kv_heads must divide heads, got {self.kv_heads} kv_heads and {self.heads} heads"
             )
 
-    def _check_words(self) -> None:
+    def _check_switches(self) -> None:
+        """Check the options that are booleans or names."""
         for name in ("final_norm", "causal", "cross_attention"):
             check_bool(name, getattr(self, name))
-        words = {"norm": Norm, "norm_type": NormType, "activation": Activation}
-        for name, choices in words.items():
+        names = {"norm": Norm, "norm_type": NormType, "activation": Activation}
+        for name, choices in names.items():
             check_choice(name, getattr(self, name), get_args(choices))
         for name, choices in {"qk_norm": QKNorm, "attention_gate": AttentionGate}.items():
             check_choice(name, getattr(self, name), (None, *get_args(choices)))
@@ -186,13 +187,13 @@ class TransformerSpec(SpecView):
     def _check_layers_with_attention(self) -> None:
         """Check `attention_layers`, and that no choice is without effect because no layer has attention."""
         for layer in self.attention_layers:
-            check_int("attention_layers", layer, least=0, most=self.kinds - 1)
+            check_int("attention_layers", layer, least=0, most=self.distinct_layers - 1)
         if len(set(self.attention_layers)) < len(self.attention_layers):
             raise ValueError(f"attention_layers must name each layer once, got {self.attention_layers}")
         if self.attention_layers and not self.has_recurrence:
             raise ValueError(
                 f"attention_layers={self.attention_layers} leaves no layer with a recurrence: set recurrence "
-                f"and list fewer than all {self.kinds} layers, or leave attention_layers out"
+                f"and list fewer than all {self.distinct_layers} layers, or leave attention_layers out"
             )
         if not self.has_attention:
             self._check_without_attention()

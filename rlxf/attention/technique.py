@@ -57,7 +57,7 @@ class SpecView:
         return self.kv_heads is not None and self.kv_heads < self.heads
 
     @property
-    def kinds(self) -> int:
+    def distinct_layers(self) -> int:
         """Number of layers with distinct weights."""
         return 1 + max(map(self.depth.layer_of_pass, range(self.layers)))
 
@@ -75,12 +75,12 @@ class SpecView:
     @property
     def has_recurrence(self) -> bool:
         """True if at least one layer has a recurrent mixer in place of self-attention."""
-        return any(map(self.is_recurrent, range(self.kinds)))
+        return any(map(self.is_recurrent, range(self.distinct_layers)))
 
     @property
     def has_attention(self) -> bool:
         """True if at least one layer has self-attention."""
-        return not all(map(self.is_recurrent, range(self.kinds)))
+        return not all(map(self.is_recurrent, range(self.distinct_layers)))
 
 
 class LayerPasses(Protocol):
@@ -107,15 +107,15 @@ class LayerPasses(Protocol):
         """Run all passes, each once, on x (B, T, C) and return the selected outputs, (B, Tq, C)."""
         ...
 
-    def start_pass(self, number: int, x: Tensor) -> Tensor:
-        """Return the input x (B, T, C) of pass ``number``, and add it to the memory of that pass."""
+    def start_pass(self, pass_index: int, x: Tensor) -> Tensor:
+        """Return the input x (B, T, C) of a pass, counted from 0, and add it to the memory of that pass."""
         ...
 
-    def run(self, number: int, x: Tensor) -> Tensor:
+    def run(self, pass_index: int, x: Tensor) -> Tensor:
         """Run the layer of a pass on all tokens: (B, T, C), in the last pass (B, Tq, C)."""
         ...
 
-    def skip(self, number: int, x: Tensor) -> None:
+    def skip(self, pass_index: int, x: Tensor) -> None:
         """Skip a pass that no token needs, and store its input x for later tokens."""
         ...
 

@@ -32,8 +32,8 @@ class TransformerLayers(nn.Module):
         self.embedding = spec.position.build_shared(spec) if spec.position else PositionEmbedding()
         self.global_token_embedding = spec.pattern.build_global_tokens(spec.width, spec.causal)
         self.order = [spec.depth.layer_of_pass(number) for number in range(spec.layers)]
-        layers = (_of_layer(spec, *each) for each in enumerate(spec.kernel.for_layers(spec.kinds)))
-        kinds = (RecurrentBlock if spec.is_recurrent(n) else Block for n in range(spec.kinds))
+        layers = (_of_layer(spec, *each) for each in enumerate(spec.kernel.for_layers(spec.distinct_layers)))
+        kinds = (RecurrentBlock if spec.is_recurrent(n) else Block for n in range(spec.distinct_layers))
         blocks = (kind(layer) for kind, layer in zip(kinds, layers, strict=True))
         self.blocks: Sequence[Layer] = nn.ModuleList(blocks)  # type: ignore
         self.depth = spec.depth.build(spec.width, spec.layers)
@@ -201,10 +201,10 @@ class TransformerLayers(nn.Module):
         return ProjectedContext(layers, context.index)
 
 
-def _of_layer(spec: Any, number: int, kernel: Kernel) -> SpecView:
+def _of_layer(spec: Any, layer: int, kernel: Kernel) -> SpecView:
     """Return the spec of one layer of a `Transformer`, with its own kernel, memory and recurrence."""
-    memory = spec.memory and spec.memory.for_layer(number, spec.layers)
-    recurrence = spec.recurrence and spec.recurrence.for_layer(number)
+    memory = spec.memory and spec.memory.for_layer(layer, spec.layers)
+    recurrence = spec.recurrence and spec.recurrence.for_layer(layer)
     return replace(spec, kernel=kernel, memory=memory, recurrence=recurrence)
 
 

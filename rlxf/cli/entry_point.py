@@ -1,4 +1,4 @@
-"""The `rlxf` program: parsing, near names of unknown options, and the start of a command."""
+"""The `rlxf` program: parsing, suggestions for unknown options, and the start of a command."""
 
 import inspect
 import io
@@ -142,8 +142,8 @@ def _refuse_unknown_options(args: Sequence[str], known: Collection[str], help_co
 def _nearest(name: str, known: Collection[str]) -> str | None:
     """Return the most similar known name; None if none is similar.
 
-    Options of one group begin alike, e.g. with ``--core.``. Only the words after the last dot are therefore
-    compared if there is a dot, and the whole names of options for which these words are equally similar.
+    Options of one group have a common prefix, e.g. ``--core.``. If there is a dot, only the words after the
+    last dot are therefore compared, and the whole names of options whose last words are equally similar.
     """
     last = name.rpartition(".")[2]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlxf.envs.worker_pool import Workers
 
 Options = TypeVar("Options")
-DIGITS = 18
+MAX_EXPONENT = 18
 """Largest exponent of ten of a count; 10**18 exceeds the steps of any training."""
 SUFFIXES = {"k": "e3", "K": "e3", "M": "e6"}
 """Suffix of a count -> exponent of ten."""
@@ -44,7 +44,10 @@ class Command(ABC):
 
     @classmethod
     def defaults(cls, args: Sequence[str]) -> Any:
-        """Return the options from which ``args`` differ; ``tyro.MISSING_NONPROP`` for those of the class."""
+        """Return default options that depend on ``args``, e.g. the published settings that they name.
+
+        By default ``tyro.MISSING_NONPROP``: the defaults of the class.
+        """
         return MISSING_NONPROP
 
     @classmethod
@@ -74,16 +77,18 @@ def options(cls: type[Options]) -> type[Options]:
 
 
 class NotACountError(Exception):
-    """Error for an argument that is not a whole number.
+    """Error for an argument that is not a whole number below 10**19.
 
-    It is not a ValueError, because tyro prints the whole help text next to a ValueError.
+    It is not a ValueError, because tyro prints the whole help text with a ValueError.
 
     Args:
         text: the argument.
     """
 
     def __init__(self, text: str):
-        super().__init__(f"must be a whole number such as 100000, 100_000, 100k or 1e5, got {text}")
+        super().__init__(
+            f"must be a whole number below 1e19, such as 100000, 100_000, 100k or 1e5, got {text}"
+        )
         self.text = text
 
     def message(self, args: Sequence[str]) -> str:
@@ -122,7 +127,7 @@ def _read_count(words: list[str]) -> int:
         number = Decimal(re.sub(r"(?<=[\d.])[kKM]$", lambda suffix: SUFFIXES[suffix[0]], text))
     except InvalidOperation:
         raise NotACountError(text) from None
-    if not number.is_finite() or number.adjusted() > DIGITS or number != number.to_integral_value():
+    if not number.is_finite() or number.adjusted() > MAX_EXPONENT or number != number.to_integral_value():
         raise NotACountError(text)
     return int(number)
 
@@ -150,7 +155,7 @@ Pretrained = Annotated[
     Path | None,
     arg(help='Folder of a run with initial weights, e.g. of "rlxf pretrain". None means random weights.'),
 ]
-"""Option of all commands that train an agent."""
+"""Option of the commands that train an agent with ``rlxf train``."""
 CheckpointSeconds = Annotated[
     float, arg(help='Seconds between two checkpoints for "rlxf resume". The last three are kept.')
 ]
@@ -175,7 +180,7 @@ def check_counts(options: Any, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {count}")
 
 
-def check_from_zero(options: Any, *names: str) -> None:
+def check_not_negative(options: Any, *names: str) -> None:
     """Raise ValueError unless each of these options is None, or is finite and at least 0."""
     for name in names:
         value = getattr(options, name)

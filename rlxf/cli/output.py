@@ -86,7 +86,7 @@ PREPARATION_ERRORS = (ValueError, TypeError, OSError, ImportError, NotImplemente
 EXECUTION_ERRORS = (FaultyEnvironmentError, OSError)
 """Errors reported in one line later: those with an external cause, e.g. NaN observations or a full disk."""
 EXIT_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""Signals that end any command, next to Ctrl-C."""
+"""Signals that end any command, in addition to Ctrl-C."""
 
 
 @contextmanager

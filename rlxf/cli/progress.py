@@ -118,7 +118,7 @@ ProgressDisplay = LineDisplay | PanelDisplay
 
 
 @contextmanager
-def view() -> Iterator[ProgressDisplay]:
+def open_display() -> Iterator[ProgressDisplay]:
     """Yield a `PanelDisplay` if the standard output is a terminal, else `LineDisplay`."""
     if sys.stdout.isatty() and PipeSafeConsole().is_interactive:
         with live_block() as live:
@@ -146,11 +146,11 @@ class LatestValues(KVWriter):
 class Progress(BaseCallback):
     """Show the progress of training every few seconds, after each evaluation, and at the end.
 
-    The last step is shown at the end only, with the metrics of the last update.
-    It uses no random numbers and does not affect training or logs.
+    The last step is shown at the end only, with the metrics of the last update. The callback uses no random
+    numbers and does not affect training or logs.
 
     Args:
-        view: display.
+        display: where the progress is shown.
         unit: unit of progress, "steps" or "updates".
         total: total number of steps or updates.
         metrics: logged metrics to show, `ONLINE_METRICS` or `OFFLINE_METRICS`.
@@ -160,14 +160,14 @@ class Progress(BaseCallback):
 
     def __init__(
         self,
-        view: ProgressDisplay,
+        display: ProgressDisplay,
         unit: str,
         total: int,
         metrics: dict[str, tuple[str, int]],
         callbacks: Iterable[BaseCallback] = (),
     ):
         super().__init__()
-        self.view, self.unit, self.total, self.metrics = view, unit, total, metrics
+        self.display, self.unit, self.total, self.metrics = display, unit, total, metrics
         self._periodic = [each for each in callbacks if isinstance(each, PeriodicCallback)]
         evaluations = (each for each in self._periodic if isinstance(each, EvaluationCallback))
         self.evaluation = next(evaluations, None)
@@ -179,7 +179,7 @@ class Progress(BaseCallback):
         self._shown_at, self._shown = self._began, (-1, self._evaluation_text)
 
     def _on_step(self) -> bool:
-        due = time.monotonic() - self._shown_at >= self.view.every_seconds
+        due = time.monotonic() - self._shown_at >= self.display.every_seconds
         if (due or self._evaluation_text != self._shown[1]) and self.num_timesteps < self.total:
             self._show()
         return True
@@ -196,7 +196,7 @@ class Progress(BaseCallback):
         self._shown_at, state = time.monotonic(), self._state()
         if (state.done, state.evaluation) != self._shown:
             self._shown = state.done, state.evaluation
-            self.view.show(state)
+            self.display.show(state)
 
     def _state(self) -> ProgressState:
         done = self.model.num_timesteps
@@ -253,5 +253,5 @@ def progress(
     if not enabled:
         yield []
         return
-    with view() as display:
+    with open_display() as display:
         yield [Progress(display, unit, total, metrics, callbacks)]

@@ -32,7 +32,7 @@ CHECKPOINTS = {
 
 def checkpoints_of(run: RunFolder) -> dict[str, Path]:
     """Return name -> path of the checkpoints: "last", and "best" if evaluations selected one."""
-    last = {"last": run.checkpoint}
+    last = {"last": run.final_checkpoint}
     return last | {"best": run.best} if run.best.is_file() else last
 
 

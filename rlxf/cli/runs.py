@@ -115,12 +115,12 @@ def check_config_memory(
         memory_usage: function that returns a lower bound of the memory in bytes that a training run with
             this core needs, by description.
     """
-    files = [*run.checkpoints.files(), run.checkpoint]
+    files = [*run.resume_checkpoints.files(), run.final_checkpoint]
     file_size = max((file.stat().st_size for file in files if file.is_file()), default=0)
     sizes = f"weights of core.width {core.width}, core.layers {core.layers}"
     try:
         usage = memory_usage(core)
-        least = FLOAT32_BYTES * core.kinds * core.width * (core.width + core.inner_width)
+        least = FLOAT32_BYTES * core.distinct_layers * core.width * (core.width + core.inner_width)
         check_budget({sizes: least, **usage}, file_size)
         with torch.device("meta"):
             module = core.build()
@@ -157,7 +157,7 @@ def load_initial_weights(agent: Any, folder: Path | None) -> None:
     name = run.config.get("agent")
     if name not in SOURCES:
         raise ValueError(f"{run.path} is a run of agent {name!r}; supported agents are {', '.join(SOURCES)}")
-    agent.load_pretrained(SOURCES[name].load(run.checkpoint, device="cpu"))
+    agent.load_pretrained(SOURCES[name].load(run.final_checkpoint, device="cpu"))
 
 
 def make_env(
@@ -184,10 +184,10 @@ def make_env(
     """
     if agent_name(run) == GTRXL:
         return EnvOptions.of_run(run.config, env, env_kwargs, trust).make(n_envs, seed)
-    agent = DecisionTransformer.load(run.checkpoint, device="cpu", trust=trust)
+    agent = DecisionTransformer.load(run.final_checkpoint, device="cpu", trust=trust)
     if trust and agent.dataset_info.env_wrappers:  # wrappers are code: only the datasets contain them
         agent = DecisionTransformer.load(
-            run.checkpoint, agent.dataset_info.dataset_ids, device="cpu", trust=True
+            run.final_checkpoint, agent.dataset_info.dataset_ids, device="cpu", trust=True
         )
     if env is None:
         env_kwargs = merge_env_kwargs(run.config, env_kwargs, trust)

@@ -135,10 +135,10 @@ QUESTIONS = {
 NOTES = {
     "position": "If this option is not given and the default is incompatible with the other choices, a "
     "compatible position is used instead, with a warning.",
-    "pattern": f"The pattern {FIT_MEMORY} lets a token attend to itself and to as many earlier tokens as the "
-    "memory holds; without a memory it is Full.",
-    "recurrence": "All layers are recurrent, except those of --core.attention-layers. If there are none, "
-    "position, pattern and memory have no effect and are left out.",
+    "pattern": f"The pattern named {FIT_MEMORY} lets a token attend to itself and to as many earlier tokens "
+    "as the memory holds; without a memory it is Full.",
+    "recurrence": "All layers are recurrent, except those of --core.attention-layers. If all "
+    "layers are recurrent, position, pattern and memory have no effect and are left out.",
 }
 """Axis -> explanation of its default."""
 SCALAR_OPTIONS = {
@@ -146,13 +146,15 @@ SCALAR_OPTIONS = {
     "layers": "Number of layers. Each layer extends the reach of the memory by the memory length.",
     "heads": "Number of attention heads. It must divide the width.",
     "kv_heads": "Heads of keys and values that the attention heads share: fewer make caches smaller. It must "
-    "divide the number of heads. None means as many as heads, 1 is multi-query attention.",
-    "qk_norm": "Normalization of queries and keys: rms, rms_all_heads or l2. None means none.",
-    "attention_gate": "Gate of the outputs of attention: elementwise or headwise. None means none.",
-    "feed_forward": "Hidden features of the feed-forward sublayer. None means 4 times the width, with "
-    "--core.activation swiglu 8/3 times.",
-    "feed_forward_chunk": "Tokens per chunk of the feed-forward sublayer, to save memory. None means all.",
-    "attention_layers": "Layers, from 0, that keep self-attention in a core with --core.recurrence.",
+    "divide the number of heads. None means as many as attention heads; 1 means multi-query attention.",
+    "qk_norm": "Normalization of queries and keys: rms, rms_all_heads or l2. None means no normalization.",
+    "attention_gate": "Gate of the outputs of attention: elementwise or headwise. None means no gate.",
+    "feed_forward": "Hidden features of the feed-forward sublayer. None means 4 times the width, or "
+    "8/3 times with --core.activation swiglu.",
+    "feed_forward_chunk": "Tokens per chunk of the feed-forward sublayer, to save memory. None means all "
+    "tokens at once.",
+    "attention_layers": "Layers, counted from 0, that keep self-attention in a core with --core.recurrence. "
+    "By default none.",
     "norm": "Position of the norm: before each sublayer (pre) or after it (post).",
     "norm_type": "Normalization: layer_norm, or rms_norm, which does not subtract the mean.",
     "final_norm": "Apply a final norm to the output.",

@@ -22,9 +22,13 @@ from rlxf.training.distributed import init_process_group, process_group
 from rlxf.training.serialization import dump_json, load_json
 from rlxf.utils.files import atomic_write
 
-ID = "TORCHELASTIC_RUN_ID"
-FILE = "torchrun.json"
-"""Name of the marker file in the folder of a run. ``config.json`` does not depend on torchrun."""
+RUN_ID_VARIABLE = "TORCHELASTIC_RUN_ID"
+"""Environment variable in which torchrun stores the job id."""
+MARKER_FILE = "torchrun.json"
+"""Name of the marker file in the folder of a run.
+
+It is a separate file, so that ``config.json`` is the same without torchrun.
+"""
 UNKNOWN = ""
 """Agent on systems that do not report the start time of a process; it matches no marker."""
 
@@ -38,28 +42,29 @@ class TorchrunJob:
     successive starts of a job have at least one agent in common.
 
     Args:
-        name: job id.
+        job_id: job id of torchrun.
         agents: host, process id and start time of each agent.
     """
 
-    name: str
+    job_id: str
     agents: frozenset[str]
 
     @classmethod
     def current(cls) -> Self | None:
         """Return the job that started the processes of this group; None without torchrun."""
-        name = os.environ.get(ID)
-        if name is None:
+        job_id = os.environ.get(RUN_ID_VARIABLE)
+        if job_id is None:
             return None
         archives = process_group().gather_archives(Archive({"agent": _agent()}, {}))
-        return cls(name, frozenset(archive.documents["agent"] for archive in archives) - {UNKNOWN})
+        return cls(job_id, frozenset(archive.documents["agent"] for archive in archives) - {UNKNOWN})
 
     def started(self, run: Path) -> bool:
         """Return whether this job wrote the marker file in the folder of a run."""
-        marker = load_json((run / FILE).read_bytes()) if (run / FILE).is_file() else None
+        file = run / MARKER_FILE
+        marker = load_json(file.read_bytes()) if file.is_file() else None
         if not isinstance(marker, dict) or not isinstance(marker.get("agents"), list):
             return False
-        return marker.get("name") == self.name and any(agent in marker["agents"] for agent in self.agents)
+        return marker.get("job_id") == self.job_id and any(agent in marker["agents"] for agent in self.agents)
 
     def mark(self, run: Path) -> None:
         """Write the marker file of this job into the folder of a run.
@@ -67,8 +72,8 @@ class TorchrunJob:
         Raises:
             OSError: if the file cannot be written.
         """
-        text = dump_json({"name": self.name, "agents": sorted(self.agents)}, indent=2)
-        atomic_write(run / FILE, lambda handle: handle.write(text))
+        text = dump_json({"job_id": self.job_id, "agents": sorted(self.agents)}, indent=2)
+        atomic_write(run / MARKER_FILE, lambda handle: handle.write(text))
 
 
 def _agent() -> str:
@@ -84,12 +89,12 @@ def _agent() -> str:
 
 
 def init_distributed() -> None:
-    """Initialize the process group under torchrun, and silence output and warnings of all but rank 0.
+    """Initialize the process group under torchrun, and silence output and UserWarnings of all ranks but 0.
 
     Errors are still printed by all processes.
 
     Raises:
-        ValueError: if there are more processes than GPUs.
+        ValueError: if a machine has GPUs, but fewer GPUs than processes.
         ConnectionError: if other processes do not connect.
     """
     if not init_process_group().is_main:
@@ -119,15 +124,15 @@ def rank_zero_logger(make: Callable[[], Logger]) -> Logger:
 def restarted_run(path: Path) -> RunFolder | None:
     """Return the run at ``path`` if torchrun restarted its processes and it has checkpoints; else None.
 
-    If the run belongs to the same job and has no checkpoint, it starts from the beginning: its folder is
-    removed, or renamed if it contains weights. Folders of other jobs are not changed.
+    If the run belongs to the same job and has no periodic checkpoint, it starts from the beginning: its
+    folder is removed, or renamed if it contains checkpoint.zip. Folders of other jobs are not changed.
     """
     job = TorchrunJob.current()
     if job is None:
         return None
     is_main = process_group().is_main
     run = RunFolder.reopen(path) if is_main and job.started(path) else None
-    if process_group().all_reduce_max(int(run is not None and bool(run.checkpoints.files()))):
+    if process_group().all_reduce_max(int(run is not None and bool(run.resume_checkpoints.files()))):
         if is_main:
             job.mark(path)  # machines may have joined the job
         return RunFolder.reopen(path)
@@ -138,14 +143,15 @@ def restarted_run(path: Path) -> RunFolder | None:
 
 
 def _clear(run: RunFolder) -> None:
-    """Remove the folder of a run, or rename it if it contains weights."""
-    if not run.checkpoint.exists():
+    """Remove the folder of a run, or rename it if it contains checkpoint.zip."""
+    if not run.final_checkpoint.exists():
         shutil.rmtree(run.path)
         return
     names = (run.path.with_name(f"{run.path.name}-before-{number}") for number in count(1))
     backup = run.path.rename(next(name for name in names if not name.exists()))
     print_out(
-        f"{run.path} has no checkpoint to resume from: it is renamed to {backup}, and the run starts again"
+        f"{run.path} has no periodic checkpoint to resume from: it is renamed to {backup}, and the run "
+        f"starts again"
     )
 
 

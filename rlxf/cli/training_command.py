@@ -14,7 +14,7 @@ from tyro.constructors import ConstructorRegistry
 
 from rlxf import __version__
 from rlxf.attention import TransformerSpec
-from rlxf.cli.options import Command, check_counts, check_env_trust, check_from_zero
+from rlxf.cli.options import Command, check_counts, check_env_trust, check_not_negative
 from rlxf.cli.output import as_table, print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
 from rlxf.cli.reports import CHECKPOINTS, evaluate_checkpoints, plot_targets, print_reports
@@ -41,8 +41,8 @@ from rlxf.training.resumed_logger import replaced_events
 class TrainingCommand(Command):
     """Training of an agent in a new run folder, which can be interrupted and resumed.
 
-    Subclasses are dataclasses of options. The attributes that are annotated here are options of all of them.
-    Their order, help texts and defaults belong to each command.
+    Subclasses are dataclasses of options. The attributes that are annotated here, except `agent_name` and
+    `metrics`, are options of all of them. Each command declares their order, help texts and defaults.
     """
 
     agent_name: str
@@ -83,13 +83,16 @@ class TrainingCommand(Command):
     def build(self) -> Any:
         """Load the data or make the environments, and return the agent."""
 
-    def build_at(self, start: StartPoint) -> Any:
-        """Return the agent of a resumed run, before its checkpoint is loaded."""
+    def build_for_resume(self, start: StartPoint) -> Any:
+        """Return the agent to continue from ``start``, before its checkpoint is loaded.
+
+        By default `build`. A subclass can omit training data that is no longer needed.
+        """
         return self.build()
 
     def check(self) -> None:
         """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
-        check_from_zero(self, "checkpoint_seconds", "seed")
+        check_not_negative(self, "checkpoint_seconds", "seed")
         if self.path.exists():
             raise FileExistsError(
                 f"{self.path} exists; choose another folder with --run, or move the existing folder"
@@ -104,7 +107,7 @@ class TrainingCommand(Command):
         check_env_trust(run.config)
 
     def with_trust(self) -> Self:
-        """Return the options of a run whose authors are trusted."""
+        """Return these options, with trust in the authors of the run and of its data."""
         return self
 
     def resolved_options(self, agent: Any) -> dict[str, Any]:
@@ -177,7 +180,7 @@ class TrainingCommand(Command):
         if is_complete(run, self.total):
             return partial(print_out, self.describe_completion(run))
         start = StartPoint.of(run)
-        agent = self.build_at(start)
+        agent = self.build_for_resume(start)
         if start.file is None:
             load_initial_weights(agent, self.pretrained)
         self.check_agent(agent)
@@ -265,13 +268,13 @@ class EvaluatedTrainingCommand(TrainingCommand):
     def check(self) -> None:
         """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
         check_counts(self, "evaluation_episodes")
-        check_from_zero(self, "evaluate_every")
+        check_not_negative(self, "evaluate_every")
         super().check()
 
     def describe_completion(self, run: RunFolder) -> str:
         """Return the message for a complete run, with the command to evaluate it."""
         message = super().describe_completion(run)
-        return message and f"{message}; see: rlxf evaluate {run.path}"
+        return message and f"{message}; evaluate it with: rlxf evaluate {run.path}"
 
     @contextmanager
     def callbacks(self, agent: Any, run: RunFolder) -> Iterator[list[BaseCallback]]:
@@ -316,7 +319,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
 
     def _describe_best(self, run: RunFolder) -> str:
         """Return one line with the best evaluation and the path of its checkpoint; "" if there is none."""
-        states = read_archive(run.checkpoints.newest()).documents.get(STATEFUL_DOCUMENT, {})
+        states = read_archive(run.resume_checkpoints.newest()).documents.get(STATEFUL_DOCUMENT, {})
         state = states.get(EVALUATION_STATE)
         if not run.best.is_file() or state is None or state["best"] is None:
             return ""

@@ -39,7 +39,7 @@ from rlxf.training.resumed_logger import LogPosition
 from rlxf.utils.errors import FaultyEnvironmentError
 
 LOG_STATE, EVALUATION_STATE = "log", "evaluation"
-"""Names of the states of the log files and of evaluations in a checkpoint, next to those of callbacks."""
+"""Names of the states of log files and of evaluations in a checkpoint, in addition to those of callbacks."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,17 @@ class StartPoint:
 
     @classmethod
     def of(cls, run: RunFolder) -> Self:
-        """Return the newest intact checkpoint. A run without any checkpoint starts from the beginning.
+        """Return the start point at the newest intact checkpoint.
+
+        A run without any checkpoint starts from the beginning.
 
         Raises:
             FileNotFoundError: if no checkpoint is intact, or there is only ``checkpoint.zip``.
             CheckpointError: if the checkpoint was not written by a training command.
         """
-        if not run.checkpoints.files() and not run.checkpoint.is_file():
+        if not run.resume_checkpoints.files() and not run.final_checkpoint.is_file():
             return cls()
-        file = run.checkpoints.newest()
+        file = run.resume_checkpoints.newest()
         with checkpoint_errors():
             documents = read_archive(file).documents
             steps = int(documents["agent"]["progress"]["num_timesteps"])
@@ -74,7 +76,10 @@ class StartPoint:
 
 
 def is_complete(run: RunFolder, total: int) -> bool:
-    """Return whether the run has a completion marker for ``total`` steps; the writing process decides."""
+    """Return whether the run has a completion marker for ``total`` steps.
+
+    The answer of the writing process holds for all processes.
+    """
     done = process_group().is_main and run.completion is not None and run.completion.steps >= total
     return bool(process_group().all_reduce_max(int(done)))
 
@@ -131,8 +136,8 @@ def learn_resumably(
     """Train to the end, or exit with status 75 after a signal. The progress is saved in both cases.
 
     Several processes exit together after the progress is saved. In a single process, a signal during an
-    evaluation or a video ends it at its next step. The checkpoint is then the last one before it, so the
-    resumed run repeats it.
+    evaluation or a video stops this work at its next environment step. The newest checkpoint is then the last
+    one before this work, so the resumed run repeats the work.
 
     Args:
         agent: agent to train.
@@ -148,7 +153,7 @@ def learn_resumably(
         for each in periodic.values():
             each.on_env_step = stop.check
     saving = CheckpointWriter(
-        run.checkpoints,
+        run.resume_checkpoints,
         every_seconds,
         {**periodic, LOG_STATE: run.log_files},
         stop,
@@ -159,14 +164,15 @@ def learn_resumably(
     try:
         restart = False
         try:
-            with closing(saving):  # an error names the checkpoint to resume from, which may be in writing
+            # on errors, closing completes the checkpoint to which the error message refers
+            with closing(saving):
                 learn(callback=[*callbacks, saving], resume_from=start.file)
         except Interrupted:
-            restart = not run.checkpoints.files()  # checkpoint.zip would make the run appear trained
+            restart = not run.resume_checkpoints.files()  # checkpoint.zip would make the run appear trained
         finally:
             if not restart:
                 save_agent(agent, run)
-        # of all processes, also after the last update
+        # a signal that any process received, even after the last update
         signal = process_group().all_reduce_max(int(stop.signal or 0))
     except ConnectionError:
         ignore_signals()
@@ -200,13 +206,13 @@ def save_agent(agent: BaseAlgorithm, run: RunFolder) -> None:
         return
     if agent._n_updates == 0:
         agent.logger.close()
-        if not run.checkpoints.files():
+        if not run.resume_checkpoints.files():
             run.discard()
             print_out(f"no update was made: {run.path} is removed")
         return
-    agent.save(run.checkpoint)
+    agent.save(run.final_checkpoint)
     save_statistics(agent, run.normalizer)
-    print_out(f"checkpoint: {run.checkpoint}")
+    print_out(f"checkpoint: {run.final_checkpoint}")
 
 
 def save_statistics(agent: BaseAlgorithm, file: Path) -> None:
@@ -228,14 +234,16 @@ def _exit_resumable(signal: Signals, run: RunFolder) -> None:
 
 @contextmanager
 def error_context(run: RunFolder) -> Iterator[None]:
-    """Add the folder of the run, and how to resume it, to errors of the disk, environments and numerics.
+    """Add the folder of the run, and how to resume it, to certain errors.
+
+    These are disk errors, environment errors and numerical errors.
 
     The folder is removed if a signal ends the process before anything was saved.
 
     Raises:
         OSError: replaces an `OSError`.
-        SystemExit: with status 2 and one line, replaces errors for values that are not finite and for files
-            from which the run cannot be resumed.
+        SystemExit: with status 2 and one line; replaces `FaultyEnvironmentError`, `NumericalError`,
+            `CheckpointError` and `ResumeError`.
     """
     try:
         yield
@@ -246,16 +254,17 @@ def error_context(run: RunFolder) -> Iterator[None]:
     except (CheckpointError, ResumeError) as error:
         exit_with(str(error), 2)
     except (ReceivedSignal, KeyboardInterrupt):
-        saved = run.checkpoints.files() or run.checkpoint.is_file()
+        saved = run.resume_checkpoints.files() or run.final_checkpoint.is_file()
         if process_group().is_main and run.path.exists() and not saved:
             run.discard()
         raise
 
 
 def _failure(run: RunFolder, error: Exception) -> str:
+    resume_files = run.resume_checkpoints.files()
     remedies = {
-        f"resume with: rlxf resume {run.path}{trust_option(run.config)}": bool(run.checkpoints.files()),
-        f"start a new run from its weights with --pretrained {run.path}": run.checkpoint.is_file(),
+        f"resume with: rlxf resume {run.path}{trust_option(run.config)}": bool(resume_files),
+        f"start a new run from its weights with --pretrained {run.path}": run.final_checkpoint.is_file(),
     }
     advice = ", or ".join(remedy for remedy, available in remedies.items() if available)
     return f"the run in {run.path} failed: {error}.{advice and f' Fix the cause, then {advice}'}"

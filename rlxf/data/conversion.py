@@ -219,7 +219,7 @@ class _BoundedEncoder(VectorEncoder):
     """Encoder of Box actions that rejects actions outside of the Box."""
 
     def __call__(self, values: Any) -> NDArray[np.float32]:
-        """Encode actions as `VectorEncoder` does; raise RowError also if an action is outside of the Box."""
+        """Encode actions as `VectorEncoder` does; raise RowError for an action outside of the Box, too."""
         rows, space = super().__call__(values), self.space
         assert isinstance(space, spaces.Box)
         low, high = tolerant_bounds(space)

@@ -92,7 +92,7 @@ class Source:
 
     @property
     def has_jpeg(self) -> bool:
-        """True if images, also those in a Dict or a Tuple, are stored as JPEG."""
+        """True if images, including those in a Dict or a Tuple, are stored as JPEG."""
         images = any(is_image_space(leaf) for _, leaf in leaves(self.observation_space))
         return self.dataset.storage.jpeg_encoding and images
 

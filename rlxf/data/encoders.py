@@ -38,7 +38,7 @@ def observation_encoder(space: Space) -> "VectorEncoder | ImageEncoder":
 
     Raises:
         TypeError: if a part is not a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, or is a larger
-            image. Also if the space contains only text.
+            image, or if the space contains only text.
     """
     if is_image(space):
         assert isinstance(space, spaces.Box)

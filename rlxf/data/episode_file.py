@@ -18,8 +18,8 @@ from rlxf.data.spaces import is_text, parts_of
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
-ENDS = ("terminations", "truncations")
-READ = ("observations", "actions", "rewards", *ENDS)
+END_FLAGS = ("terminations", "truncations")
+ARRAY_NAMES = ("observations", "actions", "rewards", *END_FLAGS)
 """Names of the arrays that are read from an episode."""
 # Exceptions of h5py for damaged files: OSError and RuntimeError by its own checks, KeyError for missing
 # names, and the others for damaged types and sizes.
@@ -60,28 +60,30 @@ class EpisodeFile:
         expected = metadata["total_episodes"], metadata["total_steps"]
         if self.source.selected is None and (groups, sum(lengths)) != expected:
             raise self._damaged(
-                f"it has {groups} episodes of {sum(lengths)} steps, the metadata say {expected[0]} of "
-                f"{expected[1]}"
+                f"it has {groups} episodes with {sum(lengths)} steps in total, but the metadata state "
+                f"{expected[0]} episodes with {expected[1]} steps"
             )
         return lengths
 
     def _length(self, episode: int) -> int:
         with self._group(episode) as group:
-            arrays = [(name, array) for name in READ for array in _local_arrays(group, name)]
+            arrays = [(name, array) for name in ARRAY_NAMES for array in _local_arrays(group, name)]
             steps = len(group["rewards"])
             counts = [(name, len(array)) for name, array in arrays]
             stated = int(group.attrs.get("total_steps", steps))
         faults = [
             f"{rows} rows of {name}" for name, rows in counts if rows != steps + (name == "observations")
         ]
-        faults += [f"total_steps is {stated}"] * (stated != steps) + ["no step"] * (not steps)
+        faults += [f"total_steps is {stated}"] * (stated != steps)
+        if not steps:
+            raise self._damaged("it has no steps", episode)
         if faults:
             raise self._damaged(f"it has {steps} rewards, but {', '.join(faults)}", episode)
         self._check_form(group, [array for _, array in arrays], episode)
         return steps
 
     def _check_form(self, group: Any, arrays: Sequence[h5py.Dataset], episode: int) -> None:
-        """Raise DatasetError if shapes or dtypes differ from the metadata, or chunks exceed the memory."""
+        """Raise DatasetError if shapes or dtypes differ from the metadata, or chunks exceed the budget."""
         with self._error_context(episode):
             fault = _episode_mismatch(group, self.source)
         if fault:
@@ -105,8 +107,10 @@ class EpisodeFile:
     def ending(self, episode: int) -> tuple[bool, bool]:
         """Return the terminated and truncated flags of the last step; the earlier flags must be False."""
         with self._group(episode) as group:
-            ends = [np.asarray(_open_local_node(group, name)[()]).reshape(-1).astype(bool) for name in ENDS]
-        for name, each in zip(ENDS, ends, strict=True):
+            ends = [
+                np.asarray(_open_local_node(group, name)[()]).reshape(-1).astype(bool) for name in END_FLAGS
+            ]
+        for name, each in zip(END_FLAGS, ends, strict=True):
             if each[:-1].any():
                 raise self._damaged(
                     f"its {name} are True at step {int(np.argmax(each))} of {len(each)}, before the last",
@@ -249,7 +253,7 @@ def _episode_mismatch(group: h5py.Group, source: Source) -> str | None:
     faults = {
         "observations": _array_mismatch(group["observations"], source.observation_space, source.has_jpeg),
         "actions": _array_mismatch(group["actions"], source.action_space, jpeg=False),
-        **{name: _scalar_mismatch(group[name]) for name in ("rewards", *ENDS)},
+        **{name: _scalar_mismatch(group[name]) for name in ("rewards", *END_FLAGS)},
     }
     return next((f"{name} {fault}" for name, fault in faults.items() if fault), None)
 
@@ -275,9 +279,9 @@ def _array_fault(array: h5py.Dataset, space: spaces.Space[Any]) -> str | None:
     rows = array.shape[1:]
     is_choice = isinstance(space, spaces.Discrete) and rows == (1,)
     if rows != space.shape and not is_choice:
-        return f"have rows of shape {rows}, the metadata say {space.shape} ({space})"
+        return f"have rows of shape {rows}, but the metadata state {space.shape} ({space})"
     if array.dtype.kind not in "biuf" or not _castable(array.dtype, space.dtype):
-        return f"are of {array.dtype}, the metadata say {space.dtype} ({space})"
+        return f"are of {array.dtype}, but the metadata state {space.dtype} ({space})"
     return None
 
 

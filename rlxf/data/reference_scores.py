@@ -76,7 +76,7 @@ TABLE = {
 }
 """Reference scores by pattern of Gymnasium ids; ``*`` matches anything."""
 OTHER_REWARDS = ("*Dense-v*", "*Sparse-v*")
-"""Patterns of variants with other rewards, such as ``AdroitHandPenSparse-v1``, which are excluded."""
+"""Patterns of variants with different rewards, such as ``AdroitHandPenSparse-v1``, which are excluded."""
 
 
 def reference_scores(metadata: dict[str, Any], env_spec: EnvSpec | None) -> ReferenceScores | None:

@@ -24,7 +24,7 @@ def is_image(space: Space) -> bool:
 
 
 def is_text(space: Space) -> bool:
-    """Return whether the values are strings, as of Gymnasium's Text or MiniGrid's missions."""
+    """Return whether the values are strings, as in Gymnasium's Text or MiniGrid's missions."""
     return space.dtype is not None and np.issubdtype(space.dtype, np.str_)
 
 
@@ -98,7 +98,7 @@ def flatten_rows(space: spaces.Space[Any], values: Any) -> Rows:
         values: an array (n, ...), for Dict a dict of arrays, for Tuple a tuple of arrays. Text is ignored.
 
     Raises:
-        TypeError: if the space is of another class.
+        TypeError: if the space is of an unsupported class.
         RowError: if a value is outside of a Discrete or MultiDiscrete.
     """
     raise TypeError(f"{space} cannot be flattened to a vector; remove it with a wrapper")
@@ -106,7 +106,7 @@ def flatten_rows(space: spaces.Space[Any], values: Any) -> Rows:
 
 @flatten_rows.register(spaces.Box)
 @flatten_rows.register(spaces.MultiBinary)
-def _numbers(space: spaces.Box[Any] | spaces.MultiBinary, values: Any) -> Rows:
+def _flatten_numbers(space: spaces.Box[Any] | spaces.MultiBinary, values: Any) -> Rows:
     array = np.asarray(values)
     with np.errstate(over="ignore"):  # values too large for float32 become infinite and are detected later
         rows = array.reshape(len(array), -1).astype(np.float32)
@@ -114,12 +114,12 @@ def _numbers(space: spaces.Box[Any] | spaces.MultiBinary, values: Any) -> Rows:
 
 
 @flatten_rows.register(spaces.Discrete)
-def _one_hot(space: spaces.Discrete[Any], values: Any) -> Rows:
+def _flatten_discrete(space: spaces.Discrete[Any], values: Any) -> Rows:
     return _as_one_hot(discrete_indices(space, values)[:, 0], int(space.n))
 
 
 @flatten_rows.register(spaces.MultiDiscrete)
-def _one_hots(space: spaces.MultiDiscrete[Any], values: Any) -> Rows:
+def _flatten_multi_discrete(space: spaces.MultiDiscrete[Any], values: Any) -> Rows:
     columns = discrete_indices(space, values).T
     return np.concatenate(list(map(_as_one_hot, columns, space.nvec.flat)), axis=1)
 
@@ -133,7 +133,7 @@ def _as_one_hot(choices: NDArray[np.int64], size: int) -> Rows:
 
 @flatten_rows.register(spaces.Dict)
 @flatten_rows.register(spaces.Tuple)
-def _parts(space: spaces.Dict | spaces.Tuple, values: Any) -> Rows:
+def _flatten_parts(space: spaces.Dict | spaces.Tuple, values: Any) -> Rows:
     return np.concatenate(
         [flatten_rows(part, values[key]) for key, part in encoded_parts(space).items()], axis=1
     )
@@ -148,9 +148,9 @@ def unflatten_rows(space: spaces.Space[Any], rows: Rows) -> Any:
         rows: float32 (n, D).
 
     Raises:
-        TypeError: if the space is of another class, or contains text.
+        TypeError: if the space is of an unsupported class, or contains text.
     """
-    raise TypeError(f"{space} cannot be flattened to a vector; remove it with a wrapper")
+    raise TypeError(f"vectors cannot be converted back to values of {space}; remove it with a wrapper")
 
 
 @unflatten_rows.register(spaces.Box)
@@ -270,63 +270,66 @@ def check_spaces_match(
         )
 
 
-def space_mismatches(data: tuple[Space, Space], other: tuple[Space, Space]) -> Iterator[tuple[str, str]]:
+def space_mismatches(expected: tuple[Space, Space], actual: tuple[Space, Space]) -> Iterator[tuple[str, str]]:
     """Yield each difference of observation and action space: "observation" or "action", and its description.
 
     The differences that `check_spaces_match` allows are left out.
 
     Args:
-        data: observation and action space of the data.
-        other: observation and action space to compare with them.
+        expected: observation and action space that are required, e.g. those of the data.
+        actual: observation and action space to compare with them.
     """
-    mismatches = _observation_mismatch(data[0], other[0]), _action_mismatch(data[1], other[1])
+    mismatches = _observation_mismatch(expected[0], actual[0]), _action_mismatch(expected[1], actual[1])
     yield from filter(all, zip(("observation", "action"), mismatches, strict=True))
 
 
-def _observation_mismatch(data: Space, other: Space) -> str:
-    """Describe how an observation space differs from that of the data; empty if encoded rows are equal."""
-    if any(isinstance(data, kind) and isinstance(other, kind) for kind in (spaces.Dict, spaces.Tuple)):
-        return _parts_mismatch(encoded_parts(data), encoded_parts(other))  # type: ignore[arg-type]
-    if is_image(data) and is_image(other):
-        return _describe(data, other, image_shape(data) == image_shape(other))  # type: ignore[arg-type]
-    return _describe(data, other, _same_rows(data, other))
+def _observation_mismatch(expected: Space, actual: Space) -> str:
+    """Describe how an observation space differs from the expected one.
+
+    Empty if their encoded rows have the same format.
+    """
+    if any(isinstance(expected, kind) and isinstance(actual, kind) for kind in (spaces.Dict, spaces.Tuple)):
+        return _parts_mismatch(encoded_parts(expected), encoded_parts(actual))  # type: ignore[arg-type]
+    if is_image(expected) and is_image(actual):
+        return _describe(expected, actual, image_shape(expected) == image_shape(actual))  # type: ignore[arg-type]
+    return _describe(expected, actual, _same_rows(expected, actual))
 
 
-def _action_mismatch(data: Space, other: Space) -> str:
-    """Describe how an action space differs from that of the data; empty if it does not."""
-    if isinstance(data, spaces.Box) and isinstance(other, spaces.Box) and data.shape == other.shape:
-        same = np.allclose(data.low, other.low) and np.allclose(data.high, other.high)
+def _action_mismatch(expected: Space, actual: Space) -> str:
+    """Describe how an action space differs from the expected one; empty if it does not."""
+    if isinstance(expected, spaces.Box) and isinstance(actual, spaces.Box) and expected.shape == actual.shape:
+        same = np.allclose(expected.low, actual.low) and np.allclose(expected.high, actual.high)
     else:
-        same = _same_choices(data, other)
-    return _describe(data, other, same)
+        same = _same_choices(expected, actual)
+    return _describe(expected, actual, same)
 
 
-def _parts_mismatch(data: dict[Any, Space], other: dict[Any, Space]) -> str:
-    if data.keys() != other.keys():
-        return f"expected the parts {list(data)}, got {list(other)}"
-    mismatches = {key: _part_mismatch(data[key], other[key]) for key in data}
+def _parts_mismatch(expected: dict[Any, Space], actual: dict[Any, Space]) -> str:
+    if expected.keys() != actual.keys():
+        return f"expected the parts {list(expected)}, got {list(actual)}"
+    mismatches = {key: _part_mismatch(expected[key], actual[key]) for key in expected}
     return "; ".join(f"in {key!r}: {mismatch}" for key, mismatch in mismatches.items() if mismatch)
 
 
-def _part_mismatch(data: Space, other: Space) -> str:
+def _part_mismatch(expected: Space, actual: Space) -> str:
     """Describe the difference between parts; here the channel axes of images must agree, too."""
-    if isinstance(data, spaces.Dict | spaces.Tuple):
-        return _observation_mismatch(data, other)
-    return _describe(data, other, _same_rows(data, other))
+    if isinstance(expected, spaces.Dict | spaces.Tuple):
+        return _observation_mismatch(expected, actual)
+    return _describe(expected, actual, _same_rows(expected, actual))
 
 
-def _same_rows(data: Space, other: Space) -> bool:
-    if isinstance(data, spaces.Box) and isinstance(other, spaces.Box):
-        return (is_image(data), data.shape) == (is_image(other), other.shape)
-    return _same_choices(data, other)
+def _same_rows(expected: Space, actual: Space) -> bool:
+    if isinstance(expected, spaces.Box) and isinstance(actual, spaces.Box):
+        return (is_image(expected), expected.shape) == (is_image(actual), actual.shape)
+    return _same_choices(expected, actual)
 
 
-def _same_choices(data: Space, other: Space) -> bool:
+def _same_choices(expected: Space, actual: Space) -> bool:
     """Return whether the spaces are equal, apart from the dtype of Discrete, which Minari does not save."""
-    if isinstance(data, spaces.Discrete) and isinstance(other, spaces.Discrete):
-        return (int(data.n), int(data.start)) == (int(other.n), int(other.start))
-    return data == other
+    if isinstance(expected, spaces.Discrete) and isinstance(actual, spaces.Discrete):
+        return (int(expected.n), int(expected.start)) == (int(actual.n), int(actual.start))
+    return expected == actual
 
 
-def _describe(data: Space, other: Space, same: bool) -> str:
-    return "" if same else f"expected {data}, got {other}"
+def _describe(expected: Space, actual: Space, same: bool) -> str:
+    return "" if same else f"expected {expected}, got {actual}"

@@ -95,7 +95,7 @@ def make_vec_env(
         wrapper_class: wrapper class, or function of one environment, applied to each copy.
         previous_reward: add the previous reward to each observation, with `PreviousReward` around all other
             wrappers. The observation is then a Dict.
-        previous_transition: add the previous action, reward and done flag to each observation, also across
+        previous_transition: add the previous action, reward and done flag to each observation, even across
             episodes, with `PreviousTransition` around all other wrappers.
         workers: number of processes, timeouts and restarts; None for copies in this process.
 
@@ -129,7 +129,7 @@ def make_vec_env_from(
     wrapper: EnvWrapper | None = None,
     workers: Workers | None = None,
 ) -> VecEnv:
-    """Create ``n_envs`` environments with Stable-Baselines3's ``make_vec_env``, also with nested spaces.
+    """Create ``n_envs`` environments with Stable-Baselines3's ``make_vec_env``, even with nested spaces.
 
     Args:
         make: function that creates one environment.

@@ -38,7 +38,7 @@ class ActionReplay(TransparentWrapper):
     `replay` then reports that the observations differ.
 
     Args:
-        env: the environment, in all wrappers that change observations.
+        env: the environment, with all wrappers that change observations.
     """
 
     def __init__(self, env: gymnasium.Env):
@@ -72,8 +72,8 @@ class ActionReplay(TransparentWrapper):
 
         Returns:
             "seed" of the sequence, "number" of the episode in it, "actions" (T, ...), and "hash" of the
-            results. If the episode cannot be replayed, only "lost", the reason. An exception would end the
-            worker process of the environment.
+            results. If the episode cannot be replayed, only "lost", the reason. No exception is raised,
+            because it would end the worker process of the environment.
         """
         if self._seed is None or self._options:
             return {"lost": f"{self} was reset with options, or not at all"}
@@ -101,7 +101,7 @@ class ActionReplay(TransparentWrapper):
             return f"{self} cannot be replayed: {error!r}"
         if self._hash.hexdigest() == record["hash"]:
             return None
-        return f"{self} with seed {self._seed_of_episode} and the same actions gives another episode"
+        return f"{self} with seed {self._seed_of_episode} and the same actions results in a different episode"
 
     def _reset_episode(self, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         self._actions, self._options, self._hash = [], options, hashlib.blake2b(digest_size=16)
@@ -134,30 +134,30 @@ Place = tuple[object, str]
 """An object and the name of its attribute, a number or an array."""
 
 
-def _of_normalize(wrapper: Any) -> list[Place]:
+def _normalize_places(wrapper: Any) -> list[Place]:
     obs_rms = wrapper.obs_rms if wrapper.norm_obs else {}
     statistics: list[RunningMeanStd] = list(obs_rms.values()) if isinstance(obs_rms, dict) else [obs_rms]
     parts = [(each, part) for each in [*statistics, wrapper.ret_rms] for part in ("mean", "var", "count")]
     return [(wrapper, "returns"), *parts]
 
 
-def _of_stack(wrapper: Any) -> list[Place]:
+def _stack_places(wrapper: Any) -> list[Place]:
     stacks = getattr(wrapper.stacked_obs, "sub_stacked_observations", {"": wrapper.stacked_obs})
     return [(stack, "stacked_obs") for stack in stacks.values()]
 
 
-def _of(*names: str) -> Callable[[Any], list[Place]]:
+def _attributes(*names: str) -> Callable[[Any], list[Place]]:
     return lambda wrapper: [(wrapper, name) for name in names]
 
 
 STATE_ATTRIBUTES: dict[type[VecEnvWrapper], Callable[[Any], list[Place]]] = {
-    VecNormalize: _of_normalize,
-    VecMonitor: _of("episode_returns", "episode_lengths", "episode_count"),
-    VecFrameStack: _of_stack,
-    VecTransposeImage: _of(),
-    VecExtractDictObs: _of(),
-    VecCheckNan: _of(),
-    ReturnToGo: _of("_target", "_return_to_go", "_time_step", "_previous"),
+    VecNormalize: _normalize_places,
+    VecMonitor: _attributes("episode_returns", "episode_lengths", "episode_count"),
+    VecFrameStack: _stack_places,
+    VecTransposeImage: _attributes(),
+    VecExtractDictObs: _attributes(),
+    VecCheckNan: _attributes(),
+    ReturnToGo: _attributes("_target", "_return_to_go", "_time_step", "_previous"),
 }
 """Attributes in which each wrapper class keeps state between steps."""
 
@@ -178,8 +178,8 @@ def load_wrapper_state(env: VecEnv, arrays: Mapping[str, np.ndarray]) -> None:
     given = {name: array.shape for name, array in arrays.items()}
     if shapes != given:
         raise ValueError(
-            f"the environment's wrappers have state of shapes {shapes}, those of the run {given}: resume the "
-            f"run with the same wrappers and spaces"
+            f"the environment's wrappers have state of shapes {shapes}, but those of the run have "
+            f"{given}: resume the run with the same wrappers and spaces"
         )
     for name, (holder, attribute) in places.items():
         old, array = getattr(holder, attribute), arrays[name]
@@ -279,7 +279,7 @@ def _counts_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _places(env: VecEnv) -> Iterator[tuple[str, Place]]:
     for depth, wrapper in enumerate(_wrappers(env)):
-        places = STATE_ATTRIBUTES.get(type(wrapper), _of())(wrapper)
+        places = STATE_ATTRIBUTES.get(type(wrapper), _attributes())(wrapper)
         for number, place in enumerate(places):
             yield f"{depth}.{type(wrapper).__name__}.{number}.{place[1]}", place
 

@@ -49,7 +49,7 @@ class PausableEnv(TransparentWrapper):
     used costs as much time as the others, unless it is paused.
 
     Args:
-        env: the environment, in all its other wrappers.
+        env: the environment, with all its other wrappers.
     """
 
     def __init__(self, env: gymnasium.Env):
@@ -157,7 +157,7 @@ class WatchedRemote:
 
 
 def watch_processes(env: VecEnv | None) -> None:
-    """Make a ``SubprocVecEnv``, also inside wrappers, raise an error if one of its processes dies.
+    """Make a ``SubprocVecEnv``, even inside wrappers, raise an error if one of its processes dies.
 
     Args:
         env: any vector environment; other classes are unchanged.

@@ -144,7 +144,7 @@ class CheckedSteps(TransparentWrapper):
     Attributes of the environment can be read through the wrapper.
 
     Args:
-        env: the environment, in all its other wrappers.
+        env: the environment, with all its other wrappers.
         index: index of the environment, for the error message.
     """
 
@@ -213,9 +213,9 @@ def with_checked_steps(env: gymnasium.Env | VecEnv) -> Any:
 def observation_fault(space: spaces.Space[Any], observation: Any) -> str | None:
     """Describe how the shape, dtype or values of an observation violate its space; None if they do not.
 
-    Another dtype is allowed if it can be cast with NumPy's "same_kind" rule, such as float64 or integers to
-    float32, but not floats to integers. Integers that fit into an integer dtype are allowed, too. Values may
-    exceed the bounds of a Box.
+    A different dtype is allowed if it can be cast with NumPy's "same_kind" rule, such as float64 or integers
+    to float32, but not floats to integers. Integers that fit into an integer dtype are allowed, too. Values
+    may exceed the bounds of a Box.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _parts_fault(space, observation)
@@ -268,7 +268,7 @@ def _cast_fault(space: Any, observation: Any) -> str | None:
 
 
 def _integers_fit(array: np.ndarray, dtype: Any) -> bool:
-    """Return whether integers fit into another integer dtype, such as small int64 values into uint8."""
+    """Return whether integers fit into a different integer dtype, such as small int64 values into uint8."""
     if array.dtype.kind not in "iu" or dtype.kind not in "iu" or not array.size:
         return False
     limits = np.iinfo(dtype)

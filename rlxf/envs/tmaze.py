@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 PenaltyRule = Literal["schedule", "step"]
 Cells = int | NDArray[np.int64]
 MAX_CORRIDOR_LENGTH = 1_000_000
-"""Limit of memory: the tables take about 60 bytes for each cell."""
+"""Largest corridor length. It bounds memory: the tables take about 60 bytes for each cell."""
 RIGHT, UP, LEFT, DOWN = range(4)
 
 
@@ -30,7 +30,7 @@ class TMazeRules:
                            with one arm above it (+1) and one below (-1)
 
     The goal is one of the arms, drawn with equal probability. The oracle shows it at the first visit only.
-    An episode lasts exactly T steps, the length of the shortest path from the start over the oracle to the
+    An episode lasts exactly T steps, the length of the shortest path from the start via the oracle to the
     goal. The rewards are
 
         ``r_t = penalty * [step t was idle]``  for t < T,
@@ -38,9 +38,9 @@ class TMazeRules:
 
     The argument penalty_rule defines which steps are idle:
 
-    - "schedule" (the paper's): steps after which ``column < t - S``, so the agent lags the shortest path. It
-      cannot catch up: after the first wrong step, all actions get the same penalty. An untrained agent
-      therefore learns from only one or two steps of each episode.
+    - "schedule" (the paper's): steps after which ``column < t - S``, so the agent lags behind the shortest
+      path. It cannot catch up: after the first wrong step, all actions get the same penalty. An untrained
+      agent therefore learns from only one or two steps of each episode.
     - "step": steps that lead neither east nor to the hint. Each step has an informative reward.
 
     The best return is 1 under both rules, for the same path. Without memory of the hint, the success rate
@@ -144,7 +144,9 @@ class TMazeRules:
 
 
 PIXELS = 8
+"""Width and height of a cell in an image."""
 WALL, FLOOR, ORACLE, GOAL, AGENT = range(5)
+"""Contents of a cell, as indices of `SYMBOLS` and `COLORS`."""
 SYMBOLS = np.array(list(" .OGA"))
 COLORS = np.array(
     [(40, 40, 40), (230, 230, 230), (90, 140, 220), (90, 180, 90), (220, 80, 60)], dtype=np.uint8
@@ -155,8 +157,8 @@ def render_maze(rules: TMazeRules, mode: str, cell: int, goal: int) -> str | NDA
     """Render the maze with the agent in a cell and the goal in an arm, in a render mode of `TMaze`.
 
     Returns:
-        For "ansi", three lines of L + S + 1 characters: O oracle, G goal, A agent, ``.`` floor. For
-        "rgb_array", an RGB image, uint8 (3 * 8, (L + S + 1) * 8, 3).
+        For "ansi", three lines of L + S + 1 characters: O oracle, G goal, A agent, ``.`` floor, space wall.
+        For "rgb_array", an RGB image, uint8 (3 * 8, (L + S + 1) * 8, 3).
     """
     grid = np.full((3, rules.junction + 1), WALL)
     grid[1], grid[[0, 2], -1] = FLOOR, FLOOR
@@ -184,8 +186,8 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
         corridor_length: L, steps from the start to the junction; at least 1.
         active: if False, the agent starts on the oracle; if True, one step east of it.
         penalty: reward of each idle step, at most 0; None means -1 / (T - 1).
-        penalty_rule: "schedule" (the paper's) penalizes each step after which the agent lags the shortest
-            path. "step" penalizes each step that leads neither east nor to the hint.
+        penalty_rule: "schedule" (the paper's) penalizes each step after which the agent lags behind the
+            shortest path. "step" penalizes each step that leads neither east nor to the hint.
         render_mode: None, "ansi" (text) or "rgb_array" (uint8 (H, W, 3)).
 
     Raises:
@@ -223,7 +225,7 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._observe(), {}
 
     def step(self, action: np.int64 | int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Move the agent; the class docstring describes observations and rewards."""
+        """Move the agent; for rewards see `TMazeRules`."""
         if self._time >= self.rules.horizon:
             raise ResetNeeded("there is no running episode: call reset() before step()")
         if not self.action_space.contains(action):

@@ -36,10 +36,10 @@ class Workers:
             hanging environment delays all by this time.
         start_timeout: seconds for the creation and the reset of an environment, including imports; also the
             limit of ``env_method``.
-        restarts: maximum number of failures in a row of an environment. A finished episode, or `GOOD_STEPS`
-            steps, reset the count.
-        back_off: seconds from the first failure to the restart. It doubles with each failure in a row, up to
-            `MAX_BACK_OFF`.
+        restarts: maximum number of consecutive failures of an environment. A finished episode, or
+            `GOOD_STEPS` steps, reset the count.
+        back_off: seconds from the first failure to the restart. It doubles with each consecutive failure, up
+            to `MAX_BACK_OFF`.
 
     Raises:
         ValueError: if a number is out of range.
@@ -61,7 +61,7 @@ class Workers:
                 raise ValueError(f"{name} must be more than 0 seconds, got {seconds}")
 
     def restart_delay(self, failures: int) -> float:
-        """Return the seconds from the last of ``failures`` failures in a row to the restart."""
+        """Return the seconds from the last of ``failures`` consecutive failures to the restart."""
         return float(min(self.back_off * 2.0 ** (failures - 1), MAX_BACK_OFF))
 
     def split_envs(self, n_envs: int) -> list[range]:
@@ -194,7 +194,7 @@ class WorkerPool:
         """Remove the environments that failed, warn with the cause, and schedule their restart.
 
         Raises:
-            BrokenEnvironmentError: if an environment failed too often in a row.
+            BrokenEnvironmentError: if an environment had too many consecutive failures.
         """
         groups: dict[int, list[int]] = {}
         for i in sorted(failures):

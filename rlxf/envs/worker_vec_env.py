@@ -53,8 +53,8 @@ class WorkerVecEnv(VecEnv):
 
     If environments draw from their own generator, such as ``np_random``, the steps are the same for any
     number of processes. Environments in a process share the global generators of Python, NumPy and torch,
-    which each reset with a seed seeds. Draws from these are reproducible for the same seed and number of
-    processes, as long as no environment fails and no run is resumed.
+    which are seeded at each reset with a seed. Draws from these are reproducible for the same seed and number
+    of processes, as long as no environment fails and no run is resumed.
 
     Messages between the program and its processes are pickled. The processes do not run the program's
     script. Definitions of the script are sent with ``makes``, but ids that the script registers are unknown
@@ -66,8 +66,8 @@ class WorkerVecEnv(VecEnv):
 
     Raises:
         BrokenEnvironmentError: if an environment cannot be created; all processes are then ended. Later, if
-            its first reset fails, or it fails more often in a row than ``workers.restarts``; the processes
-            then run until `close`.
+            its first reset fails, or it has more consecutive failures than ``workers.restarts``; the
+            processes then run until `close`.
         ValueError: if there are more processes than environments.
     """
 
@@ -164,7 +164,8 @@ class WorkerVecEnv(VecEnv):
         Raises:
             AttributeError: if the environment has no such method.
             RuntimeError: if the method raises.
-            BrokenEnvironmentError: if the environment fails more often in a row than ``workers.restarts``.
+            BrokenEnvironmentError: if the environment has more consecutive failures than
+                ``workers.restarts``.
         """
         query = call("query", "env_method", method_name, *method_args, **method_kwargs)
         return self._query(indices, query, self.pool.start_timeout)

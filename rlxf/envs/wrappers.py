@@ -16,6 +16,7 @@ from rlxf.envs.spaces import batch_of_one, check_spaces, is_filler
 from rlxf.utils.errors import FaultyEnvironmentError, RowError
 
 REWARD, OBSERVATION = "previous_reward", "observation"
+"""Keys of Dict observations; OBSERVATION is that of an observation that was not a Dict."""
 
 
 class TransparentWrapper(gymnasium.Wrapper):
@@ -87,6 +88,7 @@ class PreviousReward(gymnasium.Wrapper):
 
 
 ACTION = "previous_action"
+"""Key of the previous action."""
 
 
 class PreviousStep(PreviousReward):
@@ -123,6 +125,7 @@ def _encoded_space(action_space: spaces.Space) -> spaces.Box:
 
 
 DONE = "previous_done"
+"""Key of the flag that the previous step ended an episode."""
 
 
 class PreviousTransition(PreviousStep):
@@ -175,6 +178,7 @@ class PreviousTransition(PreviousStep):
 
 Space = spaces.Space[Any]
 KEYS = ("observation", "return_to_go", "previous_action", "time_step")
+"""Keys of the observations of `ReturnToGo`."""
 
 
 class ReturnToGo(VecEnvWrapper):

@@ -1,4 +1,4 @@
-"""Callbacks that act every so many steps, and the one that evaluates the agent."""
+"""Callbacks that act at regular intervals of steps, and the one that evaluates the agent."""
 
 import time
 from abc import abstractmethod

@@ -99,7 +99,7 @@ def evaluate(
         seed: seed of the environments; environment i gets ``seed + i``. None does not seed them.
         progress_bar: show a progress bar; a string is its label. Labels also name the target return.
         logger: logger or writer for ``log`` of the report, at step ``agent.num_timesteps``. For an agent with
-            adaptive depth, also for ``eval/mean_depth``, the mean number of layer passes per token.
+            adaptive depth, including ``eval/mean_depth``, the mean number of layer passes per token.
         on_step: function that is called before each step of the environments; an exception that it raises
             ends the evaluation.
 
@@ -110,10 +110,10 @@ def evaluate(
         TypeError: if the agent has no ``predict``, or ``env`` is not an environment or an id.
 
     Warns:
-        UserWarning: if a target is outside the range of returns in the agent's data; if ``env`` is another
-            version of the environment of the data; if the agent was trained with a ``VecNormalize`` whose
-            statistics are missing; if there is a single episode, so there is no interval; if the memory of
-            the agent persists across episodes and ``env`` has filler rows (NEXT_STEP).
+        UserWarning: if a target is outside the range of returns in the agent's data; if ``env`` is a
+            different version of the environment of the data; if the agent was trained with a ``VecNormalize``
+            whose statistics are missing; if there is a single episode, so there is no interval; if the memory
+            of the agent persists across episodes and ``env`` has filler rows (NEXT_STEP).
     """
     _check(agent, episodes, n_envs)
     if target_returns is not None:

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CONFIDENCE = 0.95
+"""Confidence of the bootstrap intervals."""
 RESAMPLES = 9999
-_BATCH_NUMBERS = 2**20  # numbers resampled at a time: 8 MiB whatever the number of returns
+"""Number of bootstrap resamples."""
+_BATCH_NUMBERS = 2**20
+"""Number of returns that are resampled at a time, 8 MiB."""
 MIN_RANKED = 3
 """Smallest number of targets with a rank correlation; with two, it can only be -1 or 1."""
 STATISTICS = ("episodes", "mean", "std", "iqm", "ci", "mean_length", "success_rate", "normalized_score")

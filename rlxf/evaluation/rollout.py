@@ -28,7 +28,7 @@ def play(
     active: Callable[[], NDArray[np.bool_]] | None = None,
     on_step: Callable[[], object] | None = None,
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.bool_], Sequence[Info]]]:
-    """Reset the environments, and step them with the agent's actions without end.
+    """Reset the environments, and step them with the agent's actions indefinitely.
 
     Evaluation, videos and recording share this loop. It yields rewards (E,), dones (E,) and infos of each
     step of the E environments.

@@ -27,8 +27,9 @@ from rlxf.training.serialization import check_tensors, dump_json, dump_tensors
 from rlxf.utils.errors import CheckpointError
 from rlxf.utils.files import atomic_write
 
-DIGITS = re.compile("[0-9a-fA-F]{64}")
+SHA256_DIGITS = re.compile("[0-9a-fA-F]{64}")
 MAX_BYTES = 16 * 2**30
+"""Default size of the largest file that is opened."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +68,8 @@ def write_archive(
 
     Raises:
         TypeError: if a document is not JSON or a tensor cannot be stored; nothing is written.
-        ValueError: if a document contains NaN or infinity, or if a name is "manifest" or contains other
-            characters than letters, digits, '_' and '-'; nothing is written.
+        ValueError: if a document contains NaN or infinity, or if a name is "manifest" or contains
+            characters other than letters, digits, '_' and '-'; nothing is written.
         OSError: if the file cannot be written, e.g. because the disk is full; the old file is unchanged.
     """
     texts = {f"{name}.json": _encode_document(name, document) for name, document in documents.items()}
@@ -99,7 +100,7 @@ def read_archive(
         FileNotFoundError: if the file does not exist.
         IsADirectoryError: if ``path`` is a folder.
         CheckpointError: if the file is truncated, altered, too large, of a newer format, not written by
-            rlxf, requires more memory than the budget, or has another SHA-256.
+            rlxf, requires more memory than the budget, or does not have the expected SHA-256.
         ValueError: if ``sha256`` is not 64 hexadecimal digits.
     """
     path = Path(path)
@@ -116,12 +117,12 @@ def read_archive(
 
 def _check_digits(sha256: str | None) -> None:
     """Raise ValueError unless ``sha256`` is None or 64 hexadecimal digits."""
-    if sha256 is not None and not (isinstance(sha256, str) and DIGITS.fullmatch(sha256)):
+    if sha256 is not None and not (isinstance(sha256, str) and SHA256_DIGITS.fullmatch(sha256)):
         raise ValueError(f"sha256 must be 64 hexadecimal digits, as sha256sum prints them, got {sha256!r}")
 
 
 def _check_digest(handle: BufferedReader, sha256: str | None) -> None:
-    """Raise ValueError if a file has another SHA-256.
+    """Raise ValueError unless a file has the expected SHA-256.
 
     Args:
         handle: file handle at the start of the file; it is rewound to the start afterwards.

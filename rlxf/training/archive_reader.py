@@ -19,17 +19,24 @@ from rlxf.training.serialization import (
 from rlxf.utils.memory_budget import check_budget
 
 MANIFEST = "manifest.json"
+"""Name of the member that lists the others."""
 FORMAT = "rlxf"
 VERSION = 1
 MAX_MEMBERS = 1000
-MAX_DIRECTORY_BYTES = 2**18  # room for MAX_MEMBERS of the longest names
+MAX_DIRECTORY_BYTES = 2**18
+"""Size of the largest zip directory that is read, enough for `MAX_MEMBERS` of the longest names."""
 SEAL_BYTES = 64
+"""Length of the zip comment, a SHA-256 in hexadecimal digits."""
 MEMBER_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}\.(json|safetensors)")
 
 _CHUNK = 2**20
-_END = struct.Struct("<4s8xII2x")  # signature, size of the directory, its offset
+"""Number of bytes that are read at a time."""
+_END = struct.Struct("<4s8xII2x")
+"""End record of a zip file: signature, size of the directory, its offset."""
 _END64 = struct.Struct("<4s36xQQ")
-_LOCATOR = struct.Struct("<4s4xQ4x")  # signature, offset of the zip64 end record
+"""End record of a large zip file (zip64), with the same fields."""
+_LOCATOR = struct.Struct("<4s4xQ4x")
+"""Locator of the zip64 end record: signature, offset of the record."""
 # Exceptions that `zipfile` raises for malformed archives.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
@@ -217,7 +224,7 @@ def _load_manifest(data: bytes) -> dict[str, dict[str, Any]]:
     """Return the manifest entries of the members by name.
 
     Raises:
-        ValueError: if ``data`` is not a manifest of rlxf, or has another format version.
+        ValueError: if ``data`` is not a manifest of rlxf, or has a different format version.
     """
     manifest = load_json(data)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

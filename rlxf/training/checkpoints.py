@@ -98,9 +98,13 @@ def signal_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator
 
 
 NAME = re.compile(r"step-(\d{12})\.zip")
+"""File names of checkpoints, with the number of steps."""
 STATEFUL_DOCUMENT = "stateful"
+"""Name of the document with the states of callbacks."""
 EVERY_SECONDS = 60.0
+"""Default number of seconds between two checkpoints."""
 KEEP = 3
+"""Default number of checkpoints that are kept."""
 
 
 @dataclass(frozen=True)

@@ -30,16 +30,16 @@ REPLY = "rlxf/reply to {}"
 ACKNOWLEDGEMENT = "rlxf/{} acknowledged by {}"
 """Keys of the rendezvous in torchrun's store, by rank, by request, and by prefix and rank."""
 
-_joined: list[ProcessGroup] = [ProcessGroup()]
+_groups: list[ProcessGroup] = [ProcessGroup()]
 
 
 def process_group() -> ProcessGroup:
     """Return the current process group: a single process, unless `init_process_group` was called under
     torchrun.
 
-    Like torch's default process group, it is a global of the process and is not passed as an argument.
+    Like torch's default process group, it is global to the process and is not passed as an argument.
     """
-    return _joined[-1]
+    return _groups[-1]
 
 
 def init_process_group() -> ProcessGroup:
@@ -52,11 +52,11 @@ def init_process_group() -> ProcessGroup:
         The current process group.
 
     Raises:
-        ValueError: if a machine has GPUs, but fewer than processes.
+        ValueError: if a machine has GPUs, but fewer GPUs than processes.
         ConnectionError: if another process does not connect.
     """
     if process_group().world_size == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        _joined.append(TorchProcessGroup.join())
+        _groups.append(TorchProcessGroup.join())
     return process_group()
 
 
@@ -64,7 +64,7 @@ class TorchProcessGroup(ProcessGroup):
     """One rank of a process group that torchrun started.
 
     All gradients are summed in a single all-reduce. The loss of each rank is weighted by its number of valid
-    steps. The result equals the gradient of a single process on the whole batch, also if ranks have different
+    steps. The result equals the gradient of a single process on the whole batch, even if ranks have different
     numbers of valid steps. In contrast, torch's ``DistributedDataParallel`` weights all ranks equally.
 
     Methods with collectives raise ConnectionError if another process has died.
@@ -82,12 +82,12 @@ class TorchProcessGroup(ProcessGroup):
         """Initialize torch.distributed from the environment variables of torchrun.
 
         The module ``torch.distributed.nn.functional`` is imported before, because its functions have the
-        current process group as default argument. If it was imported afterwards, they would keep the group
-        and its threads alive until the interpreter shuts down, where a thread that releases a tensor aborts
+        current process group as default argument. If it were imported afterwards, they would keep the group
+        and its threads alive until the interpreter shuts down, when a thread that releases a tensor aborts
         the process.
 
         Raises:
-            ValueError: if this machine has GPUs, but fewer than processes.
+            ValueError: if this machine has GPUs, but fewer GPUs than processes.
             ConnectionError: if another process does not connect.
         """
         import torch.distributed.nn.functional  # noqa: F401  # see above
@@ -96,7 +96,7 @@ class TorchProcessGroup(ProcessGroup):
         backend = _backend(int(os.environ["LOCAL_RANK"]))
         with _connection_errors(count):
             store, _, _ = next(dist.rendezvous("env://", rank, count, timeout=TIMEOUT))
-            fresh = unused_prefix(store, rank, count, TIMEOUT)
+            fresh = fresh_store(store, rank, count, TIMEOUT)
             dist.init_process_group(backend, timeout=TIMEOUT, store=fresh, rank=rank, world_size=count)
         atexit.register(dist.destroy_process_group)  # its threads must end before interpreter shutdown
         return cls(rank, count)
@@ -269,8 +269,10 @@ def _connection_errors(count: int) -> Iterator[None]:
         ) from error
 
 
-def unused_prefix(store: "dist.Store", rank: int, count: int, patience: timedelta) -> "dist.Store":
-    """Return an unused prefix of the store, the same for all processes that were started together.
+def fresh_store(store: "dist.Store", rank: int, count: int, timeout: timedelta) -> "dist.Store":
+    """Return a view of the store under an unused prefix.
+
+    The prefix is the same for all processes that were started together.
 
     torchrun keeps one store during its lifetime. Restarted processes find the entries of their predecessors
     there, such as addresses of dead processes. The restart count is not a unique prefix: each machine counts
@@ -282,13 +284,13 @@ def unused_prefix(store: "dist.Store", rank: int, count: int, patience: timedelt
         store: store of torchrun.
         rank: rank of this process.
         count: number of processes (world size).
-        patience: timeout of rank 0; other ranks use the timeout of the store.
+        timeout: timeout of rank 0; other ranks use the timeout of the store.
 
     Raises:
         ConnectionError: if rank 0 reaches its timeout.
         DistStoreError: if another rank reaches the timeout, or the store is closed.
     """
-    prefix = _request_prefix(store, rank) if rank else _publish_prefix(store, set(range(1, count)), patience)
+    prefix = _request_prefix(store, rank) if rank else _publish_prefix(store, set(range(1, count)), timeout)
     return dist.PrefixStore(prefix, store)
 
 
@@ -301,18 +303,16 @@ def _request_prefix(store: "dist.Store", rank: int) -> str:
     return str(prefix)
 
 
-def _publish_prefix(store: "dist.Store", waiting: set[int], patience: timedelta) -> str:
+def _publish_prefix(store: "dist.Store", waiting: set[int], timeout: timedelta) -> str:
     """Generate a prefix and reply to requests until all other ranks have acknowledged it.
 
     The request of a rank may be that of a dead process until the new process overwrites it. Replies are
     therefore repeated until the acknowledgement.
     """
-    prefix, end = uuid4().hex, time.monotonic() + patience.total_seconds()
+    prefix, end = uuid4().hex, time.monotonic() + timeout.total_seconds()
     while waiting:
         if time.monotonic() > end:
-            raise ConnectionError(
-                f"the processes of rank {sorted(waiting)} did not connect within {patience}"
-            )
+            raise ConnectionError(f"the processes of rank {sorted(waiting)} did not connect within {timeout}")
         for rank in waiting:
             if store.check([REQUEST.format(rank)]):
                 store.set(REPLY.format(store.get(REQUEST.format(rank)).decode()), prefix)

@@ -106,7 +106,7 @@ class RunFolder:
             ValueError: if ``config.json`` is not a JSON object, or if the folder contains a symbolic link.
         """
         run = cls.reopen(path)
-        if not run.checkpoint.is_file():
+        if not run.final_checkpoint.is_file():
             raise FileNotFoundError(
                 f"the run {run.path} has no {CHECKPOINT}, as it ended before it saved one; train it again"
             )
@@ -125,12 +125,12 @@ class RunFolder:
         return cls(Path(path), _read_config(Path(path) / CONFIG))
 
     @property
-    def checkpoints(self) -> CheckpointFolder:
+    def resume_checkpoints(self) -> CheckpointFolder:
         """Folder of the periodic checkpoints, from which the run can be resumed."""
         return CheckpointFolder(self.path / CHECKPOINTS)
 
     @property
-    def checkpoint(self) -> Path:
+    def final_checkpoint(self) -> Path:
         """Path of the final checkpoint; it may not exist yet."""
         return self.path / CHECKPOINT
 

@@ -120,7 +120,7 @@ def parse_schedule(text: str) -> float | Schedule:
     `CosineSchedule`.
 
     Raises:
-        ValueError: if the text has another form.
+        ValueError: if the text has a different form.
     """
     name, *numbers = text.split(":")
     try:

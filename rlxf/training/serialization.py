@@ -26,7 +26,7 @@ def dump_json(value: Any, indent: int | None = None) -> bytes:
         indent: spaces per level, for human-readable files; None (default) writes one line.
 
     Raises:
-        TypeError: if a key is not a string, or a value has another type.
+        TypeError: if a key is not a string, or a value has an unsupported type.
         ValueError: if a number is NaN or infinite, the nesting exceeds 64 levels, or the text exceeds 8 MiB.
     """
     _check_structure(value, MAX_DEPTH)

@@ -109,8 +109,8 @@ def space_to_json(space: Space[Any]) -> dict[str, Any]:
         space: a Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict or Tuple, with any nesting.
 
     Raises:
-        TypeError: if the space or a subspace is of another class (subclasses are not accepted), or is a Box
-            with a dtype other than bool, and integer or float of at most 64 bits.
+        TypeError: if the space or a subspace is of an unsupported class (subclasses are not accepted), or is
+            a Box with a dtype other than bool, and integer or float of at most 64 bits.
     """
     name = type(space).__name__
     if type(space) not in _ENCODERS:

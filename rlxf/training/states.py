@@ -64,7 +64,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 def check_layers(layers: int, tensors: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError if there are more layers than tensors, before the layers are built."""
     if layers > len(tensors):
-        raise weights_mismatch(f"there are {layers:,} layers, but {len(tensors):,} tensors")
+        raise state_mismatch(f"there are {layers:,} layers, but {len(tensors):,} tensors")
 
 
 def check_weights_fit(module: nn.Module, tensors: Mapping[str, Tensor], group: str) -> None:
@@ -88,11 +88,11 @@ def check_weights_fit(module: nn.Module, tensors: Mapping[str, Tensor], group: s
         _check_numbers(group, name, tensor, infinite=name not in parameters)
 
 
-def weights_mismatch(fault: str) -> CheckpointError:
-    """Return the CheckpointError for weights that do not fit the agent, because of ``fault``."""
+def state_mismatch(fault: str) -> CheckpointError:
+    """Return the CheckpointError for stored tensors that are invalid or do not fit, because of ``fault``."""
     return CheckpointError(
-        f"the checkpoint's weights do not fit the agent: {fault}; load it with the settings it was saved "
-        f"with, or use another copy of the file"
+        f"the stored state is invalid or does not fit: {fault}; load the file with the settings it was saved "
+        f"with, or use another copy of it"
     )
 
 
@@ -113,28 +113,28 @@ def _check_numbers(
     for extreme in torch.aminmax(tensor):
         value = extreme.item()
         if math.isnan(value) or value < least or (math.isinf(value) and not infinite):
-            raise weights_mismatch(f"in {group}, the tensor {name!r} contains {value}")
+            raise state_mismatch(f"in {group}, the tensor {name!r} contains {value}")
 
 
 def _check_names(group: str, actual: Iterable[str], expected: Iterable[str], owner: str) -> None:
     """Raise CheckpointError unless a group has exactly the tensors that its owner has."""
     for name in sorted(set(expected) - set(actual)):
-        raise weights_mismatch(f"{group} lacks the tensor {name!r}")
+        raise state_mismatch(f"{group} lacks the tensor {name!r}")
     for name in sorted(set(actual) - set(expected)):
-        raise weights_mismatch(f"{group} has a tensor {name!r}, which {owner} does not have")
+        raise state_mismatch(f"{group} has a tensor {name!r}, which {owner} does not have")
 
 
 def _check_dtype(group: str, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
     """Raise CheckpointError unless a tensor has a dtype."""
     if tensor.dtype != dtype:
-        raise weights_mismatch(f"in {group}, the tensor {name!r} is of {tensor.dtype}, not {dtype}")
+        raise state_mismatch(f"in {group}, the tensor {name!r} is of {tensor.dtype}, not {dtype}")
 
 
 def _check_shape(group: str, name: str, tensor: Tensor, place: Tensor) -> None:
     """Raise CheckpointError unless a tensor has the shape of its parameter or buffer."""
     if tensor.shape != place.shape:
         shapes = f"{tuple(tensor.shape)}, not {tuple(place.shape)}"
-        raise weights_mismatch(f"in {group}, the tensor {name!r} has shape {shapes}")
+        raise state_mismatch(f"in {group}, the tensor {name!r} has shape {shapes}")
 
 
 OPTIMIZER_GROUP = "optimizer"
@@ -168,12 +168,13 @@ def optimizer_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], updates
 
     Raises:
         CheckpointError: if a tensor is missing or belongs to no parameter, if its shape or dtype differs from
-            that of the optimizer's state, or if it contains NaN, infinity or a negative mean of squares.
+            that of the optimizer's state, or if it contains NaN, infinity or a negative value of
+            `NOT_NEGATIVE`.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = _by_parameter(tensors, len(parameters))
     if updates and not state and _expected_state(optimizer, parameters[0]):
-        raise weights_mismatch(
+        raise state_mismatch(
             f"{OPTIMIZER_GROUP} has no tensors, but the agent was trained for {updates} updates"
         )
     expected = {
@@ -196,7 +197,7 @@ def _by_parameter(tensors: Mapping[str, Tensor], parameters: int) -> dict[int, d
     for key, tensor in tensors.items():
         index, _, name = key.partition(".")
         if not index.isdecimal() or int(index) >= parameters:
-            raise weights_mismatch(
+            raise state_mismatch(
                 f"{OPTIMIZER_GROUP} has a tensor {key!r}, for which the agent has no parameter"
             )
         state.setdefault(int(index), {})[name] = tensor
@@ -206,8 +207,8 @@ def _by_parameter(tensors: Mapping[str, Tensor], parameters: int) -> dict[int, d
 def _expected_state(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
     """Return the state tensors of an optimizer for a parameter, by name, on the "meta" device.
 
-    The shapes come from one step of an equal optimizer on a small parameter with as many axes. Axis lengths
-    of the small parameter are replaced by those of ``parameter``; other lengths are unchanged.
+    The shapes come from one step of an equal optimizer on a small parameter with the same number of axes.
+    Axis lengths of the small parameter are replaced by those of ``parameter``; other lengths are unchanged.
     """
     small = tuple(range(2, 2 + parameter.dim()))  # distinct lengths, none of them 1
     state = _state_after_step(optimizer, torch.zeros(small, dtype=parameter.dtype))
@@ -265,7 +266,7 @@ def set_rng_states(states: Mapping[str, Tensor]) -> None:
             if f"cuda_{number}" in states:
                 torch.cuda.set_rng_state(states[f"cuda_{number}"], number)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise weights_mismatch(
+        raise state_mismatch(
             f"{RNG_GROUP} contain no valid states of random number generators ({error!r})"
         ) from error
     words, normal = numpy_state
@@ -327,8 +328,8 @@ def load_normalizer(path: str | os.PathLike[str], venv: VecEnv) -> VecNormalize:
     Raises:
         FileNotFoundError: if the file does not exist.
         IsADirectoryError: if ``path`` is a folder.
-        CheckpointError: if the file is truncated, altered or not written by rlxf, if it belongs to another
-            observation space, or if a setting or statistic is out of range.
+        CheckpointError: if the file is truncated, altered or not written by rlxf, if it belongs to a
+            different observation space, or if a setting or statistic is out of range.
     """
     check_not_a_folder(path, Path(path))
     archive = read_archive(path)
@@ -359,7 +360,7 @@ def _restore(statistics: RunningMeanStd, name: str, tensors: dict[str, Tensor]) 
     for part, least in MOMENTS.items():
         key, shape = f"{name}.{part}", np.shape(getattr(statistics, part))
         if key not in tensors:
-            raise weights_mismatch(f"statistics lack the tensor {key!r}")
+            raise state_mismatch(f"statistics lack the tensor {key!r}")
         _check_dtype("statistics", key, tensors[key], torch.float64)
         _check_numbers("statistics", key, tensors[key], least=least)
         value = tensors[key].numpy()

@@ -55,8 +55,8 @@ class CheckpointError(ValueError):
 class ResumeError(ValueError):
     """Raised if training cannot be resumed from a valid checkpoint.
 
-    The agent has another architecture or other settings, or its training is complete. The message names the
-    difference and the remedy.
+    The agent has a different architecture or different settings, or its training is complete. The message
+    names the difference and the remedy.
     """
 
 

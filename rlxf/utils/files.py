@@ -74,7 +74,7 @@ ANY_UUID = "[0-9a-f]" * 32
 ABANDONED_SECONDS = 3600
 """Age in seconds after which an unmodified temporary file is attributed to a killed process."""
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES}
-"""Error numbers of file systems, and of folders without read permission, that cannot sync a folder."""
+"""Error numbers for a folder that cannot be synced, because of its file system or without read permission."""
 
 
 def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:

@@ -161,7 +161,7 @@ class DepthBench:
             "ACT": ACT(ponder_cost=self.ponder_cost),
             "CALM": CALM(confidence=confidence, exit_coef=self.exit_coef),
         }
-        adaptive = DepthAdaptive(by="geometric", penalty=self.penalty, exit_coef=self.exit_coef)
+        adaptive = DepthAdaptive(classifier="geometric", penalty=self.penalty, exit_coef=self.exit_coef)
         return results | ({"DepthAdaptive": adaptive} if kind == "offline" else {})
 
     def train(self, kind: str, name: str, seed: int) -> Run:

@@ -1,6 +1,7 @@
 """Learning speed and reliability of agents on the T-Maze."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, field
@@ -16,9 +17,11 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from benchmarks.machine import fresh_processes
+from benchmarks.mixers import core_of
 from benchmarks.ours import FEWER_UPDATES
 from benchmarks.techniques import learn_with_each
 from rlxf.agents.gtrxl import GTrXLPPO
+from rlxf.attention.registry import TECHNIQUES
 from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback
 
@@ -33,18 +36,23 @@ class Corridor:
     Args:
         steps: environment steps of training.
         options: changes of GTrXLPPO's defaults. The memory must span the corridor.
+        recurrent_options: the same for cores with recurrent mixers.
+        recurrent_envs: number of environments for cores with recurrent mixers.
         task: changes of the T-Maze's defaults.
         prepare: wrapper of the training environments.
     """
 
     steps: int
     options: dict[str, Any] = field(default_factory=dict)
+    recurrent_options: dict[str, Any] = field(default_factory=dict)
+    recurrent_envs: int = ENVS
     task: dict[str, Any] = field(default_factory=dict)
     prepare: Callable[[VecEnv], VecEnv] = lambda env: env
 
-    def environments(self, length: int, seed: int | None = None) -> VecEnv:
+    def environments(self, length: int, seed: int | None = None, number: int = ENVS) -> VecEnv:
         """Create T-Mazes with a corridor of this length."""
-        return make_vec_env("rlxf/TMaze-v0", ENVS, seed, env_kwargs={"corridor_length": length, **self.task})
+        kwargs = {"corridor_length": length, **self.task}
+        return make_vec_env("rlxf/TMaze-v0", number, seed, env_kwargs=kwargs)
 
 
 TASK = {"penalty_rule": "step", "penalty": -0.05}
@@ -53,13 +61,30 @@ have a learning signal, 1 / L per step, and only if the error of the critic is s
 LONG = partial(Corridor, task=TASK, prepare=partial(VecNormalize, norm_reward=False))
 """Long corridors use normalized observations. The junction occurs once in L + 1 steps; normalization
 amplifies it, otherwise the agent behaves there as in the corridor and rarely tries an arm."""
+
+
+def memory_of(length: int) -> dict[str, Any]:
+    """Return the options of a core with attention: all environments are synchronous, and a rollout as long as
+    an episode contains the junction in every update."""
+    return {"memory_length": length, "n_steps": length}
+
+
+def segments_of(length: int) -> dict[str, Any]:
+    """Return the options of a core with recurrent mixers, whose gradients stop at the start of a segment.
+
+    A segment twice as long as an episode contains a whole one, whatever the step at which it begins. The
+    learning rate stays constant, since the mixer begins to use its state only after the agent walks to the
+    junction without mistakes, late in training.
+    """
+    return {"n_steps": length, "segment_length": length, "batch_size": length, "learning_rate": 1e-3}
+
+
 CORRIDORS = {
     50: Corridor(200_000),
     100: Corridor(300_000),
-    250: LONG(600_000, {"memory_length": 256, "n_steps": 256}),
-    1000: LONG(2_000_000, {"memory_length": 1024, "n_steps": 1024}),
+    250: LONG(600_000, memory_of(256), segments_of(512)),
+    1000: LONG(2_000_000, memory_of(1024), segments_of(2048), 16),
 }
-"""All environments are synchronous: a rollout as long as an episode contains the junction in every update."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +96,14 @@ class Run:
         corridor: length of the corridor.
         seed: random seed.
         curve: (environment steps, success rate) of each evaluation.
+        seconds: CPU time of the run, with its evaluations.
     """
 
     program: str
     corridor: int
     seed: int
     curve: list[tuple[int, float]]
+    seconds: float
 
     @property
     def solved_at(self) -> int | None:
@@ -103,6 +130,8 @@ class Learning:
     """Seeds of GTrXLPPO for each corridor."""
     recurrent_seeds: int = 1
     """Seeds of RecurrentPPO for each corridor."""
+    recurrences: tuple[str, ...] = ()
+    """Instead of the default agents: GTrXLPPO with each of these recurrent mixers in place of attention."""
     evaluations: int = 40
     """Evenly spaced evaluations of each run."""
     episodes: int = 200
@@ -120,6 +149,8 @@ class Learning:
     def __post_init__(self) -> None:
         if unknown := set(self.corridors) - set(CORRIDORS):
             raise ValueError(f"corridors must be among {list(CORRIDORS)}, got {sorted(unknown)}")
+        if strange := set(self.recurrences) - set(TECHNIQUES["recurrence"]):
+            raise ValueError(f"recurrences must be among {list(TECHNIQUES['recurrence'])}, got {strange}")
 
     def run(self) -> None:
         """Train, print a line for each run and the table, and write curves and figure."""
@@ -143,11 +174,17 @@ class Learning:
             jobs = [
                 pool.submit(train, program, corridor, seed, self.evaluations, self.episodes)
                 for corridor in sorted(self.corridors, reverse=True)
-                for program, seeds in (("GTrXLPPO", self.seeds), ("RecurrentPPO", self.recurrent_seeds))
+                for program, seeds in self._seeds_of_programs().items()
                 for seed in range(seeds)
             ]
             for job in as_completed(jobs):
                 yield job.result()
+
+    def _seeds_of_programs(self) -> dict[str, int]:
+        """Return the number of seeds of each program."""
+        if self.recurrences:
+            return dict.fromkeys(self.recurrences, self.seeds)
+        return {"GTrXLPPO": self.seeds, "RecurrentPPO": self.recurrent_seeds}
 
 
 def train(program: str, corridor: int, seed: int, evaluations: int, episodes: int) -> Run:
@@ -156,29 +193,41 @@ def train(program: str, corridor: int, seed: int, evaluations: int, episodes: in
     callback = EvaluationCallback(
         setting.environments(corridor), episodes=episodes, every_steps=setting.steps // evaluations
     )
-    env = setting.prepare(setting.environments(corridor, seed))
-    AGENTS[program](env, corridor, seed).learn(setting.steps, callback=callback)
+    start = time.process_time()
+    agent(program, setting, corridor, seed).learn(setting.steps, callback=callback)
     curve = [(step, report.success_rate or 0.0) for step, report in callback.reports.items()]
-    return Run(program, corridor, seed, curve)
+    return Run(program, corridor, seed, curve, time.process_time() - start)
 
 
-def gtrxl(env: VecEnv, corridor: int, seed: int) -> OnPolicyAlgorithm:
-    """Build a GTrXLPPO with default settings, except for fewer updates and the options of the corridor."""
-    return GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, **(FEWER_UPDATES | CORRIDORS[corridor].options))
+def agent(program: str, setting: Corridor, corridor: int, seed: int) -> OnPolicyAlgorithm:
+    """Build an agent with its environments.
 
-
-def recurrent(env: VecEnv, corridor: int, seed: int) -> OnPolicyAlgorithm:
-    """Build a RecurrentPPO with default settings, except for 64 hidden units and the corridor's discount."""
-    gamma = CORRIDORS[corridor].options.get("gamma", 0.99)
-    return RecurrentPPO("MlpLstmPolicy", env, seed=seed, gamma=gamma, policy_kwargs={"lstm_hidden_size": 64})
-
-
-AGENTS = {"GTrXLPPO": gtrxl, "RecurrentPPO": recurrent}
+    Both have default settings, except for the options of the corridor. GTrXLPPO makes fewer updates, and
+    RecurrentPPO has 64 hidden units. Other names are recurrent mixers of GTrXLPPO.
+    """
+    if program in TECHNIQUES["recurrence"]:
+        env = setting.prepare(setting.environments(corridor, seed, setting.recurrent_envs))
+        options = FEWER_UPDATES | setting.recurrent_options | {"core": core_of(program)}
+        return GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, **options)
+    env = setting.prepare(setting.environments(corridor, seed))
+    if program == "GTrXLPPO":
+        return GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, **(FEWER_UPDATES | setting.options))
+    return RecurrentPPO("MlpLstmPolicy", env, seed=seed, policy_kwargs={"lstm_hidden_size": 64})
 
 
 def table(runs: list[Run]) -> Table:
     """Return a table with a row for each run."""
-    columns = ("corridor", "program", "seed", "solved at", "lowest after", "last", "of steps", "not default")
+    columns = (
+        "corridor",
+        "program",
+        "seed",
+        "solved at",
+        "lowest after",
+        "last",
+        "of steps",
+        "CPU, s",
+        "not default",
+    )
     result = Table(*columns, title=f"T-Maze, solved: success of at least {SOLVED}")
     for run in runs:
         result.add_row(*cells(run))
@@ -188,6 +237,8 @@ def table(runs: list[Run]) -> Table:
 def cells(run: Run) -> list[str]:
     """Return the cells of a run."""
     corridor = CORRIDORS[run.corridor]
+    recurrent = run.program in TECHNIQUES["recurrence"]
+    options = corridor.recurrent_options if recurrent else corridor.options
     return [
         str(run.corridor),
         run.program,
@@ -196,7 +247,8 @@ def cells(run: Run) -> list[str]:
         "" if run.lowest_after is None else f"{run.lowest_after:.3f}",
         f"{run.curve[-1][1]:.3f}",
         f"{corridor.steps:,}",
-        ", ".join(f"{name}={value}" for name, value in (corridor.task | corridor.options).items()),
+        f"{run.seconds:.0f}",
+        ", ".join(f"{name}={value}" for name, value in (corridor.task | options).items()),
     ]
 
 
@@ -216,7 +268,8 @@ def draw(runs: list[Run], path: Path) -> None:
 
 def draw_corridor(axis: Any, runs: list[Run]) -> None:
     """Plot the runs of one corridor; each program has one legend entry."""
-    colours = {"GTrXLPPO": "tab:blue", "RecurrentPPO": "tab:gray"}
+    programs = ("GTrXLPPO", "RecurrentPPO", *TECHNIQUES["recurrence"])
+    colours = {program: f"C{number}" for number, program in enumerate(programs)}
     for run in runs:
         label = run.program if run.seed == 0 else None
         steps, successes = zip(*((step / 1000, success) for step, success in run.curve), strict=True)

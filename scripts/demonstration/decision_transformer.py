@@ -68,7 +68,7 @@ def train(run: RunFolder) -> DecisionTransformer:
     updates = run.config["updates"]
     with progress(True, "updates", updates, OFFLINE_METRICS) as display:
         agent.learn(updates, display, log_interval=min(100, updates))
-    agent.save(run.checkpoint)
+    agent.save(run.final_checkpoint)
     return agent
 
 

@@ -66,7 +66,7 @@ def train(run: RunFolder, stages: int, episodes: int) -> tuple[GTrXLPPO, dict[in
     callbacks = [evaluations, checkpoints, *diagnostics]
     with progress(True, "steps", steps, ONLINE_METRICS, callbacks) as display:
         agent.learn(steps, [*callbacks, *display])
-    agent.save(run.checkpoint)
+    agent.save(run.final_checkpoint)
     return agent, evaluations.reports
 
 

@@ -89,11 +89,11 @@ def xl_relative(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: i
 
 
 def shaw(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> Tensor:
-    return q @ (k + of_distance(module.position.of_keys, i, j)) / math.sqrt(len(q))
+    return q @ (k + of_distance(module.position.key_table, i, j)) / math.sqrt(len(q))
 
 
 def shaw_value(module: Attention, i: int, j: int) -> Tensor:
-    return of_distance(module.position.of_values, i, j)
+    return of_distance(module.position.value_table, i, j)
 
 
 def of_distance(table: Tensor, i: int, j: int) -> Tensor:
@@ -122,8 +122,8 @@ def tupe(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) -> 
     learned, scale = module.shared, math.sqrt(2 * len(q))
     of_query, of_key = (0, 0) if i == 0 else (1, 1) if j == 0 else (i + 1, j + 1)
     positions = learned.norm(learned.weight)
-    a = learned.of_queries(positions[of_query]).view(module.heads, -1)[head]
-    b = learned.of_keys(positions[of_key]).view(module.heads, -1)[head]
+    a = learned.query_projection(positions[of_query]).view(module.heads, -1)[head]
+    b = learned.key_projection(positions[of_key]).view(module.heads, -1)[head]
     half = learned.spec.buckets // 2
     number = bucket(abs(i - j), half, learned.spec.max_distance) + (j > i) * half
     number = half if i == 0 else 2 * half if j == 0 else number
@@ -135,8 +135,8 @@ def deberta(module: Attention, q: Tensor, k: Tensor, i: int, j: int, head: int) 
     most = len(vectors) // 2
     there = i - j if learned.spec.form == "code" else j - i
     row, other = (max(0, min(2 * most - 1, d + most)) for d in (i - j, there))
-    of_key = learned.of_keys(vectors[row]).view(module.heads, -1)[head]
-    of_query = learned.of_queries(vectors[other]).view(module.heads, -1)[head]
+    of_key = learned.key_projection(vectors[row]).view(module.heads, -1)[head]
+    of_query = learned.query_projection(vectors[other]).view(module.heads, -1)[head]
     return (q @ k + q @ of_key + k @ of_query) / math.sqrt(3 * len(q))
 
 

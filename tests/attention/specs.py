@@ -178,14 +178,18 @@ RECIPES = {
     ),
     "BigBirdETC, any distance": replace(DEFAULT, pattern=BigBirdETC(1, 1, 2, 2)),
     "BigBird, draws for each layer": replace(
-        DEFAULT, layers=3, pattern=BigBird(1, 1, 2, 1, draws="layer"), position=RoPE()
+        DEFAULT, layers=3, pattern=BigBird(1, 1, 2, 1, draw_sharing="layer"), position=RoPE()
     ),
     "BigBird, given blocks": replace(
         DEFAULT,
-        pattern=BigBird(2, 1, 1, 1, drawn=(((), (3,), (4,), (1,), (2,), ()), ((), (), (), (), (1,), ()))),
+        pattern=BigBird(
+            2, 1, 1, 1, given_blocks=(((), (3,), (4,), (1,), (2,), ()), ((), (), (), (), (1,), ()))
+        ),
         kernel=AdaptiveSpan(limit=4, ramp=3),
     ),
-    "BigBirdETC, draws for each layer": replace(DEFAULT, pattern=BigBirdETC(1, 1, 2, 2, draws="layer")),
+    "BigBirdETC, draws for each layer": replace(
+        DEFAULT, pattern=BigBirdETC(1, 1, 2, 2, draw_sharing="layer")
+    ),
     "Longformer, any distance": replace(DEFAULT, pattern=Longformer(2, global_tokens=2)),
     "Longformer, dilated": replace(DEFAULT, pattern=Longformer(2, 2, plain_heads=1, global_tokens=2)),
     "Longformer by layer, positions of global tokens": replace(

@@ -34,7 +34,7 @@ def test_calibration_changes_only_the_threshold(options, capsys):
     main(["calibrate", "maze", "--episodes", "6", "--n-envs", "2", *EASY])
     shown = " ".join(capsys.readouterr().out.split())
     assert "Last checkpoint, step 64" in shown
-    assert "threshold 0, saved: maze/checkpoint.zip" in shown
+    assert "threshold 0 is saved in maze/checkpoint.zip" in shown
     assert threshold("maze/checkpoint.zip") == 0.0
     after = read_archive("maze/checkpoint.zip")
     assert after.documents == before.documents
@@ -116,7 +116,7 @@ def test_thresholds_without_savings_are_reported(depth, reported):
     thresholds = (1.0, 0.5)[: len(depth)]
     calibration = Calibration(thresholds, np.zeros(len(depth)), np.array(depth), np.ones(len(depth), bool))
     message = _describe(calibration, Path("a.zip"))
-    assert ("all thresholds exit after 2 passes and save nothing" in message) == reported
+    assert ("all thresholds exit after 2 passes, so early exit saves no computation" in message) == reported
 
 
 def test_several_processes_are_rejected(capfd):

@@ -47,6 +47,14 @@ def test_distill_a_gtrxl(actor):
     main(["evaluate", "small", "--episodes", "2", "--n-envs", "2", *QUIET])
 
 
+def test_feed_forward_width_changes_in_proportion_to_the_width():
+    train("--run", "wide", "--core.feed-forward", "24")
+    for width, expected in (([], 12), (["--width", "8"], 24)):
+        run = f"student-{expected}"
+        main(["distill", "wide", "--run", run, "--steps", "32", *width, *QUIET])
+        assert GTrXLPPO.load(f"{run}/checkpoint.zip", device="cpu").core.feed_forward == expected
+
+
 def test_progress_counts_whole_rollouts(capsys):
     train("--run", "teacher")
     capsys.readouterr()

@@ -210,8 +210,8 @@ def test_the_rate_and_the_remaining_time_do_not_include_evaluations(monkeypatch)
 
 
 def test_lines_are_printed_without_a_terminal(capsys):
-    with progress.view() as view:
-        assert isinstance(view, LineDisplay)
+    with progress.open_display() as display:
+        assert isinstance(display, LineDisplay)
 
 
 def test_progress_does_not_affect_training(tmp_path):

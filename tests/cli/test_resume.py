@@ -175,7 +175,7 @@ def test_the_previous_checkpoint_replaces_a_damaged_one(whole, at_update, capsys
     at_update(5, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
     with pytest.raises(SystemExit):
         main(["train", "dt", *TINY, "--run", "cut"])
-    newest = RunFolder.reopen("cut").checkpoints.files()[-1]
+    newest = RunFolder.reopen("cut").resume_checkpoints.files()[-1]
     newest.write_bytes(newest.read_bytes()[:-100])
     main(["resume", "cut", "--no-progress-bar"])
     assert re.search(f"warning: .*{newest.name}.*the previous checkpoint is used", capsys.readouterr().err)
@@ -194,7 +194,7 @@ def test_a_run_killed_after_its_last_update_is_completed(whole, monkeypatch):
 def test_a_complete_run_is_not_changed(whole, capsys):
     before = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
     main(["resume", "whole"])
-    assert "whole is complete: 7 updates; see: rlxf evaluate whole" in capsys.readouterr().out
+    assert "whole is complete: 7 updates; evaluate it with: rlxf evaluate whole" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()} == before
 
 
@@ -220,7 +220,7 @@ def test_runs_of_the_demonstration_cannot_be_resumed(tmp_path, capsys):
 def test_options_are_read_from_the_run(whole):
     original = parse(["train", "dt", *TINY, "--run", "whole"])
     options = TrainDecisionTransformer.of_run(whole, original.progress_bar)
-    agent = DecisionTransformer.load(whole.checkpoint, device="cpu")
+    agent = DecisionTransformer.load(whole.final_checkpoint, device="cpu")
     assert options.env == "CartPole-v1"
     assert options.target_returns == (agent.return_range[1],)
     for name in ("dataset", "updates", "seed", "episodes", "evaluate_every", "log_interval", "core"):
@@ -231,7 +231,7 @@ def test_options_are_read_from_the_run(whole):
 
 def test_a_run_without_intact_checkpoints_is_not_changed(whole, capsys):
     Path("whole/completed.json").unlink()
-    for file in whole.checkpoints.files():
+    for file in whole.resume_checkpoints.files():
         file.write_bytes(b"")
     before = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
     with pytest.warns(UserWarning, match="the previous checkpoint is used"), pytest.raises(FileNotFoundError):
@@ -255,7 +255,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(whole, at_update, 
         patch.setattr(CheckpointWriter, "save", lambda self: None)  # one is due before the evaluation
         with pytest.raises(SystemError):
             main(["train", "dt", *TINY, "--run", "cut", "--checkpoint-seconds", "999"])
-    assert not RunFolder.reopen("cut").checkpoints.files()
+    assert not RunFolder.reopen("cut").resume_checkpoints.files()
     assert rows(Path("cut"))
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
@@ -298,18 +298,18 @@ def test_an_old_checkpoint_is_not_used_as_the_result(whole, at_update, monkeypat
         patch.setattr("rlxf.cli.training_session.save_agent", lambda *_: die())
         with pytest.raises(SystemError):
             main(["resume", "cut", "--no-progress-bar"])
-    assert RunFolder.reopen("cut").checkpoints.file(UPDATES).is_file()
+    assert RunFolder.reopen("cut").resume_checkpoints.file(UPDATES).is_file()
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
 
 
 def test_a_result_changed_after_the_run_is_kept(whole, capsys):
     """A calibration changes ``checkpoint.zip``, for example."""
-    changed = whole.checkpoint.read_bytes() + b"more"
-    whole.checkpoint.write_bytes(changed)
+    changed = whole.final_checkpoint.read_bytes() + b"more"
+    whole.final_checkpoint.write_bytes(changed)
     main(["resume", "whole"])
     assert "whole is complete: 7 updates (checkpoint.zip changed afterwards)" in capsys.readouterr().out
-    assert whole.checkpoint.read_bytes() == changed
+    assert whole.final_checkpoint.read_bytes() == changed
 
 
 def test_distilled_runs_cannot_be_resumed(whole, capsys):
@@ -381,7 +381,7 @@ def altered(whole, tmp_path):
         ("gtrxl", {"width": 40_000}, "core.width 40000"),
         ("gtrxl", {"width": 2**28, "heads": 1}, "core.width"),
         ("gtrxl", {"feed_forward": 10**9}, "core.width 8"),
-        ("gtrxl", {"n_envs": 10**7}, "n_envs 10000000"),
+        ("gtrxl", {"n_envs": 10**7}, "n_envs=10000000"),
         ("gtrxl", {"n_steps": 8 * 10**9}, "n_steps 8000000000"),
         ("gtrxl", {"memory": {"name": "XL", "length": 10**9}, "pattern": {"name": "Full"}}, ""),
         ("dt", {"width": 40_000}, "core.width 40000"),

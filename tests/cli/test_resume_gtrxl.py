@@ -115,7 +115,7 @@ def test_a_signal_stops_the_run_after_the_current_update(whole, at_update, capsy
         main(["train", "gtrxl", *TINY, "--run", "cut"])
     assert left.value.code == 75
     assert f"stopped by {name}; resume with: rlxf resume cut" in capsys.readouterr().err
-    newest = RunFolder.reopen("cut").checkpoints.newest()
+    newest = RunFolder.reopen("cut").resume_checkpoints.newest()
     assert GTrXLPPO.load(newest, device="cpu").num_timesteps == 3 * ROLLOUT
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
@@ -149,7 +149,7 @@ def test_a_signal_ends_an_evaluation_at_its_next_step(whole, monkeypatch, capsys
             main(["train", "gtrxl", *TINY, "--checkpoint-seconds", "1000", "--run", "cut"])
     assert left.value.code == 75
     assert "stopped by SIGINT; resume with: rlxf resume cut" in capsys.readouterr().err
-    newest = RunFolder.reopen("cut").checkpoints.newest()
+    newest = RunFolder.reopen("cut").resume_checkpoints.newest()
     before = GTrXLPPO.load(newest, device="cpu").num_timesteps
     assert evaluated[-1] - ROLLOUT <= before < evaluated[-1]
     main(["resume", "cut", "--no-progress-bar"])
@@ -215,10 +215,11 @@ def test_resume_repeats_a_failed_evaluation(whole, monkeypatch, capsys):
 
 
 def test_a_complete_run_is_not_changed(whole, capsys):
-    before = whole.checkpoint.read_bytes(), rows(whole.path)
+    before = whole.final_checkpoint.read_bytes(), rows(whole.path)
     main(["resume", "whole"])
-    assert f"whole is complete: {ROLLOUT * ROLLOUTS} steps; see: rlxf evaluate" in capsys.readouterr().out
-    assert (whole.checkpoint.read_bytes(), rows(whole.path)) == before
+    message = f"whole is complete: {ROLLOUT * ROLLOUTS} steps; evaluate it with: rlxf evaluate"
+    assert message in capsys.readouterr().out
+    assert (whole.final_checkpoint.read_bytes(), rows(whole.path)) == before
 
 
 def test_runs_of_older_versions_are_rejected(tmp_path, capsys):

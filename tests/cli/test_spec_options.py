@@ -295,7 +295,7 @@ def test_help_explains_defaults_of_the_command(words, capsys):
         parse([*words.split(), "--help"])
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "features. PPO requires 0. (default: 0." in shown
-    assert "The pattern fitting lets a token attend to itself and to as many earlier tokens as" in shown
+    assert "The pattern named fitting lets a token attend to itself and to as many earlier tokens as" in shown
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlxf.cli.torchrun_job import FILE, TorchrunJob
+from rlxf.cli.torchrun_job import MARKER_FILE, TorchrunJob
 
 JOB = TorchrunJob("this", frozenset({"host 1 2"}))
 
@@ -16,9 +16,11 @@ def test_a_job_recognizes_its_runs(tmp_path):
     assert TorchrunJob("this", frozenset({"host 1 3", "host 1 2"})).started(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"name": "this"}', '{"name": "this", "agents": "host 1 2"}'])
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"job_id": "this"}', '{"job_id": "this", "agents": "host 1 2"}']
+)
 def test_invalid_marker_files_are_ignored(tmp_path, text):
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / MARKER_FILE).write_text(text)
     assert not JOB.started(tmp_path)
 
 

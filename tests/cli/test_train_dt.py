@@ -234,7 +234,7 @@ def test_error_of_a_full_disk_says_how_to_resume(data, capsys, monkeypatch):
     message = refused(capsys, "train", "dt", *TINY, "--dataset", data, "--run", "run")
     assert "the run in run failed: [Errno 28] No space left on device. Fix the cause" in message
     assert message.endswith("resume with: rlxf resume run\n")
-    assert RunFolder.reopen("run").checkpoints.files()
+    assert RunFolder.reopen("run").resume_checkpoints.files()
 
 
 @pytest.mark.faults

@@ -93,7 +93,7 @@ def test_an_empty_episode_is_reported(dataset):
         for name, array in file["episode_2"].items():
             array.resize(1 if name == "observations" else 0, axis=0)
         file["episode_2"].attrs["total_steps"] = 0
-    check_damaged("no step")
+    check_damaged("it has no steps")
 
 
 def test_rewards_that_differ_from_rewards_sum_are_reported(dataset):
@@ -156,11 +156,15 @@ def test_rounding_errors_are_accepted(dataset, column, value):
         (
             "actions",
             np.zeros((5, 3), np.float32),
-            r"have rows of shape \(3,\), the metadata say \(2,\)",
+            r"have rows of shape \(3,\), but the metadata state \(2,\)",
         ),
-        ("actions", np.zeros(5, np.float32), r"actions have rows of shape \(\), the metadata say \(2,\)"),
-        ("actions", np.zeros((5, 2), complex), "actions are of complex128, the metadata say float32"),
-        ("actions", np.full((5, 2), b"1"), r"actions are of \|S1, the metadata say float32"),
+        (
+            "actions",
+            np.zeros(5, np.float32),
+            r"actions have rows of shape \(\), but the metadata state \(2,\)",
+        ),
+        ("actions", np.zeros((5, 2), complex), "actions are of complex128, but the metadata state float32"),
+        ("actions", np.full((5, 2), b"1"), r"actions are of \|S1, but the metadata state float32"),
         ("observations", np.zeros((6, 1), np.float32), r"observations have rows of shape \(1,\)"),
         ("observations", np.zeros((6, 3, 1), np.float32), r"observations have rows of shape \(3, 1\)"),
         (
@@ -180,7 +184,7 @@ def test_shapes_and_dtypes_that_differ_from_the_metadata_are_reported(dataset, n
 def test_float_actions_of_discrete_spaces_are_refused(minari_root):
     dataset = record_random((4,))
     replaced(dataset, "episode_0/actions", np.zeros(4, np.float64))
-    check_refused("actions are of float64, the metadata say int64")
+    check_refused("actions are of float64, but the metadata state int64")
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])

@@ -65,6 +65,8 @@ def test_a_value_outside_of_discrete_is_reported_with_its_row(wrong):
 def test_unsupported_spaces_are_refused(space):
     with pytest.raises(TypeError, match="cannot be flattened to a vector"):
         flatten_rows(space, ["word"])
+    with pytest.raises(TypeError, match="vectors cannot be converted back to values of"):
+        unflatten_rows(space, np.zeros((1, 4), np.float32))
 
 
 MISSION = spaces.Dict(

@@ -103,7 +103,7 @@ def test_replay_detects_a_different_episode(change):
     env.reset(seed=5)
     for action in ACTIONS[:5]:
         env.step(action)
-    assert "gives another episode" in cartpole().replay(env.record() | change)
+    assert "results in a different episode" in cartpole().replay(env.record() | change)
 
 
 def test_reset_with_options_and_long_episodes_are_not_replayable(monkeypatch):
@@ -261,7 +261,7 @@ def test_restart_counts_are_kept_if_the_episodes_are_lost():
         until_back(env, 1)
         saved, arrays = episode_state(env)
         saved["records"][0]["hash"] = "of another episode"
-        with pytest.raises(EpisodeLostError, match="gives another episode"):
+        with pytest.raises(EpisodeLostError, match="results in a different episode"):
             resume_episodes(other, saved, arrays)
         other.reset()
         assert (other.restarts, other.lost_steps) == (1, env.lost_steps)

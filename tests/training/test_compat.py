@@ -107,7 +107,7 @@ def test_unreadable_file_is_described_by_its_error(tmp_path):
 def runs(tmp_path):
     """Return a folder with two runs, as written by the demo."""
     for name in ("gtrxl", "decision_transformer"):
-        RunFolder.create(tmp_path / "demo" / name, {"agent": name}).checkpoint.touch()
+        RunFolder.create(tmp_path / "demo" / name, {"agent": name}).final_checkpoint.touch()
     (tmp_path / "demo" / "datasets").mkdir()
     return tmp_path
 

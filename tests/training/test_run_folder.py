@@ -26,7 +26,7 @@ def test_new_folder_contains_the_config(run):
 
 
 def test_run_with_a_checkpoint_can_be_opened(run):
-    run.checkpoint.touch()
+    run.final_checkpoint.touch()
     assert RunFolder.open(run.path) == run
 
 
@@ -39,10 +39,10 @@ def test_discard_removes_only_the_run(run):
 
 
 def test_existing_folder_is_rejected_and_unchanged(run):
-    run.checkpoint.write_text("mine")
+    run.final_checkpoint.write_text("mine")
     with pytest.raises(FileExistsError, match=r"first exists; choose another"):
         RunFolder.create(run.path, {})
-    assert run.checkpoint.read_text() == "mine"
+    assert run.final_checkpoint.read_text() == "mine"
     assert RunFolder.open(run.path).config == CONFIG
 
 
@@ -93,13 +93,13 @@ def test_old_temporary_folder_is_removed(tmp_path):
 
 def test_completion_requires_marker_and_results(run):
     assert run.completion is None
-    run.checkpoint.write_bytes(b"weights")
+    run.final_checkpoint.write_bytes(b"weights")
     run.complete(96)
     assert run.completion.steps == 96
     assert run.completion.changed(run.path) == []
-    run.checkpoint.write_bytes(b"others")
+    run.final_checkpoint.write_bytes(b"others")
     assert run.completion.changed(run.path) == ["checkpoint.zip"]
-    run.checkpoint.unlink()
+    run.final_checkpoint.unlink()
     assert run.completion is None
 
 
@@ -139,7 +139,7 @@ def test_run_without_checkpoint_is_reported(run):
 def test_run_with_symbolic_link_is_rejected(run, tmp_path, name):
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    run.checkpoint.touch()
+    run.final_checkpoint.touch()
     link = run.path / name
     link.unlink(missing_ok=True)
     link.parent.mkdir(exist_ok=True)
@@ -151,7 +151,7 @@ def test_run_with_symbolic_link_is_rejected(run, tmp_path, name):
 
 
 def test_link_to_a_run_folder_is_followed(run):
-    run.checkpoint.touch()
+    run.final_checkpoint.touch()
     link = run.path.with_name("latest")
     link.symlink_to(run.path)
     assert RunFolder.open(link).config == CONFIG
@@ -173,7 +173,7 @@ def test_run_is_not_writable_by_others_for_any_umask(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": NaN}', "[" * 5000, "[1]", "3"])
 def test_invalid_config_is_reported(run, text):
-    run.checkpoint.touch()
+    run.final_checkpoint.touch()
     (run.path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config\.json"):
         RunFolder.open(run.path)

@@ -51,7 +51,7 @@ class BoxActions(nn.Module):
         return ((self(one) - self(other)).abs() <= SAME_ACTION_TOLERANCE).all(dim=-1)
 
     def holds(self, actions: Tensor) -> bool:
-        """Return whether ``actions`` (N, ...) are valid actions in the format of the data sets."""
+        """Return whether ``actions`` (N, ...) are valid actions in the format of the datasets."""
         fit = actions.dtype == torch.float32 and actions.shape[1:] == (self.width,)
         return fit and bool(actions.isfinite().all())
 
@@ -61,7 +61,7 @@ class BoxActions(nn.Module):
 
 
 class DiscreteActions(nn.Module):
-    """One-hot encoding of discrete actions, counted from 0; a bit is a choice between two.
+    """One-hot encoding of discrete actions, counted from 0; a bit of MultiBinary is a choice between two.
 
     Args:
         space: action space.
@@ -83,7 +83,7 @@ class DiscreteActions(nn.Module):
         return actions[..., None] if self.single else actions
 
     def from_choices(self, choices: Tensor) -> Tensor:
-        """Undo `choices`: int64 (..., n) -> (...) for Discrete, else (..., n)."""
+        """Undo `to_choices`: int64 (..., n) -> (...) for Discrete, else (..., n)."""
         return choices[..., 0] if self.single else choices
 
     def same_action(self, one: Tensor, other: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class DiscreteActions(nn.Module):
         return (self.to_choices(one) == self.to_choices(other)).all(dim=-1)
 
     def holds(self, actions: Tensor) -> bool:
-        """Return whether ``actions`` (N, ...) are valid actions in the format of the data sets."""
+        """Return whether ``actions`` (N, ...) are valid actions in the format of the datasets."""
         shape = () if self.single else (len(self.sizes),)
         if actions.dtype != torch.int64 or actions.shape[1:] != shape:
             return False

@@ -104,7 +104,7 @@ class Calibration(Tabular):
 
     @property
     def threshold(self) -> float:
-        """Lowest threshold that satisfies the risk bound; infinity, which disables early exits, if none."""
+        """Lowest threshold that satisfies the risk bound; infinity disables early exits if there is none."""
         kept = np.flatnonzero(self.kept)
         return self.thresholds[kept[-1]] if len(kept) else math.inf
 

@@ -23,8 +23,8 @@ from rlxf.utils.extras import check_search_backend
 
 DATASTORE_GROUP = "datastore"
 """Name of the document and of the tensor group of a datastore in a checkpoint."""
-GATE_ENTRIES, GATE_STEPS, GATE_BATCH = 4096, 100, 256
-"""Pairs that the gate is trained on, its optimizer steps, and pairs per batch of the neighbor search."""
+GATE_ENTRIES, GATE_ITERATIONS, GATE_BATCH = 4096, 100, 256
+"""Pairs that the gate is trained on, maximum of its L-BFGS iterations, and batch size of the search."""
 
 Error = Callable[[Tensor, Neighbors, Tensor], Tensor]
 """Prediction error for actions (B, ...), given outputs (B, C) and their neighbors -> (B,)."""
@@ -85,7 +85,7 @@ class ActionDatastore:
         chosen = torch.randperm(len(self.store), generator=generator)[:GATE_ENTRIES]
         chosen = chosen.to(self.store.keys.device)
         h, near, actions = self.store.keys[chosen], self._elsewhere(chosen), self.store.values[chosen]
-        optimizer = torch.optim.LBFGS(parameters, max_iter=GATE_STEPS, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(parameters, max_iter=GATE_ITERATIONS, line_search_fn="strong_wolfe")
 
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -130,7 +130,7 @@ class ActionDatastore:
         if not actions.holds(values):
             raise ValueError(
                 f"its datastore holds values of shape {tuple(values.shape)} and dtype {values.dtype}, which "
-                f"are no actions of the agent"
+                f"are not valid actions of the agent"
             )
 
 
@@ -206,7 +206,7 @@ class DiscreteRetrievalPolicy:
         return self._log_probs(y, self.datastore.near(y))
 
     def error(self, y: Tensor, near: Neighbors, actions: Tensor) -> Tensor:
-        """Return the cross-entropy of actions (B, ...), (B,)."""
+        """Return the cross-entropy of actions (B, ...) as (B,)."""
         return cross_entropies(self._log_probs(y, near), self.own.actions.to_choices(actions))
 
     def _log_probs(self, y: Tensor, near: Neighbors) -> tuple[Tensor, ...]:
@@ -261,13 +261,14 @@ class DatastoreMixin:
         its prediction. Keys depend on what the transformer reads. For a `DecisionTransformer` this includes
         the return-to-go, so steps with a return near the target are nearer. Keys of a `GTrXLPPO` do not
         depend on rewards, so its trajectories should show good behavior. A `GTrXLPPO` encodes each episode
-        with memory as while acting, normalizes observations with the current statistics of the
+        with the memory that it has while acting, normalizes observations with the current statistics of the
         ``VecNormalize`` around its environment, if there is one, and clips its Box actions to their bounds
         before they are mixed.
 
-        N steps take ``4 N (C + A) + 8 N`` bytes, with C the width of the core and A the number of values in
-        an action: 106 MB for 200,000 steps of Hopper at width 128. The datastore is saved with the agent. The
-        gate of a `SPALM` is trained here on the same steps; retrieval for a step excludes its own episode.
+        N steps take ``4 N (C + A) + 8 N`` bytes with Box actions and ``4 N C + 8 N (A + 1)`` with discrete
+        ones, with C the width of the core and A the number of values in an action: 106 MB for 200,000 steps
+        of Hopper at width 128. The datastore is saved with the agent. The gate of a `SPALM` is trained here
+        on the same steps; retrieval for a step excludes its own episode.
 
         An agent with a datastore cannot be trained, since its outputs would no longer match the stored keys.
         Call `detach_datastore`, train, and call `attach_datastore` again.
@@ -282,8 +283,9 @@ class DatastoreMixin:
         Raises:
             DatasetError: if the dataset is unknown, empty or damaged, or its spaces differ.
             ValueError: if the head needs more neighbors than there are steps or, with a gate, than there are
-                steps in other episodes. Also if the core has early exits, since their outputs come from
-                different depths.
+                steps in other episodes; if the core has early exits, since their outputs come from different
+                depths; for a `GTrXLPPO` with ``persist_memory_across_episodes=True``, since the episodes of a
+                dataset are encoded separately.
             ImportError: if the head needs faiss, which is not installed.
         """
         self.core.depth.check_no_early_exit("attach_datastore")

@@ -180,7 +180,7 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, OfflineAlgorithm
     """Part of `DecisionTransformer` that acts, conditioned on a target return."""
 
     policy: DecisionTransformerModel
-    _stateless: MissingStateWarning
+    _missing_state_warning: MissingStateWarning
 
     @property
     def head(self) -> Head | RetrievalPolicy:
@@ -273,7 +273,9 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, OfflineAlgorithm
         if self.policy.training:  # eval() visits each module, which takes a tenth of the time of a step
             self.policy.eval()
         all_first = bool(start.all())
-        self._stateless.record(state, None if episode_start is None and not all_first else all_first)
+        self._missing_state_warning.record(
+            state, None if episode_start is None and not all_first else all_first
+        )
         length = self.context_length + self.policy.burn_in_steps
         return encoded, extend_context(self.policy, state, encoded, start, length)
 

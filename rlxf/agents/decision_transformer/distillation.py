@@ -13,7 +13,7 @@ from rlxf.data import Trajectories, WindowBatch, Windows
 class DistillationUpdate(OfflineUpdate):
     """Update that minimizes the `Distillation` loss on the steps in the context of both student and teacher.
 
-    Each model reads as many steps as it acts from, all from one segment of an episode. A teacher with a
+    Each model reads as many steps as when it acts, all from one segment of an episode. A teacher with a
     longer context therefore uses its full context. If the student has early exits, the outputs of all layers
     are trained, weighted by their loss weights. Its exit prediction treats the teacher's actions as correct.
 
@@ -25,7 +25,7 @@ class DistillationUpdate(OfflineUpdate):
         generator: CPU generator for the initial projection of hidden states.
 
     Raises:
-        ValueError: if the student and the teacher have other kinds of heads or are on other devices.
+        ValueError: if the student and the teacher have different kinds of heads or are on different devices.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class DistillationUpdate(OfflineUpdate):
         models = self.student, self.teacher
         pairs = zip(context_lengths, models, strict=True)
         self.steps_read = tuple(length + model.burn_in_steps for length, model in pairs)
-        self.window, self.both = context_lengths[0], min(context_lengths)
+        self.window, self.shared_steps = context_lengths[0], min(context_lengths)
         self.distillation = distillation
         student_width, teacher_width = (model.transformer.spec.width for model in models)
         self.hidden = HiddenStateDistance(student_width, teacher_width, generator, _device(self.student))
@@ -55,25 +55,25 @@ class DistillationUpdate(OfflineUpdate):
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""
         steps = self.student.steps(batch).between(-self.steps_read[0])
-        exits = self.student.exits(steps, slice(1 - TOKENS * self.both, None, TOKENS))
+        exits = self.student.exits(steps, slice(1 - TOKENS * self.shared_steps, None, TOKENS))
         teacher_outputs, teacher_actions = self._teacher_targets(batch, len(exits.loss_weights))
-        weight = batch.mask[:, -self.both :] * exits.loss_weights[:, None, None]
+        weight = batch.mask[:, -self.shared_steps :] * exits.loss_weights[:, None, None]
         head, teacher, options = self.student.loss.head, self.teacher.loss.head, self.distillation
         divergence = head.distillation_loss(exits.outputs, teacher, teacher_outputs, options.temperature)
         actions = masked_mean(divergence, weight)
         hidden = masked_mean(self.hidden.distance(exits.outputs, teacher_outputs), weight)
         loss = actions + options.hidden_coef * hidden
         parts = {"loss": loss, "distillation_loss": actions, "hidden_loss": hidden}
-        last = steps.between(-self.both)
+        last = steps.between(-self.shared_steps)
         return self.student.add_penalty(self.student.add_exit_loss(parts, exits, teacher_actions, last))
 
     @torch.no_grad()
-    def _teacher_targets(self, batch: WindowBatch, passes: int) -> tuple[Tensor, Tensor]:
-        """Return the teacher's outputs and actions at the shared steps, expanded to N exits."""
+    def _teacher_targets(self, batch: WindowBatch, exits: int) -> tuple[Tensor, Tensor]:
+        """Return the teacher's outputs and actions at the shared steps, expanded to ``exits`` exits."""
         steps = self.teacher.steps(batch).between(-self.steps_read[1])
-        outputs = self.teacher.outputs(steps)[:, -self.both :]
+        outputs = self.teacher.outputs(steps)[:, -self.shared_steps :]
         actions = self.teacher.loss.head.choose(outputs, deterministic=True)
-        return outputs.expand(passes, *outputs.shape), actions.expand(passes, *actions.shape)
+        return outputs.expand(exits, *outputs.shape), actions.expand(exits, *actions.shape)
 
     def step(self, parts: dict[str, Tensor]) -> Tensor:
         """Take a step of the student's optimizer and of the optimizer of the hidden-state projection."""

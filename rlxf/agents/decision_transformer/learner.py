@@ -78,8 +78,8 @@ class DecisionTransformer(OnlineFinetuning):
 
     Raises:
         DatasetError: if the dataset is unknown, empty, damaged, or contains a NaN.
-        ValueError: if a setting is out of range; the message names it and an allowed value. Also if the
-            device does not exist; SB3 would use the CPU instead of a missing GPU.
+        ValueError: if a setting is out of range (the message names it and an allowed value), or if the device
+            does not exist; SB3 would use the CPU instead of a missing GPU.
         TypeError: if a space is not supported, or for unknown arguments. For arguments of SB3's algorithms
             the message names the alternative.
     """
@@ -114,7 +114,7 @@ class DecisionTransformer(OnlineFinetuning):
         core = decision_transformer() if core is None else core
         objective = Imitation() if objective is None else objective
         self.trust, self._warned_versions = trust, set[str]()
-        self._stateless = MissingStateWarning(stacklevel=5)
+        self._missing_state_warning = MissingStateWarning(stacklevel=5)
         config = DecisionTransformerConfig.of(locals())
         super().__init__(
             DecisionTransformerModel, dataset, config, download, tensorboard_log, device, _init_setup_model
@@ -130,10 +130,10 @@ class DecisionTransformer(OnlineFinetuning):
         gives the transformer alone.
 
         Raises:
-            TypeError: if ``source`` is of another type.
-            ValueError: if the weights do not fit; the message names the first difference, and nothing is
-                changed. Cores must be equal except for causal, memory, pattern and dropout. Also if the agent
-                has a datastore (`attach_datastore`).
+            TypeError: if ``source`` is of an unsupported type.
+            ValueError: if the weights do not fit (the message names the first difference), or if the agent
+                has a datastore (`attach_datastore`); nothing is changed. Cores must be equal except for
+                causal, memory, pattern and dropout.
         """
         check_no_datastore(self.datastore)
         if isinstance(source, OfflineAlgorithm):
@@ -171,8 +171,8 @@ class DecisionTransformer(OnlineFinetuning):
     ) -> Self:
         """Distill a teacher, usually a larger agent, into this agent on windows of this agent's dataset.
 
-        The training loop is that of `learn` with the loss of `Distillation`. The dataset's actions are no
-        targets.
+        The training loop is that of `learn` with the loss of `Distillation`. The dataset's actions are
+        not used as targets.
 
         Args:
             teacher: agent to imitate; it is not changed. Its sizes, techniques and context length may differ.
@@ -186,7 +186,7 @@ class DecisionTransformer(OnlineFinetuning):
 
         Raises:
             ValueError: if a number is less than 1, the agent was loaded without a dataset, the teacher has
-                other spaces, another kind of head or another device, or the teacher has a datastore.
+                different spaces, a different kind of head or a different device, or has a datastore.
         """
         self.ranks.check_single_process("distill")
         check_teacher_without_datastore(teacher.datastore)
@@ -236,8 +236,8 @@ class DecisionTransformer(OnlineFinetuning):
             The measured risk and depth of each threshold, and the chosen threshold.
 
         Raises:
-            ValueError: before any computation, if the core has another depth, the thresholds do not descend,
-                or a threshold, alpha, delta or steps is out of range.
+            ValueError: before any computation, if the depth of the core is not `CALM`, the thresholds do not
+                descend, or a threshold, alpha, delta or steps is out of range.
             TypeError: if one of them is not a number.
         """
         return self._calibrate(partial(self._measure_exits, steps, dataset), thresholds, alpha, delta)
@@ -276,7 +276,7 @@ class DecisionTransformer(OnlineFinetuning):
 
         Raises:
             FileNotFoundError: if the file does not exist.
-            CheckpointError: if it is truncated, altered or of another format.
+            CheckpointError: if it is truncated, altered or of a different format.
             DatasetError: if the dataset's spaces differ from the checkpoint's.
             ValueError: if the device does not exist.
             TypeError: if the constructor has no such argument.

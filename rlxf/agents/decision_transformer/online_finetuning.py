@@ -48,7 +48,7 @@ class EvaluationEnvironments(OfflineAlgorithm):
 
     trust: bool
     _warned_versions: set[str]
-    """Ids of environments for which a warning of another version was given."""
+    """Ids of environments for which a warning about a different version was given."""
 
     def make_env(
         self,
@@ -100,7 +100,7 @@ class EvaluationEnvironments(OfflineAlgorithm):
         """Raise DatasetError unless the environments, without `ReturnToGo`, have the spaces of the dataset.
 
         Warns:
-            UserWarning: once, if they are another version of the dataset's environment.
+            UserWarning: once, if they are a different version of the dataset's environment.
         """
         wrapper = unwrap_vec_wrapper(env, ReturnToGo)
         unwrapped = env if wrapper is None else wrapper.venv
@@ -221,7 +221,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, EvaluationEnvironments):
                 from those in ``resume_from``.
             DatasetError: if the environment's spaces differ from those of the dataset.
             FileNotFoundError: if ``resume_from`` does not exist.
-            CheckpointError: if the file is truncated, altered or of another format, or was not written
+            CheckpointError: if the file is truncated, altered or of a different format, or was not written
                 during `learn_online`.
         """
         self.ranks.check_single_process("learn_online")

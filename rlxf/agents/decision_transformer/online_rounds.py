@@ -210,6 +210,7 @@ ONLINE = "online"
 WRAPPERS, EPISODES, COLLECTOR, REPLAY = "wrappers", "episodes", "collector", "replay"
 """Names of the groups of tensors in a checkpoint."""
 LOST = "lost"
+"""Key of the reason why the current episodes cannot be continued."""
 
 
 class OnlineRounds:
@@ -259,7 +260,7 @@ class OnlineRounds:
     def to_archive(self, episode_statistics: Mapping[str, Any]) -> Archive:
         """Return the state, in addition to the agent, that `learn_online` needs to continue.
 
-        ``episode_statistics`` are JSON data of the agent's log, which are stored next to the progress.
+        ``episode_statistics`` are JSON data of the agent's log, which are stored in addition to the progress.
         """
         env = self.collector.env
         progress = {"played": self._steps_taken, "rounds": self.completed, "added": self.replay.added}
@@ -292,7 +293,7 @@ class OnlineRounds:
 
         Raises:
             CheckpointError: if the checkpoint does not match the run.
-            ValueError: if the environment has other wrappers.
+            ValueError: if the environment has different wrappers.
         """
         document, groups, env = archive.documents[ONLINE], archive.tensors, self.collector.env
         with checkpoint_errors():
@@ -327,7 +328,7 @@ def read_online_run(
 
     Raises:
         FileNotFoundError: if there is no file.
-        CheckpointError: if it is damaged, of another format, or was not written during `learn_online`.
+        CheckpointError: if it is damaged, of a different format, or was not written during `learn_online`.
         ResumeError: if settings, data or options differ, or the run has reached ``steps`` already.
     """
     file = newest_checkpoint_file(path)

@@ -163,7 +163,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgo
                 closed at the end. Observations are normalized as in training.
             alpha: bound on the risk, the expected share of steps with different actions.
             delta: maximum probability that the guarantee fails.
-            thresholds: confidence thresholds in falling order from 1 to 0, the safest first.
+            thresholds: confidence thresholds in descending order within [0, 1], the safest first.
             episodes: minimum number of episodes, in equal shares of the environments.
             seed: seed of the environments and of torch's global generator, which samples the actions; None
                 to leave them unchanged.
@@ -172,9 +172,9 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgo
             The results of each threshold.
 
         Raises:
-            ValueError: before the first step, if the core has another depth, memory persists across episodes,
-                the environment has other spaces, thresholds do not decrease, or thresholds, alpha, delta or
-                episodes are out of range.
+            ValueError: before the first step, if the depth of the core is not `CALM`, memory persists across
+                episodes, the environment has different spaces, thresholds do not decrease, or thresholds,
+                alpha, delta or episodes are out of range.
             TypeError: if one of them is not a number.
         """
         check_independent_episodes(self.policy)
@@ -203,6 +203,11 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgo
         self.policy.retrieval = None if datastore is None else self._retrieval_policy(datastore)
 
     def _encode_dataset(self, data: Trajectories, progress_bar: bool) -> Datastore:
+        if self.persist_memory_across_episodes:
+            raise ValueError(
+                "attach_datastore encodes each episode with an empty memory, but the memory of this agent "
+                "persists across episodes; train with persist_memory_across_episodes=False"
+            )
         self.policy.set_training_mode(False)
         return encode_dataset(self.policy, data, self.get_vec_normalize_env(), progress_bar)
 
@@ -257,7 +262,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgo
 
         Raises:
             FileNotFoundError: if the file does not exist.
-            CheckpointError: if the file is truncated, altered, of another type, or needs a user-defined
+            CheckpointError: if the file is truncated, altered, of a different type, or needs a user-defined
                 object that is not passed.
             ValueError: if the environment's spaces differ from the checkpoint's, or the device does not
                 exist.

@@ -60,7 +60,7 @@ def read_settings(archive: Archive, agent: type[Any]) -> dict[str, Any]:
     """
     stored = stored_settings(archive, setting_rules(agent, setting_names(agent), BOUNDS))
     stored["core"] = TransformerSpec.from_dict(stored["core"])
-    check_layers(stored["core"].kinds, archive.tensors["policy"])
+    check_layers(stored["core"].distinct_layers, archive.tensors["policy"])
     for name in SCHEDULES:
         stored[name] = schedule_from_json(stored[name])
     return stored
@@ -110,7 +110,7 @@ def read_parameters(archive: Archive, policy: GTrXLPolicy) -> dict[str, Any]:
     """Return weights and optimizer state in the format of SB3's ``get_parameters``.
 
     Raises:
-        CheckpointError: if the policy lacks a tensor or has it in another shape.
+        CheckpointError: if the policy lacks a tensor or has it in a different shape.
     """
     check_weights_fit(policy, archive.tensors["policy"], "policy")
     check_statistics(archive.tensors["policy"])

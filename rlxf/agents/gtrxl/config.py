@@ -58,7 +58,7 @@ class PPOConfig:
 
     Raises:
         ValueError: if a number is out of range, or rollouts and minibatches are not of whole segments.
-        TypeError: if a schedule is no number and returns none.
+        TypeError: if a schedule is neither a number nor a function that returns one.
     """
 
     learning_rate: float | Schedule = LinearSchedule(1e-3, 0.0, 1.0)  # noqa: RUF009  # it is immutable
@@ -143,7 +143,7 @@ def check_schedules(settings: Any, progress: float = 1.0) -> None:
 
     Raises:
         ValueError: if a number is negative or not finite.
-        TypeError: if there is no number.
+        TypeError: if a value is not a number.
     """
     for name in SCHEDULES:
         value = getattr(settings, name)
@@ -200,7 +200,7 @@ def warn_of_filler_rows(env: VecEnv, observation: Any) -> bool:
 
 
 def check_policy(policy: type[BasePolicy], observation_space: spaces.Space) -> None:
-    """Raise ValueError unless the policy supports the observation space; TypeError if it is another class."""
+    """Raise TypeError unless the policy is a `GTrXLPolicy`, ValueError unless it supports the space."""
     if not issubclass(policy, GTrXLPolicy):
         raise TypeError(
             f"policy must be one of {', '.join(POLICIES)}, or a class derived from one; got {policy}"

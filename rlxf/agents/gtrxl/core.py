@@ -116,7 +116,7 @@ def check_exits(core: TransformerSpec, action_space: spaces.Space[Any]) -> None:
     if not core.depth.exits_token_by_token:
         raise ValueError(
             f"{core.depth} decides exits by the mean over a sequence, but GTrXLPPO acts step by step; "
-            f"use by='multinomial' or 'geometric'"
+            f"use classifier='multinomial' or 'geometric'"
         )
     check_exit_confidence(core.depth, action_space)
 
@@ -155,7 +155,7 @@ def _check_core(core: TransformerSpec) -> None:
             f"those of the update"
         )
     try:
-        core.kernel.check_constant()
+        core.kernel.check_no_redraw()
     except ValueError as error:
         raise ValueError(
             f"{error}: PPO compares action probabilities of the rollout with those of the update"

@@ -36,7 +36,7 @@ def _moments(distribution: Distribution) -> tuple[Tensor, Tensor]:
 
 
 def choice_logits(distribution: Distribution) -> list[Tensor]:
-    """Return the logits (N, A) of each choice; a bit is a choice between two."""
+    """Return the logits (N, A) of each choice; a bit of MultiBinary is a choice between two."""
     if isinstance(distribution, CategoricalDistribution):
         return [distribution.distribution.logits]
     if isinstance(distribution, MultiCategoricalDistribution):

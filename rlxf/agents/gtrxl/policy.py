@@ -93,7 +93,7 @@ class GTrXLPolicy(RecurrentPolicy):
             optimizer_kwargs=optimizer_kwargs,
         )
         check_exits(core, action_space)
-        self._stateless = MissingStateWarning(stacklevel=7)
+        self._missing_state_warning = MissingStateWarning(stacklevel=7)
         self.core, self.persist_memory_across_episodes = core, persist_memory_across_episodes
         self.features_extractor = self.make_features_extractor()
         features = self.features_extractor.features_dim
@@ -179,7 +179,7 @@ class GTrXLPolicy(RecurrentPolicy):
         if after is None or latent.isfinite().all():
             return
         if (fault := self.transformer.recurrent_fault(before)) is not None:
-            raise NumericalError(f"{fault} before the step; start new episodes, in predict with state=None")
+            raise NumericalError(f"{fault} before the step; start new episodes (pass state=None to predict)")
         if (fault := self.transformer.recurrent_fault(after)) is not None:
             raise NumericalError(
                 f"{fault} after the step; the weights are unchanged: lower the learning rate, or use a "

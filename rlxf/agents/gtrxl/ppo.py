@@ -97,7 +97,7 @@ class GTrXLPPO(TrainingLoop):
         device: "auto", "cpu" or "cuda".
 
     Raises:
-        ValueError: if an argument is invalid; the message names allowed values. Also if the device does not
+        ValueError: if an argument is invalid (the message names allowed values), or if the device does not
             exist, where SB3 would silently use the CPU.
         TypeError: if a space is not supported, or for unknown arguments. For those of SB3's PPO and
             RecurrentPPO the message names the alternative.

@@ -90,7 +90,7 @@ class RecurrentPolicy(BasePolicy):
 
     retrieval: RetrievalPolicy | None = None
     """Retrieval policy used by `predict` after `GTrXLPPO.attach_datastore`; None to use `heads`."""
-    _stateless: MissingStateWarning
+    _missing_state_warning: MissingStateWarning
 
     @abstractmethod
     def initial_state(self, batch: int) -> RecurrentPolicyState:
@@ -252,7 +252,9 @@ class RecurrentPolicy(BasePolicy):
         if self.training:  # set_training_mode visits every module, which takes time in every step
             self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
-        self._stateless.record(state, None if episode_start is None else bool(np.all(episode_start)))
+        self._missing_state_warning.record(
+            state, None if episode_start is None else bool(np.all(episode_start))
+        )
         state, start = self._continue(state, episode_start, _batch_size(obs))
         latent = self.act_early(obs, state, state.advance(start))
         return latent, state, batched

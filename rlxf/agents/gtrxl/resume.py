@@ -133,7 +133,7 @@ def restore_wrappers(env: VecEnv, ranks: ProcessGroup, archive: Archive) -> tupl
 
     Raises:
         CheckpointError: if the contents do not fit the environments.
-        ValueError: if the environments have other wrappers.
+        ValueError: if the environments have different wrappers.
     """
     with checkpoint_errors():
         document = archive.documents[RUN][ENVIRONMENT]
@@ -183,26 +183,26 @@ def gather_state(
 
 
 def shard_state(
-    ranks: ProcessGroup, number: int, environment: dict[str, Any], groups: Mapping[str, Mapping[str, Tensor]]
+    ranks: ProcessGroup, n_envs: int, environment: dict[str, Any], groups: Mapping[str, Mapping[str, Tensor]]
 ) -> tuple[dict[str, Any], Groups]:
     """Return the shard of this process of the results of `gather_state`.
 
     Args:
         ranks: the process group; its size divides the number of environments in the file.
-        number: environments of each process.
+        n_envs: environments of each process.
         environment: document of all episodes.
         groups: tensors of all environments.
     """
-    rows = ranks.row_slice(number)
+    rows = ranks.row_slice(n_envs)
     own: Groups = {AGENT_STATE: {}, WRAPPERS: {}}
     for group in own:
         for name, x in groups.get(group, {}).items():
             axis = _axis(group, name)
-            own[group][name] = x if axis is None else x.narrow(axis, rows.start, number).contiguous()
+            own[group][name] = x if axis is None else x.narrow(axis, rows.start, n_envs).contiguous()
     episodes = {
         name: x for name, x in groups.get(EPISODES, {}).items() if rows.start <= _env_number(name) < rows.stop
     }
-    document = _shard(environment, number * ranks.world_size, rows)
+    document = _shard(environment, n_envs * ranks.world_size, rows)
     return document, own | {EPISODES: _shifted(episodes, -rows.start)}
 
 
@@ -227,27 +227,27 @@ def _shifted(tensors: Mapping[str, Tensor], offset: int) -> dict[str, Tensor]:
     return named
 
 
-def _joined_episodes(parts: Sequence[dict[str, Any]], number: int) -> dict[str, Any]:
+def _joined_episodes(parts: Sequence[dict[str, Any]], n_envs: int) -> dict[str, Any]:
     """Join documents of `rlxf.envs.resume.episode_state`; if impossible, return only the reason as "lost"."""
     lost = [part for part in parts if LOST in part]
     if lost or len(parts) == 1:
         return (lost or parts)[0]
     try:
-        return dict(_joined(parts, number))
+        return dict(_joined(parts, n_envs))
     except EpisodeLostError as error:
         return {LOST: str(error)}
 
 
-def _joined(values: Sequence[Any], number: int) -> Any:
-    """Join states of ``number`` environments each: lists of that length are concatenated.
+def _joined(values: Sequence[Any], n_envs: int) -> Any:
+    """Join states of ``n_envs`` environments each: lists of that length are concatenated.
 
     Raises:
         EpisodeLostError: if other values differ.
     """
     first = values[0]
     if isinstance(first, dict):
-        return {key: _joined([value[key] for value in values], number) for key in first}
-    if isinstance(first, list) and all(len(value) == number for value in values):
+        return {key: _joined([value[key] for value in values], n_envs) for key in first}
+    if isinstance(first, list) and all(len(value) == n_envs for value in values):
         return [row for value in values for row in value]
     if any(value != first for value in values):
         raise EpisodeLostError(
@@ -257,7 +257,7 @@ def _joined(values: Sequence[Any], number: int) -> Any:
     return first
 
 
-def _shard(value: Any, number: int, rows: slice) -> Any:
+def _shard(value: Any, n_envs: int, rows: slice) -> Any:
     if isinstance(value, dict):
-        return {key: _shard(part, number, rows) for key, part in value.items()}
-    return value[rows] if isinstance(value, list) and len(value) == number else value
+        return {key: _shard(part, n_envs, rows) for key, part in value.items()}
+    return value[rows] if isinstance(value, list) and len(value) == n_envs else value

@@ -1,4 +1,4 @@
-"""Retrieval of GTrXLPPO: encoding of trajectories as a datastore, and the policy that reads it."""
+"""Retrieval for GTrXLPPO: encoding of trajectories as a datastore, and action heads without retrieval."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from rlxf.data import Trajectories
 EPISODES, SEGMENT = 64, 64
 """Batch size in episodes, and length of a segment in steps."""
 ObservationLoader = Callable[[NDArray[np.int64]], PyTorchObs]
-"""Maps numbers of steps (N,) in the data to observations for the policy."""
+"""Maps step indices (N,) in the data to observations for the policy."""
 
 
 def encode_dataset(
@@ -54,7 +54,7 @@ def encode_dataset(
 def encode_episodes(
     policy: GTrXLPolicy, data: Trajectories, load: ObservationLoader, episodes: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-    """Yield the numbers (N,) of the steps of these episodes and their outputs (N, C), segment by segment."""
+    """Yield the indices (N,) of the steps of these episodes and their outputs (N, C), segment by segment."""
     first, lengths = data.offsets[episodes][:, None], data.lengths[episodes][:, None]
     state = policy.transformer.initial_state(len(episodes))
     for start in range(0, int(lengths.max()), SEGMENT):
@@ -85,7 +85,10 @@ def observation_loader(
 def _previous(
     policy: GTrXLPolicy, data: Trajectories, steps: NDArray[np.int64], position: NDArray[np.int64]
 ) -> Tensor:
-    """Return the encoded previous actions of steps (B, T), (B T, A); 0 at the first step of an episode."""
+    """Return the encoded previous actions of steps (B, T) as (B T, A).
+
+    They are 0 at the first step of an episode.
+    """
     before = torch.from_numpy(data.actions[np.maximum(steps.ravel() - 1, 0)])
     begins = torch.from_numpy(position.ravel() == 0)
     encoded = policy.encode_actions(before.to(policy.device))

@@ -129,14 +129,14 @@ class StateBuffer:
             self.hidden[:, :, self.length + step] = hidden
         self.index.write(slice(None), self.length + step, index)
 
-    def before_segments(self, environment: Tensor, number: Tensor, segment_length: int) -> State:
-        """Return the N steps before segment ``number`` (B,) of ``environment`` (B,), in order of time."""
+    def before_segments(self, environment: Tensor, segment: Tensor, segment_length: int) -> State:
+        """Return the N steps before segment ``segment`` (B,) of ``environment`` (B,), in order of time."""
         if not self.length:
-            return State(self.hidden[:, environment], TokenIndex.empty(len(number), 0, self.hidden.device))
+            return State(self.hidden[:, environment], TokenIndex.empty(len(segment), 0, self.hidden.device))
         window = self.length, segment_length
-        hidden = _windows(self.hidden, 2, *window)[:, environment, number]
+        hidden = _windows(self.hidden, 2, *window)[:, environment, segment]
         parts = self.index.position, self.index.episode
-        return State(hidden, TokenIndex(*(_windows(x, 1, *window)[environment, number] for x in parts)))
+        return State(hidden, TokenIndex(*(_windows(x, 1, *window)[environment, segment] for x in parts)))
 
 
 class RecurrentStateBuffer:
@@ -155,8 +155,8 @@ class RecurrentStateBuffer:
         """Size of the buffer in bytes."""
         return 0 if self._states is None else sum(x.nbytes for x in self._states.named_tensors().values())
 
-    def add(self, number: int, state: RecurrentState | None) -> None:
-        """Store the state of E environments before segment ``number``; None without recurrent layers."""
+    def add(self, segment: int, state: RecurrentState | None) -> None:
+        """Store the state of E environments before segment ``segment``; None without recurrent layers."""
         if state is None:
             return
         if self._states is None:
@@ -164,11 +164,11 @@ class RecurrentStateBuffer:
         for stored, x in zip(
             self._states.named_tensors().values(), state.named_tensors().values(), strict=True
         ):
-            stored[number] = x
+            stored[segment] = x
 
-    def before_segments(self, environment: Tensor, number: Tensor) -> RecurrentState | None:
-        """Return the states before segment ``number`` (B,) of ``environment`` (B,)."""
-        return None if self._states is None else self._states.map(lambda x: x[number, environment])
+    def before_segments(self, environment: Tensor, segment: Tensor) -> RecurrentState | None:
+        """Return the states before segment ``segment`` (B,) of ``environment`` (B,)."""
+        return None if self._states is None else self._states.map(lambda x: x[segment, environment])
 
 
 class SegmentBuffer:

@@ -84,7 +84,7 @@ class RecentSteps:
 def memory_receptive_field(core: TransformerSpec) -> int:
     """Return ``L M``, the receptive field of the memory: each of L passes attends M steps back.
 
-    A memory with a longer reach in one pass adds these steps.
+    A memory that reaches further back in one pass adds the additional steps.
     """
     memory = core.memory or NoMemory()
     return (core.layers - 1) * memory.length + memory.capacity
@@ -282,7 +282,7 @@ class RolloutCollector:
 
         Raises:
             KeyError: if a tensor is missing.
-            ValueError: if the state of a recurrent layer has another shape or dtype, or is not finite.
+            ValueError: if the state of a recurrent layer has a different shape or dtype, or is not finite.
         """
         self.reset(_obs("obs", {name: tensor.numpy() for name, tensor in state.items()}))
         on_device = {name: tensor.to(self.device) for name, tensor in state.items()}
@@ -302,19 +302,23 @@ class RolloutCollector:
 
 
 def _index_tensors(name: str, index: TokenIndex) -> dict[str, Tensor]:
+    """Return the tensors of an index by name, with the prefix ``name``."""
     return {f"{name}.position": index.position, f"{name}.episode": index.episode}
 
 
 def _index(name: str, tensors: Mapping[str, Tensor]) -> TokenIndex:
+    """Return the index of `_index_tensors`."""
     return TokenIndex(tensors[f"{name}.position"], tensors[f"{name}.episode"])
 
 
 def _memory_tensors(name: str, state: State) -> dict[str, Tensor]:
+    """Return the tensors of a memory by name, with the prefix ``name``."""
     own = {f"{name}.hidden": state.hidden} | _index_tensors(name, state.index)
     return own if state.older is None else own | _memory_tensors(f"{name}.older", state.older)
 
 
 def _memory(name: str, tensors: Mapping[str, Tensor]) -> State:
+    """Return the memory of `_memory_tensors`."""
     older = _memory(f"{name}.older", tensors) if f"{name}.older.hidden" in tensors else None
     return State(tensors[f"{name}.hidden"], _index(name, tensors), older)
 

@@ -1,4 +1,4 @@
-"""Training algorithms of a rollout: the interface, the minibatch updates, PPO, and online distillation."""
+"""Training algorithms on rollouts: the interface, the minibatch updates, PPO, and online distillation."""
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -118,7 +118,10 @@ class TrainingAlgorithm(ABC):
 
     @abstractmethod
     def minibatches(self, buffer: SegmentBuffer, segments: int, advantages: Tensor) -> Iterable[Any]:
-        """Yield all segments of the rollout once in random order; arguments as in `SegmentBuffer`."""
+        """Yield minibatches that together contain all segments of the rollout once, in random order.
+
+        Arguments as in `SegmentBuffer`.
+        """
 
 
 class PPOTraining(TrainingAlgorithm):
@@ -242,11 +245,11 @@ class DistillationTraining(TrainingAlgorithm):
         self._outputs: list[Tensor] = []
 
     def start_rollout(self) -> None:
-        """Clear the stored teacher outputs, also those of a rollout without an update."""
+        """Clear the stored teacher outputs, including those of a rollout without an update."""
         self._outputs.clear()
 
     def choose(self, obs: PyTorchObs, index: TokenIndex, own: Distribution) -> Tensor:
-        """Choose actions by `Actor`, and store the teacher's output."""
+        """Choose the actions of the student or the teacher, by ``actor``, and store the teacher's output."""
         self._state.action = self._state.action.masked_fill(index.position == 0, 0.0)
         output, _ = self.teacher.act(obs, self._state, index)
         self._outputs.append(output)
@@ -256,7 +259,7 @@ class DistillationTraining(TrainingAlgorithm):
         return actions
 
     def start_update(self, loss: PPOLoss, max_grad_norm: float, target_kl: float | None) -> PolicyUpdate:
-        """Return an update with `DistillationLoss`, which no bound on the KL divergence stops."""
+        """Return an update with `DistillationLoss`; ``target_kl`` is ignored."""
         objective = DistillationLoss(self.distillation, self.teacher, self.hidden, loss.vf_coef)
         return DistillationUpdate(self.policy, objective, max_grad_norm, target_kl=None)
 

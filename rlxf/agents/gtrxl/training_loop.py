@@ -1,4 +1,4 @@
-"""Training loop of the agent: rollouts and updates in turn, checkpoints of a run and their resumption."""
+"""Training loop of the agent: alternating rollouts and updates, checkpoints of a run and their resumption."""
 
 import os
 import warnings
@@ -169,7 +169,7 @@ class TrainingLoop(GTrXLAgent):
                 its `Compressive` memory would contain a filler row and never be compressed, or its settings
                 differ from those of the file to resume from.
             FileNotFoundError: if the file does not exist.
-            CheckpointError: if the file is truncated, altered or of another type, or was not written by
+            CheckpointError: if the file is truncated, altered or of a different type, or was not written by
                 `CheckpointWriter`.
             FaultyEnvironmentError: during training, if an environment returns NaN or infinity, or crashes
                 too often (`BrokenEnvironmentError`).
@@ -222,7 +222,7 @@ class TrainingLoop(GTrXLAgent):
     def snapshot(self) -> Archive:
         """Return a copy of what `save` writes and of the state that `learn` needs to resume.
 
-        Used by `rlxf.training.CheckpointWriter`.
+        For `rlxf.training.CheckpointWriter`.
         """
         assert self.env is not None
         state = self.collector.state_dict()
@@ -272,7 +272,7 @@ class TrainingLoop(GTrXLAgent):
 
         Raises:
             CheckpointError: if the contents do not fit the agent.
-            ValueError: if the environments have other wrappers.
+            ValueError: if the environments have different wrappers.
         """
         assert self.env is not None
         self._restore(archive)

@@ -143,7 +143,7 @@ class OfflineAlgorithm(CheckpointMixin):
             steps: number of updates, each on one batch of windows.
             callback: SB3 callback, called after each update.
             log_interval: number of updates between log outputs.
-            tb_log_name: name of the run in TensorBoard; None for the name of the class.
+            tb_log_name: name of the run in TensorBoard; None for `NAME`.
             reset_num_timesteps: restart warm-up and schedules; False to continue them.
             progress_bar: show a progress bar.
             resume_from: a file that `save` wrote during training, or a folder of `CheckpointWriter`, whose

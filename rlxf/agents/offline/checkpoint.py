@@ -69,7 +69,7 @@ def read_config(archive: Archive, config: type[Config]) -> Config:
         CheckpointError: if the configuration lacks an argument of the file, or a value is invalid.
     """
     stored = config.from_json(stored_settings(archive, config.rules()))
-    states.check_layers(stored.core.kinds, archive.tensors["policy"])
+    states.check_layers(stored.core.distinct_layers, archive.tensors["policy"])
     return stored
 
 
@@ -109,7 +109,7 @@ def restore(update: OfflineUpdate, generator: torch.Generator, archive: Archive)
     try:
         generator.set_state(archive.tensors[WINDOW_GENERATOR]["state"])
     except RuntimeError as error:
-        raise states.weights_mismatch(
+        raise states.state_mismatch(
             f"in {WINDOW_GENERATOR}, 'state' is not a generator state ({error})"
         ) from error
 
@@ -144,7 +144,7 @@ def read_resumable_run(path: str | os.PathLike[str], description: Any, steps: in
 
 
 def read_matching_run(path: str | os.PathLike[str], description: Any) -> Archive:
-    """Read the checkpoint of a run with the settings and data of an agent, also if it is finished."""
+    """Read the checkpoint of a run with the settings and data of an agent, even if the run is complete."""
     file = newest_checkpoint_file(path)
     archive = read_agent_archive(file, description["name"], GROUPS)
     check_resumable(archive, file)

@@ -72,11 +72,13 @@ class CalibratableExit(Protocol):
     spec_threshold: float
     """Threshold of the spec, which holds until calibration."""
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, margin: Callable[[], Tensor]) -> Tensor:
+    def confidence(
+        self, pass_index: int, before: Tensor, after: Tensor, margin: Callable[[], Tensor]
+    ) -> Tensor:
         """Return the confidence of each token after a pass, (B, T).
 
         Args:
-            number: number of the pass, from 0.
+            pass_index: number of the pass, from 0.
             before: states before the pass, (B, T, C).
             after: states after the pass, (B, T, C).
             margin: function that applies the `ConfidenceFn` to the current outputs.
@@ -159,9 +161,9 @@ class Depth(Technique):
 
     causal_form: ClassVar[str] = "token by token"
 
-    def layer_of_pass(self, number: int) -> int:
+    def layer_of_pass(self, pass_index: int) -> int:
         """Return the layer, counted from 0, whose weights a pass uses."""
-        return number
+        return pass_index
 
     def check_no_early_exit(self, use: str) -> None:
         """Raise ValueError if tokens may exit early, for a ``use`` that needs outputs of the same depth."""

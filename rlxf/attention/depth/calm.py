@@ -108,14 +108,14 @@ class CALMController(EarlyExitController):
         return lambda *arguments: self.confidence(*arguments) >= self.threshold
 
     @abstractmethod
-    def confidence(self, number: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
+    def confidence(self, pass_index: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
         """Return the confidence of each token after a pass, (B, T); arguments as in `ExitRule`."""
 
 
 class SoftmaxResponse(CALMController):
     """Confidence measure "softmax": the margin between the two most likely choices."""
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
+    def confidence(self, pass_index: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
         return margin()
 
 
@@ -125,8 +125,8 @@ class StateSaturation(CALMController):
     It is -1 after the first pass.
     """
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
-        if number == 0:
+    def confidence(self, pass_index: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
+        if pass_index == 0:
             return torch.full(after.shape[:-1], -1.0, dtype=after.dtype, device=after.device)
         return F.cosine_similarity(before, after, dim=-1)
 
@@ -138,11 +138,11 @@ class LearnedConfidence(CALMController):
         super().__init__(spec, width)
         self.net = nn.Linear(width, 1)
 
-    def confidence(self, number: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
+    def confidence(self, pass_index: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
         return self.net(after)[..., 0].sigmoid()
 
     def auxiliary_loss(self, initial: Tensor | None, states: Tensor, targets: ExitTargets) -> Tensor:
-        """Return the cross-entropy of the classifier, averaged over all passes but the last and tokens."""
+        """Return the cross-entropy of the classifier, averaged over tokens and all passes but the last."""
         logits = self.net(states[:-1].detach())[..., 0]
         losses = F.binary_cross_entropy_with_logits(
             logits, targets.agrees_with_last[:-1].to(logits), reduction="none"

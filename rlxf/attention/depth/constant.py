@@ -14,7 +14,7 @@ class Fixed(Depth):
     """
 
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
-    cost: ClassVar[str] = "L"
+    cost: ClassVar[str] = "L in each pass"
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Universal(Depth):
     """
 
     paper: ClassVar[str] = "Dehghani et al. 2019, arXiv:1807.03819"
-    cost: ClassVar[str] = "L"
+    cost: ClassVar[str] = "L in each pass"
 
-    def layer_of_pass(self, number: int) -> int:
+    def layer_of_pass(self, pass_index: int) -> int:
         """Return 0: all passes use the first layer."""
         return 0

@@ -18,7 +18,7 @@ from rlxf.attention.depth.base import (
 )
 from rlxf.attention.technique import LayerPasses, check_choice, check_not_negative, check_positive
 
-By = Literal["sequence", "multinomial", "geometric"]
+ClassifierName = Literal["sequence", "multinomial", "geometric"]
 Oracle = Literal["likelihood", "correctness"]
 
 
@@ -44,7 +44,7 @@ class DepthAdaptive(ExitDepth):
     Source: Elbayad et al. 2020, arXiv:1910.10073, sections 3 and 4.
 
     Args:
-        by: classifier.
+        classifier: kind of the classifier q, as above.
         oracle: score of the oracle.
         penalty: lambda, minimum gain of each additional pass, in units of the score.
         sigma: smoothing width of the score.
@@ -53,20 +53,20 @@ class DepthAdaptive(ExitDepth):
 
     Raises:
         TypeError: if penalty, sigma or exit_coef is not a number.
-        ValueError: if by or oracle is unknown; if penalty or exit_coef is negative; if sigma is not positive;
-            or if an option is not finite.
+        ValueError: if classifier or oracle is unknown; if penalty or exit_coef is negative; if sigma is not
+            positive; or if an option is not finite.
     """
 
     paper: ClassVar[str] = "Elbayad et al. 2020, arXiv:1910.10073"
     cost: ClassVar[str] = "L, with fewer passes while acting"
-    by: By = "multinomial"
+    classifier: ClassifierName = "multinomial"
     oracle: Oracle = "likelihood"
     penalty: float = 0.1
     sigma: float = 1.0
     exit_coef: float = 1.0
 
     def __post_init__(self) -> None:
-        check_choice("DepthAdaptive by", self.by, get_args(By))
+        check_choice("DepthAdaptive classifier", self.classifier, get_args(ClassifierName))
         check_choice("DepthAdaptive oracle", self.oracle, get_args(Oracle))
         check_not_negative("DepthAdaptive penalty", self.penalty)
         check_positive("DepthAdaptive sigma", self.sigma)
@@ -75,10 +75,10 @@ class DepthAdaptive(ExitDepth):
     @property
     def exits_token_by_token(self) -> bool:
         """True unless the exit depends on the mean of a sequence."""
-        return self.by != "sequence"
+        return self.classifier != "sequence"
 
     def build(self, width: int, passes: int) -> "DepthAdaptiveController":
-        return CLASSIFIERS[self.by](self, width, passes)
+        return CLASSIFIERS[self.classifier](self, width, passes)
 
     def loss_weights(self, passes: int) -> Tensor:
         """Return equal loss weights, the paper's "aligned training"."""
@@ -89,7 +89,7 @@ class DepthAdaptive(ExitDepth):
         score = targets.likelihood if self.oracle == "likelihood" else targets.correct.to(targets.likelihood)
         episode, position = targets.index.episode, targets.index.position
         weights = ((episode[:, :, None] == episode[:, None]) & targets.filled[:, :, None]).to(score)
-        if self.by != "sequence":
+        if self.classifier != "sequence":
             weights *= (-(position[:, :, None] - position[:, None]).square() / self.sigma).exp()
         count = torch.arange(1, score.shape[0] + 1, device=score.device)
         return (score[:, :, None] @ weights - self.penalty * count[:, None, None, None]).argmax(dim=0)[:, 0]
@@ -124,10 +124,10 @@ class MultinomialClassifier(DepthAdaptiveController):
     def exit_rule(self, x: Tensor, passes: LayerPasses) -> ExitRule:
         chosen: list[Tensor] = []
 
-        def exits(number: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
-            if number == 0:
+        def exits(pass_index: int, before: Tensor, after: Tensor, margin: ConfidenceGetter) -> Tensor:
+            if pass_index == 0:
                 chosen.append(self.net(after).argmax(dim=-1))
-            return chosen[0] <= number
+            return chosen[0] <= pass_index
 
         return exits
 
@@ -170,7 +170,7 @@ class GeometricClassifier(DepthAdaptiveController):
         return lambda number, before, after, margin: after @ self.w[number] + self.b[number] > 0
 
 
-CLASSIFIERS: dict[By, type[MultinomialClassifier | GeometricClassifier]] = {
+CLASSIFIERS: dict[ClassifierName, type[MultinomialClassifier | GeometricClassifier]] = {
     "sequence": SequenceClassifier,
     "multinomial": MultinomialClassifier,
     "geometric": GeometricClassifier,

@@ -29,11 +29,11 @@ class Neighbors(NamedTuple):
 class Datastore:
     """N pairs of a transformer output and the value that followed it.
 
-    Its size is ``4 N (C + A) + 8 N`` bytes in float32.
+    Its size is ``4 N (C + A) + 8 N`` bytes with float32 keys and values.
 
     Args:
         keys: (N, C), outputs of a transformer.
-        values: (N, ...), values that are mixed in near a key; A numbers each.
+        values: (N, ...), values that are mixed into predictions near a key, with A numbers each.
         groups: int64 (N,), group of each pair, for example its episode. A search can exclude a group.
 
     Raises:
@@ -178,13 +178,13 @@ class OutputHead(ABC):
         index: search backend: "torch", or "faiss", which needs the extra ``knn``. Results are equal.
 
     Raises:
-        TypeError: if k is not an int, or another number is not a number.
+        TypeError: if k is not an int, or another numeric option is not a number.
         ValueError: if k is less than 1, temperature is not positive and finite, or the index is unknown.
     """
 
     paper: ClassVar[str]
     causal_form: ClassVar[str] = "token by token"
-    cost: ClassVar[str] = "L N, N pairs stored"
+    cost: ClassVar[str] = "L N, for N stored steps"
     k: int = 32
     temperature: float = 1.0
     index: str = "torch"

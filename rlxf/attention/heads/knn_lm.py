@@ -33,7 +33,7 @@ class KNNLM(OutputHead):
         distance: "squared_l2" as in the authors' code, or "l2" as printed in the paper.
 
     Raises:
-        TypeError: if k is not an int, or another number is not a number.
+        TypeError: if k is not an int, or another numeric option is not a number.
         ValueError: if k is less than 1, temperature is not positive, weight is not in [0, 1], or the index or
             the distance is unknown.
     """

@@ -30,7 +30,7 @@ class SPALM(OutputHead):
         index: search backend: "torch", or "faiss", which needs the extra ``knn``. Results are equal.
 
     Raises:
-        TypeError: if k is not an int, or another number is not a number.
+        TypeError: if k is not an int, or another numeric option is not a number.
         ValueError: if k is less than 1, temperature is not positive, or the index is unknown.
     """
 

@@ -44,9 +44,9 @@ class _Assigned(Kernel):
         for kernel in self.both:
             kernel.check(choices)
 
-    def check_constant(self) -> None:
+    def check_no_redraw(self) -> None:
         for kernel in self.both:
-            kernel.check_constant()
+            kernel.check_no_redraw()
 
     def check_processes(self, count: int) -> None:
         for kernel in self.both:
@@ -71,7 +71,7 @@ class LayerKernels(_Assigned):
     """The kernel ``second`` in some layers, ``first`` in the others.
 
     `Routing` in the last two of six layers, as in its paper, is ``LayerKernels(Softmax(), Routing(), (4,
-    5))``. All layers act from keys and values, also those of a `RecurrentKernel`.
+    5))``. All layers act from keys and values, even those of a `RecurrentKernel`.
 
     Args:
         first: kernel of the other layers.
@@ -79,7 +79,7 @@ class LayerKernels(_Assigned):
         layers: numbers of the layers with the second kernel, from 0.
 
     Raises:
-        TypeError: if first or second is not a kernel, or a number is not an integer.
+        TypeError: if first or second is not a kernel, or the number of a layer is not an integer.
         ValueError: if layers is empty or has a negative number or a number twice; in a spec, if a layer does
             not exist, or no layer is left for the first kernel.
     """
@@ -131,12 +131,12 @@ class HeadKernels(_Assigned, PairwiseKernel):
             ):
                 raise ValueError(
                     f"HeadKernels needs kernels that compute each pair of tokens from separate queries and "
-                    f"keys, and {kernel} does not; use Softmax, AdaptiveSpan, DynamicSpan or Routing, or "
-                    f"LayerKernels"
+                    f"keys, and {kernel} does not; use Softmax, SinkSoftmax, AdaptiveSpan, DynamicSpan or "
+                    f"Routing, or LayerKernels"
                 )
 
     def check(self, choices: SpecView) -> None:
-        """Check both kernels, and raise ValueError if they have no head each."""
+        """Check both kernels, and raise ValueError unless each has a head."""
         super().check(choices)
         check_leaves_heads(f"{self}", self.heads, choices.heads)
 
@@ -149,7 +149,7 @@ class HeadKernels(_Assigned, PairwiseKernel):
 
 
 def _some_attention(*arguments: object) -> nn.Module:
-    """Stand for the constructor of attention that a kernel may replace."""
+    """Stand-in for the constructor of attention, to find out whether a kernel replaces it."""
     return nn.Identity()
 
 
@@ -177,13 +177,13 @@ class HeadKernelAttention(AttentionKernel):
         """Return the numbers of both kinds of extra features of each part, for queries and for keys."""
         x, projected = torch.zeros(1, 1, width), torch.zeros(1, heads, 1, self.size)
         queries, keys = [], []
-        for part, some in self._both():
+        for part, some in self._parts():
             heads_of_part = projected[:, some]
             queries.append((_width(part.query_extras(x)), _width(part.projected_query_extras(heads_of_part))))
             keys.append((_width(part.key_extras(x)), _width(part.projected_key_extras(heads_of_part))))
         return queries, keys
 
-    def _both(self) -> Iterator[tuple[AttentionKernel, slice]]:
+    def _parts(self) -> Iterator[tuple[AttentionKernel, slice]]:
         """Yield each part and its heads."""
         for part, some in zip(self.parts, self.slices, strict=True):
             assert isinstance(part, AttentionKernel)
@@ -191,16 +191,16 @@ class HeadKernelAttention(AttentionKernel):
             yield part, some
 
     def query_extras(self, x: Tensor) -> Tensor | None:
-        return self._merge([part.query_extras(x) for part, _ in self._both()], x)
+        return self._merge([part.query_extras(x) for part, _ in self._parts()], x)
 
     def key_extras(self, x: Tensor, linear: LinearFn = F.linear) -> Tensor | None:
-        return self._merge([part.key_extras(x, linear) for part, _ in self._both()], x)
+        return self._merge([part.key_extras(x, linear) for part, _ in self._parts()], x)
 
     def projected_query_extras(self, q: Tensor) -> Tensor | None:
-        return self._merge([part.projected_query_extras(q[:, some]) for part, some in self._both()], q)
+        return self._merge([part.projected_query_extras(q[:, some]) for part, some in self._parts()], q)
 
     def projected_key_extras(self, k: Tensor) -> Tensor | None:
-        return self._merge([part.projected_key_extras(k[:, some]) for part, some in self._both()], k)
+        return self._merge([part.projected_key_extras(k[:, some]) for part, some in self._parts()], k)
 
     def _merge(self, extras: list[Tensor | None], like: Tensor) -> Tensor | None:
         """Concatenate the extras (B, heads, T, E) of both parts along the heads, with zeros for padding."""
@@ -233,7 +233,7 @@ class HeadKernelAttention(AttentionKernel):
         """Yield each part with its heads, queries, keys and mask."""
         queries, keys = self._split(q, self.query_sizes), self._split(k, self.key_sizes)
         masks = mask.once(SplitHeads(self.slices[1].start))
-        return iter(zip(self._both(), queries, keys, masks, strict=True))
+        return iter(zip(self._parts(), queries, keys, masks, strict=True))
 
     def allows_gathering(self, mask: AttentionMask) -> bool:
         """Return False: each part gathers the keys of its own heads."""
@@ -273,7 +273,7 @@ class HeadKernelAttention(AttentionKernel):
     @property
     def max_distance(self) -> int:
         """The larger distance of both parts."""
-        return max(part.max_distance for part, _ in self._both())
+        return max(part.max_distance for part, _ in self._parts())
 
 
 @dataclass(frozen=True)

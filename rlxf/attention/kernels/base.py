@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from rlxf.attention.token_index import TokenIndex
 
 LinearFn = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Function ``linear(x, weight, bias)``; a layer whose norm is not yet applied to x passes its own."""
+"""Function ``linear(x, weight, bias)``; a layer that applies its norm together with the projection passes
+its own function."""
 
 
 class AttentionKernel(nn.Module, ABC):
     """Attention kernel of one layer: a weighted average of values that is linear in the values.
 
-    A kernel may compute extra features of a token next to its query, key and value. The E extra features of a
-    query are appended to the D features of q. The F extra features of a key are appended to the D features of
-    k, and a KV cache stores them there.
+    A kernel may compute extra features of a token in addition to its query, key and value. The E extra
+    features of a query are appended to the D features of q. The F extra features of a key are appended to the
+    D features of k, and a KV cache stores them there.
     """
 
     dropout = 0.0
@@ -79,23 +80,25 @@ class AttentionKernel(nn.Module, ABC):
     def transform_in_context(self, q: Tensor, k: Tensor, mask: "AttentionMask") -> tuple[Tensor, Tensor]:
         """Transform queries and keys while the full sequence is available.
 
-        Called before any pair is computed, dense or sparse. Used by terms of a pair that depend on the tokens
-        between query and key.
+        It is called before any pair is computed, for dense and sparse attention. Kernels override it if the
+        term of a pair depends on the tokens between query and key.
         """
         return q, k
 
     def inspect_weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: "AttentionMask") -> Tensor:
-        """Return the weights of all pairs, (B, H, Tq, Tk), for inspection.
+        """Return the weights of all pairs, (B, H, Tq, Tk), for logs and plots.
 
-        By default they are the average of one-hot values, in the dtype of q. Arguments as in `forward`.
+        By default they are computed by applying `forward` to one-hot values, in the dtype of q. Kernels that
+        average summaries of several tokens override it. Arguments as in `forward`.
         """
         y: Tensor = self(q, k, one_hot(q, k), bias, mask)
         return y
 
     def weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: "AttentionMask") -> Tensor:
-        """Return the weights by which `forward` averages values, (B, H, Tq, Tk); arguments alike.
+        """Return the weights with which `forward` averages the values, (B, H, Tq, Tk).
 
-        By default they are those of `inspect_weights`.
+        Positions that also change the values need them; see `PairwisePosition`. Arguments as in `forward`; by
+        default the result of `inspect_weights`.
         """
         return self.inspect_weights(q, k, bias, mask)
 
@@ -143,7 +146,7 @@ class RecurrentKernelState(ABC):
 
     @property
     def layout(self) -> str:
-        """Kind of the state."""
+        """Name of the class, to compare the layouts of two states."""
         return type(self).__name__
 
     @abstractmethod
@@ -170,7 +173,7 @@ class RecurrentAttentionKernel(AttentionKernel):
 
     @abstractmethod
     def step(
-        self, q: Tensor, k: Tensor, v: Tensor, index: "TokenIndex", memory: RecurrentKernelState
+        self, q: Tensor, k: Tensor, v: Tensor, index: "TokenIndex", state: RecurrentKernelState
     ) -> Tensor:
         """Compute the output of one token, which sees itself, and add the token to the state in place.
 
@@ -179,7 +182,7 @@ class RecurrentAttentionKernel(AttentionKernel):
             k: key of the token, (B, H, 1, D + F), before `transform_in_context`.
             v: value of the token, (B, H, 1, V).
             index: position and episode of the token, (B, 1). The first token of an episode resets the state.
-            memory: state returned by `prefill`.
+            state: state returned by `prefill`.
 
         Returns:
             (B, H, 1, V); undefined for an empty slot, which is not added to the state.
@@ -197,12 +200,18 @@ class Kernel(Technique, ABC):
     def build(self, width: int, heads: int) -> AttentionKernel:
         """Return the module of one layer."""
 
-    def build_part(self, width: int, heads: int, part: int) -> AttentionKernel:
-        """Return the module for ``part`` of the heads of one layer."""
-        return self.build(width // heads * part, part)
+    def build_part(self, width: int, heads: int, part_heads: int) -> AttentionKernel:
+        """Return the module for ``part_heads`` of the ``heads`` heads of one layer.
 
-    def check_constant(self) -> None:
-        """Raise ValueError if an update draws random features again, besides changing the parameters."""
+        Layers that combine two kernels use it.
+        """
+        return self.build(width // heads * part_heads, part_heads)
+
+    def check_no_redraw(self) -> None:
+        """Raise ValueError if random features are drawn again during training.
+
+        PPO needs fixed ones, because it compares action probabilities before and after an update.
+        """
 
     def score_heads(self, heads: int) -> int:
         """Return the number of heads that positions and patterns see: by default that of the transformer."""
@@ -225,7 +234,7 @@ class Kernel(Technique, ABC):
 
     @property
     def softmax_distance(self) -> int:
-        """Distance, in tokens, up to which weights are a softmax of pair scores over any visible keys.
+        """Distance, in tokens, up to which weights are a softmax of pair scores over all visible keys.
 
         0 for kernels with other weights or with their own choice of keys.
         """
@@ -239,7 +248,7 @@ class Kernel(Technique, ABC):
         """Return the kernel of each layer: by default the same in all layers.
 
         Raises:
-            ValueError: if the options are for another number of layers.
+            ValueError: if the options are for a different number of layers.
         """
         return (self,) * layers
 

@@ -21,7 +21,7 @@ QUERIES_PER_GROUP = 32
 """Number of queries of one bucket in a group."""
 
 MIN_KEYS_PER_GROUP = 16
-"""Least number of keys per group; fewer would not be faster."""
+"""Minimum number of keys per group; fewer would not be faster."""
 
 LOG_ZERO = -1e30
 """Logarithm of a weight of 0; with -inf, differences would be nan."""
@@ -43,7 +43,7 @@ class BucketAttention(SoftmaxAttention):
     there is neither a bias nor dropout. Otherwise they grow with all pairs. The result is the same.
 
     Args:
-        rounds: R.
+        rounds: number of rounds R.
     """
 
     def __init__(self, rounds: int):
@@ -52,7 +52,10 @@ class BucketAttention(SoftmaxAttention):
 
     @abstractmethod
     def counts(self, query_buckets: Tensor, key_buckets: Tensor, mask: AttentionMask) -> Tensor:
-        """Return n, (B, H, Tq, Tk), of the buckets (B, H, Tq, R) and (B, H, Tk, R); 0 for masked pairs."""
+        """Return the counts n (B, H, Tq, Tk), which are 0 for masked pairs.
+
+        Buckets of queries are (B, H, Tq, R), those of keys (B, H, Tk, R).
+        """
 
     @abstractmethod
     def compare_positions(self, mask: AttentionMask) -> ComparePositions:
@@ -269,7 +272,7 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def _slabs(parts: Sequence[BlockGroup]) -> Iterator[BlockGroup]:
-    """Yield the parts in groups of at most `PAIRS_PER_STEP` pairs."""
+    """Yield the parts in slices of at most `PAIRS_PER_STEP` pairs, or of a single group."""
     for part in parts:
         groups, queries = part.query.shape
         size = max(1, PAIRS_PER_STEP // (queries * part.key.shape[1]))
@@ -289,7 +292,7 @@ def _add(rows: Tensor, slots: Tensor, values: Tensor) -> None:
 
 
 def _merge(out: Tensor, total: Tensor, slots: Tensor, partial: Tensor, weight: Tensor, top: Tensor) -> None:
-    """Merge partial averages into the averages of their queries, in place.
+    """Merge the weighted sums of a part into the averages of its queries, in place.
 
     Args:
         out: averages (N, V).

@@ -28,9 +28,9 @@ class Differential(PairwiseKernel):
     The maps are ``an_ij = softmax_j(qn_i . kn_j / sqrt(d))`` for n = 1, 2. The weight of the second one is
     ``lambda = exp(a . b) - exp(a' . b') + l`` for learned vectors a, b, a' and b' (d,) of the layer.
 
-    Each of the H heads splits its D features of queries and keys into two halves of d = D / 2. What both maps
-    attend to cancels, which leaves more weight for the relevant tokens. Values have all D features. The norm
-    has one weight (D,) for all heads.
+    Each of the H heads splits its D features of queries and keys into two halves of d = D / 2. Tokens to
+    which both maps attend cancel, which leaves more weight for the relevant tokens. Values have all D
+    features. The norm has one weight (D,) for all heads.
 
     For positions and patterns, the two maps of head h are the heads 2 h and 2 h + 1 of 2 H. The weights of a
     query sum to about 1 - lambda, and some are negative.
@@ -42,12 +42,12 @@ class Differential(PairwiseKernel):
 
     Raises:
         TypeError: if initial_lambda is not a number.
-        ValueError: if it is outside of [0, 1); in a spec, if the features of a head are odd.
+        ValueError: if it is outside of [0, 1); in a spec, if the number of features per head is odd.
     """
 
     paper: ClassVar[str] = "Ye et al. 2024, arXiv:2410.05258"
     causal_form: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "pairs seen, twice"
+    cost: ClassVar[str] = "2 times the pairs seen"
     initial_lambda: float | None = None
 
     def __post_init__(self) -> None:

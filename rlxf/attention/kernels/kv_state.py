@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 LOWEST_SCALE = -1e30
-"""Scale of absent keys; their contribution next to any other key is 0."""
+"""Scale of absent keys: in a sum with any other key, their contribution is 0."""
 
 
 class KeyFeatures(NamedTuple):
@@ -162,7 +162,7 @@ def scan_chunk(
 
 
 class _ChunkScan(torch.autograd.Function):
-    """Autograd function of `scan_chunk`. The gradient of torch would store several times as much."""
+    """`scan_chunk`, with a backward pass that stores less than torch's automatic differentiation would."""
 
     @staticmethod
     def forward(
@@ -216,9 +216,9 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys, values, and of total and energy of the state before.
 
-    They follow from the gradients of the result and of the state after, which has its scale: ``result =
-    weights V + past * Q S``, ``weights = pairs * Q K^T``, ``after = kept * S + K^T (joined * V)``. Energies
-    depend alike on the squared norms of keys, with squared factors.
+    They follow from the gradients of the result and of the state after the keys, at the scale of that state:
+    ``result = weights V + past * Q S``, ``weights = pairs * Q K^T``, ``after = kept * S + K^T (joined * V)``.
+    Energies depend in the same way on the squared norms of keys, with squared factors.
     """
     past, pairs = causal_factors(keys, before)
     kept, joined = before.rescaled(keys, grad_after.scale)

@@ -153,13 +153,11 @@ class LinearAttention(RecurrentAttentionKernel):
         memory.sums = none.add(keys, values)
         return memory
 
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, index: TokenIndex, memory: RecurrentKernelState
-    ) -> Tensor:
-        assert isinstance(memory, LinearAttentionState)
+    def step(self, q: Tensor, k: Tensor, v: Tensor, index: TokenIndex, state: RecurrentKernelState) -> Tensor:
+        assert isinstance(state, LinearAttentionState)
         keys, values, log_decay = self._scaled_to_last(k, v, index.episode == EMPTY, index)
-        before = memory.advance_to(index, log_decay)
-        memory.sums = before.add(keys, values)
+        before = state.advance_to(index, log_decay)
+        state.sums = before.add(keys, values)
         return self.quotient(causal_sums(self.query_features(q), keys, values, before)[0]).to(v.dtype)
 
     def _scaled_to_last(

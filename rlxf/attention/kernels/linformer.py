@@ -29,11 +29,12 @@ class Linformer(Kernel):
     form: n is the length of the longest sequence, each episode is projected separately, and positions without
     a token add nothing. A summary without any token is masked.
 
-    Projected along the whole sequence, a token would see later tokens. The causal form is ours: an episode is
-    cut into blocks of n positions, [0, n), [n, 2 n) ... A query sees the k summaries ``E k`` and ``F v`` of
-    an earlier block in place of its tokens, if all of these tokens are visible to it. All other visible
-    tokens are seen individually, in the same softmax. A block may therefore be cut by a window or by the end
-    of memory. L tokens cost L (L k / n + n) pairs: n / k times fewer than all pairs, but not linear.
+    If keys were projected along the whole sequence, a token would see later tokens. The causal form is ours:
+    an episode is cut into blocks of n positions, [0, n), [n, 2 n) ... A query sees the k summaries ``E k``
+    and ``F v`` of an earlier block in place of its tokens, if all of these tokens are visible to it. All
+    other visible tokens are seen individually, in the same softmax. A block may therefore be cut by a window
+    or by the end of memory. L tokens cost L (L k / n + n) pairs: n / k times fewer than all pairs, but not
+    linear.
 
     Source: Wang et al. 2020, arXiv:2006.04768, section 4. The paper has no bias;
     public implementations have one.
@@ -44,9 +45,10 @@ class Linformer(Kernel):
         k: number of summaries of n tokens; a tuple for a separate number in each layer.
         method: projection. "learned": by E and F. The others summarize n / k adjacent positions:
             "convolution", whose kernel and stride are n / k, "mean", or "max" of each feature.
-        sharing: scope of a projection. "none": separate for each head, keys, values and layer, as in equation
-            7. "head": heads of a layer share E, and F; the paper reports no loss from it. "key-value": E is
-            also F. "layer": one E for all layers. Means and maxima have no parameters to share.
+        sharing: scope of a projection. "none": separate for each head and layer, and for keys and values, as
+            in equation 7. "head": the heads of a layer share one E and one F; the paper reports no loss from
+            it. "key-value": a layer has one projection for keys and values, F = E. "layer": one E = F for all
+            layers. Means and maxima have no parameters to share.
         bias: add a learned number to each summary ("learned") or to each feature ("convolution").
 
     Raises:
@@ -58,7 +60,7 @@ class Linformer(Kernel):
 
     paper: ClassVar[str] = "Wang et al. 2020, arXiv:2006.04768"
     causal_form: ClassVar[str] = "ours"
-    cost: ClassVar[str] = "L k pairs; causal L (L k / length + length)"
+    cost: ClassVar[str] = "L k pairs; causal: L (L k / length + length) pairs"
     length: int = 32
     k: int | tuple[int, ...] = 8
     method: Method = "learned"
@@ -117,7 +119,7 @@ class Linformer(Kernel):
 
 
 class LinformerAttention(AttentionKernel):
-    """Module of `Linformer` in one layer: ``of_keys`` is E, ``of_values`` F."""
+    """Module of `Linformer` in one layer: ``key_projection`` is E, and ``value_projection`` is F."""
 
     def __init__(self, spec: Linformer, size: int, heads: int):
         super().__init__()
@@ -126,28 +128,28 @@ class LinformerAttention(AttentionKernel):
         heads_of_weight = heads if spec.sharing == "none" else 1
         arguments = (spec.length, spec.k, heads_of_weight, size, spec.bias)
         projection = PROJECTIONS[spec.method]
-        self.of_keys: Projection = projection(*arguments)
+        self.key_projection: Projection = projection(*arguments)
         tied = spec.sharing in ("key-value", "layer")
-        self.of_values: Projection = self.of_keys if tied else projection(*arguments)
+        self.value_projection: Projection = self.key_projection if tied else projection(*arguments)
 
     def tie_weights(self, first: AttentionKernel) -> None:
         if self.spec.sharing == "layer":
             assert isinstance(first, LinformerAttention)
-            self.of_keys = self.of_values = first.of_keys
+            self.key_projection = self.value_projection = first.key_projection
 
     def allows_gathering(self, mask: AttentionMask) -> bool:
         """Return False in a bidirectional pass, where all queries share one projection."""
         return mask.causal
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
-        return self._average(q, k, v, mask, self.of_values)
+        return self._average(q, k, v, mask, self.value_projection)
 
     def inspect_weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
         """Return the weights of tokens: the weight of a summary is distributed over its tokens.
 
         Learned projections distribute it by F, which may be negative; the others distribute it evenly.
         """
-        return self._average(q, k, one_hot(q, k), mask, self.of_values.token_shares)
+        return self._average(q, k, one_hot(q, k), mask, self.value_projection.linear_summaries)
 
     def _average(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, summarize: Summarize) -> Tensor:
         if not mask.causal:
@@ -161,7 +163,7 @@ class LinformerAttention(AttentionKernel):
     ) -> Tensor:
         """Attend from each query to the summaries of its episode."""
         blocks = PositionBlocks.of_episodes(mask.key, self._positions(mask.key))
-        nonempty = self.of_keys.nonempty(blocks.filled)
+        nonempty = self.key_projection.nonempty(blocks.filled)
         episodes, query_episode = mask.key.episodes[:, None], mask.query.episode[..., None]
         own = (query_episode == episodes) | (query_episode == EMPTY)
         keys, values = self._summaries(k, v, blocks, summarize)
@@ -176,7 +178,7 @@ class LinformerAttention(AttentionKernel):
                 f"{self.spec} supports sequences of at most {self.spec.length} tokens, got position "
                 f"{longest - 1}; choose a larger length"
             )
-        return -(-longest // self.of_keys.group_size) * self.of_keys.group_size
+        return -(-longest // self.key_projection.group_size) * self.key_projection.group_size
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, summarize: Summarize) -> Tensor:
         """Attend from each query to summaries of fully visible blocks, and to all other tokens."""
@@ -199,7 +201,7 @@ class LinformerAttention(AttentionKernel):
         return (last[:, None] < mask.query.position[..., None])[:, None]
 
     def _causal_blockwise(self, q: Tensor, k: Tensor, v: Tensor, summarize: Summarize) -> Tensor:
-        """Compute `_causal` where each row is one episode that starts at the start of a block."""
+        """Compute `_causal` if each row contains tokens of one episode, from the start of a block."""
         size = self.spec.length
         whole = torch.arange(k.shape[2] // size * size, device=k.device)
         blocks = PositionBlocks(whole.view(1, -1, size).expand(len(k), -1, -1))
@@ -218,7 +220,7 @@ class LinformerAttention(AttentionKernel):
     ) -> tuple[Tensor, Tensor]:
         """Return the summaries of keys and of values, (B, H, N k, D)."""
         filled = blocks.filled
-        return self.of_keys(blocks.gather(k), filled), summarize(blocks.gather(v), filled)
+        return self.key_projection(blocks.gather(k), filled), summarize(blocks.gather(v), filled)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
         """Compute softmax attention with dropout to the keys that are ``allowed``; None for all keys.
@@ -256,7 +258,7 @@ class Projection(nn.Module, ABC):
     """Projection of N blocks of n positions, which may lack tokens, to k summaries each.
 
     Args:
-        group_size: divisor of n.
+        group_size: number of adjacent positions per summary; 1 if the projection is learned.
     """
 
     def __init__(self, group_size: int):
@@ -264,7 +266,7 @@ class Projection(nn.Module, ABC):
         self.group_size = group_size
 
     def forward(self, x: Tensor, filled: Tensor) -> Tensor:
-        """Compute the summaries; by default they are the `token_shares`.
+        """Compute the summaries; by default `linear_summaries`.
 
         Args:
             x: (B, N, n, H, D), 0 where there is no token.
@@ -273,11 +275,14 @@ class Projection(nn.Module, ABC):
         Returns:
             (B, H, N k, D).
         """
-        return self.token_shares(x, filled)
+        return self.linear_summaries(x, filled)
 
     @abstractmethod
-    def token_shares(self, x: Tensor, filled: Tensor) -> Tensor:
-        """Return the share of each token in the summaries, for one-hot x; arguments as in `forward`."""
+    def linear_summaries(self, x: Tensor, filled: Tensor) -> Tensor:
+        """Return the summaries without bias and nonlinearity; arguments as in `forward`.
+
+        For one-hot x they are the share of each token in each summary.
+        """
 
     @abstractmethod
     def nonempty(self, filled: Tensor) -> Tensor:
@@ -288,7 +293,7 @@ class LearnedProjection(Projection):
     """Learned projection ``E x + b``.
 
     The weight (h, n, k) is E transposed, for each head or one for all heads; the bias (h, k) is optional. The
-    columns of each E start orthonormal.
+    rows of each E are initially orthonormal.
     """
 
     def __init__(self, length: int, summaries: int, heads: int, size: int, bias: bool):
@@ -297,10 +302,10 @@ class LearnedProjection(Projection):
         self.bias = nn.Parameter(torch.zeros(heads, summaries)) if bias else None
 
     def forward(self, x: Tensor, filled: Tensor) -> Tensor:
-        y = self.token_shares(x, filled)
+        y = self.linear_summaries(x, filled)
         return y if self.bias is None else y + self.bias.repeat(1, x.shape[1])[..., None]
 
-    def token_shares(self, x: Tensor, filled: Tensor) -> Tensor:
+    def linear_summaries(self, x: Tensor, filled: Tensor) -> Tensor:
         weight = self.weight[:, : x.shape[2]]
         if len(weight) == 1:
             return torch.einsum("nk,bmnhd->bhmkd", weight[0], x).flatten(2, 3)
@@ -320,7 +325,7 @@ class MeanPooling(Projection):
         """Split each block into groups: (B, N, n, ...) -> (B, N, k, n / k, ...)."""
         return x.unflatten(2, (-1, self.group_size))
 
-    def token_shares(self, x: Tensor, filled: Tensor) -> Tensor:
+    def linear_summaries(self, x: Tensor, filled: Tensor) -> Tensor:
         """Return the mean of each group.
 
         `MaxPooling` and `ConvolutionProjection`, in which a token has no exact share, use it too.

@@ -33,8 +33,8 @@ class LSH(PairwiseKernel):
     r"""Softmax among the tokens whose hash equals the query's in some round.
 
     In each round token i has the bucket ``h(x_i) = argmax [x_i R; -x_i R]``. R (D, b / 2) is random and
-    fixed; x_i is the query before positions change it. The key of a token is its query, scaled to another
-    length (`SharedQKAttention`). Then
+    fixed; x_i is the query before positions change it. The key of a token is its query, scaled to a
+    different length (`SharedQKAttention`). Then
 
     ``o_i = sum_j exp(q_i . q_j / |q_j|) v_j / z_i`` over the tokens j whose bucket is h(x_i) in some round,
 
@@ -45,7 +45,7 @@ class LSH(PairwiseKernel):
     its chunk and in the previous one. Later tokens thus determine which earlier tokens are visible. Here a
     token sees all earlier tokens of its bucket, and acting matches training: this causal form is ours. It
     costs more where buckets are uneven. R is drawn once; the paper draws a new R for each pass, which acting
-    could not repeat.
+    could not reproduce.
 
     With ``chunk``, a bidirectional transformer computes what published code does: a token sees its chunk and
     the previous one, whatever the bucket, and counts a key once for each round in which it sees it. This form

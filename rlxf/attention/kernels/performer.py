@@ -75,7 +75,7 @@ class Performer(RandomFeatures):
             if getattr(self, name) is not None:
                 check_int(f"Performer {name}", getattr(self, name))
 
-    def check_constant(self) -> None:
+    def check_no_redraw(self) -> None:
         """Raise ValueError if ``redraw`` is not None."""
         if self.redraw is not None:
             raise ValueError(f"{self} must have redraw=None, so that random features do not change")
@@ -144,7 +144,8 @@ class ReLUPerformerAttention(PerformerAttention):
 def orthogonal_rows(rows: int, size: int, generator: torch.Generator) -> Tensor:
     """Draw rows (rows, size) that are normally distributed, and orthogonal within blocks of ``size`` rows.
 
-    Q of a QR decomposition alone is not uniformly distributed over rotations: LAPACK prefers signs.
+    Q of a QR decomposition alone is not uniformly distributed over rotations: the signs that LAPACK
+    chooses are not random.
 
     Source: Mezzadri 2007, arXiv:math-ph/0609050, section 5.
     """

@@ -22,10 +22,9 @@ class RFA(RandomFeatures):
     sigma^2), so that ``E[phi(q) . phi(k)] = exp(-|q' - k'|^2 / 2 sigma^2)``. As x' has length 1, this is
     softmax over ``q' . k' / sigma^2``. Each head and layer has its own W.
 
-    With ``gate``, ``g_t = sigmoid(w_g . x_t + b_g)`` of each head weights the past:
-    ``S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t``, and the denominator alike. The weight of a pair is
-    ``phi(q_i) . phi(k_j) (1 - g_j) g_{j+1} ... g_i``: with every pattern, it depends on all tokens between
-    the two.
+    With ``gate``, ``g_t = sigmoid(w_g . x_t + b_g)`` of each head weights the past: ``S_t = g_t S_{t-1} + (1
+    - g_t) phi(k_t) v_t``, and the denominator in the same way. The weight of a pair is ``phi(q_i) . phi(k_j)
+    (1 - g_j) g_{j+1} ... g_i``: with every pattern, it depends on all tokens between the two.
 
     The products of features may be negative, so weights may be negative and a denominator d may come near 0.
     The paper's formula does not cover this case. The denominator of an average over n keys has a standard
@@ -82,7 +81,7 @@ class RFA(RandomFeatures):
             raise ValueError(f"RFA sigma must be above 0, got {self.sigma}")
 
     def check(self, choices: SpecView) -> None:
-        """Raise ValueError if queries are normalized twice, or the gate has no past or no keys of its own."""
+        """Raise ValueError for a second normalization, or a gate without past tokens or with shared keys."""
         if choices.qk_norm is not None:
             raise ValueError(
                 f"{self} normalizes queries and keys, and qk_norm={choices.qk_norm!r} would do it again; use "

@@ -34,10 +34,10 @@ class Routing(PairwiseKernel):
     ``commitment mean (x / |x| - mu_c(x))^2``, once for each pass of each layer, as in public
     implementations.
 
-    The paper's formula defines this S_i, but the paper computes clusters of even size: each consists of the w
-    queries and the w keys that are nearest to its centroid. Later tokens then determine which keys an earlier
-    token sees. This form therefore requires ``causal=False``; ``window`` selects it. The output of a query in
-    several clusters is the mean of its outputs in them; that of a query in no cluster is 0.
+    The paper's formula defines this S_i, but the paper computes clusters of equal size: each consists of the
+    w queries and the w keys that are nearest to its centroid. Later tokens then determine which keys an
+    earlier token sees. This form therefore requires ``causal=False``; ``window`` selects it. The output of a
+    query in several clusters is the mean of its outputs in them; that of a query in no cluster is 0.
 
     Tokens are sorted by cluster if there are many pairs, the pattern is `Full`, positions add nothing to
     scores and there is no dropout; otherwise all pairs are computed.
@@ -79,7 +79,7 @@ class Routing(PairwiseKernel):
             raise ValueError(f"Routing decay must be in [0, 1), got {self.decay}")
 
     def check(self, choices: SpecView) -> None:
-        """Raise ValueError unless clusters of even size may be chosen from the whole sequence."""
+        """Raise ValueError unless clusters of equal size may be chosen from the whole sequence."""
         check_key_heads(self, choices)
         if self.window is not None:
             check_sees_whole_sequence(self, "window", choices)

@@ -151,7 +151,7 @@ class AdaptiveSpanAttention(SpanAttention):
 
 @dataclass(frozen=True)
 class DynamicSpan(SpanKernel):
-    r"""`AdaptiveSpan` with a span for each token, ``z_t = S sigmoid(v . x_t + b)``, head and layer.
+    r"""`AdaptiveSpan` with a span for each token, head and layer: ``z_t = S sigmoid(v . x_t + b)``.
 
     x_t is the input of the layer's attention: after the layer norm with ``norm='pre'``. The loss gets
     ``penalty mean z_t``, over the heads and the tokens of the pass, once for each pass of each layer.
@@ -184,8 +184,8 @@ class DynamicSpan(SpanKernel):
     def build(self, width: int, heads: int) -> "DynamicSpanAttention":
         return DynamicSpanAttention(self, width, heads)
 
-    def build_part(self, width: int, heads: int, part: int) -> "DynamicSpanAttention":
-        return DynamicSpanAttention(self, width, part)
+    def build_part(self, width: int, heads: int, part_heads: int) -> "DynamicSpanAttention":
+        return DynamicSpanAttention(self, width, part_heads)
 
 
 class DynamicSpanAttention(SpanAttention):

@@ -104,16 +104,16 @@ class MemoryView:
         """
         return masks
 
-    def tokens(self, number: int, x: Tensor) -> Tensor | None:
-        """Return the memory tokens of pass ``number``, (B, M, C), without gradient; None for no memory.
+    def tokens(self, pass_index: int, x: Tensor) -> Tensor | None:
+        """Return the memory tokens of a pass, (B, M, C), without gradient; None for no memory.
 
         Args:
-            number: number of the pass.
+            pass_index: number of the pass, from 0.
             x: inputs of the pass for the segment, (B, T, C).
         """
-        return None if self.state is None else self.state.hidden[number]
+        return None if self.state is None else self.state.hidden[pass_index]
 
-    def weights_by_token(self, number: int, weights: Tensor) -> Tensor:
+    def weights_by_token(self, pass_index: int, weights: Tensor) -> Tensor:
         """Convert weights over the keys of a pass to weights over tokens of state and segment.
 
         Returns:
@@ -165,7 +165,7 @@ class Memory(Technique, ABC):
         """Maximum distance, in tokens, over all layers; the default is M."""
         return self.length
 
-    def for_layer(self, number: int, layers: int) -> "Memory":
+    def for_layer(self, layer: int, layers: int) -> "Memory":
         """Return the memory of one layer, numbered from 0; by default all layers have the same."""
         return self
 

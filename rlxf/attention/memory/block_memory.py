@@ -194,21 +194,21 @@ class BlockView(MemoryView):
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
         return BlockMask.of(masks, self.memory, self.ends.shape[1])
 
-    def tokens(self, number: int, x: Tensor) -> Tensor:
-        layer = self.layers[number]
+    def tokens(self, pass_index: int, x: Tensor) -> Tensor:
+        layer = self.layers[pass_index]
         with torch.no_grad():
-            summaries = layer.compression(self._blocks(number, x), layer)
+            summaries = layer.compression(self._blocks(pass_index, x), layer)
         if self.state is None:
             return summaries
-        hidden = self.state.hidden[number]
+        hidden = self.state.hidden[pass_index]
         return torch.cat([summaries, hidden[:, hidden.shape[1] - self._raw :]], dim=1)
 
-    def _blocks(self, number: int, x: Tensor) -> Tensor:
+    def _blocks(self, pass_index: int, x: Tensor) -> Tensor:
         """Return the tokens of the blocks, (B, N, c, C), given the segment's inputs x (B, T, C) of a pass."""
-        memory = [] if self.state is None else [self.state.hidden[number]]
+        memory = [] if self.state is None else [self.state.hidden[pass_index]]
         return _gather(torch.cat([*memory, x.detach()], dim=1), self.blocks)
 
-    def weights_by_token(self, number: int, weights: Tensor) -> Tensor:
+    def weights_by_token(self, pass_index: int, weights: Tensor) -> Tensor:
         """Convert weights over keys to weights over tokens; a block's weight is split evenly."""
         slots = self.blocks.slots.flatten(1).clamp(min=0)
         count = self.ends.shape[1]
@@ -227,8 +227,8 @@ class BlockView(MemoryView):
         present = [term for term in terms if term is not None]
         return torch.stack(present).sum() if present else None
 
-    def _pass_penalty(self, number: int, h: Tensor) -> Tensor | None:
-        layer, blocks = self.layers[number], self._blocks(number, h)
+    def _pass_penalty(self, pass_index: int, h: Tensor) -> Tensor | None:
+        layer, blocks = self.layers[pass_index], self._blocks(pass_index, h)
         summaries = layer.compression(blocks, layer)
         return layer.compression.penalty(ReconstructionInput(blocks, summaries, h, self._mask, layer))
 
@@ -306,15 +306,15 @@ class BlockCache(KVCache):
         present &= self.input_index.episode == episode[:, None]
         return present.all(1) & (position % ratio == ratio - 1)
 
-    def observe_input(self, number: int, x: Tensor) -> None:
+    def observe_input(self, pass_index: int, x: Tensor) -> None:
         """Store the input x (B, 1, C) of a pass and compress the blocks that it completes."""
         assert self.plan is not None
-        plan, layer, ring = self.plan, self.layer_modules[number], self.layers[number]
-        self.inputs[number, plan.rows, plan.places] = x[plan.rows, 0]
+        plan, layer, ring = self.plan, self.layer_modules[pass_index], self.layers[pass_index]
+        self.inputs[pass_index, plan.rows, plan.places] = x[plan.rows, 0]
         if not len(plan.whole):
             return
         assert isinstance(ring, LayerCache)
-        summaries = layer.compression(self.inputs[number, plan.whole][:, None], layer)
+        summaries = layer.compression(self.inputs[pass_index, plan.whole][:, None], layer)
         k, v = layer.prepare_keys(summaries, plan.ends)
         ring.keys[plan.whole, :, plan.slots] = k[:, :, 0]
         ring.values[plan.whole, :, plan.slots] = v[:, :, 0]

@@ -60,7 +60,7 @@ class Compressive(BlockMemory):
 
     paper: ClassVar[str] = "Rae et al. 2019, arXiv:1911.05507"
     causal_form: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "recent + compressed pairs per token"
+    cost: ClassVar[str] = "(recent + compressed) pairs per token"
     recent: int = 64
     compressed: int = 64
     ratio: int = 4

@@ -29,15 +29,15 @@ from rlxf.attention.token_index import TokenIndex
 
 @dataclass(frozen=True, eq=False)
 class KNNView(MemoryView):
-    """View of a kNN memory for a segment, with far tokens in pass ``number``.
+    """View of a kNN memory for a segment, with far tokens in pass ``knn_pass``.
 
     Args:
         memory: memory technique, which defines the far tokens.
-        number: number of the pass with kNN attention.
+        knn_pass: number of the pass with kNN attention, from 0.
     """
 
     memory: "KNN"
-    number: int
+    knn_pass: int
 
     @cached_property
     def far(self) -> TokenIndex:
@@ -47,24 +47,24 @@ class KNNView(MemoryView):
         return tokens.at(slice(0, max(0, tokens.shape[1] - self.memory.length - 1)))
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        return KNNMask.extend(masks, self.number, self.memory.sees_far, self.far)
+        return KNNMask.extend(masks, self.knn_pass, self.memory.sees_far, self.far)
 
-    def tokens(self, number: int, x: Tensor) -> Tensor | None:
+    def tokens(self, pass_index: int, x: Tensor) -> Tensor | None:
         """Return the memory tokens of a pass; in the kNN layer far tokens come first, (B, F + M, C)."""
-        near = super().tokens(number, x)
-        if number != self.number:
+        near = super().tokens(pass_index, x)
+        if pass_index != self.knn_pass:
             return near
         memory = [] if near is None else [near]
         older = [] if self.state is None or self.state.older is None else [self.state.older.hidden[0]]
         tokens = torch.cat([*older, *memory, x.detach()], dim=1)
         return torch.cat([tokens[:, : self.far.shape[1]], *memory], dim=1)
 
-    def weights_by_token(self, number: int, weights: Tensor) -> Tensor:
+    def weights_by_token(self, pass_index: int, weights: Tensor) -> Tensor:
         """Convert weights over keys to weights over tokens of state and segment.
 
         Weights of far tokens before the M tokens that all layers store are dropped.
         """
-        if number != self.number:
+        if pass_index != self.knn_pass:
             return weights
         far, near = weights.split([self.far.shape[1], self.key.shape[1]], dim=-1)
         older = 0 if self.state is None or self.state.older is None else self.state.older.index.shape[1]
@@ -106,7 +106,7 @@ class KNN(Memory):
 
     paper: ClassVar[str] = "Wu et al. 2022, arXiv:2203.08913"
     causal_form: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "length pairs per token, in one layer length + far"
+    cost: ClassVar[str] = "length pairs per token; (length + far) pairs in one layer"
     length: int = 128
     far: int = 8192
     top: int = 32
@@ -175,9 +175,9 @@ class KNN(Memory):
         """Return the number of the kNN layer, from 0, given the number of layers."""
         return (-(-3 * layers // 4) if self.layer is None else self.layer) - 1
 
-    def for_layer(self, number: int, layers: int) -> Memory:
+    def for_layer(self, layer: int, layers: int) -> Memory:
         """Return this memory for the kNN layer, else an `XL` memory."""
-        return self if number == self.older_layer(layers) else XL(self.length)
+        return self if layer == self.older_layer(layers) else XL(self.length)
 
     @property
     def capacity(self) -> int:
@@ -218,7 +218,7 @@ SPARE = 8
 
 @dataclass(eq=False)
 class WriteCounter:
-    """Number of slots of a far buffer that any of the caches that share it has written."""
+    """Number of slots of a far buffer that have been written by the caches that share it."""
 
     slots: int
 
@@ -233,7 +233,7 @@ class KNNCache(KVCache):
 
     Args:
         memory: memory technique, which defines the far tokens.
-        number: number of the pass with kNN attention.
+        knn_pass: number of the pass with kNN attention, from 0.
         far: (B, F), index of the tokens in the buffer; empty for slots that other copies wrote.
         far_slot: slot of the next token in the buffer.
         retrievable: number of tokens before ``far_slot`` that can be retrieved.
@@ -241,7 +241,7 @@ class KNNCache(KVCache):
     """
 
     memory: KNN
-    number: int
+    knn_pass: int
     far: TokenIndex
     far_slot: int
     retrievable: int
@@ -267,11 +267,11 @@ class KNNCache(KVCache):
         empty = TokenIndex.empty(batch, size - self.far_slot, self.far.position.device)
         self.far, self.written = self.far.at(kept).concatenate(empty), WriteCounter(self.far_slot)
         layers: list[Any] = list(self.layers)
-        layers[self.number] = layers[self.number].compact(kept)
+        layers[self.knn_pass] = layers[self.knn_pass].compact(kept)
         self.layers = layers
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        return KNNMask.extend(masks, self.number, self.memory.sees_far, self.far, self.far_slot - 1)
+        return KNNMask.extend(masks, self.knn_pass, self.memory.sees_far, self.far, self.far_slot - 1)
 
     def rows(self, rows: Tensor) -> "KNNCache":
         return replace(super().rows(rows), far=self.far.rows(rows), written=WriteCounter(self.far_slot))

@@ -73,14 +73,14 @@ class KNNMask(AttentionMask):
     def extend(
         cls,
         masks: Sequence[AttentionMask],
-        number: int,
+        knn_pass: int,
         sees_far: VisibilityFn,
         far: TokenIndex,
         slot: int = 0,
     ) -> list[AttentionMask]:
-        """Return the masks of all passes, with the far tokens added in pass ``number``."""
-        extended = extend_mask(cls, masks[number], sees_far=sees_far, far=far, slot=slot)
-        return [*masks[:number], extended, *masks[number + 1 :]]
+        """Return the masks of all passes, with the far tokens added in pass ``knn_pass``, from 0."""
+        extended = extend_mask(cls, masks[knn_pass], sees_far=sees_far, far=far, slot=slot)
+        return [*masks[:knn_pass], extended, *masks[knn_pass + 1 :]]
 
     def far_mask(self, queries: slice = slice(None)) -> Tensor:
         """Return the mask over far tokens, (B, Tq, F) bool, for the selected queries."""

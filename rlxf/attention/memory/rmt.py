@@ -68,7 +68,7 @@ class RMT(Memory):
 
     paper: ClassVar[str] = "Bulatov et al. 2022, arXiv:2207.06881"
     causal_form: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "segment + 2 tokens pairs per token"
+    cost: ClassVar[str] = "(segment + 2 tokens) pairs per token"
     segment: int = 64
     tokens: int = 8
     mask: TokenMask = "causal"

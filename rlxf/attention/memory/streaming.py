@@ -22,14 +22,14 @@ from rlxf.attention.token_index import EMPTY, MISSING, TokenIndex
 
 @dataclass(frozen=True)
 class StreamingXL(Memory):
-    """`XL` memory of M tokens, and the first s tokens of the running episode: attention sinks.
+    """`XL` memory of M tokens, and the first s tokens of the current episode: attention sinks.
 
     A query at position i sees the keys j with ``i - j <= M`` and those with ``j < s``, whatever the length of
-    the episode: the pattern ``AttentionSinks(M + 1, s)``. The memory stays constant. The first s inputs of
-    each layer are part of the recurrent state (``State.recurrent``), so a rollout stores them at the starts
-    of segments only; the last M inputs are stored as with `XL`. Acting step by step equals learning in
-    segments of any length, as visibility depends on positions only. Sinks have no gradient once their
-    segment is over.
+    the episode: the pattern ``AttentionSinks(M + 1, s)``. The size of the memory is constant. The first s
+    inputs of each layer are part of the recurrent state (``State.recurrent``), so a rollout stores them at
+    the starts of segments only; the last M inputs are stored as with `XL`. Acting step by step equals
+    learning in segments of any length, as visibility depends on positions only. Sinks have no gradient once
+    their segment is over.
 
     Distances are counted in the cache, as in the paper: a sink that has left the window is
     ``M + s - j`` tokens away, so relative positions never exceed M + s. Encodings of the position itself,
@@ -50,7 +50,7 @@ class StreamingXL(Memory):
 
     paper: ClassVar[str] = "Xiao et al. 2023, arXiv:2309.17453"
     causal_form: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "length + sinks pairs per token"
+    cost: ClassVar[str] = "(length + sinks) pairs per token"
     length: int = 128
     sinks: int = 4
 
@@ -59,7 +59,7 @@ class StreamingXL(Memory):
         check_int("StreamingXL sinks", self.sinks)
 
     def check(self, choices: SpecView) -> None:
-        """Raise ValueError unless the pattern is `Full` and the kernel a softmax over any visible keys."""
+        """Raise ValueError unless the pattern is `Full` and the kernel a softmax over all visible keys."""
         super().check(choices)
         if not choices.pattern.sees_all:
             raise ValueError(
@@ -144,7 +144,9 @@ def first_tokens(state: State, memory: StreamingXL) -> tuple[TokenIndex, Tensor]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StreamingMask(AttentionMask):
-    """`AttentionMask` whose first keys are copies of the sinks; a copy is hidden next to its original.
+    """`AttentionMask` whose first keys are copies of the sinks.
+
+    A copy is hidden if its original is also among the keys.
 
     Args:
         memory: memory technique, which defines the visible tokens.
@@ -224,12 +226,12 @@ class StreamingView(MemoryView):
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
         return StreamingMask.of(masks, self.memory, self._copies)
 
-    def tokens(self, number: int, x: Tensor) -> Tensor | None:
+    def tokens(self, pass_index: int, x: Tensor) -> Tensor | None:
         if self.state is None:
             return None
-        return torch.cat([self._first[1][number], self.state.hidden[number]], dim=1)
+        return torch.cat([self._first[1][pass_index], self.state.hidden[pass_index]], dim=1)
 
-    def weights_by_token(self, number: int, weights: Tensor) -> Tensor:
+    def weights_by_token(self, pass_index: int, weights: Tensor) -> Tensor:
         """Return the weights over tokens of state and segment, without those of the copies of the sinks."""
         return weights[..., self._copies :]
 
@@ -240,17 +242,17 @@ class StreamingCache(KVCache):
 
     Args:
         memory: memory technique, which defines the visible tokens.
-        blocks: layer of each pass.
+        layer_modules: layer of each pass.
     """
 
     memory: StreamingXL
-    blocks: Sequence[Any]
+    layer_modules: Sequence[Any]
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
         return StreamingMask.of(masks, self.memory, self.memory.sinks)
 
     def write(self, index: TokenIndex) -> int:
-        """Store the index of the next token, also among the sinks if it is one, and return its slot."""
+        """Store the index of the next token, if it is a sink also among the sinks, and return its slot."""
         first = self.memory.sinks
         slot = first + self.slot
         self.slot = (self.slot + 1) % (self.index.shape[1] - first)
@@ -261,12 +263,12 @@ class StreamingCache(KVCache):
         self.index.write(self._rows, self._new.position[:, 0], self._new)
         return slot
 
-    def observe_input(self, number: int, x: Tensor) -> None:
+    def observe_input(self, pass_index: int, x: Tensor) -> None:
         """Store the keys and values of the inputs x (B, 1, C) of a pass that are sinks."""
-        ring = self.layers[number]
+        ring = self.layers[pass_index]
         if not len(self._rows) or not isinstance(ring, LayerCache):
             return
-        k, v = self.blocks[number].prepare_keys(x[self._rows], self._new)
+        k, v = self.layer_modules[pass_index].prepare_keys(x[self._rows], self._new)
         place = self._new.position[:, 0]
         ring.keys[self._rows, :, place] = k[:, :, 0]
         ring.values[self._rows, :, place] = v[:, :, 0]

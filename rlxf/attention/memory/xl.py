@@ -12,7 +12,7 @@ class XL(Memory):
     """Transformer-XL memory ``m <- SG([m ; h])[-M:]``: keys and values come from ``[m ; h]``, queries from h.
 
     m of layer n holds its inputs ``h^(n-1)``. Keys and values are projected from m with the
-    current weights. m has no gradient. The token index separates episodes.
+    current weights. SG stops the gradient. The token index separates episodes.
 
     Source: Dai et al. 2019, arXiv:1901.02860, section 3.2.
 

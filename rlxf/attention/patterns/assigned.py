@@ -53,7 +53,7 @@ class HeadPatterns(_Assigned):
         check_int("HeadPatterns heads", self.heads)
 
     def check(self, choices: SpecView) -> None:
-        """Check both patterns, and raise ValueError if they have no head each."""
+        """Check both patterns, and raise ValueError unless each has a head."""
         super().check(choices)
         check_leaves_heads(f"{self}", self.heads, choices.heads)
 
@@ -78,7 +78,7 @@ class LayerPatterns(_Assigned):
         layers: numbers of the layers with the second pattern, from 0.
 
     Raises:
-        TypeError: if first or second is not a pattern, or a number is not an integer.
+        TypeError: if first or second is not a pattern, or the number of a layer is not an integer.
         ValueError: if a pattern has separate projections for global tokens, or layers is empty or has a
             negative number or a number twice; in a spec, if a layer does not exist, or no layer is left for
             the first pattern.
@@ -91,7 +91,7 @@ class LayerPatterns(_Assigned):
         object.__setattr__(self, "layers", check_layer_numbers("LayerPatterns layers", self.layers))
 
     def check(self, choices: SpecView) -> None:
-        """Check both patterns, and raise ValueError if they have no layer each."""
+        """Check both patterns, and raise ValueError unless each has a layer."""
         super().check(choices)
         check_leaves_layers(f"{self}", self.layers, choices.layers)
 
@@ -105,7 +105,7 @@ class LayerPatterns(_Assigned):
 
 @dataclass(frozen=True)
 class HeadRules(Pattern):
-    """Given rules for the heads: a part of the heads of another pattern."""
+    """Pattern with a given rule for each head, for a part of the heads of a pattern that assigns rules."""
 
     rules: tuple[Pattern, ...]
 

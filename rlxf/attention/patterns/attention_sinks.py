@@ -1,4 +1,4 @@
-"""Attention sinks: the first tokens of an episode stay visible next to a window of recent ones."""
+"""Attention sinks: the first tokens of an episode stay visible in addition to a window of recent ones."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -19,7 +19,7 @@ GROUP_SIZE = 64
 
 
 ByLayer = int | tuple[int, ...]
-"""Option with one number for all layers, or with numbers that the layers, from the first, use in turn."""
+"""Option with one number for all layers, or with a tuple of numbers that repeats over the layers."""
 
 
 class NoGlobalTokens(nn.Module):
@@ -229,7 +229,7 @@ class Window(Pattern):
     receptive field of n * (size - 1) earlier tokens. With a memory of M tokens, ``Window(M + 1)`` gives every
     query the same reach, at any place in its segment.
 
-    Several sizes make windows by layer, which the paper lets grow: ``Window((17, 33, 65))`` has a small
+    With several sizes, windows differ by layer; in the paper they grow: ``Window((17, 33, 65))`` has a small
     window in the first layer, for local information, and a large one in the last. Further layers start again
     with the first size, so ``Window((9, 129))`` alternates.
 
@@ -237,7 +237,8 @@ class Window(Pattern):
     windows by layer.
 
     Args:
-        size: distance in tokens, at least 1, from which keys are hidden; a tuple for layers in turn.
+        size: distance in tokens, at least 1, from which keys are hidden; a tuple of sizes repeats over
+            the layers.
 
     Raises:
         TypeError: if size is not an integer or a tuple of integers.
@@ -279,7 +280,7 @@ class Window(Pattern):
 
 
 def numbers_by_layer(value: ByLayer) -> tuple[int, ...]:
-    """Return the numbers that the layers use in turn."""
+    """Return the numbers that repeat over the layers."""
     return value if isinstance(value, tuple) else (value,)
 
 

@@ -14,7 +14,7 @@ from rlxf.attention.technique import MAX_SEED, check_choice, check_int, check_se
 MAX_RANDOM_BLOCKS = 2**16
 """Largest number of random blocks per block; drawn blocks are stored as numbers for each head."""
 
-Draws = Literal["shared", "layer"]
+DrawSharing = Literal["shared", "layer"]
 """Random blocks: the same in all layers, or drawn for each layer."""
 
 
@@ -27,16 +27,17 @@ class BigBird(BlockPattern):
     tokens.
 
     Each head draws for each block ``random`` different blocks that are neither global nor in its window. The
-    blocks from the first non-global one to the window are divided into ``random`` ranges of equal length, and
-    one block is drawn from each. If fewer than ``random`` blocks precede the window, all of them are taken,
-    and in a bidirectional transformer the blocks directly after the window as well. Each block thus attends
-    to ``random`` drawn blocks, or as many as exist; in a causal transformer, as many as exist before it. The
-    paper draws from all blocks, which requires the length; a rule on positions does not have it. All layers
-    share one draw; with ``draws="layer"`` each layer has its own, as in HuggingFace's code.
+    blocks from the first non-global one to the window are divided into ``random`` ranges of nearly equal
+    length, and one block is drawn from each. If fewer than ``random`` blocks precede the window, all of them
+    are taken, and in a bidirectional transformer the blocks directly after the window as well. Each block
+    thus attends to ``random`` drawn blocks, or as many as exist; in a causal transformer, as many as exist
+    before it. The paper draws from all blocks, which requires the length; a rule on positions does not have
+    it. All layers share one draw; with ``draw_sharing="layer"`` each layer has its own, as in HuggingFace's
+    code.
 
-    ``drawn`` gives the blocks of sequences of n blocks in place of a draw, as in HuggingFace's code for a
-    fixed length: the last ``global_blocks`` of these n blocks are global as well. Blocks after the n ones see
-    their window and the global blocks.
+    ``given_blocks`` gives the blocks of sequences of n blocks in place of a draw, as in HuggingFace's code
+    for a fixed length: the last ``global_blocks`` of these n blocks are global as well. Blocks after the n
+    ones see their window and the global blocks.
 
     Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
 
@@ -46,14 +47,15 @@ class BigBird(BlockPattern):
         random: number of blocks drawn for each block.
         global_blocks: number of global blocks at the start of an episode.
         seed: seed of the draws.
-        draws: whether all layers have the same random blocks ("shared"), or each has its own ("layer").
-        drawn: numbers of the drawn blocks: for each head in turn, and for each of n blocks; empty for
-            random draws.
+        draw_sharing: whether all layers have the same random blocks ("shared"), or each has its own
+            ("layer").
+        given_blocks: for heads 0, 1, ... and for each of n blocks, the numbers of the blocks that it sees;
+            they repeat if there are more heads. Empty for random draws.
 
     Raises:
-        TypeError: if an option is not an integer, or drawn is not a tuple of tuples of tuples.
+        TypeError: if an option is not an integer, or given_blocks is not a tuple of tuples of tuples.
         ValueError: if window is even, block or window is less than 1, another option is less than 0, random
-            is more than 65,536, draws is unknown, or drawn does not fit the other options.
+            is more than 65,536, draw_sharing is unknown, or given_blocks does not fit the other options.
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
@@ -64,41 +66,51 @@ class BigBird(BlockPattern):
     random: int = 2
     global_blocks: int = 1
     seed: int = 0
-    draws: Draws = "shared"
-    drawn: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    draw_sharing: DrawSharing = "shared"
+    given_blocks: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
     def __post_init__(self) -> None:
-        check_drawn(self.drawn)
-        drawn = tuple(tuple(tuple(blocks) for blocks in head) for head in self.drawn)  # JSON has lists
-        object.__setattr__(self, "drawn", drawn)
+        check_given_blocks(self.given_blocks)
+        given = tuple(tuple(tuple(blocks) for blocks in head) for head in self.given_blocks)  # JSON has lists
+        object.__setattr__(self, "given_blocks", given)
         _ = self.local
         check_int("BigBird global_blocks", self.global_blocks, least=0)
-        check_choice("BigBird draws", self.draws, get_args(Draws))
-        self._check_drawn_blocks()
+        check_choice("BigBird draw_sharing", self.draw_sharing, get_args(DrawSharing))
+        self._check_given_blocks()
 
-    def _check_drawn_blocks(self) -> None:
-        """Raise ValueError unless `drawn` fits the other options."""
-        if self.drawn and self.draws != "shared":
-            raise ValueError(f"BigBird drawn={self.drawn} is given for all layers; set draws='shared'")
-        if len({len(head) for head in self.drawn}) > 1:
-            raise ValueError(f"BigBird drawn must have as many blocks in each head, got {self.drawn}")
-        for row in (row for head in self.drawn for row in head):
+    def _check_given_blocks(self) -> None:
+        """Raise ValueError unless `given_blocks` fits the other options."""
+        if self.given_blocks and self.draw_sharing != "shared":
+            raise ValueError(
+                f"BigBird given_blocks={self.given_blocks} is given for all layers; set draw_sharing='shared'"
+            )
+        if len({len(head) for head in self.given_blocks}) > 1:
+            raise ValueError(
+                f"BigBird given_blocks must have the same number of blocks for each head, got "
+                f"{self.given_blocks}"
+            )
+        for row in (row for head in self.given_blocks for row in head):
             if len(row) > self.random or len(set(row)) < len(row) or set(row) - set(range(self._blocks)):
                 raise ValueError(
-                    f"BigBird drawn must have at most random={self.random} different numbers from 0 to "
-                    f"{self._blocks - 1} for each block, got {row}"
+                    f"BigBird given_blocks must have at most random={self.random} different numbers from "
+                    f"0 to {self._blocks - 1} for each block, got {row}"
                 )
 
     @property
     def _blocks(self) -> int:
-        """Number n of blocks of `drawn`; 0 without it."""
-        return len(self.drawn[0]) if self.drawn else 0
+        """Number n of blocks of `given_blocks`; 0 without it."""
+        return len(self.given_blocks[0]) if self.given_blocks else 0
 
     @property
     def local(self) -> "WindowAndRandomBlocks":
         """Window and random blocks."""
         return WindowAndRandomBlocks(
-            self.block, self.window, self.random, self.seed, self.global_blocks, drawn=self.drawn
+            self.block,
+            self.window,
+            self.random,
+            self.seed,
+            self.global_blocks,
+            given_blocks=self.given_blocks,
         )
 
     @property
@@ -111,7 +123,7 @@ class BigBird(BlockPattern):
         return UNLIMITED if self.global_blocks else self.local.max_distance
 
     def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the rule of head 0; other heads draw other blocks."""
+        """Apply the rule of head 0; each head draws its own blocks."""
         return self._everywhere.block_mask_mod(a, b) | self.local.block_mask_mod(a, b)
 
     def for_layer(self, layer: int) -> Pattern:
@@ -140,14 +152,15 @@ class BigBirdETC(ExtraTokens):
         seed: seed of the draws.
         farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
             with memory, set the memory's length.
-        draws: whether all layers have the same random blocks ("shared"), or each has its own ("layer").
+        draw_sharing: whether all layers have the same random blocks ("shared"), or each has its own
+            ("layer").
         global_input: global tokens of a bidirectional transformer: "learned" vectors, or "given" as the first
             tokens of an episode.
 
     Raises:
         TypeError: if an option is not an integer.
         ValueError: if window is even; if block, window, global_tokens or farthest is less than 1; if another
-            option is less than 0; or if draws or global_input is unknown.
+            option is less than 0; or if draw_sharing or global_input is unknown.
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
@@ -159,12 +172,12 @@ class BigBirdETC(ExtraTokens):
     global_tokens: int = 4
     seed: int = 0
     farthest: int | None = None
-    draws: Draws = "shared"
+    draw_sharing: DrawSharing = "shared"
     global_input: GlobalInput = "learned"
 
     def __post_init__(self) -> None:
         check_int("BigBirdETC block", self.block)  # global tokens are counted in blocks
-        check_choice("BigBirdETC draws", self.draws, get_args(Draws))
+        check_choice("BigBirdETC draw_sharing", self.draw_sharing, get_args(DrawSharing))
         super().__post_init__()
         _ = self.local  # checks the other options
 
@@ -180,14 +193,14 @@ class BigBirdETC(ExtraTokens):
         return local.limit_distance(self.farthest)
 
 
-def check_drawn(drawn: Any) -> None:
-    """Raise TypeError unless the option `drawn` is a tuple of tuples of tuples of integers."""
-    rows = [drawn, *(drawn if _is_row(drawn) else ())]
+def check_given_blocks(given_blocks: Any) -> None:
+    """Raise TypeError unless the option `given_blocks` is a tuple of tuples of tuples of integers."""
+    rows = [given_blocks, *(given_blocks if _is_row(given_blocks) else ())]
     rows += [row for head in rows[1:] if _is_row(head) for row in head]
     if not all(map(_is_row, rows)):
-        raise TypeError(f"BigBird drawn must be a tuple of tuples of tuples, got {drawn!r}")
-    for number in (number for head in drawn for row in head for number in row):
-        check_int("BigBird drawn", number, least=0)
+        raise TypeError(f"BigBird given_blocks must be a tuple of tuples of tuples, got {given_blocks!r}")
+    for number in (number for head in given_blocks for row in head for number in row):
+        check_int("BigBird given_blocks", number, least=0)
 
 
 def _is_row(value: Any) -> bool:
@@ -195,15 +208,18 @@ def _is_row(value: Any) -> bool:
 
 
 def for_layer_draws(pattern: "BigBird | BigBirdETC", layer: int) -> Pattern:
-    """Return the pattern of a layer: with ``draws="layer"`` the seeds of the layers are consecutive."""
-    if pattern.draws == "shared":
+    """Return the pattern of a layer: with ``draw_sharing="layer"``, layers have consecutive seeds."""
+    if pattern.draw_sharing == "shared":
         return pattern
-    return replace(pattern, seed=(pattern.seed + layer) % (MAX_SEED + 1), draws="shared")
+    return replace(pattern, seed=(pattern.seed + layer) % (MAX_SEED + 1), draw_sharing="shared")
 
 
 @dataclass(frozen=True)
 class GlobalBlocks(BlockPattern):
-    """The first blocks of an episode see all blocks and are seen by all, as do the last ones of ``total``."""
+    """Pattern in which the first blocks of an episode see all blocks and are seen by all.
+
+    The same holds for the last of ``total`` blocks; 0 for an unknown number of blocks.
+    """
 
     block: int
     blocks: int
@@ -227,7 +243,7 @@ class WindowAndRandomBlocks(BlockPattern):
     seed: int
     global_blocks: int
     head: int = 0
-    drawn: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    given_blocks: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
     def __post_init__(self) -> None:
         check_int("BigBird block", self.block)
@@ -258,11 +274,11 @@ class WindowAndRandomBlocks(BlockPattern):
 
 @lru_cache(maxsize=64)
 def _draw_blocks(rule: WindowAndRandomBlocks, blocks: int) -> Tensor:
-    """Draw (blocks, random) int64 blocks for each of the first blocks.
+    """Draw ``random`` block numbers for each of the first ``blocks`` blocks, (blocks, random) int64.
 
     If fewer than ``random`` blocks precede the window, the others are those directly after it.
     """
-    if rule.drawn:
+    if rule.given_blocks:
         return _given_blocks(rule, blocks)
     a, number = torch.arange(blocks)[:, None], torch.arange(rule.random)
     near, first = rule.window // 2, rule.global_blocks
@@ -274,8 +290,8 @@ def _draw_blocks(rule: WindowAndRandomBlocks, blocks: int) -> Tensor:
 
 
 def _given_blocks(rule: WindowAndRandomBlocks, blocks: int) -> Tensor:
-    """Return the blocks that the option `drawn` gives, (blocks, random) int64, with -1 for none."""
-    rows = rule.drawn[rule.head % len(rule.drawn)][:blocks]
+    """Return the blocks that the option `given_blocks` gives, (blocks, random) int64, with -1 for none."""
+    rows = rule.given_blocks[rule.head % len(rule.given_blocks)][:blocks]
     chosen = torch.full((blocks, rule.random), -1)
     for block, row in enumerate(rows):
         chosen[block, : len(row)] = torch.tensor(row, dtype=torch.long)

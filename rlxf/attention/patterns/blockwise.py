@@ -28,8 +28,8 @@ class Blockwise(BlockPattern):
     Args:
         block: tokens per block.
         blocks: n, number of blocks that are permuted.
-        permutations: ``pi_h`` for each head in turn, each with the numbers 0 ... n - 1; empty for cyclic
-            shifts.
+        permutations: ``pi_h`` for heads 0, 1, ..., each with the numbers 0 ... n - 1; they repeat if there
+            are more heads. Empty for cyclic shifts.
 
     Raises:
         TypeError: if block or blocks is not an integer, or permutations is not a tuple of tuples.

@@ -31,7 +31,7 @@ GlobalInput = Literal["learned", "given"]
 
 
 def checked_positions(positions: Sequence[int]) -> tuple[int, ...]:
-    """Return given positions of global tokens in ascending order.
+    """Check the given positions of global tokens, and return them in ascending order.
 
     Raises:
         TypeError: if a position is not an int.
@@ -69,7 +69,10 @@ def checked_length(name: str, value: Any) -> int:
 
 
 def segment_of(token: Tensor, segments: Segments) -> Tensor:
-    """Return the segment of token 0, 1, ... of those that are not global, (...) int64; -1 for none."""
+    """Return the segment of each token, counted from the first one that is not global.
+
+    Tokens and segments are int64 of any shape; tokens without a segment have a negative number.
+    """
     if segments is None:
         return torch.full_like(token, -1)
     if isinstance(segments, int):
@@ -82,9 +85,9 @@ def segment_of(token: Tensor, segments: Segments) -> Tensor:
 class GlobalTokens(Pattern):
     """Pattern with global tokens, which see all tokens and are seen by all.
 
-    They have the first ``global_tokens`` positions, or those that a technique accepts as a tuple. Global
-    tokens have separate projections. With ``farthest``, no token sees one farther away: as for an agent with
-    a memory of that length.
+    They are the tokens at the first ``global_tokens`` positions, or at the positions in a tuple, if a
+    technique accepts one. Global tokens have separate projections. With ``farthest``, no token sees a token
+    farther away, as in an agent with a memory of that length.
 
     Raises:
         TypeError: if global_tokens or farthest is not an integer.

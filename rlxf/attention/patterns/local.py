@@ -14,8 +14,8 @@ class Local1D(Pattern):
     """Query i of block ``[s, s + block)`` sees the keys of ``[s - margin, s + block + margin)``.
 
     In a causal transformer this is the paper's masked form: the query's block up to the query, and ``margin``
-    tokens before the block. All queries of a block see the same range, whatever their distance from its
-    borders.
+    tokens before the block. Apart from the causal mask, all queries of a block see the same range, whatever
+    their distance from its borders.
 
     Source: Parmar et al. 2018, arXiv:1802.05751, section 3.2, 1D local attention. The authors' code has no
     scale 1/sqrt(D); the scale here is the kernel's.
@@ -69,9 +69,9 @@ class Local2D(Pattern):
 
     Positions count pixels in the order in which the paper generates them: rectangles from left to right and
     from top to bottom, and row by row inside a rectangle. In a causal transformer this is the paper's masked
-    form. A query sees earlier pixels of its rectangle. In the margin it sees what is above, including to the
-    right, and what is to the left, including next to later rows. For tokens in another order, give each token
-    its position in this order.
+    form. A query sees earlier pixels of its rectangle. In the margin it sees the pixels above, including
+    those to the right, and the pixels to the left, including those to the left of later rows. For tokens in a
+    different order, give each token its position in this order.
 
     Source: Parmar et al. 2018, arXiv:1802.05751, section 3.2, 2D local attention. The authors' code has no
     scale 1/sqrt(D); the scale here is the kernel's.
@@ -120,7 +120,7 @@ class Local2D(Pattern):
 
     @staticmethod
     def _last(blocks: int, margin: int, size: int) -> int:
-        """Return the end of the margin within its rectangle, ``blocks`` rectangles farther on."""
+        """Return the last row or column of the margin, counted within the rectangle ``blocks`` away."""
         return size - 1 if blocks == 0 else margin - (blocks - 1) * size - 1
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class Longformer(GlobalTokens):
 
     With dilation d, a token sees every d-th key of a window d times as long. Global tokens have separate
     projections of queries, keys and values. The paper's windows and dilations grow with the layer: both
-    options may be tuples, whose numbers the layers use in turn.
+    options may be tuples, whose numbers repeat over the layers.
 
     The first tokens of an episode are the global ones, or those at given positions: all tokens of a question,
     for example. In a causal transformer they only see earlier tokens; this form is ours, as the paper's
@@ -33,9 +33,10 @@ class Longformer(GlobalTokens):
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1; section 4.1 for windows by layer.
 
     Args:
-        window: number of keys around a token, half of them on each side; even; a tuple for layers in turn.
-        dilation: distance of adjacent keys, in tokens; a tuple for layers in turn.
-        plain_heads: number of heads, the first ones, with a dilation of 1.
+        window: number of keys around a token, half of them on each side; even; a tuple repeats over
+            the layers.
+        dilation: distance of adjacent keys, in tokens; a tuple repeats over the layers.
+        plain_heads: number of heads with a dilation of 1; they are the first ones.
         global_tokens: number of global tokens, or their positions in an episode as a tuple.
         farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
             with memory, set the memory's length.
@@ -76,8 +77,8 @@ class Longformer(GlobalTokens):
             raise ValueError(f"Longformer window must be even, got {self.window}")
         if len({len(windows), len(dilations)} - {1}) > 1:
             raise ValueError(
-                f"Longformer window={self.window} and dilation={self.dilation} must have as many numbers, or "
-                f"one for all layers"
+                f"Longformer window={self.window} and dilation={self.dilation} must have the same "
+                "number of values, or one for all layers"
             )
 
     def check(self, choices: SpecView) -> None:

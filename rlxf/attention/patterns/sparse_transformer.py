@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlxf.attention.patterns.base import Either, Pattern, Window, group_in_blocks
 from rlxf.attention.patterns.local import Local1D
-from rlxf.attention.patterns.window import Column
+from rlxf.attention.patterns.window import SameColumn
 from rlxf.attention.technique import check_choice, check_int
 
 Combination = Literal["by-layer", "by-head", "merged"]
@@ -17,7 +17,7 @@ WindowForm = Literal["code", "text"]
 
 
 class TwoRules(Pattern):
-    """Pattern of two rules, A1 and A2, which layers or heads use in turn, or every head at once."""
+    """Pattern of two rules, A1 and A2: layers or heads alternate between them, or every head uses both."""
 
     combination: Combination
 
@@ -54,7 +54,7 @@ class Strided(TwoRules):
     Source: Child et al. 2019, arXiv:1904.10509, sections 4.2 and 4.3.
 
     Args:
-        stride: l, in tokens; near the square root of the length L, the cost grows with L^1.5.
+        stride: l, in tokens; with a value near the square root of the length L, the cost grows with L^1.5.
         combination: how the rules are combined.
         form: extent of A1, as in the "code" or in the "text".
 
@@ -77,19 +77,20 @@ class Strided(TwoRules):
 
     @property
     def rules(self) -> tuple[Pattern, Pattern]:
-        return Window(self.stride if self.form == "code" else self.stride + 1), Column(self.stride)
+        return Window(self.stride if self.form == "code" else self.stride + 1), SameColumn(self.stride)
 
     shift_period = 1  # only distances count
 
 
 @dataclass(frozen=True)
 class FixedColumns(TwoRules):
-    """Two rules: A1, i and j are in one block of l, and A2, ``j mod l >= l - c``: j is one of its last c.
+    """Two rules: A1, i and j are in one block of l, and A2, ``j mod l >= l - c``: j is among its last c.
 
     The last c tokens of each block summarize it for all later tokens. With ``by-layer`` layers alternate
     between A1 and A2, with ``by-head`` heads alternate, and with ``merged`` a query sees the keys of both.
     With n ``summaries``, head h reads the (h mod n)-th c columns from the end, as in the authors' code: heads
-    use different summaries.
+    use different summaries. With ``by-head`` only the heads of A2 are counted: head h reads the
+    ((h // 2) mod n)-th.
 
     In layers or heads with only A2, the first tokens of an episode see no keys, and their output is 0. The
     bidirectional form is ours: it includes summaries of later blocks. The paper calls this pattern
@@ -98,7 +99,7 @@ class FixedColumns(TwoRules):
     Source: Child et al. 2019, arXiv:1904.10509, sections 4.2 and 4.3.
 
     Args:
-        stride: l, in tokens; near the square root of the length L, the cost grows with L^1.5.
+        stride: l, in tokens; with a value near the square root of the length L, the cost grows with L^1.5.
         columns: c, in tokens.
         combination: how the rules are combined.
         summaries: n; ``n columns`` must not exceed ``stride``.
@@ -129,7 +130,7 @@ class FixedColumns(TwoRules):
     @property
     def rules(self) -> tuple[Pattern, Pattern]:
         first = self.stride - self.summaries * self.columns
-        return Local1D(self.stride, 0), Columns(self.stride, first, self.stride, self.summaries)
+        return Local1D(self.stride, 0), SummaryColumns(self.stride, first, self.stride, self.summaries)
 
     @property
     def shift_period(self) -> int:
@@ -138,8 +139,11 @@ class FixedColumns(TwoRules):
 
 
 @dataclass(frozen=True)
-class Columns(Pattern):
-    """Pattern ``first <= j mod stride < last``, whose ``parts`` the heads use in turn from the end."""
+class SummaryColumns(Pattern):
+    """Pattern ``first <= j mod stride < last``.
+
+    The columns are divided into ``parts``, among which heads alternate, from the last part to the first.
+    """
 
     stride: int
     first: int
@@ -152,14 +156,15 @@ class Columns(Pattern):
         return self.stride
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        return (i == i) & (j % self.stride >= self.first) & (j % self.stride < self.last)
+        everywhere = i == i  # True for all queries; gives the result its shape
+        return everywhere & (j % self.stride >= self.first) & (j % self.stride < self.last)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         if self.parts == 1:
             return (self,)
         size = (self.last - self.first) // self.parts
         ends = (self.last - head % self.parts * size for head in range(heads))
-        return tuple(Columns(self.stride, end - size, end) for end in ends)
+        return tuple(SummaryColumns(self.stride, end - size, end) for end in ends)
 
     def group(self, i: Tensor) -> Tensor:
         """Return the block of each position, with large blocks divided into groups."""

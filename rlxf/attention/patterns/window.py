@@ -49,7 +49,7 @@ class Dilated(Pattern):
     Args:
         size: number of keys on each side, including the query itself; at least 1.
         dilation: distance of adjacent keys, in tokens; 1 is `Window`.
-        plain_heads: number of heads, the first ones, with a dilation of 1.
+        plain_heads: number of heads with a dilation of 1; they are the first ones.
 
     Raises:
         TypeError: if an option is not an integer.
@@ -76,11 +76,11 @@ class Dilated(Pattern):
     shift_period = 1  # only distances count
 
     @property
-    def _column(self) -> "Column":
-        return Column(self.dilation)
+    def _column(self) -> "SameColumn":
+        return SameColumn(self.dilation)
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return the rule of a dilated head."""
+        """Apply the rule of a head with the dilation."""
         return ((i - j).abs() <= self.max_distance) & self._column.mask_mod(i, j)
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
@@ -97,7 +97,7 @@ class Dilated(Pattern):
 
 
 @dataclass(frozen=True)
-class Column(Pattern):
+class SameColumn(Pattern):
     """Pattern in which ``stride`` divides ``i - j``: a column of a sequence in rows of ``stride``."""
 
     stride: int

@@ -27,8 +27,8 @@ class PositionEmbedding(nn.Module):
         """Add the embedding of position (B, T) int64 to x (B, T, C)."""
         return x
 
-    def pass_embedding(self, x: Tensor, position: Tensor, number: int) -> Tensor | None:
-        """Return the term added to x (B, T, C) before pass ``number``, from 0; None for none."""
+    def pass_embedding(self, x: Tensor, position: Tensor, pass_index: int) -> Tensor | None:
+        """Return the term added to x (B, T, C) before a pass, counted from 0; None for none."""
         return None
 
     def table(self, distances: Tensor, causal: bool) -> Tensor | None:

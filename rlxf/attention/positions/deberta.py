@@ -76,8 +76,8 @@ class DebertaBias(PairwiseLayerPosition):
     def __init__(self, spec: Deberta, width: int, heads: int):
         super().__init__()
         self.spec, self.heads = spec, heads
-        self.of_keys = orthogonal_linear(width, width, bias=False)
-        self.of_queries = orthogonal_linear(width, width)
+        self.key_projection = orthogonal_linear(width, width, bias=False)
+        self.query_projection = orthogonal_linear(width, width)
 
     def query(self, q: Tensor, position: Tensor) -> Tensor:
         """Return ``q / sqrt(3)``, as the scale covers three terms."""
@@ -87,8 +87,8 @@ class DebertaBias(PairwiseLayerPosition):
         """Return ``K^r / sqrt(3 D)`` and ``Q^r / sqrt(3 D)``, (2, H, D, R), for distances (R,) and P."""
         assert shared is not None
         query_distances = distances if self.spec.form == "code" else -distances
-        keys = self.of_keys(shared)[self.spec.row(distances)]
-        queries = self.of_queries(shared)[self.spec.row(query_distances)]
+        keys = self.key_projection(shared)[self.spec.row(distances)]
+        queries = self.query_projection(shared)[self.spec.row(query_distances)]
         tables = torch.stack([keys, queries]) * (3 * shared.shape[1] / self.heads) ** -0.5
         return tables.unflatten(-1, (self.heads, -1)).permute(0, 2, 3, 1)
 

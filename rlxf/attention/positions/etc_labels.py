@@ -42,8 +42,8 @@ class ETCLabels(PairwisePosition):
     Raises:
         TypeError: if an option is not an integer.
         ValueError: if max_distance or segment is less than 1, global_tokens is less than 0, or outside is out
-            of range or given without segment. In a spec, if the pattern has another number of global tokens,
-            or the kernel does not compute each pair.
+            of range or given without segment. In a spec, if the pattern has a different number of global
+            tokens, or the kernel does not compute each pair.
     """
 
     paper: ClassVar[str] = "Ainslie et al. 2020, arXiv:2004.08483"

@@ -37,7 +37,7 @@ class FIRE(PairwisePosition):
     """
 
     paper: ClassVar[str] = "Li et al. 2024, arXiv:2310.04418"
-    cost: ClassVar[str] = "pairs seen, hidden features each"
+    cost: ClassVar[str] = "pairs seen times hidden"
     hidden: int = 32
     threshold: float = 512.0
 
@@ -53,7 +53,7 @@ class FIREBias(PairwiseLayerPosition):
     """Module of `FIRE` in one layer: f, c, and ``scale``, the ratio of L and its initial value.
 
     As in the authors' code, c starts at 0.1 and scale at 1, and both may become negative: their absolute
-    values count.
+    values are used.
     """
 
     def __init__(self, spec: FIRE, heads: int):

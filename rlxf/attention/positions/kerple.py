@@ -22,8 +22,8 @@ class KERPLE(PairwisePosition):
     r"""``s_ij -= r_1 log(1 + r_2 |i - j|)``, or ``s_ij -= r_1 |i - j|^r_2`` with the form "power".
 
     The penalty is added after the division by sqrt(D). Each head of each layer learns ``r_1 > 0`` and
-    ``r_2 > 0``; with "power", ``r_2 < 2``. With ``r_2 = 1``, "power" is ALiBi with learned slopes. Bounds are
-    those of a softplus and a scaled sigmoid. The authors' code clamps the parameters instead, which leaves
+    ``r_2 > 0``; with "power", ``r_2 < 2``. With ``r_2 = 1``, "power" is ALiBi with learned slopes. A softplus
+    and a scaled sigmoid enforce the bounds. The authors' code clamps the parameters instead, which leaves
     parameters outside of the bounds without a gradient. The bidirectional form treats both directions alike.
 
     Source: Chi et al. 2022, arXiv:2205.09921, section 4.

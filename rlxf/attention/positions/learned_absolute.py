@@ -73,7 +73,7 @@ class Multiplicative(LearnedPosition):
     max_length: int = 1024
 
     def check_without_attention(self) -> None:
-        """Do nothing: the position is added to the tokens."""
+        """Do nothing: tokens are multiplied by the position vectors."""
 
     def build_embedding(self, width: int, heads: int) -> "MultiplicativeEmbedding":
         return MultiplicativeEmbedding(self, width)
@@ -136,6 +136,6 @@ class PerLayerEmbedding(PositionEmbedding):
         self.spec, self.layer_of_pass = spec, layer_of_pass
         self.weight = nn.Parameter(torch.randn(1 + max(layer_of_pass), spec.max_length, width) * 0.02)
 
-    def pass_embedding(self, x: Tensor, position: Tensor, number: int) -> Tensor:
+    def pass_embedding(self, x: Tensor, position: Tensor, pass_index: int) -> Tensor:
         self.spec.check_positions(position)
-        return nn.functional.embedding(position, self.weight[self.layer_of_pass[number]])
+        return nn.functional.embedding(position, self.weight[self.layer_of_pass[pass_index]])

@@ -39,7 +39,7 @@ OPTIONS: dict[str, tuple[Scaling, ...]] = {
 
 @dataclass(frozen=True)
 class RoPE(Position):
-    r"""Rotate each pair ``(q[2m], q[2m+1])`` by the angle ``t * base^(-2m/D)``; keys alike.
+    r"""Rotate each pair ``(q[2m], q[2m+1])`` by the angle ``t * base^(-2m/D)``; the same for keys.
 
     ``q_i . k_j`` then depends only on i - j. Pairs are adjacent features, as in the paper; Llama pairs m with
     m + D/2, which is equivalent up to a permutation of the features of q and k.
@@ -76,7 +76,8 @@ class RoPE(Position):
         TypeError: if an option has the wrong type.
         ValueError: if base is not above 1 or not finite, if factor is less than 1, if an option is missing,
             has no effect with the scaling or is out of range; in a spec, if the width of a head is odd, or 2
-            with "ntk" or "dynamic", or if "dynamic" meets a kernel without pairs or ``causal=False``.
+            with "ntk" or "dynamic", or if "dynamic" is combined with a kernel without pairs or
+            ``causal=False``.
     """
 
     paper: ClassVar[str] = "Su et al. 2021, arXiv:2104.09864"
@@ -183,7 +184,7 @@ def ntk_speeds(rope: RoPE, size: int, device: torch.device | None) -> Tensor:
 
 
 def yarn_speeds(rope: RoPE, size: int, device: torch.device | None) -> Tensor:
-    """Return the frequencies of fast pairs, those divided by f of slow pairs, and means in between."""
+    """Return the frequencies: unchanged for fast pairs, divided by f for slow pairs, means in between."""
     low, high = (_pair_of_turns(rope, size, turns) for turns in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)

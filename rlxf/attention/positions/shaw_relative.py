@@ -50,8 +50,8 @@ class ShawTables(PairwiseLayerPosition):
     def __init__(self, spec: ShawRelative, size: int):
         super().__init__()
         self.spec = spec
-        self.of_keys = nn.Parameter(torch.zeros(2 * spec.max_distance + 1, size))
-        self.of_values = nn.Parameter(torch.zeros(2 * spec.max_distance + 1, size))
+        self.key_table = nn.Parameter(torch.zeros(2 * spec.max_distance + 1, size))
+        self.value_table = nn.Parameter(torch.zeros(2 * spec.max_distance + 1, size))
 
     def table(self, distances: Tensor, shared: Tensor | None) -> Tensor:
         """Return a^K / sqrt(D) and a^V, (2, R, D), for distances (R,).
@@ -60,7 +60,7 @@ class ShawTables(PairwiseLayerPosition):
         """
         k = self.spec.max_distance
         row = k - distances.clamp(-k, k)
-        return torch.stack([self.of_keys[row] * self.of_keys.shape[1] ** -0.5, self.of_values[row]])
+        return torch.stack([self.key_table[row] * self.key_table.shape[1] ** -0.5, self.value_table[row]])
 
     def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Return ``q_i . a^K_ij / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""

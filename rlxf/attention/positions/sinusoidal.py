@@ -76,7 +76,7 @@ class UniversalSinusoidEmbedding(PositionEmbedding):
         super().__init__()
         self.spec = spec
 
-    def pass_embedding(self, x: Tensor, position: Tensor, number: int) -> Tensor:
+    def pass_embedding(self, x: Tensor, position: Tensor, pass_index: int) -> Tensor:
         of_position = self.spec.encode(position, x.shape[-1])
-        of_pass = self.spec.encode(torch.tensor(number + 1, device=x.device), x.shape[-1])
+        of_pass = self.spec.encode(torch.tensor(pass_index + 1, device=x.device), x.shape[-1])
         return (of_position + of_pass).to(x.dtype)

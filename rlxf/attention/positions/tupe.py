@@ -76,7 +76,7 @@ class TupeContent(PairwiseLayerPosition):
 
 
 class TupePositions(PositionEmbedding):
-    """Vectors, their norm, U_Q and U_K of a TUPE-A.
+    """Position vectors of TUPE-A, their layer norm, and the projections U_Q and U_K.
 
     Rows 0 and 1 of the vectors (max_length + 1, C) are for theta_1 and theta_2; position t has row t + 1.
     """
@@ -86,14 +86,14 @@ class TupePositions(PositionEmbedding):
         self.spec, self.heads = spec, heads
         self.weight = nn.Parameter(torch.randn(spec.max_length + 1, width) * 0.02)
         self.norm = nn.LayerNorm(width)
-        self.of_queries = orthogonal_linear(width, width)
-        self.of_keys = orthogonal_linear(width, width)
+        self.query_projection = orthogonal_linear(width, width)
+        self.key_projection = orthogonal_linear(width, width)
 
     def table(self, distances: Tensor, causal: bool) -> Tensor:
         """Return ``p U_Q / sqrt(2 D)`` and ``p U_K`` of all positions, (2, max_length + 1, C)."""
         p = self.norm(self.weight)
         scale = (2 * self.weight.shape[1] / self.heads) ** -0.5
-        return torch.stack([self.of_queries(p) * scale, self.of_keys(p)])
+        return torch.stack([self.query_projection(p) * scale, self.key_projection(p)])
 
     def bias(self, mask: AttentionMask) -> Tensor:
         """Return the position terms, (B, H, Tq, Tk)."""
@@ -112,7 +112,7 @@ class TupePositions(PositionEmbedding):
 
 
 class TupeDistances(TupePositions):
-    """`TupePositions` with the buckets b (n + 1, H) of a TUPE-R.
+    """`TupePositions` with the buckets b (n + 1, H) of TUPE-R.
 
     Pairs with the first token as key have the last bucket. Pairs with it as query have bucket n / 2, which no
     distance falls in.
@@ -133,16 +133,16 @@ class TupeDistances(TupePositions):
         )
 
 
-def untie_first_token(mask: AttentionMask, scores: Tensor, first: Tensor, others: Tensor) -> Tensor:
+def untie_first_token(mask: AttentionMask, scores: Tensor, as_query: Tensor, as_key: Tensor) -> Tensor:
     """Return scores (B or 1, H, Tq, Tk) with those of the first token replaced: (B, H, Tq, Tk).
 
     Args:
         mask: positions of queries and keys.
         scores: scores of all tokens.
-        first: score of the first token as query, for any key, (H,).
-        others: score of the first token as key, for any other query, (H,).
+        as_query: score of the first token as query, for any key, (H,).
+        as_key: score of the first token as key, for any other query, (H,).
     """
     is_key = (mask.key.position == 0)[:, None, None, :]
     is_query = (mask.query.position == 0)[:, None, :, None]
-    scores = torch.where(is_key, others[:, None, None], scores)
-    return torch.where(is_query, first[:, None, None], scores)
+    scores = torch.where(is_key, as_key[:, None, None], scores)
+    return torch.where(is_query, as_query[:, None, None], scores)

@@ -21,12 +21,12 @@ class GLA(Recurrence):
     r"""``S_t = diag(a_t) S_(t-1) + k_t v_t^T``, ``y_t = q_t S_t / sqrt(K)``, with decays from the token.
 
     ``a_t = sigmoid(x_t W_1 W_2 + b)^(1 / temperature)``. The outputs of each head are divided by their root
-    mean square, multiplied by ``silu(x_t W_r)`` and projected.
+    mean square, multiplied by ``silu(x_t W_r + b_r)`` and projected.
 
     Source: Yang et al. 2024, arXiv:2312.06635, sections 4.2 and 4.4.
 
     Args:
-        temperature: exponent of the decays; a larger value makes the memory longer.
+        temperature: reciprocal of the exponent of the decays; a larger value makes the memory longer.
 
     Raises:
         TypeError: if temperature is not a number.

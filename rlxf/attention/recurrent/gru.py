@@ -15,8 +15,8 @@ class GRU(Recurrence):
     r"""``h_t = (1 - z_t) n_t + z_t h_(t-1)``, with gates computed from x_t and h_(t-1).
 
     This is torch's ``nn.GRU`` with one layer, which applies the reset gate after the recurrent product; in
-    the paper it is applied before. A projection follows. Its steps are computed in sequence,
-    because the gates depend on the state.
+    the paper it is applied before. A projection follows. The steps of the GRU are computed in
+    sequence, because the gates depend on the state.
 
     Source: Cho et al. 2014, arXiv:1406.1078, section 2.3.
 

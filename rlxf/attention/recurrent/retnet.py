@@ -28,7 +28,7 @@ class RetNet(Recurrence):
     paper: ClassVar[str] = "Sun et al. 2023, arXiv:2307.08621"
 
     def check(self, choices: SpecView) -> None:
-        """Raise ValueError unless the features of a head form pairs, which are rotated."""
+        """Raise ValueError unless heads have an even number of features, since pairs of them are rotated."""
         super().check(choices)
         if choices.width // choices.heads % 2:
             raise ValueError(
@@ -41,7 +41,7 @@ class RetNet(Recurrence):
 
 
 class Retention(RecurrentMixer):
-    """Multi-scale retention, the mixer of `RetNet`, with values of ``value_width`` features for all heads."""
+    """Multi-scale retention, the mixer of `RetNet`, with ``value_width`` value features over all heads."""
 
     def __init__(self, width: int, heads: int, value_width: int):
         super().__init__()

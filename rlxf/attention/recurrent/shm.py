@@ -20,13 +20,14 @@ HASH = 2654435761
 
 @dataclass(frozen=True)
 class SHM(Recurrence):
-    r"""``M_t = M_(t-1) * C_t + (e_t v_t) k_t^T`` with elementwise products, ``y_t = M_t q_t + x_t W_s``.
+    r"""``M_t = M_(t-1) * C_t + (e_t v_t) k_t^T`` and ``y_t = M_t q_t + x_t W_s + b_s``.
 
-    ``C_t = 1 + tanh(theta c_t^T)``, where c_t is a projection of the token and theta one of ``rows``
-    learned vectors. Keys and queries are rectified and divided by their sum, and ``e_t = sigmoid(x_t W_e)``.
-    The paper draws a row of theta at random for each step. Here a hash of the position in the episode selects
-    it, so that a step has the same row in acting and in training. The state is not clipped, because a
-    recurrence with clipping cannot be computed in parallel.
+    ``*`` is the elementwise product. ``C_t = 1 + tanh(theta c_t^T)``, where c_t is a projection of the
+    token and theta one of ``rows`` learned vectors. Keys and queries are rectified and divided by their sum,
+    and ``e_t = sigmoid(x_t W_e)``. The paper draws a row of theta at random for each step. Here a hash of the
+    position in the episode selects it, so that a step has the same row in acting and in training. The state
+    is not clipped, because a recurrence with clipping cannot be computed in parallel. A projection of y_t to
+    the width follows.
 
     Source: Le et al. 2024, arXiv:2410.10132, sections 3.2 and 3.3.
 
@@ -75,7 +76,7 @@ class HadamardMemory(RecurrentMixer):
         return {"state": zeros(self.theta, batch, self.spec.size, self.spec.size)}
 
     def forward(self, x: Tensor, runs: EpisodeRuns, state: MixerState) -> tuple[Tensor, MixerState]:
-        k, q = (_share(projection(x)) for projection in (self.key, self.query))
+        k, q = (_normalize_rectified(projection(x)) for projection in (self.key, self.query))
         theta = self.theta[self.spec.row(runs.position)]
         calibration = 1 + (theta[..., :, None] * self.calibration(x)[..., None, :]).tanh()
         written = (self.strength(x).sigmoid() * self.value(x))[..., :, None] * k[..., None, :]
@@ -84,7 +85,7 @@ class HadamardMemory(RecurrentMixer):
         return self.output(y), {"state": states[:, -1]}
 
 
-def _share(x: Tensor) -> Tensor:
+def _normalize_rectified(x: Tensor) -> Tensor:
     """Rectify x (..., D) and divide it by its sum."""
     x = x.relu()
     return x / (NORM_EPSILON + x.sum(dim=-1, keepdim=True))

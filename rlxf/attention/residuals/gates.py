@@ -17,7 +17,7 @@ class AddReLU(Residual):
     """``x + ReLU(y)``: the residual connection of TrXL-I, the Gated Transformer-XL without gates.
 
     With ``norm="pre"`` the stream is an identity map from the input to the output, to which each sublayer
-    adds what its ReLU passes.
+    adds the output of its ReLU.
 
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.1.
     """
@@ -33,7 +33,7 @@ class ReLUSum(Gate):
     """Module of `AddReLU`: x + ReLU(y)."""
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return x + y."""
+        """Return x + y; `forward` has already applied the ReLU to y."""
         return x + y
 
 
@@ -73,7 +73,7 @@ class BiasedLinearGate(Gate):
 class GRUGate(BiasedGate):
     r"""``g(x, y) = (1 - z) * x + z * h``, a gated recurrent unit.
     ``r = sigmoid(W_r y + U_r x)``, ``z = sigmoid(W_z y + U_z x - b)``, ``h = tanh(W_g y + U_g (r * x))``,
-    with elementwise ``*``.
+    with elementwise ``*``. y is the output of the sublayer after a ReLU.
 
     A large initial b makes the layer start near the identity: with b = 2, z is about 0.12.
 
@@ -87,12 +87,12 @@ class GRUGate(BiasedGate):
         ValueError: if bias is not finite.
     """
 
-    def build(self, width: int, heads: int) -> "GRU":
+    def build(self, width: int, heads: int) -> "GRUGateModule":
         """Return the module."""
-        return GRU(self, width)
+        return GRUGateModule(self, width)
 
 
-class GRU(Gate):
+class GRUGateModule(Gate):
     """Module of `GRUGate`.
 
     W (3 C, C) holds W_r, W_z and W_g; U (2 C, C) holds U_r and U_z; U_g is (C, C), and b is (C,).
@@ -123,19 +123,20 @@ class GRU(Gate):
 class InputGate(Residual):
     """``g(x, y) = sigmoid(W_g x) * x + y``.
 
-    The paper's gate has no bias: it is not the identity for any bias.
+    y is the output of the sublayer after a ReLU. As in the paper, the gate has no bias, since no bias would
+    make it the identity.
 
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2.
     """
 
     paper: ClassVar[str] = "Parisotto et al. 2020, arXiv:1910.06764"
 
-    def build(self, width: int, heads: int) -> "Input":
+    def build(self, width: int, heads: int) -> "InputGateModule":
         """Return the module."""
-        return Input(width)
+        return InputGateModule(width)
 
 
-class Input(Gate):
+class InputGateModule(Gate):
     """Module of `InputGate`: W_g (C, C)."""
 
     def __init__(self, width: int):
@@ -150,22 +151,25 @@ class Input(Gate):
 class OutputGate(BiasedGate):
     """``g(x, y) = x + sigmoid(W_g x - b) * y``.
 
+    y is the output of the sublayer after a ReLU.
+
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2.
 
     Args:
-        bias: initial value of b, one learned number for each feature; large values are near the identity.
+        bias: initial value of b, one learned number for each feature; with a large value the gate starts near
+            the identity.
 
     Raises:
         TypeError: if bias is not a number.
         ValueError: if bias is not finite.
     """
 
-    def build(self, width: int, heads: int) -> "Output":
+    def build(self, width: int, heads: int) -> "OutputGateModule":
         """Return the module."""
-        return Output(self, width)
+        return OutputGateModule(self, width)
 
 
-class Output(BiasedLinearGate):
+class OutputGateModule(BiasedLinearGate):
     """Module of `OutputGate`: W_g (C, C) and b (C,)."""
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
@@ -176,22 +180,25 @@ class Output(BiasedLinearGate):
 class HighwayGate(BiasedGate):
     """``g(x, y) = s * x + (1 - s) * y`` with ``s = sigmoid(W_g x + b)``.
 
+    y is the output of the sublayer after a ReLU.
+
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2, after Srivastava et al. 2015.
 
     Args:
-        bias: initial value of b, one learned number for each feature; large values are near the identity.
+        bias: initial value of b, one learned number for each feature; with a large value the gate starts near
+            the identity.
 
     Raises:
         TypeError: if bias is not a number.
         ValueError: if bias is not finite.
     """
 
-    def build(self, width: int, heads: int) -> "Highway":
+    def build(self, width: int, heads: int) -> "HighwayGateModule":
         """Return the module."""
-        return Highway(self, width)
+        return HighwayGateModule(self, width)
 
 
-class Highway(BiasedLinearGate):
+class HighwayGateModule(BiasedLinearGate):
     """Module of `HighwayGate`: W_g (C, C) and b (C,)."""
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
@@ -202,22 +209,25 @@ class Highway(BiasedLinearGate):
 class SigTanhGate(BiasedGate):
     """``g(x, y) = x + sigmoid(W_g y - b) * tanh(U_g y)``.
 
+    y is the output of the sublayer after a ReLU.
+
     Source: Parisotto et al. 2020, arXiv:1910.06764, section 3.2.
 
     Args:
-        bias: initial value of b, one learned number for each feature; large values are near the identity.
+        bias: initial value of b, one learned number for each feature; with a large value the gate starts near
+            the identity.
 
     Raises:
         TypeError: if bias is not a number.
         ValueError: if bias is not finite.
     """
 
-    def build(self, width: int, heads: int) -> "SigTanh":
+    def build(self, width: int, heads: int) -> "SigTanhGateModule":
         """Return the module."""
-        return SigTanh(self, width, matrices=2)
+        return SigTanhGateModule(self, width, matrices=2)
 
 
-class SigTanh(BiasedLinearGate):
+class SigTanhGateModule(BiasedLinearGate):
     """Module of `SigTanhGate`: W (2 C, C) holds W_g and U_g; b (C,)."""
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:

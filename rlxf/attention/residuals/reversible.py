@@ -16,7 +16,7 @@ from rlxf.attention.technique import LayerPasses, SpecView
 
 @dataclass(frozen=True)
 class Reversible(Residual):
-    """``y_1 = x_1 + Attention(x_2)``, ``y_2 = x_2 + FeedForward(y_1)``: two streams that take turns.
+    """``y_1 = x_1 + Attention(x_2)``, ``y_2 = x_2 + FeedForward(y_1)``: two streams, updated in turn.
 
     Both streams start as the token x, and their mean is the output. The backward pass recomputes
     ``x_2 = y_2 - FeedForward(y_1)`` and ``x_1 = y_1 - Attention(x_2)``, so only the last layer stores
@@ -95,7 +95,7 @@ class ReversibleNorm(PreNorm):
     Args:
         width: features of a token C.
         residual: see `PreNorm`.
-        reads: number of the stream that the sublayer reads, 0 or 1.
+        reads: index of the stream that the sublayer reads, 0 or 1.
         norm_type: see `PreNorm`.
     """
 
@@ -174,23 +174,23 @@ def run_reversibly(passes: SegmentStack, x: Tensor) -> Tensor:
     return passes.run(last, passes.start_pass(last, x))
 
 
-def _sublayers(passes: SegmentStack, number: int) -> tuple[Sublayer, Sublayer]:
+def _sublayers(passes: SegmentStack, pass_index: int) -> tuple[Sublayer, Sublayer]:
     """Return the attention and the feed-forward sublayer of a pass."""
-    block: Any = passes.blocks[number]  # with attention: `Reversible.check` excludes recurrences
-    mask = passes.masks[number]
+    block: Any = passes.blocks[pass_index]  # with attention: `Reversible.check` excludes recurrences
+    mask = passes.masks[pass_index]
     position = [] if mask.position is None else _weights(passes.embedding)
 
     def attend(half: Tensor) -> Tensor:
         # A mask caches learned position tables with their graph, so each graph needs its own copy.
         own_mask = replace(mask) if position else mask
-        memory = passes.view.tokens(number, half)
+        memory = passes.view.tokens(pass_index, half)
         return block.attention_branch(block.attention_norm.normalize(half), memory, own_mask)
 
     def transform(half: Tensor) -> Tensor:
         return block.feed_forward_branch(block.feed_forward_norm.normalize(half))
 
     def signal(half: Tensor) -> Tensor | None:
-        return passes.embedding.pass_embedding(half, passes.index.position, number)
+        return passes.embedding.pass_embedding(half, passes.index.position, pass_index)
 
     attention = _weights(block.attention_norm, block.attention)
     feed_forward = _weights(block.feed_forward_norm, block.feed_forward)

@@ -13,7 +13,7 @@ from rlxf.agents.common.calibration import Calibration, calibratable_exit, check
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.calibration import check_independent_episodes
-from rlxf.cli.options import Command, Device, Trust, check_counts, check_from_zero, options
+from rlxf.cli.options import Command, Device, Trust, check_counts, check_not_negative, options
 from rlxf.cli.output import print_out
 from rlxf.cli.reports import checkpoints_of, print_titled
 from rlxf.cli.runs import OFFLINE, agent_name, make_env, normalize_as_in_training
@@ -27,7 +27,9 @@ EPISODES = 100
 
 @options
 class Calibrate(Command):
-    """Calibrate the early-exit threshold of the agent of a run, and save it in its checkpoints.
+    """Calibrate the early-exit threshold of the agent of a run.
+
+    The threshold is saved in checkpoint.zip and, if it exists, best.zip.
 
     The core must have depth CALM, e.g. from "rlxf train gtrxl --core.depth calm --core.layers 4". The risk is
     the fraction of an episode's steps in which the most likely action differs from that of the full-depth
@@ -36,10 +38,10 @@ class Calibrate(Command):
     over episodes, with equal weight for each episode, is at most alpha. A GTrXLPPO plays calibration episodes
     of its task; a Decision Transformer reads a dataset.
 
-    Confidence thresholds are tested from the safest to the least safe. The last one that passes is saved in
-    the checkpoint; the best checkpoint, if there is one, gets a threshold of its own. "rlxf evaluate" then
-    uses it and logs the mean number of layers as eval/mean_depth. Further training resets the threshold,
-    because it is valid only for these weights.
+    Confidence thresholds are tested from the safest to the least safe. The last one that passes is saved. The
+    last and the best checkpoint are calibrated separately. "rlxf evaluate" then uses the threshold, and logs
+    the mean number of layers as eval/mean_depth. Further training resets the threshold, because it is valid
+    only for these weights.
 
     Example: rlxf calibrate runs/tmaze-calm --alpha 0.05 --episodes 200
     """
@@ -68,11 +70,11 @@ class Calibrate(Command):
         init_distributed()
         process_group().check_single_process("rlxf calibrate")
         check_counts(self, "episodes", "n_envs")
-        check_from_zero(self, "seed")
+        check_not_negative(self, "seed")
         check_levels(self.alpha, self.delta)
         run = RunFolder.open(self.run)
         offline = agent_name(run) == OFFLINE
-        load = partial(self._offline, run) if offline else self._online
+        load = partial(self._load_offline, run) if offline else self._load_online
         agents = {name: load(path) for name, path in checkpoints_of(run).items()}
         for agent in agents.values():
             calibratable_exit(agent.policy.transformer)
@@ -80,7 +82,7 @@ class Calibrate(Command):
         env = None if offline else make_env(run, None, {}, n_envs, self.trust)
         return partial(self._calibrate, agents, env, run)
 
-    def _offline(self, run: RunFolder, path: Path) -> Any:
+    def _load_offline(self, run: RunFolder, path: Path) -> Any:
         """Load the Decision Transformer of a checkpoint with the calibration data."""
         if self.episodes is not None:
             raise ValueError(
@@ -89,7 +91,7 @@ class Calibrate(Command):
             )
         return DecisionTransformer.load(path, list(self.dataset) or run.config["dataset"], device=self.device)
 
-    def _online(self, path: Path) -> Any:
+    def _load_online(self, path: Path) -> Any:
         """Load the GTrXLPPO of a checkpoint."""
         if self.dataset:
             raise ValueError(
@@ -119,8 +121,9 @@ class Calibrate(Command):
 def _describe(calibration: Calibration, path: Path) -> str:
     """Return the result in one line."""
     if not calibration.kept.any():
-        return f"no threshold passes, so early exit stays off; use more episodes or a larger alpha: {path}"
-    result = f"threshold {calibration.threshold:g}, saved: {path}"
+        return f"{path}: no threshold passes, so early exit stays off; use more episodes or a larger alpha"
+    result = f"threshold {calibration.threshold:g} is saved in {path}"
     if len(calibration.depth) > 1 and calibration.depth.min() == calibration.depth.max():
-        return f"all thresholds exit after {calibration.depth[0]:g} passes and save nothing; {result}"
+        passes = f"{calibration.depth[0]:g} passes"
+        return f"all thresholds exit after {passes}, so early exit saves no computation; {result}"
     return result

@@ -12,7 +12,16 @@ from rich.console import Console
 from rich.table import Column
 from tyro.conf import Positional
 
-from rlxf.cli.options import Command, Device, EnvOptions, Json, Trust, check_counts, check_from_zero, options
+from rlxf.cli.options import (
+    Command,
+    Device,
+    EnvOptions,
+    Json,
+    Trust,
+    check_counts,
+    check_not_negative,
+    options,
+)
 from rlxf.cli.output import print_out
 from rlxf.utils.tables import WIDTH, Table
 
@@ -196,7 +205,7 @@ class Collect(Command):
         from rlxf.training import RunFolder
 
         check_counts(self, "episodes", "n_envs")
-        check_from_zero(self, "seed")
+        check_not_negative(self, "seed")
         check_new(self.dataset)
         self.sb3.check()
         runs = [RunFolder.open(path) for path in self.runs]
@@ -228,7 +237,7 @@ class Collect(Command):
         agents: list[Agent] = []
         for run in runs:
             try:
-                agents.append(load_agent(run, env, run.checkpoint, self.device))
+                agents.append(load_agent(run, env, run.final_checkpoint, self.device))
             except ValueError as error:
                 raise ValueError(f"{run.path}: {error}") from error
         agents += self.sb3.agents(env, self.device)

@@ -28,8 +28,10 @@ from rlxf.training.distributed import process_group
 class Distill(Command):
     """Distill the agent of a run into a smaller student, and save the student in a new folder.
 
-    The student has the techniques and settings of its teacher, except for the sizes given here. It trains on
-    the same datasets or in the same task as the teacher did. "rlxf evaluate" evaluates it as any other run.
+    The student has the techniques and settings of its teacher, except for the options below. By default its
+    width is half that of the teacher. The feed-forward width changes in proportion to the width. The student
+    trains on the same datasets or in the same task as the teacher did. "rlxf evaluate" evaluates it as any
+    other run.
 
     Example: rlxf distill runs/gtrxl-rlxf-TMaze-v0-0 --steps 20000 --layers 1
     """
@@ -41,11 +43,11 @@ class Distill(Command):
     width: int | None = None
     """Model width: features per token. None means half of the teacher's."""
     layers: int | None = None
-    """Number of layers. None means that of the teacher. With fewer layers, the student acts faster."""
+    """Number of layers. None means the teacher's. With fewer layers, the student acts faster."""
     heads: int | None = None
-    """Number of attention heads. None means that of the teacher."""
+    """Number of attention heads. None means the teacher's."""
     temperature: float = 2.0
-    """Softmax temperature of the compared action distributions. 1 means the distributions of the agents."""
+    """Softmax temperature of the compared action distributions. 1 leaves them as they are."""
     hidden_coef: float = 1.0
     """Coefficient of the loss between hidden states. 0 turns it off."""
     actor: Literal["student", "teacher"] = "student"
@@ -72,7 +74,8 @@ class Distill(Command):
             )
         distillation = Distillation(self.temperature, self.hidden_coef)
         source = RunFolder.open(self.teacher)
-        teacher, student = (self._offline if agent_name(source) == OFFLINE else self._online)(source)
+        build = self._build_offline if agent_name(source) == OFFLINE else self._build_online
+        teacher, student = build(source)
         check_teacher_without_datastore(teacher.datastore)
         run = RunFolder.create(self._path, self._config(source, student))
         student.set_logger(run.make_logger())
@@ -82,30 +85,32 @@ class Distill(Command):
     def _path(self) -> Path:
         return self.teacher.with_name(f"{self.teacher.name}-student") if self.run is None else self.run
 
-    def _offline(self, source: RunFolder) -> tuple[Agent, Agent]:
+    def _build_offline(self, source: RunFolder) -> tuple[Agent, Agent]:
         """Return the teacher, and a student on the same datasets."""
         if self.actor != "student":
             raise ValueError(
                 f"--actor applies to GTrXLPPO only, got {self.actor}: a Decision Transformer is trained on "
                 f"datasets, without environments"
             )
-        teacher = DecisionTransformer.load(source.checkpoint, device=self.device)
-        settings = vars(teacher.config) | self._own(teacher.core)
+        teacher = DecisionTransformer.load(source.final_checkpoint, device=self.device)
+        settings = vars(teacher.config) | self._student_settings(teacher.core)
         return teacher, DecisionTransformer(source.config["dataset"], device=self.device, **settings)
 
-    def _online(self, source: RunFolder) -> tuple[Agent, Agent]:
+    def _build_online(self, source: RunFolder) -> tuple[Agent, Agent]:
         """Return the teacher, and a student in environments with the same task and normalization."""
         env = make_env(source, None, {}, source.config["n_envs"], self.trust, self.seed)
-        teacher = load_agent(source, env, source.checkpoint, self.device)
+        teacher = load_agent(source, env, source.final_checkpoint, self.device)
         assert isinstance(teacher, GTrXLPPO)
-        settings = teacher.constructor_settings() | self._own(teacher.core)
+        settings = teacher.constructor_settings() | self._student_settings(teacher.core)
         return teacher, GTrXLPPO(type(teacher.policy), teacher.env, device=self.device, **settings)
 
-    def _own(self, core: TransformerSpec) -> dict[str, Any]:
+    def _student_settings(self, core: TransformerSpec) -> dict[str, Any]:
         """Return the constructor arguments that differ from those of the teacher."""
-        sizes = {name: getattr(self, name) for name in ("width", "layers", "heads")}
-        given = {name: size for name, size in sizes.items() if size is not None}
-        small = replace(core, feed_forward=None, **({"width": core.width // 2} | given))
+        options = {name: getattr(self, name) for name in ("width", "layers", "heads")}
+        given = {name: size for name, size in options.items() if size is not None}
+        sizes = {"width": core.width // 2} | given
+        hidden = core.feed_forward and max(1, core.feed_forward * sizes["width"] // core.width)
+        small = replace(core, feed_forward=hidden, **sizes)
         return {"core": small, "seed": self.seed}
 
     def _config(self, source: RunFolder, student: Agent) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from rlxf.cli.options import Command, Device, Json, Trust, check_counts, check_from_zero, options
+from rlxf.cli.options import Command, Device, Json, Trust, check_counts, check_not_negative, options
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -54,7 +54,8 @@ class Evaluate(Command):
     """Output head that reads the datastore: knn-lm, spalm, or JSON like {"name": "KNNLM", "k": 8}.
     None means knn-lm."""
     seed: int = 1_000_000
-    """Seed of the environments. The default differs from usual training seeds; generated levels are new."""
+    """Seed of the environments. The default differs from usual training seeds,
+    so generated levels are new to the agent."""
     trust: Trust = False
     progress_bar: bool = True
     """Show a progress bar."""
@@ -67,7 +68,7 @@ class Evaluate(Command):
         from rlxf.training import RunFolder
 
         check_counts(self, "episodes", "n_envs")
-        check_from_zero(self, "seed")
+        check_not_negative(self, "seed")
         run = RunFolder.open(self.run)
         env = make_env(run, self.env, self.env_kwargs, min(self.n_envs, self.episodes), self.trust)
         files = select_checkpoints(run, self.checkpoint)

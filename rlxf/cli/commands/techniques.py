@@ -27,7 +27,7 @@ DRAWN_LAYERS, DRAWN_HEADS = 2, 4
 
 @options
 class Techniques(Command):
-    """List the techniques that a transformer can be built from, or draw a sparse attention pattern.
+    """List the techniques of transformers, list incompatible pairs of them, or draw an attention pattern.
 
     Example: rlxf techniques --draw longformer --length 256
     """

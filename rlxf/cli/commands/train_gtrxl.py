@@ -38,7 +38,8 @@ class WorkerOptions:
     """Options of worker processes, for environments that are slow or may crash or hang."""
 
     workers: int = 0
-    """Number of worker processes for the environments. 0 uses this process: faster for simple environments.
+    """Number of worker processes for the environments.
+    With 0, the environments run in this process, which is faster for simple ones.
     Environments that raise, crash or hang in a worker are restarted in new episodes; the others continue.
     With one worker per environment, a crash does not affect other environments."""
     env_timeout: float = 60.0
@@ -79,7 +80,8 @@ class PPOOptions:
     """Learning rate of Adam over the training: NUMBER, linear:START:END[:FRACTION] or cosine:START:END.
     The default decays to 0, so that the policy stops changing at the end."""
     gamma: float = DEFAULTS["gamma"]
-    """Discount factor. The horizon is about 1 / (1 - gamma) steps; use 0.995 for long corridors."""
+    """Discount factor. The horizon is about 1 / (1 - gamma) steps: use 0.995 for a T-Maze with a
+    long corridor, for example."""
     gae_lambda: float = DEFAULTS["gae_lambda"]
     """Lambda of generalized advantage estimation. Values near 1 have less bias and more variance."""
     critic_lambda: float | None = DEFAULTS["critic_lambda"]
@@ -124,18 +126,25 @@ class PPOOptions:
         return values | {name: parse_schedule(values[name]) for name in given}
 
     def memory_usage(self, core: TransformerSpec) -> dict[str, int]:
-        """Return the bytes of environments, their recurrent states, and the rollout, by description."""
+        """Return a lower bound of the memory in bytes of the environments, a rollout and the agent's memory.
+
+        Keys describe each part. `check_config_memory` uses it before a run is resumed.
+        """
         steps = (self.n_steps or self.segment_length) * core.layers * core.width * FLOAT32_BYTES
-        sizes = f"n_envs {self.n_envs}, n_steps {self.n_steps}, segment_length {self.segment_length}"
+        sizes = f"n_envs={self.n_envs}, n_steps={self.n_steps}, segment_length={self.segment_length}"
+        states = self.n_envs * (state_memory(core) // CACHE_COPIES)
         return {
-            f"environments and steps of {sizes}": self.n_envs * (ENV_BYTES + steps),
-            f"the core.memory of n_envs {self.n_envs}": self.n_envs * (state_memory(core) // CACHE_COPIES),
+            f"environments and rollout steps with {sizes}": self.n_envs * (ENV_BYTES + steps),
+            f"the memory of the core with n_envs={self.n_envs}": states,
         }
 
 
 @options
 class TensorBoardOptions:
-    """Options of additional TensorBoard output. With the defaults it takes about 2% of the training time."""
+    """Options of additional TensorBoard output.
+
+    Without videos, the defaults take about 2% of the training time.
+    """
 
     attention_maps_every: int | None = 100
     """Number of rollouts between images of the attention of each layer and head. None turns them off."""
@@ -145,7 +154,8 @@ class TensorBoardOptions:
     """Number of rollouts between histograms, e.g. of weights and gradients. None turns them off."""
     videos: bool = True
     """Record a video of an episode as often as evaluations are made, if the environment renders images.
-    By default videos are left out where they would take more than about 5% of the training time."""
+    Without evaluations during training, one is recorded every --total-timesteps steps.
+    By default videos are left out if they would take more than about 5% of the training time."""
 
     def check(self) -> None:
         """Raise ValueError unless each number is None or at least 1."""
@@ -200,13 +210,13 @@ class TrainGTrXL(EvaluatedTrainingCommand):
 
     The folder contains config.json, checkpoint.zip, progress.csv and TensorBoard events; show them with the
     command "tensorboard --logdir runs". The checkpoint of the best evaluation during training is best.zip; it
-    is reported next to the last checkpoint. Ctrl-C, SIGTERM and SIGUSR1 stop the training and save its
-    progress, and "rlxf resume" continues it, also after a crash. The environments are divided among the
+    is reported together with the last checkpoint. Ctrl-C, SIGTERM and SIGUSR1 stop the training and save its
+    progress, and "rlxf resume" continues it, even after a crash. The environments are divided among the
     processes of torchrun: torchrun --nproc-per-node 4 -m rlxf train gtrxl ...
 
-    Each technique of the transformer is chosen by its name, e.g. --core.position alibi; names are not case
-    sensitive. With these options, --help shows the options of the chosen techniques. "rlxf techniques" lists
-    all techniques.
+    Each technique of the transformer is chosen by its name, e.g. --core.position alibi; case, dashes and
+    underscores in names are ignored. With these options, --help shows the options of the chosen techniques.
+    "rlxf techniques" lists all techniques.
 
     Example: rlxf train gtrxl --env rlxf/TMaze-v0 --env-kwargs '{"corridor_length":9}' --total-timesteps 20000
     """
@@ -280,9 +290,9 @@ class TrainGTrXL(EvaluatedTrainingCommand):
         super().check()
 
     def build(self) -> GTrXLPPO:
-        """Make the environments of this process, and return an agent in them."""
-        number = process_group().split_total("n_envs", self.learner.n_envs)
-        env = self._envs(number, self.seed + process_group().row_slice(number).start)
+        """Make the environments of this process, and return an agent that acts in them."""
+        n_envs = process_group().split_total("n_envs", self.learner.n_envs)
+        env = self._envs(n_envs, self.seed + process_group().row_slice(n_envs).start)
         env = normalize_env(env, self.normalize_observations, self.normalize_rewards, self.learner.gamma)
         policy = self.policy or default_policy_name(env.observation_space)
         return GTrXLPPO(policy, env, core=self.core, seed=self.seed, **self.learner.arguments())
@@ -303,7 +313,8 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     def callbacks(self, agent: GTrXLPPO, run: RunFolder) -> Iterator[list[BaseCallback]]:
         """Context manager for the callback that evaluates, and for those of `TensorBoardOptions`.
 
-        Videos are recorded as often as evaluations are made.
+        Videos are recorded as often as evaluations are made; without evaluations, every --total-timesteps
+        steps.
         """
         every = self.evaluation_interval(agent) or self.total_timesteps
         budget = self.video_budget if self.evaluate_every is None else None
@@ -317,8 +328,8 @@ class TrainGTrXL(EvaluatedTrainingCommand):
         """Make environments for an evaluation."""
         return self._envs(min(self.learner.n_envs, episodes), None)
 
-    def _envs(self, number: int, seed: int | None) -> VecEnv:
-        return self.task.make(number, seed, self.processes.to_workers(number))
+    def _envs(self, n_envs: int, seed: int | None) -> VecEnv:
+        return self.task.make(n_envs, seed, self.processes.to_workers(n_envs))
 
 
 def normalize_env(env: VecEnv, observations: bool, rewards: bool, gamma: float) -> VecEnv:
@@ -335,12 +346,16 @@ def normalize_env(env: VecEnv, observations: bool, rewards: bool, gamma: float) 
     """
     if not observations and not rewards:
         return env
-    keys = _numbers(env.observation_space) if observations else None
+    keys = _box_keys(env.observation_space) if observations else None
     return VecNormalize(env, norm_obs=observations, norm_reward=rewards, norm_obs_keys=keys, gamma=gamma)
 
 
-def _numbers(space: spaces.Space) -> list[str] | None:
-    """Return the keys of the `Box` entries of a Dict observation space; None for other spaces."""
+def _box_keys(space: spaces.Space) -> list[str] | None:
+    """Return the keys of the `Box` entries of a Dict observation space; None for other spaces.
+
+    Raises:
+        ValueError: if there is no such entry, or if an entry is an image.
+    """
     named = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     numbers = [key for key, part in named.items() if isinstance(part, spaces.Box)]
     if not numbers or any(is_image_space(part) for part in named.values()):

@@ -23,7 +23,7 @@ from rlxf.cli.options import (
     Pretrained,
     Quiet,
     check_counts,
-    check_from_zero,
+    check_not_negative,
     given_options,
     options,
 )
@@ -124,7 +124,7 @@ class OfflineTraining(TrainingCommand):
         loading = {"download": self.download, "progress_bar": self.verbose}
         return process_group().main_first(partial(load_trajectories, self.dataset, **loading))
 
-    def build_at(self, start: StartPoint) -> Any:
+    def build_for_resume(self, start: StartPoint) -> Any:
         """Return the agent to continue. After the last update it does not need the datasets."""
         if start.file is not None and start.steps >= self.updates:
             return SOURCES[self.agent_name].load(start.file, device=self.learner.device)
@@ -143,13 +143,14 @@ class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
 
     The folder contains config.json, checkpoint.zip, progress.csv and TensorBoard events; show them with the
     command "tensorboard --logdir runs". The checkpoint of the best evaluation during training is best.zip; it
-    is reported next to the last checkpoint. Ctrl-C, SIGTERM and SIGUSR1 stop the training and save its
-    progress, and "rlxf resume" continues it, also after a crash. Each batch is divided among the processes
+    is reported together with the last checkpoint. Ctrl-C, SIGTERM and SIGUSR1 stop the training and save its
+    progress, and "rlxf resume" continues it, even after a crash. Each batch is divided among the processes
     of torchrun: torchrun --nproc-per-node 4 -m rlxf train dt ...
 
-    Each technique of the transformer is chosen by its name, e.g. --core.position rope; names are not case
-    sensitive. With these options, --help shows the options of the chosen techniques. "rlxf techniques" lists
-    all techniques. --settings kzl and --settings odt select published settings, which other options override.
+    Each technique of the transformer is chosen by its name, e.g. --core.position rope; case, dashes and
+    underscores in names are ignored. With these options, --help shows the options of the chosen techniques.
+    "rlxf techniques" lists all techniques. --settings kzl and --settings odt select published settings, which
+    other options override.
 
     Example: rlxf train dt --dataset rlxf/cartpole/mixed-v0 --updates 500 --core.width 32 --core.layers 1
     """
@@ -220,7 +221,7 @@ class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
 
     def check(self) -> None:
         """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
-        check_from_zero(self, "episodes")
+        check_not_negative(self, "episodes")
         if self.evaluate_every and self.episodes == 0:
             raise ValueError(
                 f"--evaluate-every must be 0 or None if --episodes is 0, got {self.evaluate_every}: "
@@ -257,9 +258,9 @@ class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
         options = self.learner.arguments() | {"trust": self.trust_data}
         return DecisionTransformer(self.load_data(), core=self.core, seed=self.seed, **options)
 
-    def build_at(self, start: StartPoint) -> DecisionTransformer:
+    def build_for_resume(self, start: StartPoint) -> DecisionTransformer:
         """Return the agent to continue. After the last update it needs the data only if they are trusted."""
-        return self.build() if self.trust_data else super().build_at(start)
+        return self.build() if self.trust_data else super().build_for_resume(start)
 
     def resolved_options(self, agent: DecisionTransformer) -> dict[str, Any]:
         """Return the options whose default depends on the data, with their values."""
@@ -303,10 +304,10 @@ class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
 class Pretrain(OfflineTraining):
     """Pre-train weights by masked token prediction on trajectories, and save them in a new folder.
 
-    Agents start from its weights with --pretrained FOLDER in "rlxf train dt" and "rlxf train gtrxl". Choose
+    Agents start from these weights with --pretrained FOLDER in "rlxf train dt" and "rlxf train gtrxl". Choose
     the same core options as for the agent. The folder contains config.json, checkpoint.zip, progress.csv and
     TensorBoard events. Ctrl-C, SIGTERM and SIGUSR1 stop the training and save its progress. "rlxf resume"
-    continues it, also after a crash.
+    continues it, even after a crash.
 
     Example: rlxf pretrain --dataset rlxf/cartpole/mixed-v0 --updates 200 --core.width 32 --core.layers 1
     """
@@ -330,7 +331,8 @@ class Pretrain(OfflineTraining):
     quiet: Quiet = False
     learner: Annotated[WindowOptions, arg(name="")] = WindowOptions()
     core: TransformerSpec = decision_transformer()
-    """Transformer of the agent. Pre-training uses it bidirectionally and without memory."""
+    """Transformer of the agent.
+    Pre-training uses it without memory, and bidirectionally unless it has a recurrence."""
 
     agent_name, folder_prefix = PRETRAINING, "pretraining"
 

@@ -181,7 +181,7 @@ def test_softmax_confidence_is_rejected_for_box_actions(make):
 
 
 def test_sequence_exit_rule_is_rejected():
-    with pytest.raises(ValueError, match=r"DepthAdaptive\(by='sequence'.*step by step"):
+    with pytest.raises(ValueError, match=r"DepthAdaptive\(classifier='sequence'.*step by step"):
         online_agent(DepthAdaptive("sequence"))
 
 

@@ -161,7 +161,7 @@ def test_all_exits_of_a_student_are_distilled(depth, head):
     close(
         parts["loss"] - parts["exit_prediction_loss"], parts["distillation_loss"] + parts["hidden_loss"], 1e-5
     )
-    model, both = student.policy, update.both
+    model, both = student.policy, update.shared_steps
     steps = model.steps(batch).between(-update.steps_read[0])
     outputs = model.exits(steps, STATE_TOKENS).outputs[:, :, -both:]
     targets = teacher.policy.outputs(teacher.policy.steps(batch).between(-update.steps_read[1]))

@@ -258,7 +258,7 @@ LOST = {
     "filler rows": (lambda: next_step_scripts(shifted(ENVS)), "is not a rlxf.envs.StatefulVectorEnv"),
     "kept over resets": (
         lambda: DummyVecEnv([lambda: ActionReplay(Counting())] * ENVS),
-        "gives another episode",
+        "results in a different episode",
     ),
 }
 

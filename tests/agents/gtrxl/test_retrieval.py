@@ -55,6 +55,22 @@ def seen(data, steps):
     return stacked(space, [spaces.unflatten(space, row) for row in rows])
 
 
+def test_agents_whose_memory_persists_are_rejected():
+    agent = agent_for(persist_memory_across_episodes=True)
+    with pytest.raises(ValueError, match="attach_datastore encodes each episode with an empty memory"):
+        agent.attach_datastore(logged(), HEADS[0])
+
+
+@pytest.mark.parametrize("actions", ["Discrete", "Box"])
+def test_size_of_a_datastore(actions):
+    data = logged(actions)
+    datastore = agent_for(actions).attach_datastore(data, KNNLM(k=4)).datastore
+    size = sum(tensor.nbytes for tensor in datastore.tensors().values())
+    steps, width, numbers = datastore.store.keys.shape[0], datastore.store.keys.shape[1], data.actions[0].size
+    bytes_per_number = 4 if actions == "Box" else 8
+    assert size == 4 * steps * width + bytes_per_number * steps * numbers + 8 * steps
+
+
 def replay(agent, data, view=lambda observation: observation):
     """Replay all episodes of the data in a batch; return the chosen actions and their outputs."""
     chosen, outputs = [None] * data.steps, torch.zeros(data.steps, agent.core.width)
@@ -327,7 +343,7 @@ def test_early_exits_are_rejected():
     [
         (lambda memory, _: memory.pop("groups"), "groups"),
         (lambda memory, _: memory.update(keys=memory["keys"][:, :5], gate=memory["gate"][:5]), "width 5"),
-        (lambda memory, _: memory.update(values=memory["values"] + 3), "no actions of the agent"),
+        (lambda memory, _: memory.update(values=memory["values"] + 3), "not valid actions of the agent"),
         (lambda _, head: head.update(name="Magic"), "no head named 'Magic'"),
     ],
 )

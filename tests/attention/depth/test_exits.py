@@ -68,10 +68,10 @@ def exits_now(model: Transformer, x: Tensor, history: list[Tensor]) -> bool:
     """Return whether a token with the given states after each pass exits now."""
     depth, spec, h = model.depth, model.spec.depth, history[-1]
     if isinstance(spec, DepthAdaptive):
-        if spec.by == "geometric":
+        if spec.classifier == "geometric":
             chi = [torch.sigmoid(s @ depth.w[n] + depth.b[n]) for n, s in enumerate(history)]
             return any(bool(c > 0.5) for c in chi)
-        read = x.mean(dim=0) if spec.by == "sequence" else history[0]
+        read = x.mean(dim=0) if spec.classifier == "sequence" else history[0]
         return len(history) > int(depth.net(read).argmax())
     if spec.confidence == "softmax":
         first, second = (model.norm(h) @ HEAD).softmax(-1).topk(2).values

@@ -19,9 +19,9 @@ VERDICT = ExitTargets(
 )
 
 
-def adaptive(by: str, oracle: str = "likelihood") -> DepthAdaptive:
+def adaptive(classifier: str, oracle: str = "likelihood") -> DepthAdaptive:
     penalty, sigma = (float(ADAPTIVE[f"cfg_{name}"]) for name in ("lambda", "sigma"))
-    return DepthAdaptive(by, oracle, penalty, sigma)
+    return DepthAdaptive(classifier, oracle, penalty, sigma)
 
 
 def test_sequence():
@@ -48,7 +48,7 @@ def test_geometric():
 
 
 @pytest.mark.parametrize(
-    ("by", "oracle", "name"),
+    ("classifier", "oracle", "name"),
     [
         ("sequence", "likelihood", "seq_lik"),
         ("sequence", "correctness", "seq_corr"),
@@ -56,9 +56,9 @@ def test_geometric():
         ("geometric", "correctness", "tok_corr"),
     ],
 )
-def test_oracles(by, oracle, name):
+def test_oracles(classifier, oracle, name):
     expected = ADAPTIVE[f"out_{name}"].expand(TOKENS)
-    assert adaptive(by, oracle).oracle_pass(VERDICT)[0].tolist() == expected.tolist()
+    assert adaptive(classifier, oracle).oracle_pass(VERDICT)[0].tolist() == expected.tolist()
 
 
 def test_softmax_response():

@@ -112,7 +112,7 @@ def test_tied_weights_are_those_of_the_same_kernel():
     """Layers with another kernel do not take part in `Linformer`'s sharing."""
     kernel = LayerKernels(Softmax(), Linformer(2, 1, sharing="layer"), (1, 2))
     blocks = TransformerSpec(layers=3, kernel=kernel).build().blocks
-    assert blocks[1].attention.kernel.of_keys is blocks[2].attention.kernel.of_keys
+    assert blocks[1].attention.kernel.key_projection is blocks[2].attention.kernel.key_projection
 
 
 def test_patterns_by_head():

@@ -43,7 +43,7 @@ def self_relation(index: TokenIndex, causal: bool = True) -> AttentionMask:
 
 def summaries(module: LinformerAttention, x: Tensor, head: int, keys: bool) -> list[Tensor]:
     """Compute the summaries of the n tokens x (n, D) of a block by loops."""
-    spec, projection = module.spec, module.of_keys if keys else module.of_values
+    spec, projection = module.spec, module.key_projection if keys else module.value_projection
     piece = spec.length // spec.k
     parts = [range(r * piece, (r + 1) * piece) for r in range(spec.k)]
     if spec.method == "mean":
@@ -206,13 +206,13 @@ def test_shared_projection_is_one_parameter():
     index = TokenIndex.range(1, 6)
     model(numbers(1, 6, 8, dtype=torch.float32), index)[0].sum().backward()
     first, second = (block.attention.kernel for block in model.blocks)
-    assert first.of_keys is first.of_values is second.of_keys is second.of_values
-    assert first.of_keys.weight.grad.abs().min() > 0
+    assert first.key_projection is first.value_projection is second.key_projection is second.value_projection
+    assert first.key_projection.weight.grad.abs().min() > 0
 
 
 def test_number_of_summaries_per_layer():
     model = replace(DEFAULT, kernel=Linformer(4, (3, 1))).build()
-    assert [block.attention.kernel.of_keys.weight.shape[2] for block in model.blocks] == [3, 1]
+    assert [block.attention.kernel.key_projection.weight.shape[2] for block in model.blocks] == [3, 1]
 
 
 # Inspection and dropout.

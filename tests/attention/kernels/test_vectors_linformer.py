@@ -34,8 +34,8 @@ def test_shared_projection_of_heads():
     e, f = VECTOR["w_E"], VECTOR["w_F"]
     weights = [VECTOR[f"w_{name}"] for name in "qkv"]
     module = attention(Linformer(*e.shape, sharing="head"), weights, VECTOR["w_o"], VECTOR["w_bo"])
-    put(module.kernel.of_keys.weight, e[None])
-    put(module.kernel.of_values.weight, f[None])
+    put(module.kernel.key_projection.weight, e[None])
+    put(module.kernel.value_projection.weight, f[None])
     close(attend(module, VECTOR["in_x"]), VECTOR["out"])
 
 
@@ -55,12 +55,14 @@ def test_sharing_and_methods(sharing, method):
     weights = [torch.cat(of_heads(letter), dim=1) for letter in "qkv"]
     out, bias = (VECTOR[f"w_{name}_{key}"].double() for key in ("o", "bo"))
     module = attention(kernel, weights, out, bias)
-    for letter, projection in (("E", module.kernel.of_keys), ("F", module.kernel.of_values)):
+    for letter, projection in (("E", module.kernel.key_projection), ("F", module.kernel.value_projection)):
         heads = len(projection.weight)
         assert heads == (1 if VECTOR[f"cfg_{name}_same_heads"] else HEADS)
         put(projection.weight, torch.stack(of_heads(letter)[:heads]))
         put(projection.bias, torch.stack(of_heads(f"b{letter}")[:heads]))
-    assert (module.kernel.of_keys is module.kernel.of_values) == bool(VECTOR[f"cfg_{name}_same_EF"])
+    assert (module.kernel.key_projection is module.kernel.value_projection) == bool(
+        VECTOR[f"cfg_{name}_same_EF"]
+    )
     close(attend(module, x), VECTOR[f"out_{name}"], 1e-6)
 
 
@@ -91,7 +93,7 @@ def test_mean_equals_a_block_projection():
         for method in ("mean", "learned")
     )
     blocks = torch.eye(k, dtype=q.dtype).repeat_interleave(length // k, dim=0) * k / length
-    for projection in (learned.of_keys, learned.of_values):
+    for projection in (learned.key_projection, learned.value_projection):
         put(projection.weight, blocks.expand(HEADS, -1, -1))
     close(learned(q, keys, values, None, mask), mean(q, keys, values, None, mask), 1e-12)
 
@@ -102,6 +104,6 @@ def test_identity_projection_equals_softmax_attention():
     q, keys, values = (numbers(2, HEADS, length, 3, seed=seed) for seed in range(3))
     index = TokenIndex.range(2, length)
     kernel = Linformer(length, length, sharing="key-value").build(3 * HEADS, HEADS).double()
-    put(kernel.of_keys.weight, torch.eye(length, dtype=q.dtype)[None])
+    put(kernel.key_projection.weight, torch.eye(length, dtype=q.dtype)[None])
     output = kernel(q, keys, values, None, AttentionMask(index, index, Full(), False, q.dtype))
     close(output, F.scaled_dot_product_attention(q, keys, values), 1e-12)

@@ -1,4 +1,4 @@
-"""Routing reproduces published code with clusters of even size, and the paper's S_i without."""
+"""Routing reproduces published code with clusters of equal size, and the paper's S_i without."""
 
 import pytest
 import torch

@@ -65,9 +65,9 @@ PATTERNS = [
     Longformer((2, 4), global_tokens=(9, 2), farthest=11),
     BigBird(4, 3, 2, 1),
     BigBird(4, 3, 0, 0),
-    BigBird(4, 3, 2, 1, draws="layer"),
-    BigBird(8, 1, 2, 1, drawn=(((), (5, 3), (4,), (1, 5), (), ()), ((), (4, 3), (), (), (2, 1), ()))),
-    BigBirdETC(4, 1, 2, 3, draws="layer"),
+    BigBird(4, 3, 2, 1, draw_sharing="layer"),
+    BigBird(8, 1, 2, 1, given_blocks=(((), (5, 3), (4,), (1, 5), (), ()), ((), (4, 3), (), (), (2, 1), ()))),
+    BigBirdETC(4, 1, 2, 3, draw_sharing="layer"),
     BigBirdETC(4, 1, 2, 3),
     ETC(4, 3, 7),
     ETC(4, 3, 2),
@@ -282,7 +282,7 @@ def test_draws_depend_on_seed_and_head_but_not_length():
 
 @pytest.mark.parametrize("pattern", [BigBird(4, random=2), BigBirdETC(4, random=2)], ids=repr)
 def test_layers_have_their_own_draws(pattern):
-    own = replace(pattern, draws="layer")
+    own = replace(pattern, draw_sharing="layer")
     layers = [own.for_layer(layer).for_heads(1)[0] for layer in range(3)]
     first, second, third = (all_pairs(rule) for rule in layers)
     assert torch.equal(first, all_pairs(pattern.for_heads(1)[0]))
@@ -293,7 +293,7 @@ def test_layers_have_their_own_draws(pattern):
 
 def test_given_blocks_are_those_of_the_mask():
     drawn = (((), (3,), (), (1, 4), (), (), ()), ((), (), (4, 5), (), (), (), ()))
-    pattern = BigBird(2, 3, 2, 1, drawn=drawn)
+    pattern = BigBird(2, 3, 2, 1, given_blocks=drawn)
     for head in range(3):
         seen = blocks(pattern, 9, head)
         for a in range(9):
@@ -333,14 +333,17 @@ def test_draws_are_uniform():
         (lambda: Window(()), r"Window size must be a number or a tuple of numbers, .* got \(\)"),
         (lambda: Window((3, 0)), "Window size must be at least 1, got 0"),
         (lambda: BigBird(window=4), "BigBird window must be odd, got 4"),
-        (lambda: BigBird(draws="head"), "BigBird draws must be one of .* got 'head'"),
+        (lambda: BigBird(draw_sharing="head"), "BigBird draw_sharing must be one of .* got 'head'"),
         (
-            lambda: BigBird(random=1, drawn=(((1, 0), ()),)),
-            r"drawn must have at most random=1 different numbers from 0 to 1 .* got \(1, 0\)",
+            lambda: BigBird(random=1, given_blocks=(((1, 0), ()),)),
+            r"given_blocks must have at most random=1 different numbers from 0 to 1 .* got \(1, 0\)",
         ),
-        (lambda: BigBird(drawn=(((2,), ()),)), r"from 0 to 1 for each block, got \(2,\)"),
-        (lambda: BigBird(drawn=(((), ()), ((),))), "as many blocks in each head"),
-        (lambda: BigBird(drawn=(((), ()),), draws="layer"), "given for all layers; set draws='shared'"),
+        (lambda: BigBird(given_blocks=(((2,), ()),)), r"from 0 to 1 for each block, got \(2,\)"),
+        (lambda: BigBird(given_blocks=(((), ()), ((),))), "the same number of blocks for each head"),
+        (
+            lambda: BigBird(given_blocks=(((), ()),), draw_sharing="layer"),
+            "given for all layers; set draw_sharing='shared'",
+        ),
         (lambda: ETC(global_tokens=0), "ETC global_tokens must be at least 1, got 0"),
     ],
 )

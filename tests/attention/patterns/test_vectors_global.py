@@ -264,7 +264,7 @@ BLOCK, RANDOM_BLOCKS = int(BIGBIRD["cfg_block"]), BIGBIRD["in_random_blocks"]
 def test_big_bird():
     x, token, heads = BIGBIRD["in_x"], BIGBIRD["in_attention_mask"] > 0, len(RANDOM_BLOCKS)
     drawn = tuple(((), *(tuple(row) for row in head), ()) for head in RANDOM_BLOCKS.tolist())
-    pattern = BigBird(BLOCK, window=3, random=RANDOM_BLOCKS.shape[2], global_blocks=1, drawn=drawn)
+    pattern = BigBird(BLOCK, window=3, random=RANDOM_BLOCKS.shape[2], global_blocks=1, given_blocks=drawn)
     module = attention(Full(), x.shape[2], heads)
     names = ("q", "k", "v")
     fill(module.qkv, *stacked(BIGBIRD, [f"w_{name}" for name in names], [f"w_b{name}" for name in names]))

@@ -15,8 +15,8 @@ SINGLE = 1e-5  # The authors compute in float32.
 def test_attention(causal, out):
     q, k, v = (VECTOR[f"in_{name}"].double() for name in "qkv")
     attention = over_heads(q, ShawRelative(int(VECTOR["cfg_max_relative"])))
-    put(attention.position.of_keys, VECTOR["w_rel_k"])
-    put(attention.position.of_values, VECTOR["w_rel_v"])
+    put(attention.position.key_table, VECTOR["w_rel_k"])
+    put(attention.position.value_table, VECTOR["w_rel_v"])
     index = TokenIndex.range(q.shape[0], q.shape[2])
     mask = AttentionMask(index, index, Full(), causal, q.dtype)
     table = attention.position.table(mask.relative.distances, None)

@@ -16,8 +16,8 @@ def build_model(buckets: int | None) -> Transformer:
     model = spec.build().double()
     put(model.embedding.weight, VECTOR["w_pos_table"])
     fill(model.embedding.norm, VECTOR["w_pos_ln_g"], VECTOR["w_pos_ln_b"])
-    fill(model.embedding.of_queries, VECTOR["w_UQ"].T, VECTOR["w_UQ_b"])
-    fill(model.embedding.of_keys, VECTOR["w_UK"].T, VECTOR["w_UK_b"])
+    fill(model.embedding.query_projection, VECTOR["w_UQ"].T, VECTOR["w_UQ_b"])
+    fill(model.embedding.key_projection, VECTOR["w_UK"].T, VECTOR["w_UK_b"])
     if buckets is not None:
         put(model.embedding.buckets, VECTOR["w_rel_table"])
     return model

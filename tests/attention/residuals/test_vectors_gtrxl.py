@@ -22,7 +22,7 @@ from rlxf.attention import (
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.layers import Block
 from rlxf.attention.residuals.base import Gate
-from rlxf.attention.residuals.gates import GRU
+from rlxf.attention.residuals.gates import GRUGateModule
 from tests.attention.oracle import close, fill, load, named, put
 
 VECTOR, TRXL_I = load("gtrxl"), load("trxl_relu")
@@ -30,7 +30,7 @@ X, Y = VECTOR["in_gate_x"], VECTOR["in_gate_y"]
 WIDTH = X.shape[-1]
 
 
-def load_gru(gate: GRU, name: str) -> None:
+def load_gru(gate: GRUGateModule, name: str) -> None:
     matrix = {part: named(VECTOR, f"{name}.{part}.")[0] for part in ("Wr", "Ur", "Wz", "Uz", "Wg", "Ug")}
     put(gate.w, torch.cat([matrix["Wr"], matrix["Wz"], matrix["Wg"]]))
     put(gate.u, torch.cat([matrix["Ur"], matrix["Uz"]]))

@@ -83,7 +83,7 @@ PATTERNS = (
     Longformer((4, 8), (1, 2), global_tokens=(3, 55, 70)),
     Window((3, 6)),
     BigBird(4, 1, 2, 1),
-    BigBird(4, 1, 2, 1, draws="layer"),
+    BigBird(4, 1, 2, 1, draw_sharing="layer"),
     BigBirdETC(4, 1, 2, 55),
     Window(3) | Dilated(2, 5),
     HeadPatterns(Window(5), Strided(4), 1),
