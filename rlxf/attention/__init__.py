@@ -74,6 +74,7 @@ from rlxf.attention.recurrent.deltanet import DeltaNet as DeltaNet
 from rlxf.attention.recurrent.gated_deltanet import GatedDeltaNet as GatedDeltaNet
 from rlxf.attention.recurrent.gla import GLA as GLA
 from rlxf.attention.recurrent.gru import GRU as GRU
+from rlxf.attention.recurrent.infini import InfiniAttention as InfiniAttention
 from rlxf.attention.recurrent.linear_attention import RecurrentPerformer as RecurrentPerformer
 from rlxf.attention.recurrent.linear_attention import RecurrentRFA as RecurrentRFA
 from rlxf.attention.recurrent.lru import LRU as LRU

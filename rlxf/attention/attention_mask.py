@@ -77,6 +77,19 @@ class AttentionMask:
         """Position of the query minus position of the key: (B, Tq, Tk) int64."""
         return self.query.position[:, :, None] - self.key.position[:, None, :]
 
+    @property
+    def query_in_memory(self) -> Tensor:
+        """Position of each query from which `distance` counts to `moved_keys`: (B, Tq) int64."""
+        return self.query.position
+
+    @cached_property
+    def moved_keys(self) -> Tensor | None:
+        """Keys whose distance is not that of positions in the episode, (B, Tk) bool; None if there are none.
+
+        A memory that closes the gap before its first tokens moves them towards the query.
+        """
+        return None
+
     @cached_property
     def head_patterns(self) -> dict[Pattern, list[int]]:
         """Distinct patterns of the heads, and the heads that use each; all heads if there is one pattern."""

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention import Attention, LayerCache, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache, NoKeys, ProjectedContext
-from rlxf.attention.memory.base import MemoryView
+from rlxf.attention.memory.base import MemoryView, State
 from rlxf.attention.modules import Dropout, FeedForward, PreNorm, build_feed_forward
 from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.positions.base import PositionEmbedding
@@ -173,6 +174,30 @@ class Block(Layer):
 
     def _project_memory(self, memory: Tensor | None) -> Projected | None:
         return None if memory is None else self.project(memory)
+
+
+@dataclass(frozen=True, eq=False)
+class RecurrentKernelLayer:
+    """Layer with attention, as a builder of its part of a `KVCache`: the state of its recurrent kernel."""
+
+    layer: Layer
+
+    def cache(self, memory: Tensor, index: TokenIndex, tables: DistanceTables) -> PassCache | NoKeys:
+        """Compute the state from the memory tokens (B, S, C)."""
+        return self.layer.recurrent_state(memory, index)
+
+
+def recurrent_cache(state: State, layers: Sequence[Layer]) -> KVCache:
+    """Create a cache of recurrent kernel states, with one slot for the current token.
+
+    Args:
+        state: memory state.
+        layers: layer of each pass.
+    """
+    states = [layer.recurrent_state(h, state.index) for layer, h in zip(layers, state.hidden, strict=True)]
+    index = TokenIndex.empty(state.index.shape[0], 1, state.hidden.device)
+    tables = DistanceTables(torch.zeros(1, dtype=torch.long, device=state.hidden.device), None)
+    return KVCache(states, index, 0, tables)
 
 
 class RecurrentBlock(Layer):

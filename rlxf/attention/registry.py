@@ -57,6 +57,7 @@ from rlxf.attention.recurrent.deltanet import DeltaNet
 from rlxf.attention.recurrent.gated_deltanet import GatedDeltaNet
 from rlxf.attention.recurrent.gla import GLA
 from rlxf.attention.recurrent.gru import GRU
+from rlxf.attention.recurrent.infini import InfiniAttention
 from rlxf.attention.recurrent.linear_attention import RecurrentPerformer, RecurrentRFA
 from rlxf.attention.recurrent.lru import LRU
 from rlxf.attention.recurrent.lstm import LSTM
@@ -136,6 +137,7 @@ TECHNIQUES: dict[str, dict[str, type[Any]]] = {
             ConvFormer,
             RecurrentRFA,
             RecurrentPerformer,
+            InfiniAttention,
             LSTM,
             GRU,
         ),

@@ -10,10 +10,16 @@ from torch import Tensor, nn
 
 from rlxf.attention.cache import Context, KVCache
 from rlxf.attention.depth.base import ConfidenceFn, ExitOutputs
-from rlxf.attention.layers import Layer, LayerStack, SegmentStack, StepStack, discarded_inputs
+from rlxf.attention.layers import (
+    LayerStack,
+    RecurrentKernelLayer,
+    SegmentStack,
+    StepStack,
+    discarded_inputs,
+    recurrent_cache,
+)
 from rlxf.attention.memory.base import State
 from rlxf.attention.recurrent.base import RecurrentPasses, RecurrentState
-from rlxf.attention.relative import DistanceTables
 from rlxf.attention.residuals.base import Gate
 from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import TokenIndex
@@ -268,8 +274,8 @@ class Transformer(TransformerLayers):
             capacity: number of tokens S in the cache, including the current one; at least the state's length.
                 With ``Window(M + 1)`` and ``XL(M)``, M + 1 tokens suffice if no
                 empty slot lies inside an episode: the window counts positions, the ring buffer counts slots.
-                With the pattern `Full` and a `RecurrentKernel` the capacity has no effect: a step attends to
-                its whole episode from the first token in the state, at constant cost.
+                In a layer with the pattern `Full` and a `RecurrentKernel` the capacity has no effect: a step
+                attends to its whole episode from the first token in the state, at constant cost.
                 With `Compressive` memory the memory defines the visible tokens. Capacity beyond the state's
                 length plus 1 makes room for empty slots inside an episode.
             context: encoder output for cross-attention; None without it.
@@ -282,11 +288,13 @@ class Transformer(TransformerLayers):
             raise ValueError("only a causal transformer can act token by token; set causal=True")
         if capacity < max(1, length):
             raise ValueError(f"capacity must be at least the state's length {length}, got {capacity}")
-        if self.spec.kernel.is_recurrent(self._patterns):
+        recurrent = self.recurrent_kernel_passes
+        if recurrent and recurrent == self.attention_passes:
             cache = recurrent_cache(state, self._layers)
         else:
             tables = self._step_tables(self.memory.step_distance(capacity, self.spec.pattern))
-            cache = self.memory.cache(state, capacity, self._layers, tables)
+            layers = [RecurrentKernelLayer(x) if n in recurrent else x for n, x in enumerate(self._layers)]
+            cache = self.memory.cache(state, capacity, layers, tables)
         cache.context, cache.recurrent = self._project(context), state.recurrent
         return cache
 
@@ -295,19 +303,6 @@ class Transformer(TransformerLayers):
         return self.depth.early_exit(
             x, passes, None if confidence_fn is None else lambda s: confidence_fn(self._output(s))
         )
-
-
-def recurrent_cache(state: State, layers: Sequence[Layer]) -> KVCache:
-    """Create a cache of recurrent kernel states, with one slot for the current token.
-
-    Args:
-        state: memory state.
-        layers: layer of each pass.
-    """
-    states = [layer.recurrent_state(h, state.index) for layer, h in zip(layers, state.hidden, strict=True)]
-    index = TokenIndex.empty(state.index.shape[0], 1, state.hidden.device)
-    tables = DistanceTables(torch.zeros(1, dtype=torch.long, device=state.hidden.device), None)
-    return KVCache(states, index, 0, tables)
 
 
 class EncoderDecoder(nn.Module):

@@ -61,6 +61,12 @@ class TransformerLayers(nn.Module):
         return [number for number, layer in enumerate(self.order) if not self.spec.is_recurrent(layer)]
 
     @property
+    def recurrent_kernel_passes(self) -> list[int]:
+        """Numbers of the passes with attention whose kernel acts from a recurrent state, from 0."""
+        kernels, patterns = self.spec.kernel.for_layers(self.spec.kinds), self._patterns
+        return [n for n in self.attention_passes if kernels[self.order[n]].is_recurrent(patterns[n])]
+
+    @property
     def _patterns(self) -> list[Pattern]:
         """Pattern of each pass."""
         return [self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)]

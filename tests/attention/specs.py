@@ -45,6 +45,7 @@ from rlxf.attention import (
     GRUGate,
     HeadKernels,
     HeadPatterns,
+    InfiniAttention,
     LayerKernels,
     LayerPatterns,
     LearnedAbsolute,
@@ -127,6 +128,7 @@ SHORT: dict[str, Any] = {
     "ConvFormer": ConvFormer(3, kinds=2),
     "RecurrentRFA": RecurrentRFA(16, sigma=2.0),
     "RecurrentPerformer": RecurrentPerformer(6),
+    "InfiniAttention": InfiniAttention(3),
 }
 """Short settings of techniques whose default has no effect in a short test."""
 
@@ -176,6 +178,15 @@ RECIPES = {
     "ETC, labels of sentences": replace(
         DEFAULT, pattern=ETC(1, 2), position=ETCLabels(2, 2, segment=(2, 3), outside=5)
     ),
+    "ETC, positions of global tokens, labels": replace(
+        DEFAULT, pattern=ETC(1, (1, 4)), position=ETCLabels(2, (1, 4), segment=(2, 3), outside=5)
+    ),
+    "ETC, positions of global tokens, memory": replace(GTRXL, pattern=ETC(1, (0, 3, 5), MEMORY)),
+    "encoder, ETC, positions of global tokens": replace(
+        DEFAULT, pattern=ETC(1, (1, 4), global_input="given", segments=2), causal=False
+    ),
+    "BigBird, numbers of global blocks": replace(DEFAULT, pattern=BigBird(1, 1, 2, (1, 4)), position=RoPE()),
+    "BigBirdETC, positions of global tokens": replace(DEFAULT, pattern=BigBirdETC(1, 1, 2, (0, 3))),
     "BigBirdETC, any distance": replace(DEFAULT, pattern=BigBirdETC(1, 1, 2, 2)),
     "BigBird, draws for each layer": replace(
         DEFAULT, layers=3, pattern=BigBird(1, 1, 2, 1, draw_sharing="layer"), position=RoPE()
@@ -346,6 +357,18 @@ RECIPES = {
     ),
     "ConvFormer, three kinds": replace(DEFAULT, recurrence=ConvFormer(4, kinds=3), activation="gelu"),
     "ConvFormer below attention": replace(GTRXL, recurrence=ConvFormer(3), attention_layers=(1,)),
+    "InfiniAttention, delta, gates, learned positions": replace(
+        DEFAULT,
+        recurrence=InfiniAttention(2, "delta"),
+        residual=GRUGate(),
+        position=LearnedAbsolute(64),
+    ),
+    "InfiniAttention above attention, CALM": replace(
+        GTRXL, layers=3, recurrence=InfiniAttention(4), attention_layers=(0,), depth=CALM()
+    ),
+    "InfiniAttention, delta, ACT": replace(
+        DEFAULT, layers=3, recurrence=InfiniAttention(3, "delta"), depth=ACT(bias=-1.0), norm="post"
+    ),
     "TrXL-I": replace(GTRXL, residual=AddReLU()),
     "TrXL-I, adaptive depth, most-used memory": replace(
         DEFAULT, layers=3, residual=AddReLU(), depth=ACT(bias=-1.0), memory=Compressive(2, 2, 2, "most-used")
@@ -397,6 +420,13 @@ RECIPES = {
     ),
     "sinks, RoPE, reversible": replace(
         DEFAULT, layers=3, memory=StreamingXL(3, 1), position=RoPE(), residual=Reversible()
+    ),
+    "sinks, XPos": replace(DEFAULT, memory=StreamingXL(3, 2), position=XPos(scale_base=3.0)),
+    "sinks, RoPE, dynamic, learned logits": replace(
+        DEFAULT,
+        memory=StreamingXL(2, 1),
+        position=RoPE(scaling="dynamic", factor=8.0, original_length=3),
+        kernel=SinkSoftmax(),
     ),
     "sinks below a recurrence, CALM": replace(
         DEFAULT,

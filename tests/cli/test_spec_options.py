@@ -38,7 +38,7 @@ ALL = [(axis, technique) for axis, techniques in TECHNIQUES.items() for techniqu
 BOUNDED = pytest.mark.filterwarnings("ignore:pattern .* reaches farther back than memory")
 AHEAD = {(LSH, "chunk"), (Routing, "window"), (ETC, "segments")}
 """Options that are invalid for causal transformers."""
-NESTED = {(BigBird, "drawn")}
+NESTED = {(BigBird, "given_blocks")}
 """Options whose nested tuples can be given as JSON only."""
 OPTIONS = [
     (axis, technique, option)
@@ -167,7 +167,7 @@ def option_words(axis: str, name: str, value: object) -> list[str]:
 
 
 def test_nested_options_can_be_given_as_json():
-    pattern = BigBird(block=2, random=1, drawn=(((), (), (0,)), ((), (), (0,))))
+    pattern = BigBird(block=2, random=1, given_blocks=(((), (), (0,)), ((), (), (0,))))
     text = json.dumps(technique_to_json(pattern))
     assert core("--core.memory", "none", "--core.heads", "2", "--core.pattern", text).pattern == pattern
 

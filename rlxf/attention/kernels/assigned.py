@@ -71,7 +71,7 @@ class LayerKernels(_Assigned):
     """The kernel ``second`` in some layers, ``first`` in the others.
 
     `Routing` in the last two of six layers, as in its paper, is ``LayerKernels(Softmax(), Routing(), (4,
-    5))``. All layers act from keys and values, even those of a `RecurrentKernel`.
+    5))``. A `RecurrentKernel` acts from running sums in its layers, and the others act from keys and values.
 
     Args:
         first: kernel of the other layers.

@@ -1,7 +1,7 @@
 """Base classes of the attention kernels: technique specs and the modules that they build for a layer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -240,8 +240,8 @@ class Kernel(Technique, ABC):
         """
         return 0
 
-    def is_recurrent(self, patterns: Iterable[Pattern]) -> bool:
-        """Return whether layers with these patterns act from a `RecurrentKernelState` instead of all keys."""
+    def is_recurrent(self, pattern: Pattern) -> bool:
+        """Return whether a layer with this pattern acts from a `RecurrentKernelState` instead of all keys."""
         return False
 
     def for_layers(self, layers: int) -> "tuple[Kernel, ...]":
@@ -259,9 +259,9 @@ class RecurrentKernel(Kernel):
     Its modules are `RecurrentAttentionKernel` modules.
     """
 
-    def is_recurrent(self, patterns: Iterable[Pattern]) -> bool:
+    def is_recurrent(self, pattern: Pattern) -> bool:
         """Return whether every query sees all earlier tokens."""
-        return all(pattern.sees_all for pattern in patterns)
+        return pattern.sees_all
 
 
 class PairwiseKernel(Kernel):

@@ -32,8 +32,9 @@ class StreamingXL(Memory):
     their segment is over.
 
     Distances are counted in the cache, as in the paper: a sink that has left the window is
-    ``M + s - j`` tokens away, so relative positions never exceed M + s. Encodings of the position itself,
-    which are added to a token or rotate it (`Sinusoidal`, `RoPE`), use the position in the episode.
+    ``M + s - j`` tokens away, so relative positions never exceed M + s. This includes `RoPE`: scores depend
+    on differences of angles, so those of sinks follow from queries that are rotated by their position in the
+    cache, at most M + s. Encodings that are added to a token (`Sinusoidal`) use the position in the episode.
 
     Source: Xiao et al. 2023, arXiv:2309.17453, section 3.2 (StreamingLLM), which leaves the keys of sinks
     as they were computed; here all keys are projected with the current weights.
@@ -165,9 +166,24 @@ class StreamingMask(AttentionMask):
     @cached_property
     def distance(self) -> Tensor:
         """Distance of each pair in the cache, (B, Tq, Tk): at most M + s - j for a sink j."""
-        i, j = self.query.position[:, :, None], self.key.position[:, None, :]
-        bound = torch.where(j < self.memory.sinks, self.memory.largest_distance - j, UNLIMITED)
-        return torch.minimum(i - j, bound)
+        j, is_sink = self.key.position[:, None, :], self._is_sink[:, None, :]
+        i = torch.where(is_sink, self.query_in_memory[:, :, None], self.query.position[:, :, None])
+        return i - j
+
+    @property
+    def query_in_memory(self) -> Tensor:
+        """Position of each query in the cache, (B, Tq): at most M + s."""
+        return self.query.position.clamp(max=self.memory.largest_distance)
+
+    @cached_property
+    def moved_keys(self) -> Tensor | None:
+        """The sinks, (B, Tk) bool; None if all of them are still next to the window of each query."""
+        far = bool((self.query.position > self.memory.largest_distance).any())
+        return self._is_sink if far else None
+
+    @property
+    def _is_sink(self) -> Tensor:
+        return self.key.position < self.memory.sinks
 
     @cached_property
     def aligned(self) -> bool:

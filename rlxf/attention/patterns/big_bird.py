@@ -1,5 +1,6 @@
 """BigBird attention patterns: window and random blocks, with global blocks (ITC) or global tokens (ETC)."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern
-from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput
+from rlxf.attention.patterns.global_attention import GlobalPositions, is_global
+from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, checked_positions
 from rlxf.attention.technique import MAX_SEED, check_choice, check_int, check_seed
 
 MAX_RANDOM_BLOCKS = 2**16
@@ -22,9 +24,9 @@ DrawSharing = Literal["shared", "layer"]
 class BigBird(BlockPattern):
     """Blocks see neighboring, random and global blocks; global blocks see all and are seen by all.
 
-    This is BigBird-ITC: existing tokens are global, here the first blocks of an episode. In the authors' code
-    the last block is global, too; it is unknown while an episode continues. `BigBirdETC` adds extra global
-    tokens.
+    This is BigBird-ITC: existing tokens are global, here the first blocks of an episode, or listed ones. In
+    the authors' code the last block is global, too; it is unknown while an episode continues. `BigBirdETC`
+    adds extra global tokens.
 
     Each head draws for each block ``random`` different blocks that are neither global nor in its window. The
     blocks from the first non-global one to the window are divided into ``random`` ranges of nearly equal
@@ -36,8 +38,8 @@ class BigBird(BlockPattern):
     code.
 
     ``given_blocks`` gives the blocks of sequences of n blocks in place of a draw, as in HuggingFace's code
-    for a fixed length: the last ``global_blocks`` of these n blocks are global as well. Blocks after the n
-    ones see their window and the global blocks.
+    for a fixed length: the last ``global_blocks`` of these n blocks are global as well, unless it lists the
+    global blocks. Blocks after the n ones see their window and the global blocks.
 
     Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
 
@@ -45,7 +47,8 @@ class BigBird(BlockPattern):
         block: tokens per block.
         window: number of blocks in the window around a block, including itself; odd.
         random: number of blocks drawn for each block.
-        global_blocks: number of global blocks at the start of an episode.
+        global_blocks: number of global blocks at the start of an episode, or the numbers of the global
+            blocks, from 0, as a tuple.
         seed: seed of the draws.
         draw_sharing: whether all layers have the same random blocks ("shared"), or each has its own
             ("layer").
@@ -53,9 +56,11 @@ class BigBird(BlockPattern):
             they repeat if there are more heads. Empty for random draws.
 
     Raises:
-        TypeError: if an option is not an integer, or given_blocks is not a tuple of tuples of tuples.
-        ValueError: if window is even, block or window is less than 1, another option is less than 0, random
-            is more than 65,536, draw_sharing is unknown, or given_blocks does not fit the other options.
+        TypeError: if an option is not an integer or, where allowed, a tuple of integers, or given_blocks is
+            not a tuple of tuples of tuples.
+        ValueError: if window is even, block or window is less than 1, another option is less than 0, a global
+            block is given twice, random is more than 65,536, draw_sharing is unknown, or given_blocks does
+            not fit the other options.
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
@@ -64,7 +69,7 @@ class BigBird(BlockPattern):
     block: int = 32
     window: int = 3
     random: int = 2
-    global_blocks: int = 1
+    global_blocks: int | tuple[int, ...] = 1
     seed: int = 0
     draw_sharing: DrawSharing = "shared"
     given_blocks: tuple[tuple[tuple[int, ...], ...], ...] = ()
@@ -73,8 +78,12 @@ class BigBird(BlockPattern):
         check_given_blocks(self.given_blocks)
         given = tuple(tuple(tuple(blocks) for blocks in head) for head in self.given_blocks)  # JSON has lists
         object.__setattr__(self, "given_blocks", given)
+        if isinstance(self.global_blocks, list | tuple):
+            blocks = checked_positions(self.global_blocks, "BigBird global_blocks", "block")
+            object.__setattr__(self, "global_blocks", blocks)
+        else:
+            check_int("BigBird global_blocks", self.global_blocks, least=0)
         _ = self.local
-        check_int("BigBird global_blocks", self.global_blocks, least=0)
         check_choice("BigBird draw_sharing", self.draw_sharing, get_args(DrawSharing))
         self._check_given_blocks()
 
@@ -148,7 +157,7 @@ class BigBirdETC(ExtraTokens):
         block: tokens per block.
         window: number of blocks in the window around a block, including itself; odd.
         random: number of blocks drawn for each block.
-        global_tokens: number of global tokens.
+        global_tokens: number of global tokens, or their positions in an episode as a tuple.
         seed: seed of the draws.
         farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
             with memory, set the memory's length.
@@ -158,9 +167,10 @@ class BigBirdETC(ExtraTokens):
             tokens of an episode.
 
     Raises:
-        TypeError: if an option is not an integer.
+        TypeError: if an option is not an integer or, where allowed, a tuple of integers.
         ValueError: if window is even; if block, window, global_tokens or farthest is less than 1; if another
-            option is less than 0; or if draw_sharing or global_input is unknown.
+            option is less than 0; if a position is given twice; or if draw_sharing or global_input is
+            unknown. In a spec, if positions are given for learned global tokens.
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
@@ -169,7 +179,7 @@ class BigBirdETC(ExtraTokens):
     block: int = 32
     window: int = 3
     random: int = 2
-    global_tokens: int = 4
+    global_tokens: int | tuple[int, ...] = 4
     seed: int = 0
     farthest: int | None = None
     draw_sharing: DrawSharing = "shared"
@@ -187,10 +197,16 @@ class BigBirdETC(ExtraTokens):
     @property
     def local(self) -> Pattern:
         """Window and random blocks."""
-        local = WindowAndRandomBlocks(
-            self.block, self.window, self.random, self.seed, self.global_tokens // self.block
-        )
+        local = WindowAndRandomBlocks(self.block, self.window, self.random, self.seed, self._global_blocks)
         return local.limit_distance(self.farthest)
+
+    @property
+    def _global_blocks(self) -> GlobalPositions:
+        """Blocks that contain only global tokens."""
+        if isinstance(self.global_tokens, int):
+            return self.global_tokens // self.block
+        tokens = Counter(position // self.block for position in self.global_tokens)
+        return tuple(block for block, count in tokens.items() if count == self.block) or 0
 
 
 def check_given_blocks(given_blocks: Any) -> None:
@@ -218,17 +234,20 @@ def for_layer_draws(pattern: "BigBird | BigBirdETC", layer: int) -> Pattern:
 class GlobalBlocks(BlockPattern):
     """Pattern in which the first blocks of an episode see all blocks and are seen by all.
 
-    The same holds for the last of ``total`` blocks; 0 for an unknown number of blocks.
+    The same holds for the last of ``total`` blocks; 0 for an unknown number of blocks. If ``blocks`` lists
+    the numbers of blocks, only these are global.
     """
 
     block: int
-    blocks: int
+    blocks: GlobalPositions
     total: int
 
     def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
         return self._is_global(a) | self._is_global(b)
 
     def _is_global(self, a: Tensor) -> Tensor:
+        if not isinstance(self.blocks, int):
+            return is_global(a, self.blocks)
         first = a < self.blocks
         return first | (a >= self.total - self.blocks) & (a < self.total) if self.total else first
 
@@ -241,7 +260,7 @@ class WindowAndRandomBlocks(BlockPattern):
     window: int
     random: int
     seed: int
-    global_blocks: int
+    global_blocks: GlobalPositions
     head: int = 0
     given_blocks: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
@@ -281,12 +300,29 @@ def _draw_blocks(rule: WindowAndRandomBlocks, blocks: int) -> Tensor:
     if rule.given_blocks:
         return _given_blocks(rule, blocks)
     a, number = torch.arange(blocks)[:, None], torch.arange(rule.random)
-    near, first = rule.window // 2, rule.global_blocks
-    before = (a - near - first).clamp(min=0)
+    near = rule.window // 2
+    before, after = (_number_of_others(block, rule.global_blocks) for block in (a - near, a + near + 1))
     start, end = number * before // rule.random, (number + 1) * before // rule.random
-    chosen = first + start + (hash_uniform(rule.seed, rule.head, number, a) * (end - start)).long()
+    chosen = start + (hash_uniform(rule.seed, rule.head, number, a) * (end - start)).long()
     missing = end == start
-    return torch.where(missing, (a + near).clamp(min=first - 1) + missing.cumsum(1), chosen)
+    return _other_block(torch.where(missing, after + missing.cumsum(1) - 1, chosen), rule.global_blocks)
+
+
+def _number_of_others(block: Tensor, global_blocks: GlobalPositions) -> Tensor:
+    """Return the number of blocks before ``block`` (...) that are not global."""
+    block = block.clamp(min=0)
+    if isinstance(global_blocks, int):
+        return (block - global_blocks).clamp(min=0)
+    return block - torch.searchsorted(torch.tensor(global_blocks), block)
+
+
+def _other_block(number: Tensor, global_blocks: GlobalPositions) -> Tensor:
+    """Return block ``number`` (...), from 0, of those that are not global."""
+    if isinstance(global_blocks, int):
+        return number + global_blocks
+    for block in global_blocks:  # in ascending order
+        number = number + (number >= block)
+    return number
 
 
 def _given_blocks(rule: WindowAndRandomBlocks, blocks: int) -> Tensor:

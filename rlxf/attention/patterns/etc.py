@@ -20,7 +20,7 @@ class ETC(ExtraTokens):
 
     Args:
         radius: distance, in tokens, up to which a token sees others.
-        global_tokens: number of global tokens g.
+        global_tokens: number of global tokens g, or their positions in an episode as a tuple.
         farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
             with memory, set the memory's length.
         global_input: global tokens of a bidirectional transformer: "learned" vectors, or "given" as the first
@@ -30,16 +30,17 @@ class ETC(ExtraTokens):
             for one global token per sentence. None: global tokens see all.
 
     Raises:
-        TypeError: if an option is not an integer, or segments is not an integer or a tuple of integers.
-        ValueError: if radius is less than 0; if global_tokens, farthest or a length is less than 1; or if
-            global_input is unknown. In a spec, if segments are given for a causal transformer.
+        TypeError: if an option is not an integer or, where allowed, a tuple of integers.
+        ValueError: if radius is less than 0; if global_tokens, farthest or a length is less than 1; if a
+            position is negative or given twice; or if global_input is unknown. In a spec, if segments are
+            given for a causal transformer, or positions for learned global tokens.
     """
 
     paper: ClassVar[str] = "Ainslie et al. 2020, arXiv:2004.08483"
     causal_form: ClassVar[str] = "ours"
     cost: ClassVar[str] = "L (radius + global_tokens) pairs"
     radius: int = 64
-    global_tokens: int = 4
+    global_tokens: int | tuple[int, ...] = 4
     farthest: int | None = None
     global_input: GlobalInput = "learned"
     segments: Segments = None
@@ -50,7 +51,8 @@ class ETC(ExtraTokens):
         object.__setattr__(self, "segments", checked_segments("ETC segments", self.segments))
 
     def check(self, choices: SpecView) -> None:
-        """Raise ValueError if segments would have no effect."""
+        """Raise ValueError if segments would have no effect, or listed positions have no tokens."""
+        super().check(choices)
         if self.segments is not None and choices.causal:
             raise ValueError(
                 f"{self} hides segments from global tokens, and causal=True hides all later tokens from "

@@ -29,6 +29,19 @@ def is_global(position: Tensor, tokens: GlobalPositions) -> Tensor:
     return torch.isin(position, torch.tensor(tokens, device=position.device))
 
 
+def number_of_kind(position: Tensor, tokens: GlobalPositions) -> Tensor:
+    """Return the number of each token, from 0, among the global tokens or among the others of its episode.
+
+    Args:
+        position: positions, (...) int64.
+        tokens: global tokens.
+    """
+    if isinstance(tokens, int):
+        return torch.where(position < tokens, position, position - tokens)
+    before = torch.searchsorted(torch.tensor(tokens, device=position.device), position.contiguous())
+    return torch.where(is_global(position, tokens), before, position - before)
+
+
 class GlobalAttention(nn.Module):
     """Two attention modules over the same tokens: one for local queries, one for global queries.
 
@@ -144,11 +157,11 @@ def build_longformer_attention(
 class ETCAttention(Attention):
     """Attention with a separate output projection, and separate keys and values of global tokens (ETC).
 
-    ``qkv`` (C + 4 K D, C) projects q, k and v of tokens that are not global, then k and v of global tokens,
-    the first ``global_tokens`` positions.
+    ``qkv`` (C + 4 K D, C) projects q, k and v of tokens that are not global, then k and v of global tokens.
+    ``global_tokens`` is the number of global tokens, which have the first positions, or their positions.
     """
 
-    global_tokens: int
+    global_tokens: GlobalPositions
 
     def __init__(
         self,
@@ -163,14 +176,14 @@ class ETCAttention(Attention):
         self.qkv = self.build_projection(key_matrices=4)
 
     def prepare_keys(self, projected: Projected, position: Tensor) -> tuple[Tensor, Tensor]:
-        is_global = (position < self.global_tokens)[:, None, :, None]
+        of_globals = is_global(position, self.global_tokens)[:, None, :, None]
         k, v, global_k, global_v, *extras = projected
-        k, v = torch.where(is_global, global_k, k), torch.where(is_global, global_v, v)
+        k, v = torch.where(of_globals, global_k, k), torch.where(of_globals, global_v, v)
         return super().prepare_keys((k, v, *extras), position)
 
 
 def build_etc_attention(
-    global_tokens: int,
+    global_tokens: GlobalPositions,
     width: int,
     heads: int,
     position: Position | None,

@@ -22,25 +22,33 @@ from rlxf.attention.patterns.global_attention import (
     build_etc_attention,
     build_longformer_attention,
     is_global,
+    number_of_kind,
 )
-from rlxf.attention.technique import AttentionFactory, check_choice, check_int
+from rlxf.attention.technique import AttentionFactory, SpecView, check_choice, check_int
 from rlxf.attention.token_index import TokenIndex
 
 GlobalInput = Literal["learned", "given"]
 """Global tokens of a bidirectional transformer: extra learned vectors, or the first tokens of an episode."""
 
 
-def checked_positions(positions: Sequence[int]) -> tuple[int, ...]:
-    """Check the given positions of global tokens, and return them in ascending order.
+def checked_positions(
+    positions: Sequence[int], option: str = "global_tokens", noun: str = "position"
+) -> tuple[int, ...]:
+    """Check the given positions of global tokens, or numbers of blocks, and return them in ascending order.
+
+    Args:
+        positions: the positions.
+        option: name of the option.
+        noun: word for a position.
 
     Raises:
         TypeError: if a position is not an int.
         ValueError: if there is none, or one is negative or given twice.
     """
     for position in positions:
-        check_int("position in global_tokens", position, least=0)
+        check_int(f"{noun} in {option}", position, least=0)
     if not positions or len(set(positions)) < len(positions):
-        raise ValueError(f"global_tokens must be different positions, at least one, got {positions}")
+        raise ValueError(f"{option} must be different {noun}s, at least one, got {positions}")
     return tuple(sorted(positions))
 
 
@@ -85,26 +93,26 @@ def segment_of(token: Tensor, segments: Segments) -> Tensor:
 class GlobalTokens(Pattern):
     """Pattern with global tokens, which see all tokens and are seen by all.
 
-    They are the tokens at the first ``global_tokens`` positions, or at the positions in a tuple, if a
-    technique accepts one. Global tokens have separate projections. With ``farthest``, no token sees a token
-    farther away, as in an agent with a memory of that length.
+    They are the tokens at the first ``global_tokens`` positions, or at the positions in a tuple. Global
+    tokens have separate projections. With ``farthest``, no token sees a token farther away, as in an agent
+    with a memory of that length.
 
     Raises:
-        TypeError: if global_tokens or farthest is not an integer.
-        ValueError: if one of them is less than 1.
+        TypeError: if global_tokens or farthest is not an integer or, for the former, a tuple of integers.
+        ValueError: if one of them is less than 1, or if a position is negative or given twice.
     """
 
-    global_tokens: Any  # of type GlobalPositions, or int
+    global_tokens: GlobalPositions
     farthest: int | None
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        self._check_global_tokens()
+        name, tokens = type(self).__name__, self.global_tokens
+        if isinstance(tokens, list | tuple):
+            object.__setattr__(self, "global_tokens", checked_positions(tokens))
+        else:
+            check_int(f"{name} global_tokens", tokens)
         if self.farthest is not None:
             check_int(f"{name} farthest", self.farthest)
-
-    def _check_global_tokens(self) -> None:
-        check_int(f"{type(self).__name__} global_tokens", self.global_tokens)
 
     @property
     @abstractmethod
@@ -160,7 +168,12 @@ class ExtraTokens(GlobalTokens):
 
     With ``global_input="given"`` the first g tokens of an episode are the global ones in a bidirectional
     transformer, too, and have outputs: this is the paper's global input, with one token for each sentence,
-    for example.
+    for example. Where the global ones are tokens of the episode, ``global_tokens`` may list their positions.
+
+    Raises:
+        TypeError: like `GlobalTokens`.
+        ValueError: like `GlobalTokens`, or if global_input is unknown; in a spec, if positions are listed for
+            learned global tokens.
     """
 
     global_input: GlobalInput
@@ -169,14 +182,25 @@ class ExtraTokens(GlobalTokens):
         super().__post_init__()
         check_choice(f"{type(self).__name__} global_input", self.global_input, get_args(GlobalInput))
 
+    def check(self, choices: SpecView) -> None:
+        """Raise ValueError if positions are listed and the global tokens are not tokens of the episode."""
+        if not (isinstance(self.global_tokens, int) or choices.causal or self.global_input == "given"):
+            raise ValueError(
+                f"{self} lists positions of tokens, and with causal=False its global tokens are learned "
+                f"vectors before the episode; set global_input='given' or "
+                f"global_tokens={len(self.global_tokens)}"
+            )
+
     def attention_class(self, default: AttentionFactory) -> AttentionFactory:
         """Return the constructor of attention with four pairs of projections."""
         return partial(build_etc_attention, self.global_tokens)
 
     def build_global_tokens(self, width: int, causal: bool) -> NoGlobalTokens:
         """Return the learned vectors of a bidirectional transformer; none if the input has the tokens."""
-        given = causal or self.global_input == "given"
-        return NoGlobalTokens() if given else LearnedGlobalTokens(self.global_tokens, width)
+        if causal or self.global_input == "given":
+            return NoGlobalTokens()
+        assert isinstance(self.global_tokens, int)
+        return LearnedGlobalTokens(self.global_tokens, width)
 
 
 @dataclass(frozen=True)
@@ -202,9 +226,8 @@ class GlobalQueries(_QueryRule):
         visible = is_global(i, self.global_tokens) & ((i - j).abs() <= self.far)
         if self.segments is None:
             return visible
-        assert isinstance(self.global_tokens, int)
-        own = segment_of(j - self.global_tokens, self.segments) == i
-        return visible & (own | is_global(j, self.global_tokens))
+        i, number = (number_of_kind(position, self.global_tokens) for position in (i, j))
+        return visible & ((segment_of(number, self.segments) == i) | is_global(j, self.global_tokens))
 
     def group(self, i: Tensor) -> Tensor:
         """Return groups of global tokens; the other tokens, which see nothing here, form one group."""

@@ -13,7 +13,7 @@ from rlxf.attention.patterns.base import (
     number_in_layer,
     numbers_by_layer,
 )
-from rlxf.attention.patterns.global_tokens import GlobalTokens, checked_positions
+from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.patterns.window import Dilated
 from rlxf.attention.technique import SpecView, check_int
 
@@ -64,12 +64,6 @@ class Longformer(GlobalTokens):
         check_int("Longformer plain_heads", self.plain_heads, least=0)
         super().__post_init__()
         self._check_windows()
-
-    def _check_global_tokens(self) -> None:
-        if isinstance(self.global_tokens, list | tuple):
-            object.__setattr__(self, "global_tokens", checked_positions(self.global_tokens))
-        else:
-            super()._check_global_tokens()
 
     def _check_windows(self) -> None:
         windows, dilations = numbers_by_layer(self.window), numbers_by_layer(self.dilation)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.patterns.global_tokens import Segments, checked_segments, segment_of
+from rlxf.attention.patterns.global_attention import is_global, number_of_kind
+from rlxf.attention.patterns.global_tokens import Segments, checked_positions, checked_segments, segment_of
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
 from rlxf.attention.technique import SpecView, check_int
 
@@ -32,29 +33,32 @@ class ETCLabels(PairwisePosition):
 
     Args:
         max_distance: K, the largest distance, in tokens, with separate labels.
-        global_tokens: number of global tokens, the first positions of an episode; must equal that of the
-            pattern, if it has global tokens.
+        global_tokens: number of global tokens, the first positions of an episode, or their positions as a
+            tuple; must equal that of the pattern, if it has global tokens.
         segment: number of tokens that belong to each global token, or a tuple with the number of each; None:
             no token belongs to one.
         outside: label of keys of other sentences, from 0 to 2 K + 2, where neither token is global; None for
             labels of their distances.
 
     Raises:
-        TypeError: if an option is not an integer.
-        ValueError: if max_distance or segment is less than 1, global_tokens is less than 0, or outside is out
-            of range or given without segment. In a spec, if the pattern has a different number of global
-            tokens, or the kernel does not compute each pair.
+        TypeError: if an option is not an integer or, where allowed, a tuple of integers.
+        ValueError: if max_distance or segment is less than 1, global_tokens is less than 0, a position is
+            negative or given twice, or outside is out of range or given without segment. In a spec, if the
+            pattern has different global tokens, or the kernel does not compute each pair.
     """
 
     paper: ClassVar[str] = "Ainslie et al. 2020, arXiv:2004.08483"
     max_distance: int = 16
-    global_tokens: int = 4
+    global_tokens: int | tuple[int, ...] = 4
     segment: Segments = None
     outside: int | None = None
 
     def __post_init__(self) -> None:
         check_int("ETCLabels max_distance", self.max_distance)
-        check_int("ETCLabels global_tokens", self.global_tokens, least=0)
+        if isinstance(self.global_tokens, list | tuple):
+            object.__setattr__(self, "global_tokens", checked_positions(self.global_tokens))
+        else:
+            check_int("ETCLabels global_tokens", self.global_tokens, least=0)
         object.__setattr__(self, "segment", checked_segments("ETCLabels segment", self.segment))
         if self.outside is None:
             return
@@ -66,18 +70,13 @@ class ETCLabels(PairwisePosition):
             )
 
     def check(self, choices: SpecView) -> None:
-        """Raise ValueError unless kernel and number of global tokens fit; see `ETCLabels`."""
+        """Raise ValueError unless kernel and global tokens fit; see `ETCLabels`."""
         super().check(choices)
-        count = getattr(choices.pattern, "global_tokens", self.global_tokens)
-        if not isinstance(count, int):
+        tokens = getattr(choices.pattern, "global_tokens", self.global_tokens)
+        if tokens != self.global_tokens:
             raise ValueError(
-                f"{self} labels global tokens at the first positions, and {choices.pattern} has others; "
-                f"set its global_tokens={self.global_tokens}"
-            )
-        if count != self.global_tokens:
-            raise ValueError(
-                f"{self} and {choices.pattern} disagree on the number of global tokens; "
-                f"set ETCLabels global_tokens={count}"
+                f"{self} and {choices.pattern} disagree on the global tokens; "
+                f"set ETCLabels global_tokens={tokens}"
             )
 
     def build(self, width: int, heads: int) -> "ETCLabelBias":
@@ -85,18 +84,20 @@ class ETCLabels(PairwisePosition):
 
     def label(self, i: Tensor, j: Tensor) -> Tensor:
         """Return the label (...) int64 of query positions i and key positions j, which broadcast."""
-        max_distance, count = self.max_distance, self.global_tokens
+        max_distance = self.max_distance
+        global_i, global_j = (is_global(position, self.global_tokens) for position in (i, j))
         after = (j - i).clamp(max=max_distance)
         by_distance = torch.where(j >= i, after, max_distance + (i - j).clamp(max=max_distance))
         if self.outside is not None:
-            same = segment_of(i - count, self.segment) == segment_of(j - count, self.segment)
-            by_distance = torch.where(same | (i < count), by_distance, self.outside)
-        return torch.where((i < count) == (j < count), by_distance, self._across(i, j))
+            same = self._segment(i) == self._segment(j)
+            by_distance = torch.where(same | global_i, by_distance, self.outside)
+        token, owner = torch.where(global_i, j, i), torch.where(global_i, i, j)
+        own = self._segment(token) == number_of_kind(owner, self.global_tokens)
+        return torch.where(global_i == global_j, by_distance, 2 * max_distance + 1 + own.long())
 
-    def _across(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return the label of pairs of a global token and one that is not."""
-        token, owner = torch.maximum(i, j) - self.global_tokens, torch.minimum(i, j)
-        return 2 * self.max_distance + 1 + (segment_of(token, self.segment) == owner).long()
+    def _segment(self, position: Tensor) -> Tensor:
+        """Return the segment of tokens that are not global; -1 for none."""
+        return segment_of(number_of_kind(position, self.global_tokens), self.segment)
 
 
 class ETCLabelBias(PairwiseLayerPosition):

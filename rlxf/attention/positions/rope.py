@@ -247,6 +247,15 @@ class RoPERotation(LayerPosition):
     def key(self, k: Tensor, position: Tensor) -> Tensor:
         return self.spec.rotate(k, position)
 
+    def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor | None:
+        """Return the effect of distances that are not those of positions; None if there are none."""
+        moved = mask.moved_keys
+        if moved is None:
+            return None
+        change = self.query(q, mask.query_in_memory) - self.query(q, mask.query.position)
+        bias = change @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        return bias.masked_fill(~moved[:, None, None], 0.0)
+
 
 class DynamicRoPEBias(PairwiseLayerPosition):
     """Module of `RoPE` with the scaling "dynamic" in one layer: adds the effect of rotations to scores."""
@@ -260,7 +269,7 @@ class DynamicRoPEBias(PairwiseLayerPosition):
 
     def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Return the difference of the scores with and without rotation, (B, H, Tq, Tk)."""
-        speed = self.spec.dynamic_frequencies(mask.query.position + 1, q.shape[-1])
+        speed = self.spec.dynamic_frequencies(mask.query_in_memory + 1, q.shape[-1])
         angle = mask.distance[..., None] * speed[:, :, None]
         return (pair_scores(q, k, angle) - q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
 

@@ -96,10 +96,18 @@ class XPosBias(PairwiseLayerPosition):
 
     def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Return the difference of scaled and unscaled scores, (B, H, Tq, Tk)."""
-        q = self.query(q, mask.query.position)
-        of_query, of_key = mask.once(positions_from_newest)
-        scaled = self.spec.scale(q, of_query) @ self.spec.scale(k, -of_key).transpose(-1, -2)
-        return (scaled - q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+        rotated = self.query(q, mask.query.position)
+        scaled = self._scaled_scores(rotated, k, *mask.once(positions_from_newest))
+        moved = mask.moved_keys
+        if moved is not None:
+            query, key = mask.query_in_memory, mask.key.position.masked_fill(~moved, 0)
+            near = self._scaled_scores(self.query(q, query), k, query, key)
+            scaled = torch.where(moved[:, None, None], near, scaled)
+        return (scaled - rotated @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+
+    def _scaled_scores(self, q: Tensor, k: Tensor, of_query: Tensor, of_key: Tensor) -> Tensor:
+        """Return products of rotated q and k that are scaled by positions with a common origin."""
+        return self.spec.scale(q, of_query) @ self.spec.scale(k, -of_key).transpose(-1, -2)
 
 
 def positions_from_newest(mask: AttentionMask) -> tuple[Tensor, Tensor]:

@@ -20,15 +20,19 @@ from rlxf.attention import (
     LayerPatterns,
     Linformer,
     Performer,
+    RoPE,
     Routing,
     Softmax,
     TokenIndex,
     TransformerSpec,
     Window,
 )
+from rlxf.attention.attention import LayerCache
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import Kernel
+from rlxf.attention.kernels.linear_attention import LinearAttentionState
 from rlxf.attention.sparse import plan
+from tests.attention.oracle import close
 from tests.attention.specs import DEFAULT, new_model
 from tests.attention.worlds import numbers
 
@@ -106,6 +110,26 @@ def test_layers_have_their_kernels_and_patterns():
     assert kinds == ["SoftmaxAttention"] * 2 + ["HeadKernelAttention"] * 2
     assert [spec.pattern.for_layer(n) for n in range(4)] == [Window(5)] * 2 + [LOCAL_AND_FULL] * 2
     assert TransformerSpec.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("kernel", "pattern", "expected"),
+    [
+        (LayerKernels(Softmax(), Performer(6), (1,)), Full(), [LayerCache, LinearAttentionState]),
+        (LayerKernels(RFA(8, gate=True), Softmax(), (1,)), Full(), [LinearAttentionState, LayerCache]),
+        (Performer(6), LayerPatterns(Full(), Window(9), (1,)), [LinearAttentionState, LayerCache]),
+        (LayerKernels(RFA(8), Performer(6), (1,)), Full(), [LinearAttentionState] * 2),
+    ],
+    ids=repr,
+)
+def test_each_layer_acts_from_its_own_kind_of_cache(kernel, pattern, expected):
+    """A layer with running sums sees the whole episode, whatever the number of slots of the others."""
+    spec = replace(DEFAULT, kernel=kernel, pattern=pattern, position=RoPE())
+    model, x, index = new_model(spec).double(), numbers(2, LENGTH, spec.width), TokenIndex.range(2, LENGTH)
+    cache = model.cache(model.initial_state(2), LENGTH)
+    assert [type(layer) for layer in cache.layers] == expected
+    y = [model.step(x[:, t], index.at(slice(t, t + 1)), cache)[0] for t in range(LENGTH)]
+    close(torch.stack(y, dim=1), model(x, index)[0])
 
 
 def test_tied_weights_are_those_of_the_same_kernel():

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from rlxf.attention import RATE, RMT, LearnedAbsolute, TokenIndex, Transformer, TransformerSpec, XLRelative
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.layers import Block
 from rlxf.attention.memory.rmt import RetentionValve
+from rlxf.attention.positions.xl_relative import XLRelativeBias
 from tests.attention.oracle import close, fill, load, put
 from tests.attention.passes import act
 from tests.attention.worlds import Segment
@@ -147,23 +149,28 @@ def linear(name: str) -> tuple[Tensor, Tensor | None]:
     return PLAIN[f"w_{name}.weight"], PLAIN.get(f"w_{name}.bias")
 
 
-def rate() -> Transformer:
-    """Build the reference's layer with a single residual: ``LN(x + attention)``."""
-    count, _, width = PLAIN["w_mem_tokens"].shape
-    layer = "layers.0"
+def rate(count: int | None = None, valve: bool = True) -> Transformer:
+    """Build the reference's layer with a single residual: ``LN(x + attention)``.
+
+    ``count`` is the number of memory tokens, the first ones; None for all.
+    """
+    tokens, width = PLAIN["w_mem_tokens"][:count, 0], PLAIN["w_mem_tokens"].shape[-1]
+    layer, segment = "layers.0", 3 * int(PLAIN["cfg_steps"])
+    with_valve = RATE(segment, len(tokens), valve_heads=int(PLAIN["cfg_valve_heads"]))
     spec = TransformerSpec(
         width=width,
         layers=1,
         heads=int(PLAIN["cfg_heads"]),
         feed_forward=len(PLAIN[f"w_{layer}.pos_ff.CoreNet.0.bias"]),
         position=XLRelative(),
-        memory=RATE(3 * int(PLAIN["cfg_steps"]), count, valve_heads=int(PLAIN["cfg_valve_heads"])),
+        memory=with_valve if valve else RMT(segment, len(tokens), "mutual"),
         norm="post",
         final_norm=False,
     )
     core = spec.build().double()
-    put(core.memory_tokens.start, PLAIN["w_mem_tokens"][:, 0])
-    fill_valve(core.memory_tokens)
+    put(core.memory_tokens.start, tokens)
+    if valve:
+        fill_valve(core.memory_tokens)
     (block,) = core.blocks
     attention = block.attention
     fill(attention.qkv, *linear(f"{layer}.dec_attn.qkv_net"))
@@ -208,6 +215,59 @@ def test_rate_step_by_step():
 
 def actions(outputs: Tensor) -> Tensor:
     return torch.nn.functional.linear(outputs[:, 1::3], *linear("head.0")).tanh()
+
+
+def double_residual(core: Transformer) -> Transformer:
+    """Turn ``LN(x + attention)`` into ``LN(2 x + attention)`` of the reference: a norm ignores the scale."""
+    (block,) = core.blocks
+    norm = block.attention_norm.norm
+    with torch.no_grad():
+        block.attention.out.weight /= 2
+    norm.eps /= 4
+    return core
+
+
+@CUTS
+def test_rate_with_one_token_in_segments_of_any_length(cuts):
+    """One memory token has no keys above the diagonal, where the reference's relative shift is wrong."""
+    outputs, memories = learned(double_residual(rate(1)), rate_tokens(), [3 * length for length in cuts])
+    close(actions(outputs), PLAIN["out_one_logits"])
+    for end, memory in memories.items():
+        expected = PLAIN["out_one_memory"][end // (3 * int(PLAIN["cfg_steps"])) - 1]
+        close(memory, expected.transpose(0, 1))
+
+
+def test_rate_with_one_token_step_by_step():
+    outputs, memory = acted(double_residual(rate(1)), rate_tokens())
+    close(actions(outputs), PLAIN["out_one_logits"])
+    close(memory, PLAIN["out_one_memory"][-1].transpose(0, 1))
+
+
+def foreign_terms(
+    self: XLRelativeBias, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None
+) -> Tensor:
+    """Return the bias of the reference, whose relative shift is wrong above the diagonal.
+
+    There, j > i + 1 has the term of query i + 1 with distance n + 1 - (j - i), and j = i + 1 has none.
+    """
+    size = k.shape[2]
+    r = self.table(torch.arange(size + 1), None)
+    terms = torch.einsum("bhid,hdr->bhir", q + self.v[:, None], r)
+    terms = torch.cat([terms, terms[:, :, :1]], dim=2)  # never read: query n has no j > n + 1
+    i, j = torch.arange(size)[:, None], torch.arange(size)
+    above = j > i + 1
+    bias = terms[:, :, torch.where(above, i + 1, i), torch.where(above, size + 1 - (j - i), i - j)]
+    return bias.masked_fill(j == i + 1, 0.0)
+
+
+@pytest.mark.parametrize(("valve", "name"), [(True, "out_memory"), (False, "out_memory_no_valve")])
+def test_rate_with_the_relative_shift_of_the_reference(valve, name, monkeypatch):
+    monkeypatch.setattr(XLRelativeBias, "bias", foreign_terms)
+    cuts = [3 * int(PLAIN["cfg_steps"])] * (PLAIN["in_rtg"].shape[1] // int(PLAIN["cfg_steps"]))
+    outputs, memories = learned(double_residual(rate(valve=valve)), rate_tokens(), cuts)
+    close(torch.stack(list(memories.values())), PLAIN[name].transpose(1, 2))
+    if valve:
+        close(actions(outputs), PLAIN["out_logits"])
 
 
 def test_retention_valve():

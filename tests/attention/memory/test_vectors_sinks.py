@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlxf.attention import AttentionSinks, SinkSoftmax, StreamingXL, TokenIndex, TransformerSpec
+from rlxf.attention import AttentionSinks, RoPE, SinkSoftmax, StreamingXL, TokenIndex, TransformerSpec, XPos
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.patterns.window import Full
@@ -34,25 +34,36 @@ def test_pattern_gives_the_outputs_of_the_cache(way, extra):
     close(attend(over_heads(q, None), q, k, v, mask), merged(STREAM[f"out_{way}"]))
 
 
+def adjacent_pairs(x: Tensor) -> Tensor:
+    """Reorder features (..., D): pairs (n, n + D / 2), as in Llama, become adjacent."""
+    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
 @WAYS
 @pytest.mark.parametrize("cuts", [[17], [3, 5, 2, 7], [1] * 17], ids=str)
-def test_memory_gives_the_outputs_of_the_cache(way, extra, cuts):
-    """The inputs of the layer are [q; k; v], which its weights only separate into heads."""
-    q, k, v = (merged(STREAM[f"in_{name}"]) for name in "qkv")
+@pytest.mark.parametrize("position", [None, RoPE()], ids=["", "rope"])
+def test_memory_gives_the_outputs_of_the_cache(way, extra, cuts, position):
+    """The inputs of the layer are [q; k; v], which its weights only separate into heads.
+
+    Rotations are by the position in the cache, which the memory changes for the sinks.
+    """
+    unchanged = torch.Tensor.contiguous
+    changes = (adjacent_pairs, adjacent_pairs, unchanged) if position else (unchanged,) * 3
+    q, k, v = (merged(change(STREAM[f"in_{name}"])) for name, change in zip("qkv", changes, strict=True))
     x, width = torch.cat([q, k, v], dim=-1), q.shape[-1]
     memory = StreamingXL(RECENT + extra - 1, START)
     model = (
         TransformerSpec(width=3 * width, heads=3 * STREAM["in_q"].shape[1], memory=memory).build().double()
     )
-    module = over_heads(STREAM["in_q"], None)
+    module = over_heads(STREAM["in_q"], position)
     state, outputs, start = model.initial_state(len(x)), [], 0
     for length in cuts:
         part, where = x[:, start : start + length], TokenIndex.range(len(x), length, start)
         view = model.memory_view(state, where)
         (mask, *_) = view.adapt_masks(model.attention_masks(where, view.key))
         _, keys, values = torch.cat([view.tokens(0, part), part], dim=1).split(width, dim=-1)
-        heads = (module.split(y)[0] for y in (part[..., :width], keys, values))
-        outputs.append(attend(module, *heads, mask))
+        q, k, v = (module.split(y)[0] for y in (part[..., :width], keys, values))
+        outputs.append(attend(module, q, module.position.key(k, view.key.position), v, mask))
         hidden = torch.stack([part] * model.spec.layers)
         runs_of = model._recurrent_passes(state.recurrent, where)
         carry = memory.carry(state.recurrent.memory, hidden, runs_of.runs)
@@ -60,7 +71,8 @@ def test_memory_gives_the_outputs_of_the_cache(way, extra, cuts):
         state = memory(state, hidden, where)
         state = type(state)(state.hidden, state.index, recurrent=recurrent)
         start += length
-    close(torch.cat(outputs, dim=1), merged(STREAM[f"out_{way}"]))
+    expected = STREAM[f"out_rope_{way}" if position else f"out_{way}"]
+    close(torch.cat(outputs, dim=1), merged(expected))
 
 
 @pytest.mark.parametrize("way", ["generate", "evaluate"])
@@ -74,6 +86,33 @@ def test_distances_are_counted_in_the_cache(way):
     place = keep.cumsum(dim=1) - 1
     expected = place.diagonal()[:, None] - place
     assert torch.equal(mask.distance[0][keep], expected[keep])
+
+
+@pytest.mark.parametrize(
+    "position",
+    [RoPE(), XPos(scale_base=4.0), RoPE(scaling="dynamic", factor=4.0, original_length=4)],
+    ids=["rope", "xpos", "dynamic"],
+)
+def test_rotations_are_those_of_positions_in_the_cache(position):
+    """The weights of a query are those of a sequence that consists of the kept keys and the query."""
+    q, k = STREAM["in_q"], STREAM["in_k"]
+    memory = StreamingXL(RECENT - 1, START)
+    model = TransformerSpec(width=8, heads=2, memory=memory).build().double()
+    where, module = TokenIndex.range(len(q), q.shape[2]), over_heads(q, position)
+    (mask, *_) = model.memory_view(None, where).adapt_masks(model.attention_masks(where, where))
+    weights = attention_weights(module, q, k, mask)
+    for i in range(q.shape[2]):
+        kept = STREAM["out_keep_generate"][i].nonzero()[:, 0]
+        here = TokenIndex.range(len(q), len(kept))
+        alone = AttentionMask(here.last(1), here, Full(), True, q.dtype)
+        expected = attention_weights(module, q[:, :, i : i + 1], k[:, :, kept], alone)
+        close(weights[:, :, i : i + 1, kept], expected)
+
+
+def attention_weights(module: Attention, q: Tensor, k: Tensor, mask: AttentionMask) -> Tensor:
+    k = module.position.key(k, mask.key.position)
+    q, bias = module.position.encode(q, k, q.shape[-1], mask, module.position.pass_table(mask))
+    return module.kernel.weights(q, k, bias, mask)
 
 
 def learned() -> Attention:

@@ -71,6 +71,11 @@ PATTERNS = [
     BigBirdETC(4, 1, 2, 3),
     ETC(4, 3, 7),
     ETC(4, 3, 2),
+    ETC(4, (0, 7, 40)),
+    ETC(4, (9, 2, 50), farthest=30, segments=(30, 9, 20), global_input="given"),
+    BigBird(4, 3, 2, (0, 5, 11)),
+    BigBird(4, 1, 3, (2, 20), draw_sharing="layer"),
+    BigBirdETC(4, 1, 2, (3, 8, 9, 10, 11, 60)),
     ETC(4, 3, segments=(30, 9, 20)),
     ETC(4, 3, farthest=40, segments=30, global_input="given"),
     Longformer(6, global_tokens=2, farthest=9),
@@ -220,8 +225,8 @@ def test_more_windows_than_layers_raise(pattern):
             TransformerSpec(layers=2, pattern=Full() & pattern)
 
 
-def test_labels_need_a_number_of_global_tokens():
-    with pytest.raises(ValueError, match=r"ETCLabels\(.*\) labels global tokens .* set its global_tokens=2"):
+def test_labels_need_the_global_tokens_of_the_pattern():
+    with pytest.raises(ValueError, match=r"disagree on the global tokens; set ETCLabels .*=\(0, 3\)"):
         TransformerSpec(pattern=Longformer(global_tokens=(0, 3)), position=ETCLabels(global_tokens=2))
 
 
@@ -237,7 +242,7 @@ def blocks(pattern: BigBird, count: int, head: int) -> Tensor:
 @given(
     window=st.sampled_from([1, 3, 5]),
     random=st.integers(0, 9),
-    global_blocks=st.integers(0, 3),
+    global_blocks=st.integers(0, 3) | st.sets(st.integers(0, 12), min_size=1, max_size=4).map(tuple),
     seed=st.integers(0, 99),
     head=st.integers(0, 2),
     count=st.integers(1, 40),
@@ -250,10 +255,12 @@ def test_each_block_draws_the_requested_number_of_random_blocks(
     pattern = BigBird(4, window, random, global_blocks, seed)
     seen = blocks(pattern, count, head)
     a, b = torch.arange(count)[:, None], torch.arange(count)
-    is_global = (a < global_blocks) | (b < global_blocks)
+    numbers = range(global_blocks) if isinstance(global_blocks, int) else global_blocks
+    row_is_global = torch.tensor([block in numbers for block in range(count)])
+    is_global = row_is_global[:, None] | row_is_global
     left = ~is_global & ((a - b).abs() > window // 2)
     assert seen[~left].equal((is_global | ((a - b).abs() <= window // 2))[~left])
-    queries = torch.arange(count) >= global_blocks
+    queries = ~row_is_global
     for some in (left, left & (b < a)):
         expected = some.sum(1).clamp(max=random)
         assert torch.equal((seen & some).sum(1)[queries], expected[queries])

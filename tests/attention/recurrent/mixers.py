@@ -10,6 +10,7 @@ from rlxf.attention.recurrent.deltanet import DeltaNet
 from rlxf.attention.recurrent.gated_deltanet import GatedDeltaNet
 from rlxf.attention.recurrent.gla import GLA
 from rlxf.attention.recurrent.gru import GRU
+from rlxf.attention.recurrent.infini import InfiniAttention
 from rlxf.attention.recurrent.linear_attention import RecurrentPerformer, RecurrentRFA
 from rlxf.attention.recurrent.lru import LRU
 from rlxf.attention.recurrent.lstm import LSTM
@@ -31,6 +32,8 @@ TECHNIQUES: dict[str, Recurrence] = {
     "GatedDeltaNet": GatedDeltaNet(),
     "GLA": GLA(),
     "GRU": GRU(),
+    "InfiniAttention": InfiniAttention(2),
+    "InfiniAttention, delta": InfiniAttention(2, "delta"),
     "LRU": LRU(),
     "LSTM": LSTM(),
     "Mamba2": Mamba2(state=4, convolution=3),

@@ -1,0 +1,225 @@
+"""Infini-attention: softmax attention within segments, and a matrix that summarizes the segments before."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
+from rlxf.attention.recurrent.heads import split_heads
+from rlxf.attention.technique import check_choice, check_int
+from rlxf.attention.token_index import MISSING
+
+Update = Literal["linear", "delta"]
+"""Values that a segment adds to the memory: its own, or what the memory does not predict of them."""
+
+
+@dataclass(frozen=True)
+class InfiniAttention(Recurrence):
+    r"""``y_t = g A_mem + (1 - g) A_dot`` with ``g = sigmoid(beta)``, one learned beta for each head.
+
+    A_dot is the softmax attention of token t to itself and the earlier tokens of its segment of S tokens, and
+    A_mem reads the segments before. With ``sigma(x) = ELU(x) + 1``, their memory M and normalizer z::
+
+        A_mem = sigma(q) M / (sigma(q) . z)
+        linear:  M = M + sigma(K)^T V                                    z = z + sum_j sigma(k_j)
+        delta:   M = M + sigma(K)^T (V - sigma(K) M / (sigma(K) . z))    z alike
+
+    where K and V are keys and values of a whole segment, read with the memory before it. In the first
+    segment of an episode the memory is empty, and ``y_t = A_dot``. Queries and keys have no positions, in the
+    segment or in the memory: set ``position=Sinusoidal()`` to add them to the tokens.
+
+    Segments are those of the episode: token t belongs to segment ``t // S``, and the token that completes a
+    segment writes it. They do not depend on how a rollout is cut for training, so acting step by step equals
+    learning. The state has the memory, and keys and values of the unfinished segment. Gradients flow through
+    the memory inside a training segment: to train what is written, train on several segments at once.
+
+    Source: Munkhdalai et al. 2024, arXiv:2404.07143, section 3.1.
+
+    Args:
+        segment: tokens S of a segment, at least 2.
+        update: rule of the memory: "linear" or "delta".
+
+    Raises:
+        TypeError: if segment is not an int.
+        ValueError: if segment is less than 2, or update is unknown.
+    """
+
+    paper: ClassVar[str] = "Munkhdalai et al. 2024, arXiv:2404.07143"
+    cost: ClassVar[str] = "L segment pairs"
+    segment: int = 64
+    update: Update = "linear"
+
+    def __post_init__(self) -> None:
+        check_int("InfiniAttention segment", self.segment, least=2)
+        check_choice("InfiniAttention update", self.update, get_args(Update))
+
+    def build(self, width: int, heads: int) -> "InfiniMixer":
+        return InfiniMixer(self, width, heads)
+
+
+class InfiniMixer(RecurrentMixer):
+    """Mixer of `InfiniAttention`.
+
+    Its state has ``memory`` (B, H, D, D + 1), M with z as its last column, and ``keys`` (B, S - 1, H, D) and
+    ``values`` (B, S - 1, H, D + 1) of the unfinished segment by the offset in it. The last value of a token
+    is 1; keys and values of offsets without a token are 0.
+    """
+
+    def __init__(self, spec: InfiniAttention, width: int, heads: int):
+        super().__init__()
+        self.spec, self.heads, self.size = spec, heads, width // heads
+        self.qkv = orthogonal_linear(width, width, matrices=3)
+        self.beta = nn.Parameter(torch.zeros(heads))
+        self.output = orthogonal_linear(width, width)
+
+    def initial_state(self, batch: int) -> MixerState:
+        shape = batch, self.spec.segment - 1, self.heads
+        return {
+            "memory": zeros(self.beta, batch, self.heads, self.size, self.size + 1),
+            "keys": self.beta.new_zeros(*shape, self.size),
+            "values": self.beta.new_zeros(*shape, self.size + 1),
+        }
+
+    def forward(self, x: Tensor, runs: EpisodeRuns, state: MixerState) -> tuple[Tensor, MixerState]:
+        q, k, v = (split_heads(y, self.heads) for y in self.qkv(x).chunk(3, dim=-1))
+        tokens = torch.cat([q, k, F.pad(v, (0, 1), value=1.0)], dim=-1)
+        parts = SegmentParts.of(runs, self.spec.segment)
+        outputs = [q[:, :0]]
+        for slots in parts.slots:
+            y, state = self._read(parts.gather(tokens, slots), Part.of(runs, slots, self.spec.segment), state)
+            outputs.append(y)
+        y = runs.inputs(parts.in_order(torch.cat(outputs, dim=1)))
+        return self.output(y.flatten(-2)), state
+
+    def _read(self, tokens: Tensor, part: "Part", state: MixerState) -> tuple[Tensor, MixerState]:
+        """Return the outputs (B, W, H, D) of the tokens of a part, and the state after them."""
+        q, k, v = tokens.split([self.size, self.size, self.size + 1], dim=-1)
+        state = {name: x.masked_fill(_like(part.is_new, x), 0) for name, x in state.items()}
+        keys, values = part.write(state["keys"], k), part.write(state["values"], v)
+        local = _local_attention(q, keys, values, part)
+        y = self._mix(q, local, state["memory"]).to(tokens.dtype)
+        memory, whole = state["memory"], values[:, -1, 0, -1] > 0
+        if bool(whole.any()):
+            written = self._write(memory, keys, values)
+            memory = torch.where(_like(whole, memory), written, memory)
+        keys, values = (x[:, :-1].masked_fill(_like(whole, x), 0) for x in (keys, values))
+        return y, {"memory": memory, "keys": keys, "values": values}
+
+    def _mix(self, q: Tensor, local: Tensor, memory: Tensor) -> Tensor:
+        """Mix local attention (B, W, H, D) with what queries q (B, W, H, D) read from the memory."""
+        read, known = retrieve(q.transpose(1, 2).to(memory.dtype), memory)
+        gate = self.beta.sigmoid().to(memory.dtype)[:, None, None]
+        local = local.transpose(1, 2).to(memory.dtype)
+        return torch.where(known, gate * read + (1 - gate) * local, local).transpose(1, 2)
+
+    def _write(self, memory: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Return the memory after a segment with keys (B, S, H, D) and values (B, S, H, D + 1)."""
+        k, new = (x.transpose(1, 2).to(memory.dtype) for x in (keys, values))
+        if self.spec.update == "delta":
+            new = new - F.pad(retrieve(k, memory)[0], (0, 1)) * new[..., -1:]
+        return memory + features(k).mT @ new
+
+
+def features(x: Tensor) -> Tensor:
+    """Return ``sigma(x) = ELU(x) + 1``, which is above 0."""
+    return x.relu() + x.clamp(max=0).exp()
+
+
+def retrieve(q: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Read a memory (B, H, D, D + 1) with q (B, H, N, D).
+
+    Returns:
+        ``sigma(q) M / (sigma(q) . z)``, (B, H, N, D), and whether the memory is not empty, (B, H, N, 1) bool.
+    """
+    value, total = (features(q) @ memory).split([memory.shape[-1] - 1, 1], dim=-1)
+    known = total > 0
+    return value / torch.where(known, total, 1.0), known
+
+
+def _local_attention(q: Tensor, keys: Tensor, values: Tensor, part: "Part") -> Tensor:
+    """Attend from q (B, W, H, D) to keys and values (B, S, H, ...) of the segment -> (B, W, H, D)."""
+    offset = torch.arange(keys.shape[1], device=q.device)
+    visible = (offset <= part.offset[..., None]) & (values[:, None, :, 0, -1] > 0)
+    visible = visible | ~part.filled[..., None]  # a softmax over no keys is NaN
+    q, k, v = (x.transpose(1, 2) for x in (q, keys, values[..., :-1]))
+    return F.scaled_dot_product_attention(q, k, v, visible[:, None]).transpose(1, 2)
+
+
+def _like(rows: Tensor, x: Tensor) -> Tensor:
+    """Add axes to rows (B,) bool so that they broadcast over x (B, ...)."""
+    return rows.reshape(-1, *[1] * (x.dim() - 1))
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentParts:
+    """Tokens of T slots, divided into parts: tokens of a row that are in one segment of an episode.
+
+    Args:
+        slots: for each part, (B, W) int64, slots of its tokens in order; `MISSING` after the last one of a
+            row.
+        column: (B, T) int64, place of each token among those of all parts.
+    """
+
+    slots: list[Tensor]
+    column: Tensor
+
+    @classmethod
+    def of(cls, runs: EpisodeRuns, size: int) -> "SegmentParts":
+        """Divide tokens into parts of segments of ``size`` tokens; the first part continues a segment."""
+        first = runs.reset | runs.valid & (runs.position % size == 0)
+        number, count = first.cumsum(1), runs.valid.cumsum(1) - 1
+        rank = count - torch.where(first, count, 0).cummax(1).values
+        token = torch.arange(rank.shape[1], device=rank.device).expand_as(rank)
+        slots, starts = [], [0]
+        for part in range(int(number.max()) + 1):
+            inside = runs.valid & (number == part)
+            place = torch.where(inside, rank, token.shape[1])
+            filled = token.new_full((len(token), token.shape[1] + 1), MISSING).scatter(1, place, token)
+            width = int(inside.sum(1).max())
+            starts.append(starts[-1] + width)
+            slots += [filled[:, :width]] if width else []
+        column = torch.tensor(starts, device=rank.device)[number] + rank
+        return cls(slots, column.clamp(0, max(0, starts[-1] - 1)))
+
+    def gather(self, x: Tensor, slots: Tensor) -> Tensor:
+        """Return the tokens x (B, T, H, D) of a part, (B, W, H, D)."""
+        rows = slots.clamp(min=0)[..., None, None]
+        return x.gather(1, rows.expand(-1, -1, *x.shape[2:]))
+
+    def in_order(self, y: Tensor) -> Tensor:
+        """Return outputs (B, T, H, D) of all tokens, given those of the parts (B, N, H, D), joined."""
+        y = y if y.shape[1] else F.pad(y, (0, 0, 0, 0, 0, 1))  # no tokens
+        return y.gather(1, self.column[..., None, None].expand(-1, -1, *y.shape[2:]))
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Part of W tokens in each row, each within one segment.
+
+    Args:
+        offset: (B, W) int64, offset of the token in its segment; the segment's length S where there is none.
+        filled: (B, W) bool, whether there is a token.
+        is_new: (B,) bool, rows in which the part begins an episode.
+        size: length S of a segment.
+    """
+
+    offset: Tensor
+    filled: Tensor
+    is_new: Tensor
+    size: int
+
+    @classmethod
+    def of(cls, runs: EpisodeRuns, slots: Tensor, size: int) -> "Part":
+        """Return the part with tokens in ``slots`` (B, W)."""
+        filled, token = slots != MISSING, slots.clamp(min=0)
+        offset = torch.where(filled, runs.position.gather(1, token) % size, size)
+        return cls(offset, filled, (filled & runs.reset.gather(1, token)).any(1), size)
+
+    def write(self, buffer: Tensor, x: Tensor) -> Tensor:
+        """Write x (B, W, H, D) to a buffer (B, S - 1, H, D) of the segment by offset: (B, S, H, D)."""
+        place = self.offset[..., None, None].expand_as(x)
+        return F.pad(buffer, (0, 0, 0, 0, 0, 2)).scatter(1, place, x)[:, : self.size]
