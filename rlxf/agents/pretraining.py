@@ -149,7 +149,13 @@ class MaskedModel(TrajectoryModel):
         contents = self.tokens.embed(steps)
         if masking is not None:
             contents = masking.hide(contents, self.mask_embeddings)
-        return self.transformer.exits(self.tokens.add_time_embedding(contents, steps.time_steps), steps.index)
+        inputs: dict[str, Any] = {
+            "x": self.tokens.add_time_embedding(contents, steps.time_steps),
+            "index": steps.index,
+        }
+        exits = self.transformer.exits(**inputs)
+        self.check_outputs(exits.outputs[-1], inputs, slice(None))
+        return exits
 
     def _errors(self, y: Tensor, batch: MaskedWindows) -> Tensor:
         """Compute the error of each token (B, W, 3) for outputs y (B, W, 3, C)."""

@@ -11,6 +11,7 @@ from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.modules import Activation, Norm, NormType
+from rlxf.attention.parameter_checks import parameter_fault
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.window import Full
 from rlxf.attention.positions.base import Position
@@ -116,9 +117,16 @@ class TransformerSpec(SpecView):
         self._check_layers_with_attention()
 
     def build(self) -> Transformer:
-        """Build the module with random weights from torch's global generator."""
+        """Build the module with random weights from torch's global generator.
+
+        Raises:
+            ValueError: if the options of a technique give an initial weight that is not finite.
+        """
         segmented = self.memory is not None and self.memory.segment_length is not None
-        return SegmentedTransformer(self) if segmented else Transformer(self)
+        transformer = SegmentedTransformer(self) if segmented else Transformer(self)
+        if (fault := parameter_fault(transformer)) is not None:
+            raise ValueError(f"{fault}; use other options")
+        return transformer
 
     def to_json(self) -> str:
         """Return this spec as JSON text; `from_json` is the inverse."""
@@ -187,7 +195,13 @@ class TransformerSpec(SpecView):
     def _check_layers_with_attention(self) -> None:
         """Check `attention_layers`, and that no choice is without effect because no layer has attention."""
         for layer in self.attention_layers:
-            check_int("attention_layers", layer, least=0, most=self.distinct_layers - 1)
+            check_int("attention_layers", layer, least=0)
+            if layer >= self.distinct_layers:
+                raise ValueError(
+                    f"attention_layers must be at most {self.distinct_layers - 1}, got {layer}: with depth "
+                    f"{self.depth}, layers={self.layers} have {self.distinct_layers} sets of weights, "
+                    f"numbered from 0"
+                )
         if len(set(self.attention_layers)) < len(self.attention_layers):
             raise ValueError(f"attention_layers must name each layer once, got {self.attention_layers}")
         if self.attention_layers and not self.has_recurrence:

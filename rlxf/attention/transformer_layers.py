@@ -1,5 +1,6 @@
 """Modules of a transformer, and what every pass through them needs: masks, auxiliary losses, updates."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -63,7 +64,7 @@ class TransformerLayers(nn.Module):
     @property
     def recurrent_kernel_passes(self) -> list[int]:
         """Numbers of the passes with attention whose kernel acts from a recurrent state, from 0."""
-        kernels, patterns = self.spec.kernel.for_layers(self.spec.kinds), self._patterns
+        kernels, patterns = self.spec.kernel.for_layers(self.spec.distinct_layers), self._patterns
         return [n for n in self.attention_passes if kernels[self.order[n]].is_recurrent(patterns[n])]
 
     @property
@@ -138,16 +139,16 @@ class TransformerLayers(nn.Module):
         passes = tuple(layer.initial_state(batch) for layer in self._layers)
         return RecurrentState(passes, torch.full((batch,), EMPTY, device=like.device), carry)
 
-    def recurrent_fault(self, state: RecurrentState | None) -> str | None:
-        """Describe the first NaN or infinite value of recurrent states; None if all are finite."""
-        fault = None if state is None else state.first_fault()
+    def recurrent_fault(self, state: RecurrentState | None, most: float = math.inf) -> str | None:
+        """Describe the first value of states that is not finite or above ``most``, if there is any."""
+        fault = None if state is None else state.first_fault(most)
         if fault is None:
             return None
         number, name, value, row = fault
-        return (
-            f"the recurrent state {name!r} of layer {self.order[number] + 1}, {self.spec.recurrence}, "
-            f"contains {value} in row {row} of the batch"
-        )
+        owner = f"the memory {self.spec.memory}"
+        if number is not None:
+            owner = f"layer {self.order[number] + 1}, {self.spec.recurrence}"
+        return f"the recurrent state {name!r} of {owner}, contains {value} in row {row} of the batch"
 
     def memory_view(self, state: State | None, index: TokenIndex) -> MemoryView:
         """Create the view of the memory for a segment with the given index (B, T)."""

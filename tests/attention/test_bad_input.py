@@ -200,7 +200,7 @@ def test_options_are_in_range(make, message):
     [
         (Sinusoidal(), "Sinusoidal needs an even width, got 9"),
         (XLRelative(), "XLRelative needs an even width, got 9"),
-        (RoPE(), "RoPE needs an even width per head, got 9 / 3 = 3"),
+        (RoPE(), "RoPE needs an even width per head, got 9 / 3 = 3; use another position, or other numbers"),
     ],
 )
 def test_positions_require_even_widths(position, message):

@@ -1,7 +1,7 @@
 """Checks for values that are not finite: weights, losses, observations, rewards and actions."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import is_dataclass
@@ -15,6 +15,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from rlxf.attention.parameter_checks import parameter_fault
+from rlxf.attention.recurrent.base import RecurrentState
+from rlxf.attention.token_index import EMPTY
 from rlxf.envs.step_checks import check_finite, check_shapes, range_fault, warn_outside
 from rlxf.training import NumericalError
 from rlxf.utils.errors import FaultyEnvironmentError
@@ -97,6 +100,74 @@ def _not_finite(batch: Any) -> Iterator[str]:
         if isinstance(value, Tensor) and not value.isfinite().all():
             yield name
         yield from _not_finite(value)
+
+
+def check_parameters(policy: nn.Module) -> None:
+    """Raise NumericalError if a parameter is not finite, or could make a recurrent state overflow.
+
+    Args:
+        policy: network with a `Transformer` named ``transformer``.
+    """
+    transformer: Any = policy.transformer
+    if (fault := parameter_fault(transformer) or _other_parameter_fault(policy)) is not None:
+        raise NumericalError(f"{fault}; load a checkpoint of an earlier update, or build a new agent")
+
+
+def _other_parameter_fault(policy: nn.Module) -> str | None:
+    """Describe the first parameter outside of the transformer that is NaN or infinite."""
+    for name, x in policy.named_parameters():
+        if not name.startswith("transformer.") and not x.isfinite().all():
+            return f"the parameter {name!r} contains {x[~x.isfinite()][0].item()}; it must be finite"
+    return None
+
+
+LARGEST_STATE = 1e18
+"""Value of a recurrent state above which a layer can have outputs whose squares exceed float32."""
+
+
+def check_outputs(
+    policy: nn.Module,
+    outputs: Tensor,
+    episode: Tensor,
+    tokens: Tensor,
+    before: RecurrentState | None,
+    after: Callable[[], RecurrentState | None],
+) -> None:
+    """Raise NumericalError if outputs of a transformer are not finite; the message names the cause.
+
+    Args:
+        policy: network with a `Transformer` named ``transformer``.
+        outputs: outputs of a step or segment, (..., C).
+        episode: episode of each output, (...); outputs of empty slots are ignored.
+        tokens: inputs of the step or segment.
+        before: states of recurrent layers and memory before it.
+        after: returns the states after it; called only if an output is not finite.
+    """
+    if outputs.isfinite().all() or outputs[episode != EMPTY].isfinite().all():
+        return
+    transformer: Any = policy.transformer
+    if (fault := transformer.recurrent_fault(before)) is not None:
+        raise NumericalError(f"{fault} before the step; start new episodes, in predict with state=None")
+    check_parameters(policy)
+    faulty = ~tokens.isfinite().flatten(1).all(dim=1)
+    if faulty.any():
+        raise NumericalError(
+            f"the tokens of the transformer are not finite in row {int(faulty.nonzero()[0])} of the batch: "
+            f"observations, actions or returns, now or in the state, are NaN or exceed the range of float32; "
+            f"normalize them, or scale them down"
+        )
+    new = after()
+    fault = transformer.recurrent_fault(new) or transformer.recurrent_fault(new, LARGEST_STATE)
+    if fault is not None:
+        raise NumericalError(
+            f"{fault} after the step; the weights are unchanged: lower the learning rate, or use a "
+            f"recurrence whose decay is at most 1"
+        )
+    raise NumericalError(
+        "the outputs of the transformer are not finite, although its parameters, tokens and recurrent states "
+        "are: the memory before the step contains NaN, or a layer exceeds the range of its dtype; start new "
+        "episodes, in predict with state=None, or lower the learning rate"
+    )
 
 
 STATISTICS = ("obs_rms", "ret_rms", "returns")

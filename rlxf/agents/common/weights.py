@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor, nn
 
 from rlxf.attention import Transformer, TransformerSpec
+from rlxf.attention.parameter_checks import parameter_fault
 from rlxf.training import CheckpointError
 from rlxf.training.compat import first_difference
 from rlxf.training.process_group import ProcessGroup
@@ -53,6 +54,10 @@ def transfer_weights(source: Any, target: nn.Module, parts: Sequence[str] = ("tr
     states["transformer"] = merge_memory_weights(given, own)
     for part, state in states.items():
         check_tensors(part, state, getattr(target, part).state_dict())
+    if (fault := parameter_fault(given)) is not None:
+        raise ValueError(
+            f"the weights of the source are not valid: {fault}; load an earlier checkpoint of it"
+        )
     for part, state in states.items():
         getattr(target, part).load_state_dict(state)
 
@@ -137,6 +142,19 @@ def check_tensors(part: str, given: Mapping[str, Tensor], own: Mapping[str, Tens
                 f"the weights do not fit: {name} of {part} is {source}, the agent's is {target}; build both "
                 f"with the same settings"
             )
+
+
+def check_stored_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError if tensors of a file would make a recurrent state overflow.
+
+    Args:
+        model: model with a transformer, which is not changed.
+        tensors: tensors of the model by name.
+    """
+    prefix = "transformer."
+    stored = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+    if (fault := parameter_fault(model.transformer, stored)) is not None:
+        raise CheckpointError(f"the checkpoint's weights are not valid: {fault}; load an earlier checkpoint")
 
 
 class SyncedRunningMeanStd(RunningMeanStd):

@@ -114,18 +114,46 @@ def extend_context(
         length: number of steps of an empty window.
 
     Raises:
-        ValueError: if the window is of another number of environments.
+        TypeError: if the state is not a context window.
+        ValueError: if the window is of another agent, device, or number of environments.
     """
-    state = _empty_context(model, encoded, length) if state is None else state
-    if len(state.mask) != len(start):
-        raise ValueError(
-            f"the state is of {len(state.mask)} environments, the observation of {len(start)}; "
-            f"pass state=None to start with an empty context"
-        )
+    empty = _empty_context(model, encoded, length)
+    if state is None:
+        state = empty
+    else:
+        check_context(state, empty)
     features = model.features(encoded.observations[:, None])[:, 0]
     return state.clear_rows(start).append(
         features, encoded.previous_action, encoded.return_to_go, encoded.time_steps
     )
+
+
+def check_context(state: ContextWindow, empty: ContextWindow) -> None:
+    """Raise an error unless a state passed to `predict` fits the agent and the observation.
+
+    Args:
+        state: the state.
+        empty: an empty context window of the agent for these environments.
+
+    Raises:
+        TypeError: if the state is not a context window.
+        ValueError: if the window is of another agent, device, or number of environments.
+    """
+    advice = "pass state=None to start with an empty context"
+    if not isinstance(state, ContextWindow):
+        raise TypeError(f"state must be one that predict returned, got {type(state).__name__}; {advice}")
+    rows, expected = len(state.mask), len(empty.mask)
+    if rows != expected:
+        raise ValueError(f"the state is of {rows} environments, the observation of {expected}; {advice}")
+    if state.mask.device != empty.mask.device:
+        raise ValueError(f"the state is on {state.mask.device}, the agent on {empty.mask.device}; {advice}")
+    for name, own in vars(empty).items():
+        given = getattr(state, name)
+        if given.shape != own.shape or given.dtype != own.dtype:
+            raise ValueError(
+                f"the state is of another agent: {name} has shape {tuple(given.shape)} and {given.dtype} in "
+                f"the state, {tuple(own.shape)} and {own.dtype} in this agent; {advice}"
+            )
 
 
 def _empty_context(
@@ -225,9 +253,12 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, OfflineAlgorithm
             state is not modified.
 
         Raises:
-            TypeError: if the observation is not that of a `ReturnToGo`.
+            TypeError: if the observation is not that of a `ReturnToGo`, or the state is not one that
+                `predict` returned.
             ValueError: if the observation's shape differs from the dataset's, the batch size of ``state`` or
-                ``episode_start`` differs from the observation's, or a number is NaN or infinite.
+                ``episode_start`` differs from the observation's, ``state`` is of another agent or device, or
+                a number is NaN or infinite.
+            NumericalError: if an output of the transformer is not finite; the message names the cause.
 
         Warns:
             UserWarning: once, if ``state`` is None in ten consecutive calls without ``episode_start`` at time

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
+from rlxf.agents.common.numerics import check_parameters
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.agents.offline.trajectory_model import TOKENS
@@ -26,6 +27,7 @@ class DistillationUpdate(OfflineUpdate):
 
     Raises:
         ValueError: if the student and the teacher have different kinds of heads or are on different devices.
+        NumericalError: if a parameter of the teacher is not finite.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class DistillationUpdate(OfflineUpdate):
 
 
 def _check_models(student: DecisionTransformerModel, teacher: DecisionTransformerModel) -> None:
+    check_parameters(teacher)
     teacher_head, student_head = (type(each.loss.head).__name__ for each in (teacher, student))
     if teacher_head != student_head:
         raise ValueError(

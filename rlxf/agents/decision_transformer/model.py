@@ -178,14 +178,20 @@ class DecisionTransformerModel(TrajectoryModel):
 
     def exits(self, steps: ContextWindow, output_slice: slice) -> ExitOutputs:
         """Return the outputs after each layer at the tokens of the slice ``output_slice``."""
-        return self.transformer.exits(**self._transformer_inputs(steps), output_slice=output_slice)
+        inputs = self._transformer_inputs(steps)
+        exits = self.transformer.exits(**inputs, output_slice=output_slice)
+        self.check_outputs(exits.outputs[-1], inputs, output_slice)
+        return exits
 
     def outputs(self, steps: ContextWindow, output_slice: slice = STATE_TOKENS) -> Tensor:
         """Return the outputs at the tokens of the slice ``output_slice``.
 
         At the state tokens these are the inputs of the head, (B, W - burn_in_steps, C).
         """
-        return self.transformer.outputs(**self._transformer_inputs(steps), output_slice=output_slice)
+        inputs = self._transformer_inputs(steps)
+        y = self.transformer.outputs(**inputs, output_slice=output_slice)
+        self.check_outputs(y, inputs, output_slice)
+        return y
 
     @torch.no_grad()
     def newest_output(self, steps: ContextWindow) -> Tensor:
@@ -193,11 +199,11 @@ class DecisionTransformerModel(TrajectoryModel):
 
         Unlike `outputs`, this method exits early where the depth allows it.
         """
+        inputs, newest = self._transformer_inputs(steps), NEWEST_STATE_TOKEN
         y = self.transformer.early_outputs(
-            **self._transformer_inputs(steps),
-            output_slice=NEWEST_STATE_TOKEN,
-            confidence_fn=self.confidence_margin,
+            **inputs, output_slice=newest, confidence_fn=self.confidence_margin
         )
+        self.check_outputs(y, inputs, newest)
         return y[:, 0]
 
     def confidence_margin(self, y: Tensor) -> Tensor:

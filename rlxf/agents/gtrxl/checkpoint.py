@@ -11,6 +11,7 @@ from gymnasium import Space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
 from rlxf.agents.common.checkpoint import read_agent_archive, setting_rules, stored_settings
+from rlxf.agents.common.weights import check_stored_parameters
 from rlxf.agents.gtrxl.config import BOUNDS, SCHEDULES
 from rlxf.agents.gtrxl.heads import check_statistics
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
@@ -110,9 +111,11 @@ def read_parameters(archive: Archive, policy: GTrXLPolicy) -> dict[str, Any]:
     """Return weights and optimizer state in the format of SB3's ``get_parameters``.
 
     Raises:
-        CheckpointError: if the policy lacks a tensor or has it in a different shape.
+        CheckpointError: if the policy lacks a tensor or has it in a different shape, or if a parameter would
+            make a recurrent state overflow.
     """
     check_weights_fit(policy, archive.tensors["policy"], "policy")
+    check_stored_parameters(policy, archive.tensors["policy"])
     check_statistics(archive.tensors["policy"])
     updates = archive.documents["agent"]["progress"]["_n_updates"]
     state = optimizer_state(policy.optimizer, archive.tensors["optimizer"], updates)

@@ -1,5 +1,6 @@
 """Actor-critic policy with a shared transformer."""
 
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,14 +22,13 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
 from rlxf.agents.common.arguments import SB3_POLICY_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
+from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.gtrxl.core import check_exits
 from rlxf.agents.gtrxl.heads import PopArtHead, probability_margins
 from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentPolicy, RecurrentPolicyState
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.modules import orthogonal_linear
-from rlxf.attention.recurrent.base import RecurrentState
-from rlxf.training import NumericalError
 
 
 class GTrXLPolicy(RecurrentPolicy):
@@ -144,7 +144,7 @@ class GTrXLPolicy(RecurrentPolicy):
         none = torch.full((batch,), -1, dtype=torch.long, device=self.device)
         action = torch.zeros(batch, self.encoded_action_width, device=self.device)
         kind = PersistentPolicyState if self.persist_memory_across_episodes else RecurrentPolicyState
-        return kind(self.build_cache(self.transformer.initial_state(batch)), none, none, action)
+        return kind(self.build_cache(self.transformer.initial_state(batch)), none, none, action, self.core)
 
     def build_cache(self, state: State) -> KVCache:
         """Return the KV cache of a memory, projected with the current weights."""
@@ -153,9 +153,9 @@ class GTrXLPolicy(RecurrentPolicy):
     @torch.no_grad()
     def act(self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex) -> tuple[Tensor, Tensor]:
         """Run the transformer for one step of E environments; see `RecurrentPolicy.act`."""
-        before = state.cache.recurrent
-        latent, hidden = self.transformer.step(self.tokens(obs, state.action), index, state.cache)
-        self._check_recurrent_states(latent, before, state.cache.recurrent)
+        tokens, before = self.tokens(obs, state.action), state.cache.recurrent
+        latent, hidden = self.transformer.step(tokens, index, state.cache)
+        check_outputs(self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent)
         return latent, hidden
 
     @torch.no_grad()
@@ -163,28 +163,8 @@ class GTrXLPolicy(RecurrentPolicy):
         """Run the transformer like `act`, but with early exits; return only the outputs (E, C)."""
         tokens, before = self.tokens(obs, state.action), state.cache.recurrent
         latent = self.transformer.early_step(tokens, index, state.cache, self._exit_margin)
-        self._check_recurrent_states(latent, before, state.cache.recurrent)
+        check_outputs(self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent)
         return latent
-
-    def _check_recurrent_states(
-        self, latent: Tensor, before: RecurrentState | None, after: RecurrentState | None
-    ) -> None:
-        """Raise NumericalError if outputs (..., C) are not finite because of the state of a recurrent layer.
-
-        Args:
-            latent: outputs of a step or segment.
-            before: states before it.
-            after: states after it.
-        """
-        if after is None or latent.isfinite().all():
-            return
-        if (fault := self.transformer.recurrent_fault(before)) is not None:
-            raise NumericalError(f"{fault} before the step; start new episodes (pass state=None to predict)")
-        if (fault := self.transformer.recurrent_fault(after)) is not None:
-            raise NumericalError(
-                f"{fault} after the step; the weights are unchanged: lower the learning rate, or use a "
-                f"recurrence whose decay is at most 1"
-            )
 
     def _exit_margin(self, output: Tensor) -> Tensor:
         """Return the difference of the two largest action probabilities: outputs (B, 1, C) -> (B, 1)."""
@@ -203,14 +183,13 @@ class GTrXLPolicy(RecurrentPolicy):
             Outputs (N, B, T, C) for `heads` at all N exits; the last one is the output of all layers.
 
         Raises:
-            NumericalError: if an output is not finite because of the state of a recurrent layer.
+            NumericalError: if an output is not finite; the message names the cause.
         """
         tokens = self.tokens(obs, previous).unflatten(0, tuple(index.shape))
         exits = self.transformer.exits(tokens, index, state)
-        if self.core.has_recurrence and not exits.outputs[-1].isfinite().all():
-            with torch.no_grad():
-                after = self.transformer.next_state(tokens, index, state).recurrent
-            self._check_recurrent_states(exits.outputs[-1], state.recurrent, after)
+        after = partial(self.transformer.next_state, tokens, index, state)
+        outputs, before = exits.outputs[-1], state.recurrent
+        check_outputs(self, outputs, index.episode, tokens, before, lambda: after().recurrent)
         return exits
 
     def tokens(self, obs: PyTorchObs, previous: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlxf.agents.common.arguments import PPO_SB3_ARGUMENTS, check_device, reject_unknown_arguments
 from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.losses import Distillation
-from rlxf.agents.common.numerics import numerical_error_context
+from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.gtrxl.config import PPOConfig, as_training_env, check_policy, warn_of_flattened_images
 from rlxf.agents.gtrxl.core import check_persistent_memory, check_recomputable, resolve_core
 from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
@@ -214,7 +214,8 @@ class GTrXLPPO(TrainingLoop):
         """Update the policy with the rollout by PPO (or distillation), in ``n_epochs`` passes.
 
         Raises:
-            NumericalError: before the optimizer step, if returns, a loss or a gradient are NaN or infinite.
+            NumericalError: before the optimizer step, if returns, a loss or a gradient are NaN or infinite,
+                or a parameter is not finite or would make a recurrent state overflow.
         """
         if not self.ranks.all_gather(self.rollout_buffer.weight).any():
             return  # all steps were lost because environments crashed
@@ -224,6 +225,7 @@ class GTrXLPPO(TrainingLoop):
             numerical_error_context(f"the update after step {self.num_timesteps}"),
             self.ranks.rank_rng(self.order),
         ):
+            check_parameters(self.policy)
             buffer.check_finite(self.collector.env_numbers)
             self.policy.set_training_mode(True)
             self._update_learning_rate(self.policy.optimizer)

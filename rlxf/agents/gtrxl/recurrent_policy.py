@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,9 +16,11 @@ from torch import Tensor
 from rlxf.agents.common.arguments import MissingStateWarning
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
 from rlxf.agents.gtrxl.heads import choice_logits
+from rlxf.attention import TransformerSpec
 from rlxf.attention.cache import KVCache
 from rlxf.attention.token_index import EMPTY, TokenIndex
 from rlxf.data.spaces import discrete_start
+from rlxf.training.compat import first_difference
 
 
 @dataclass(eq=False)
@@ -32,12 +34,14 @@ class RecurrentPolicyState:
         position: (E,) int64, steps since the start of the episode.
         episode: (E,) int64, number of the episode.
         action: (E, A), the encoded previous action; 0 at the start of an episode.
+        core: specification of the transformer.
     """
 
     cache: KVCache
     position: Tensor
     episode: Tensor
     action: Tensor
+    core: TransformerSpec
 
     @property
     def layout(self) -> dict[str, object]:
@@ -80,6 +84,19 @@ class PersistentPolicyState(RecurrentPolicyState):
         return super().advance(self.episode == EMPTY)
 
 
+def state_difference(given: TransformerSpec, own: TransformerSpec) -> tuple[str, Any, Any] | None:
+    """Return the first option of two cores on which states depend and that differs: its name and both values.
+
+    None if states of one core fit the other.
+    """
+    if given is own or given == own:
+        return None
+    unrelated = ("dropout", "feed_forward_chunk")
+    one, other = (spec.to_dict() | {"feed_forward": spec.inner_width} for spec in (given, own))
+    differences = (first_difference(name, one[name], other[name]) for name in one if name not in unrelated)
+    return next((difference for difference in differences if difference), None)
+
+
 def mark_filler_rows(index: TokenIndex, filler: Tensor) -> TokenIndex:
     """Return ``index`` (E, 1) with the environments ``filler`` (E,) bool marked as empty slots."""
     return TokenIndex(index.position, index.episode.masked_fill(filler[:, None], EMPTY))
@@ -88,6 +105,7 @@ def mark_filler_rows(index: TokenIndex, filler: Tensor) -> TokenIndex:
 class RecurrentPolicy(BasePolicy):
     """Policy that acts step by step with a recurrent state; its subclass defines the network."""
 
+    core: TransformerSpec
     retrieval: RetrievalPolicy | None = None
     """Retrieval policy used by `predict` after `GTrXLPPO.attach_datastore`; None to use `heads`."""
     _missing_state_warning: MissingStateWarning
@@ -294,6 +312,12 @@ class RecurrentPolicy(BasePolicy):
         if state.position.device != self.device:
             raise ValueError(
                 f"the state is on {state.position.device}, the agent on {self.device}; {new_episodes}"
+            )
+        if (difference := state_difference(state.core, self.core)) is not None:
+            name, given, expected = difference
+            raise ValueError(
+                f"the state is of another core: {name} is {given} in the state, {expected} in this agent; "
+                f"{new_episodes}"
             )
         stored, own = state.layout, self._state_layout
         if stored != own:

@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
-from rlxf.agents.common.numerics import clip_grad_norm_checked
+from rlxf.agents.common.numerics import check_parameters, clip_grad_norm_checked
 from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.gtrxl.heads import divergence
 from rlxf.agents.gtrxl.losses import Losses, PPOLoss, segment_outputs, total_loss
@@ -220,6 +220,7 @@ class DistillationTraining(TrainingAlgorithm):
 
     Raises:
         ValueError: if spaces, device or memory of the teacher do not fit the student, or actor is unknown.
+        NumericalError: if a parameter of the teacher is not finite.
     """
 
     resumable = False
@@ -274,6 +275,7 @@ class DistillationTraining(TrainingAlgorithm):
 def _check_teacher(student: GTrXLPolicy, teacher: GTrXLPolicy) -> None:
     if teacher is student:
         raise ValueError("teacher and student are the same agent: pass another agent as the teacher")
+    check_parameters(teacher)
     check_teacher_without_datastore(None if teacher.retrieval is None else teacher.retrieval.datastore)
     for name in ("observation_space", "action_space", "persist_memory_across_episodes", "device"):
         expected, actual = getattr(student, name), getattr(teacher, name)

@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.agents.common.checkpoint import check_unfinished, newest_checkpoint_file
 from rlxf.agents.common.numerics import (
     check_observations,
+    check_parameters,
     check_step_results,
     normalizes_observations,
     restore_stats_on_error,
@@ -68,6 +69,7 @@ class TrainingLoop(GTrXLAgent):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: SegmentBuffer, n_rollout_steps: int
     ) -> bool:
         """Take ``n_rollout_steps`` steps in every environment; return False if a callback stops training."""
+        check_parameters(self.policy)
         self.policy.set_training_mode(False)
         self.collector.start_rollout()
         self._algorithm.start_rollout()
@@ -116,6 +118,7 @@ class TrainingLoop(GTrXLAgent):
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """Prepare training as in SB3; also check the first observations and log hyperparameters."""
         check_no_datastore(self.datastore)
+        check_parameters(self.policy)
         assert self.env is not None
         if self.persist_memory_across_episodes:
             check_filler_rows(self.core, self.env)
@@ -173,8 +176,9 @@ class TrainingLoop(GTrXLAgent):
                 `CheckpointWriter`.
             FaultyEnvironmentError: during training, if an environment returns NaN or infinity, or crashes
                 too often (`BrokenEnvironmentError`).
-            NumericalError: during training, if a loss or a gradient is NaN or infinite; the weights are those
-                before that optimizer step.
+            NumericalError: before a rollout or an update, if a parameter is not finite or would make a
+                recurrent state overflow; during training, if a loss, a gradient or a recurrent state is NaN
+                or infinite. The weights are those before that optimizer step.
         """
         check_has_env(self.env)
         check_schedules(self, progress=0.0)

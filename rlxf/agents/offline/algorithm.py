@@ -15,7 +15,7 @@ from stable_baselines3.common.utils import configure_logger, update_learning_rat
 
 from rlxf.agents.common import arguments
 from rlxf.agents.common.checkpoint import CheckpointMixin, read_agent_archive
-from rlxf.agents.common.numerics import numerical_error_context
+from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.weights import core_error_context, sync_processes
 from rlxf.agents.offline import checkpoint
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig, check_no_policy, check_sizes
@@ -156,8 +156,9 @@ class OfflineAlgorithm(CheckpointMixin):
                 its settings or data differ from those in ``resume_from``. The agent stays unchanged.
             FileNotFoundError: if ``resume_from`` does not exist.
             CheckpointError: if the file is truncated, altered or of another format.
-            NumericalError: during training, if the loss or a gradient is NaN or infinite. The weights are
-                those before the update.
+            NumericalError: before the first update, if a parameter is not finite or would make a recurrent
+                state overflow; during training, if the loss, a gradient or a recurrent state is NaN or
+                infinite. The weights are those before the update.
         """
         update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
         windows = self.windows(self._data())
@@ -251,7 +252,8 @@ class OfflineAlgorithm(CheckpointMixin):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
-        """Prepare training as SB3 does, without an environment to reset."""
+        """Check the parameters, and prepare training as SB3 does, without an environment to reset."""
+        check_parameters(self.policy)
         self.start_time = time.time_ns()
         self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
         self._num_timesteps_at_start = self.num_timesteps

@@ -18,6 +18,7 @@ from rlxf.agents.common.checkpoint import (
     stored_settings,
     window_memory,
 )
+from rlxf.agents.common.weights import check_stored_parameters
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.agents.offline.trajectory_model import memory_steps
@@ -99,9 +100,10 @@ def restore(update: OfflineUpdate, generator: torch.Generator, archive: Archive)
     """Load weights, optimizer state and generator of batches.
 
     Raises:
-        CheckpointError: if a tensor does not fit the model.
+        CheckpointError: if a tensor does not fit the model, or would make a recurrent state overflow.
     """
     states.check_weights_fit(update.model, archive.tensors["policy"], "policy")
+    check_stored_parameters(update.model, archive.tensors["policy"])
     updates = archive.documents["agent"]["progress"]["_n_updates"]
     update.model.load_state_dict(archive.tensors["policy"])
     optimizer = states.optimizer_state(update.optimizer, archive.tensors["optimizer"], updates)

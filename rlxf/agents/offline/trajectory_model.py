@@ -1,7 +1,9 @@
 """Transformer over trajectories: context windows, their tokens, and the outputs."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder
+from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
 from rlxf.attention import TokenIndex, Transformer, TransformerSpec
 from rlxf.attention.modules import Dropout
@@ -211,6 +214,18 @@ class TrajectoryModel(nn.Module, ABC):
     @abstractmethod
     def loss_count(self, batch: Any) -> Tensor:
         """Return the number of steps or tokens over which the `losses` of a batch are averaged, a scalar."""
+
+    def check_outputs(self, outputs: Tensor, inputs: Mapping[str, Any], output_slice: slice) -> None:
+        """Raise NumericalError if outputs are not finite; the message names the layer and the cause.
+
+        Args:
+            outputs: outputs of the tokens ``output_slice``, (B, T, C).
+            inputs: arguments of the transformer.
+            output_slice: tokens with outputs.
+        """
+        episode = inputs["index"].episode[:, output_slice]
+        after = partial(self.transformer.next_state, **inputs)
+        check_outputs(self, outputs, episode, inputs["x"], None, lambda: after().recurrent)
 
     def add_penalty(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add the transformer's penalty, such as that of adaptive spans, and its mean depth to the parts."""

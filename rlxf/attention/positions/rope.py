@@ -220,7 +220,10 @@ def check_pairs(technique: str, choices: SpecView) -> None:
     heads = choices.score_heads
     size = choices.width // heads
     if size % 2:
-        raise ValueError(f"{technique} needs an even width per head, got {choices.width} / {heads} = {size}")
+        raise ValueError(
+            f"{technique} needs an even width per head, got {choices.width} / {heads} = {size}; use another "
+            f"position, or other numbers of width and heads, of which kernel {choices.kernel} makes {heads}"
+        )
 
 
 def rotate(x: Tensor, position: Tensor, speed: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.technique import SpecView, Technique
+from rlxf.attention.technique import MAX_FLOAT, SpecView, Technique
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
 MixerState = dict[str, Tensor]
@@ -92,10 +92,27 @@ def zeros(weight: Tensor, *shape: int) -> Tensor:
     return weight.new_zeros(shape, dtype=torch.promote_types(weight.dtype, torch.float32))
 
 
+LARGEST_GAIN = MAX_FLOAT**0.5 / (10_000 * 1000)
+"""Largest factor of the inputs of a state.
+
+Inputs up to 1,000, added 10,000 times with this factor, give a state whose square is finite in float32.
+"""
+
+LARGEST_LOG_GAIN = math.log(LARGEST_GAIN)
+"""Largest logarithm of a rate, an angle or a gain of a state."""
+
+
 class RecurrentMixer(nn.Module, ABC):
     """Token mixer of one layer: maps inputs and a state to outputs and the next state.
 
     One call over T tokens gives the same outputs and the same state as T calls over one token each.
+    """
+
+    limits: ClassVar[Mapping[str, float]] = {}
+    """Largest value of each parameter that is a rate, angle or gain of the state or its logarithm, by name.
+
+    Other finite parameters cannot make a state grow, because gates and norms bound the factors of the state
+    by 1. The exception is `SHM`, whose factors depend on the tokens.
     """
 
     @abstractmethod
@@ -151,11 +168,14 @@ class RecurrentState:
         """Shape of each tensor without the batch axis, by the names of `named_tensors`."""
         return {name: tuple(x.shape[1:]) for name, x in self.named_tensors().items()}
 
-    def first_fault(self) -> tuple[int, str, float, int] | None:
-        """Return pass, name, value and row of the first NaN or infinite value; None if all are finite."""
-        for number, state in enumerate(self.passes):
+    def first_fault(self, most: float = math.inf) -> tuple[int | None, str, float, int] | None:
+        """Return pass, name, value and row of the first value that is not finite or above ``most``.
+
+        The pass is None for the part of the memory. None if there is no such value.
+        """
+        for number, state in [*enumerate(self.passes), (None, self.memory)]:
             for name, x in state.items():
-                faulty = ~x.isfinite()
+                faulty = ~x.isfinite() | (x > most)
                 if faulty.any():
                     return number, name, x[faulty][0].item(), int(faulty.nonzero()[0, 0])
         return None

@@ -8,7 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.modules import orthogonal_linear
-from rlxf.attention.recurrent.base import DEFAULT_HORIZON, time_constants
+from rlxf.attention.recurrent.base import (
+    DEFAULT_HORIZON,
+    LARGEST_GAIN,
+    LARGEST_LOG_GAIN,
+    time_constants,
+)
 from rlxf.attention.recurrent.deltanet import DeltaNet, DeltaRuleMixer
 from rlxf.attention.technique import check_int
 
@@ -47,6 +52,8 @@ class GatedDeltaNet(DeltaNet):
 
 class GatedDeltaRuleMixer(DeltaRuleMixer):
     """Mixer of `GatedDeltaNet`."""
+
+    limits: ClassVar = {"log_rate": LARGEST_LOG_GAIN, "time_step.bias": LARGEST_GAIN}
 
     def __init__(self, spec: GatedDeltaNet, width: int, heads: int):
         super().__init__(spec, width, heads)

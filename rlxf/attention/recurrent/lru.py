@@ -7,9 +7,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
+from rlxf.attention.recurrent.base import (
+    LARGEST_LOG_GAIN,
+    EpisodeRuns,
+    MixerState,
+    Recurrence,
+    RecurrentMixer,
+    zeros,
+)
 from rlxf.attention.recurrent.scan import linear_scan
 from rlxf.attention.technique import check_finite_number
+
+MAX_RADIUS = 1 - 2.0**-20
+"""Largest initial absolute value of an eigenvalue: float32 resolves the logarithm of smaller ones."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +33,12 @@ class LRU(Recurrence):
 
     Args:
         min_radius: smallest initial absolute value of the eigenvalues.
-        max_radius: largest one, below 1; values close to 1 make the initial memory long.
+        max_radius: largest one, at most 1 - 2^-20; values close to 1 make the initial memory long.
         max_phase: largest initial angle of the eigenvalues, in radians.
 
     Raises:
         TypeError: if an option is not a number.
-        ValueError: if not 0 <= min_radius < max_radius < 1, or max_phase is not in (0, 2 pi].
+        ValueError: if not 0 <= min_radius < max_radius <= 1 - 2^-20, or max_phase is not in (0, 2 pi].
     """
 
     paper: ClassVar[str] = "Orvieto et al. 2023, arXiv:2303.06349"
@@ -43,6 +53,8 @@ class LRU(Recurrence):
             raise ValueError(
                 f"LRU needs 0 <= min_radius < max_radius < 1, got {self.min_radius} and {self.max_radius}"
             )
+        if self.max_radius > MAX_RADIUS:
+            raise ValueError(f"LRU max_radius must be at most {MAX_RADIUS:.8f}, got {self.max_radius}")
         if not 0 < self.max_phase <= 2 * math.pi:
             raise ValueError(f"LRU max_phase must be in (0, 2 pi], got {self.max_phase}")
 
@@ -53,10 +65,12 @@ class LRU(Recurrence):
 class LRUMixer(RecurrentMixer):
     """Mixer of `LRU`; complex matrices are stored as their real and imaginary parts, (2, C, C)."""
 
+    limits = dict.fromkeys(("nu_log", "theta_log", "gamma_log"), LARGEST_LOG_GAIN)
+
     def __init__(self, spec: LRU, width: int):
         super().__init__()
         low, high = spec.min_radius**2, spec.max_radius**2
-        radius = (torch.rand(width) * (high - low) + low).sqrt()
+        radius = (torch.rand(width) * (high - low) + low).sqrt().clamp(min=1e-6)
         self.nu_log = nn.Parameter((-radius.log()).log())
         self.theta_log = nn.Parameter((torch.rand(width).clamp(min=1e-6) * spec.max_phase).log())
         self.gamma_log = nn.Parameter((1 - radius.square()).sqrt().log())

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.modules import orthogonal_linear
-from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
+from rlxf.attention.recurrent.base import (
+    LARGEST_GAIN,
+    LARGEST_LOG_GAIN,
+    EpisodeRuns,
+    MixerState,
+    Recurrence,
+    RecurrentMixer,
+    zeros,
+)
 from rlxf.attention.recurrent.decayed_attention import decayed_attention
 from rlxf.attention.recurrent.heads import ShortConvolution, split_heads
 from rlxf.attention.technique import check_int
@@ -51,6 +59,8 @@ class Mamba2(Recurrence):
 
 class Mamba2Mixer(RecurrentMixer):
     """Mixer of `Mamba2`."""
+
+    limits: ClassVar = {"log_rate": LARGEST_LOG_GAIN, "time_step_bias": LARGEST_GAIN}
 
     def __init__(self, spec: Mamba2, width: int, heads: int):
         super().__init__()

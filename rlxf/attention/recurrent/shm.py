@@ -25,9 +25,14 @@ class SHM(Recurrence):
     ``*`` is the elementwise product. ``C_t = 1 + tanh(theta c_t^T)``, where c_t is a projection of the
     token and theta one of ``rows`` learned vectors. Keys and queries are rectified and divided by their sum,
     and ``e_t = sigmoid(x_t W_e)``. The paper draws a row of theta at random for each step. Here a hash of the
-    position in the episode selects it, so that a step has the same row in acting and in training. The state
-    is not clipped, because a recurrence with clipping cannot be computed in parallel. A projection of y_t to
-    the width follows.
+    position in the episode selects it, so that a step has the same row in acting and in training. A
+    projection of y_t to the width follows.
+
+    The factors C range to 2, and the state is not clipped, because a recurrence with clipping cannot be
+    computed in parallel. In the paper, theta has mean 0, so that products of C are 1 in expectation. Here
+    theta is initialized with mean 0 in each column: whatever the token, the product of C over all rows is
+    then at most 1, since ``log(1 + tanh(z))`` is concave. Training can change that. Whether a state overflows
+    then depends on the tokens, so that it is an error only when it happens.
 
     Source: Le et al. 2024, arXiv:2410.10132, sections 3.2 and 3.3.
 
@@ -68,6 +73,7 @@ class HadamardMemory(RecurrentMixer):
         self.calibration = orthogonal_linear(width, spec.size, bias=False)
         self.theta = nn.Parameter(torch.empty(spec.rows, spec.size))
         nn.init.xavier_uniform_(self.theta)
+        self.theta.data -= self.theta.data.mean(dim=0)
         self.strength = nn.Linear(width, 1, bias=False)
         self.shortcut = orthogonal_linear(width, spec.size)
         self.output = orthogonal_linear(spec.size, width)

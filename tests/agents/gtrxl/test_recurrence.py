@@ -9,7 +9,24 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, MemoryCallback
-from rlxf.attention import CALM, SHM, Add, GatedDeltaNet, Mamba2
+from rlxf.attention import (
+    CALM,
+    KNN,
+    LRU,
+    RATE,
+    RMT,
+    SHM,
+    Add,
+    ALiBi,
+    Compressive,
+    Full,
+    GatedDeltaNet,
+    Mamba2,
+    Performer,
+    StreamingXL,
+)
+from rlxf.attention.attention import LayerCache
+from rlxf.attention.segments import SegmentedCache
 from rlxf.envs.vector import as_vec_env
 from rlxf.training import CheckpointError, CheckpointFolder, NumericalError, read_archive, write_archive
 from tests.agents.gtrxl.test_persistent_memory import persistent_agent
@@ -132,6 +149,126 @@ def test_state_that_is_not_finite_is_refused(name, value):
     message = rf"state '\w+' of layer 1, .*, contains {value} in row 1 of the batch before the step"
     with pytest.raises(NumericalError, match=message):
         agent.predict(observations()[1], state=state)
+
+
+MEMORIES = {
+    "recurrent": recurrent_core(),
+    "XL": small_core(),
+    "distances": dataclasses.replace(small_core(), position=ALiBi()),
+    "sinks": dataclasses.replace(small_core(), pattern=Full(), memory=StreamingXL(8, 4)),
+    "compressed": dataclasses.replace(small_core(), pattern=Full(), memory=Compressive(4, 4, 4)),
+    "nearest neighbors": dataclasses.replace(small_core(), memory=KNN(8, 8, 2)),
+    "memory tokens": dataclasses.replace(small_core(), pattern=Full(), memory=RMT(9, 3)),
+    "valve": dataclasses.replace(small_core(), pattern=Full(), memory=RATE(9, 3)),
+    "linear attention": dataclasses.replace(small_core(), position=None, kernel=Performer(6)),
+    "more features": dataclasses.replace(small_core(), position=None, kernel=Performer(8)),
+    "mixed": RECURRENT_CORES["Mamba-2 below attention"],
+}
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_state_of_any_other_core_is_refused(name):
+    agent = box_agent(MEMORIES[name])
+    message = r"state is of another core: [\w.]+ is .* in the state, .* in this agent; pass state=None"
+    for other, core in MEMORIES.items():
+        _, state = box_agent(core).predict(observations()[0])
+        if other == name:
+            assert np.isfinite(agent.predict(observations()[1], state=state)[0]).all()
+            continue
+        with pytest.raises(ValueError, match=message):
+            agent.predict(observations()[1], state=state)
+
+
+def spoil(state):
+    """Set a value of the memory of row 1 to NaN."""
+    recurrent, cache = state.cache.recurrent, state.cache
+    if isinstance(cache, SegmentedCache):
+        cache.memories.tokens[1, 0] = np.nan
+        cache.memories.written[:] = True
+    elif recurrent is not None and recurrent.passes[0]:
+        recurrent.passes[0]["state"][1] = np.nan
+    else:
+        assert isinstance(cache.layers[0], LayerCache)
+        cache.layers[0].values[1] = np.nan
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_memory_that_is_not_finite_gives_an_error_and_no_action(name):
+    """Memory tokens are read when the next segment begins, other memories in the next step."""
+    agent = box_agent(MEMORIES[name])
+    _, state = play(agent, observations()[:4], never(4))
+    spoil(state)
+    message = r"contains nan in row 1 of the batch|memory before the step contains NaN"
+    with pytest.raises(NumericalError, match=message):
+        play(agent, [observations()[4]] * 12, never(12), state)
+
+
+PARAMETERS = {
+    "NaN": (GatedDeltaNet(), "beta.weight", np.nan, "it must be finite"),
+    "rate": (GatedDeltaNet(), "log_rate", 90.0, "more than 28.24 can make the state exceed float32"),
+    "gain": (LRU(), "gamma_log", 100.0, "more than 28.24 can make"),
+    "time step": (Mamba2(state=4), "time_step_bias", 1e30, "more than 1.845e[+]12 can make"),
+}
+each_parameter = pytest.mark.parametrize(
+    ("recurrence", "name", "value", "allowed"), PARAMETERS.values(), ids=PARAMETERS
+)
+
+
+def spoiled_agent(recurrence, name, value, **changes):
+    agent = small_agent(scripts(shifted(2)), core=recurrent_core(recurrence=recurrence), **changes)
+    with torch.no_grad():
+        agent.policy.transformer.blocks[1].mixer.get_parameter(name).view(-1)[0] = value
+    return agent
+
+
+@each_parameter
+def test_parameter_that_lets_states_overflow_is_named_before_a_rollout(
+    tmp_path, recurrence, name, value, allowed
+):
+    agent = spoiled_agent(recurrence, name, value, tensorboard_log=str(tmp_path))
+    message = rf"the parameter 'mixer.{name}' of layer 2, .*contains .*{allowed}"
+    with pytest.raises(NumericalError, match=message):
+        agent.learn(96)
+    assert agent.num_timesteps == 0
+    assert not list(tmp_path.iterdir())
+    student = small_agent(scripts(shifted(2)), core=agent.core)
+    before = parameters(student)
+    with pytest.raises(NumericalError, match=message):
+        student.distill(agent, 96)
+    with pytest.raises(ValueError, match=message):
+        student.load_pretrained(agent)
+    assert same(before, parameters(student))
+
+
+@each_parameter
+def test_parameter_that_lets_states_overflow_is_named_before_an_update(recurrence, name, value, allowed):
+    agent = small_agent(scripts(shifted(2)), core=recurrent_core(recurrence=recurrence))
+    next(iter(rollouts(agent, 1)))
+    with torch.no_grad():
+        agent.policy.transformer.blocks[1].mixer.get_parameter(name).view(-1)[0] = value
+    kept = [x.nan_to_num() for x in core_weights(agent)]
+    with pytest.raises(
+        NumericalError, match=rf"update after step 32: .*'mixer.{name}' of layer 2.*{allowed}"
+    ):
+        agent.train()
+    assert same(kept, [x.nan_to_num() for x in core_weights(agent)])
+
+
+@each_parameter
+def test_file_with_a_parameter_that_lets_states_overflow_is_refused(
+    tmp_path, recurrence, name, value, allowed
+):
+    agent = small_agent(scripts(shifted(2)), core=recurrent_core(recurrence=recurrence))
+    agent.save(tmp_path / "agent.zip")
+    archive, before = read_archive(tmp_path / "agent.zip"), parameters(agent)
+    archive.tensors["policy"][f"transformer.blocks.1.mixer.{name}"].view(-1)[0] = value
+    write_archive(tmp_path / "agent.zip", archive.documents, archive.tensors)
+    message = rf"mixer.{name}.*contains .*{'' if np.isnan(value) else allowed}"
+    with pytest.raises(CheckpointError, match=message):
+        GTrXLPPO.load(tmp_path / "agent.zip", device="cpu")
+    with pytest.raises(CheckpointError, match=message):
+        agent.set_parameters(tmp_path / "agent.zip")
+    assert same(before, parameters(agent))
 
 
 def growing_agent(env, **changes):

@@ -1,0 +1,145 @@
+"""Bounded growth of recurrent states: 10,000 steps in float32, and limits of the parameters."""
+
+import math
+
+import pytest
+import torch
+
+from rlxf.attention import SHM, TransformerSpec, Window
+from rlxf.attention.parameter_checks import parameter_fault
+from rlxf.attention.recurrent.base import LARGEST_GAIN, LARGEST_LOG_GAIN, EpisodeRuns, RecurrentMixer
+from rlxf.attention.recurrent.lru import LRU, MAX_RADIUS
+from rlxf.attention.token_index import EMPTY, TokenIndex
+from tests.attention.recurrent.mixers import HEADS, TECHNIQUES, WIDTH
+
+STEPS, SEGMENT = 10_000, 1_000
+LIMITS = {
+    (name, parameter): limit
+    for name, technique in TECHNIQUES.items()
+    for parameter, limit in technique.build(WIDTH, HEADS).limits.items()
+}
+each_limit = pytest.mark.parametrize(("name", "parameter"), LIMITS)
+LAST = -1
+
+
+def initial(name: str) -> RecurrentMixer:
+    """Build a mixer as an agent does, with its initial weights in float32."""
+    torch.manual_seed(0)
+    return TECHNIQUES[name].build(WIDTH, HEADS)
+
+
+def segment(start: int) -> torch.Tensor:
+    """Return 1,000 tokens of three rows: random, constant, and constant and negative."""
+    random = torch.randn(SEGMENT, WIDTH, generator=torch.Generator().manual_seed(start))
+    return torch.stack([random, torch.ones(SEGMENT, WIDTH), torch.full((SEGMENT, WIDTH), -2.0)])
+
+
+def assert_finite_for_10000_steps(mixer: RecurrentMixer) -> None:
+    state, episode = mixer.initial_state(3), torch.full((3,), EMPTY)
+    for start in range(0, STEPS, SEGMENT):
+        index = TokenIndex.range(3, SEGMENT, start=start)
+        with torch.no_grad():
+            y, state = mixer(segment(start), EpisodeRuns.of(index, episode), state)
+        episode = torch.zeros(3, dtype=torch.long)
+        assert y.isfinite().all()
+        assert all(x.isfinite().all() for x in state.values())
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_initial_parameters_keep_states_finite_for_10000_steps(name):
+    assert_finite_for_10000_steps(initial(name))
+
+
+def test_products_of_the_initial_hadamard_factors_do_not_grow():
+    """A constant token has the largest product; it grows only within a cycle through the rows of theta."""
+    torch.manual_seed(0)
+    mixer = SHM().build(WIDTH, HEADS)
+    theta = mixer.theta[mixer.spec.row(torch.arange(STEPS))].detach().double()
+    features = torch.tensor([-3.0, -1.0, -0.3, -0.1, 0.1, 0.3, 1.0, 3.0])
+    product = (theta[..., None] * features).tanh().log1p().cumsum(dim=0)
+    assert product[LAST].max() < 0
+    assert product.max() < 10
+
+
+@each_limit
+def test_parameters_at_their_limit_keep_states_finite_for_10000_steps(name, parameter):
+    mixer = initial(name)
+    torch.nn.init.constant_(mixer.get_parameter(parameter), LIMITS[name, parameter])
+    assert_finite_for_10000_steps(mixer)
+
+
+@each_limit
+def test_parameters_at_their_limit_have_finite_gradients(name, parameter):
+    mixer = initial(name)
+    torch.nn.init.constant_(mixer.get_parameter(parameter), LIMITS[name, parameter])
+    runs = EpisodeRuns.of(TokenIndex.range(3, SEGMENT), torch.full((3,), EMPTY))
+    y, _ = mixer(segment(0), runs, mixer.initial_state(3))
+    y.mean().backward()
+    assert all(x.grad.isfinite().all() for x in mixer.parameters() if x.grad is not None)
+
+
+def transformer(name):
+    torch.manual_seed(0)
+    return TransformerSpec(width=WIDTH, heads=HEADS, layers=2, recurrence=TECHNIQUES[name]).build()
+
+
+@each_limit
+def test_parameters_above_their_limit_are_named_with_their_layer(name, parameter):
+    model, limit = transformer(name), LIMITS[name, parameter]
+    assert parameter_fault(model) is None
+    with torch.no_grad():
+        weight = model.blocks[1].mixer.get_parameter(parameter)
+        weight.view(-1)[0] = limit * 0.999
+        assert parameter_fault(model) is None
+        weight.view(-1)[0] = limit * 1.01
+    message = parameter_fault(model)
+    assert f"'mixer.{parameter}' of layer 2, {model.spec.recurrence}, contains {limit * 1.01:.6g}" in message
+    assert f"more than {limit:.4g} can make the state exceed float32" in message
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_parameters_that_are_not_finite_are_named_with_their_layer(name, value):
+    model = transformer(name)
+    for parameter, weight in list(model.blocks[0].named_parameters()):
+        with torch.no_grad():
+            weight.view(-1)[LAST], kept = value, weight.view(-1)[LAST].clone()
+            message = parameter_fault(model)
+            weight.view(-1)[LAST] = kept
+        owner = f"{parameter!r} of layer 1, {model.spec.recurrence},"
+        assert message == f"the parameter {owner} contains {value}; it must be finite"
+    assert parameter_fault(model) is None
+
+
+def test_parameters_of_attention_and_of_no_layer_are_named():
+    model = TransformerSpec(width=8, heads=2, pattern=Window(3)).build()
+    for name, owner in {"blocks.1.attention.qkv.weight": "layer 2", "norm.bias": "the transformer"}.items():
+        with torch.no_grad():
+            weight = model.get_parameter(name)
+            weight.view(-1)[0] = math.nan
+            assert f"of {owner} contains nan" in parameter_fault(model)
+            weight.view(-1)[0] = 0.0
+
+
+def test_given_tensors_are_checked_in_place_of_the_parameters():
+    model = transformer("LRU")
+    stored = {name: x.clone() for name, x in model.state_dict().items()}
+    stored["blocks.0.mixer.gamma_log"][3] = 200.0
+    assert "contains 200" in parameter_fault(model, stored)
+    assert parameter_fault(model) is None
+    assert parameter_fault(model, {"unknown": torch.full((1,), math.nan)}) is None
+
+
+def test_limits_are_those_of_existing_parameters():
+    assert {name for name, _ in LIMITS} == {"LRU", "GatedDeltaNet", "Mamba2", "Mamba2 without convolution"}
+    assert set(LIMITS.values()) == {LARGEST_GAIN, LARGEST_LOG_GAIN}
+    square = (LARGEST_GAIN * STEPS * 1000) ** 2
+    assert square == pytest.approx(torch.finfo(torch.float32).max)
+
+
+def test_radius_that_rounds_to_1_is_refused():
+    with pytest.raises(ValueError, match=r"LRU max_radius must be at most 0.99999905, got 0.99999999"):
+        LRU(max_radius=0.99999999)
+    torch.manual_seed(0)
+    mixer = LRU(min_radius=0.0, max_radius=MAX_RADIUS).build(512, HEADS)
+    assert all(x.isfinite().all() for x in mixer.parameters())
