@@ -7,6 +7,7 @@ import tyro
 from benchmarks.attention import Attention
 from benchmarks.context import Context
 from benchmarks.cores import Cores
+from benchmarks.corridors import Corridors
 from benchmarks.defaults import Defaults
 from benchmarks.depth import DepthBench
 from benchmarks.distillation import Distillation
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Any] = {
     "returns": Returns,
     "online": Online,
     "context": Context,
+    "corridors": Corridors,
     "reversible": ReversibleLayers,
     "retrieval": Retrieval,
     "pretraining": Pretraining,

@@ -3,11 +3,24 @@
 import json
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
-from benchmarks import cores, depth, learning, memory, mixers, promises, result_cache, retrieval, reversible
+from benchmarks import (
+    cores,
+    corridors,
+    depth,
+    learning,
+    memory,
+    mixers,
+    promises,
+    result_cache,
+    retrieval,
+    reversible,
+)
 from benchmarks.cores import Cores, Task
+from benchmarks.corridors import Corridors, oracle_episodes
 from benchmarks.depth import DepthBench
 from benchmarks.learning import Corridor, Learning
 from benchmarks.memory import MemoryBench, Run, cells
@@ -17,6 +30,7 @@ from benchmarks.reversible import AGREE, Point, difference
 from rich.console import Console
 
 from rlxf.attention import TokenIndex
+from rlxf.envs import TMaze
 
 
 class InProcessPool:
@@ -204,3 +218,34 @@ def test_recurrences_learn_in_corridors_in_place_of_the_default_agents(monkeypat
 def test_unknown_recurrences_are_refused():
     with pytest.raises(ValueError, match="recurrences must be among"):
         Learning(recurrences=("Mamba",))
+
+
+def test_oracle_episodes_are_those_of_the_task():
+    data = oracle_episodes(20, 12, 0)
+    assert data.lengths.min() >= corridors.SHORTEST + 1
+    assert data.lengths.max() == 13
+    for first, end in pairwise(data.offsets.tolist()):
+        env = TMaze(end - first - 1, penalty=0.0)
+        env.reset(seed=0)
+        env._goal, env._hint_shown = int(data.observations[first, 1]), False
+        observation = env._observe()
+        for step in range(first, end):
+            assert observation.tolist() == data.observations[step].tolist()
+            observation, reward, terminated, _, _ = env.step(data.actions[step])
+            assert (reward, terminated) == (data.rewards[step], step == end - 1)
+
+
+def test_corridors_report_success(tmp_path, capsys):
+    bench = Corridors(
+        cores=("MinGRU", "window"), longest=10, lengths=(9, 80), updates=2, batch_size=2, seeds=1, episodes=2,
+        output=tmp_path / "runs.jsonl",
+    )  # fmt: skip
+    bench.run()
+    assert "MinGRU" in capsys.readouterr().out
+    runs = [corridors.Run(**run) for run in read_runs(bench.output).values()]
+    assert [list(run.success) for run in runs] == [["9", "80"], ["9"]]
+    assert all(0 <= rate <= 1 for run in runs for rate in run.success.values())
+    bench.run()
+    assert len(bench.output.read_text().splitlines()) == 2
+    with pytest.raises(ValueError, match=r"cores must be among RATE, .*, got LSTM"):
+        Corridors(cores=("LSTM",))

@@ -1,5 +1,7 @@
 """Tests that tables of docs/benchmarks.md agree with the runs in docs/numbers."""
 
+from benchmarks import corridors
+from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
 
 from tests.sources import ROOT
@@ -10,7 +12,18 @@ PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8").splitlines(
 
 def test_table_of_techniques():
     trials = list(kept(NUMBERS / "techniques.jsonl").values())
-    lines = ["| " + " | ".join(row) + " |" for row in rows(list(subjects()), trials)]
+    assert_on_page(rows(list(subjects()), trials))
+
+
+def test_table_of_corridors():
+    runs = [corridors.Run(**run) for run in read_runs(NUMBERS / "corridors.jsonl").values()]
+    lengths = sorted({int(length) for run in runs for length in run.success})
+    assert_on_page(corridors.rows(runs, lengths))
+
+
+def assert_on_page(cells):
+    """Check that the page has a table of these rows and no others."""
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
     first = PAGE.index(lines[0])
     assert PAGE[first : first + len(lines)] == lines
     assert not PAGE[first + len(lines)].startswith("|")

@@ -11,7 +11,7 @@ from rlxf.data.loading import (
 )
 from rlxf.data.reference_scores import ReferenceScores, reference_scores, scores_from_table
 from rlxf.data.spaces import check_spaces_match
-from rlxf.data.trajectories import Trajectories, WindowBatch, Windows, return_to_go
+from rlxf.data.trajectories import EpisodeWindows, Trajectories, WindowBatch, Windows, return_to_go
 from rlxf.utils.errors import DatasetError
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "as_trajectories",
     "Trajectories",
     "Windows",
+    "EpisodeWindows",
     "WindowBatch",
     "DatasetError",
     "ReferenceScores",

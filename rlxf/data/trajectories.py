@@ -228,10 +228,7 @@ class Windows:
                 f"starts must be steps from 0 to {data.steps - 1}, got {starts.min()} to {starts.max()}"
             )
         episode = np.searchsorted(data.offsets, starts, side="right") - 1
-        end = np.minimum(starts + self.length, data.offsets[episode + 1])
-        first = np.maximum(starts - self.burn_in, data.offsets[episode])
-        index = end[:, None] + self._columns
-        mask = index >= first[:, None]
+        index, mask = self._select(starts, data.offsets[episode], data.offsets[episode + 1])
         return WindowBatch(
             observations=_gather(data.observations, index, mask),
             actions=_gather(data.actions, index, mask),
@@ -239,6 +236,49 @@ class Windows:
             time_steps=torch.from_numpy((index - data.offsets[episode][:, None]) * mask),
             mask=torch.from_numpy(mask),
         )
+
+    def _select(
+        self, starts: NDArray[np.int64], first: NDArray[np.int64], end: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the steps of each window, (B, W), and the mask of the columns that are no padding.
+
+        Args:
+            starts: first step of each window, (B,).
+            first: first step of its episode, (B,).
+            end: end of its episode (exclusive), (B,).
+        """
+        index = np.minimum(starts + self.length, end)[:, None] + self._columns
+        return index, index >= np.maximum(starts - self.burn_in, first)[:, None]
+
+
+class EpisodeWindows(Windows):
+    """Windows that divide each episode: they begin at its steps 0, K, 2 K ..., after all earlier steps.
+
+    Each step of the data is in exactly one window. `sample` draws a window with a probability proportional
+    to its number of steps. All windows of a batch begin in the same column, at a time step divisible by K.
+    The columns before it hold all earlier steps of the episode, on which a model's state at the start of the
+    window depends. A batch has as many columns as its rows need, with padding on either side.
+
+    Args:
+        trajectories: source of the steps.
+        length: number of steps K, at least 1; from the longest episode on, a window is a whole episode.
+
+    Raises:
+        ValueError: if length is less than 1.
+    """
+
+    def __init__(self, trajectories: Trajectories, length: int):
+        super().__init__(trajectories, length)
+
+    def _select(
+        self, starts: NDArray[np.int64], first: NDArray[np.int64], end: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the steps of the windows that contain the steps ``starts``; see `Windows`."""
+        starts = starts - (starts - first) % self.length
+        end = np.minimum(starts + self.length, end)
+        before, after = (steps.max(initial=0) for steps in (starts - first, end - starts))
+        index = starts[:, None] + np.arange(-before, after)
+        return index, (index >= first[:, None]) & (index < end[:, None])
 
 
 def _gather(array: NDArray[Any], index: NDArray[np.int64], mask: NDArray[np.bool_]) -> Tensor:

@@ -121,6 +121,13 @@ def test_default_target_is_the_largest_return_of_the_data(data):
     assert config["target_returns"] == [agent.return_range[1]]
 
 
+def test_the_context_can_be_the_episode(data):
+    train("--dataset", data, "--run", "run", "--context", "episode", *shlex.split("--core.memory rmt"))
+    config = json.loads(Path("run/config.json").read_text())
+    agent = DecisionTransformer.load("run/checkpoint.zip", device="cpu")
+    assert config["context"] == agent.context == "episode"
+
+
 def test_datasets_are_concatenated(data):
     record_cartpole((4,), "test/more-v0")
     train("--dataset", data, "test/more-v0", "--run", "both")
@@ -149,6 +156,10 @@ def test_datasets_are_concatenated(data):
         ),
         (["--dataset", "test/small-v0", "--env-kwargs", '{"gravitas": 1}'], "'gravitas'"),
         (["--dataset", "test/small-v0", "--env-kwargs", "[1]"], "must be a JSON object, got [1]"),
+        (
+            ["--dataset", "test/small-v0", "--context", "episode"],
+            "needs a core with memory, e.g. memory=XL(128), pattern=Window(129), or context='window'",
+        ),
         (["--dataset", "test/small-v0", "--context-length", "0"], "context_length must be at least 1, got 0"),
         (["--dataset", "test/small-v0", "--learning-rate", "fast"], "a schedule is NUMBER"),
         (["--dataset", "test/small-v0", "--env", "Pendulum-v1"], "does not fit dataset test/small-v0"),

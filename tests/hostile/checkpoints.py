@@ -97,6 +97,7 @@ ATTACKS = {
     ),
     "core that is code": described("dt", (*SETTINGS, "core", "position"), {"name": "os.system"}, ""),
     "objective that is code": described("dt", (*SETTINGS, "objective"), {"name": "stranger.notes"}, ""),
+    "context that is code": described("dt", (*SETTINGS, "context"), {"name": "stranger.notes"}, "context"),
     "space that is code": described("gtrxl", ("observation_space",), {"type": "stranger.notes"}, ""),
     "environment in a module": described(
         "dt", ("dataset_info", "env_id"), "stranger.notes:CartPole-v1", "is not imported", evaluated

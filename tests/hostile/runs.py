@@ -92,6 +92,7 @@ ATTACKS = {
     "policy that is code": config("gtrxl", RESUME, "", policy="stranger.notes.Policy"),
     "schedule that is code": config("gtrxl", RESUME, "a schedule is", learning_rate="__import__('os')"),
     "objective that is code": config("dt", RESUME, "", objective="stranger.notes"),
+    "context that is code": config("dt", RESUME, "context", context="stranger.notes"),
     "weights of another folder": config("gtrxl", RESUME, None, pretrained="victims"),
     "best checkpoint elsewhere": linked("best.zip", "dt", EVALUATE),
     "checkpoint elsewhere": linked("checkpoint.zip"),

@@ -16,24 +16,34 @@ from rlxf.agents.common.calibration import THRESHOLDS, Calibration, reset_calibr
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.retrieval import check_no_datastore, check_teacher_without_datastore
 from rlxf.agents.common.weights import transfer_weights
+from rlxf.agents.decision_transformer.calibration import measure_exits
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
+from rlxf.agents.decision_transformer.episode_context import EpisodeModel
 from rlxf.agents.decision_transformer.heads import Imitation, Objective
 from rlxf.agents.decision_transformer.model import (
+    CONTEXTS,
+    ContextKind,
     DecisionTransformerConfig,
     DecisionTransformerModel,
     decision_transformer,
-    measure_exits,
 )
 from rlxf.agents.decision_transformer.online_finetuning import OnlineFinetuning
 from rlxf.agents.offline.algorithm import OfflineAlgorithm
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.attention import TransformerSpec
-from rlxf.attention.technique import check_int
+from rlxf.attention.technique import check_choice, check_int
 from rlxf.data import Trajectories, Windows, as_trajectories
 from rlxf.data.dataset_source import Dataset
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl import GTrXLPPO
+
+
+MODELS: dict[str, type[DecisionTransformerModel]] = {
+    "window": DecisionTransformerModel,
+    "episode": EpisodeModel,
+}
+"""Model by context."""
 
 
 class DecisionTransformer(OnlineFinetuning):
@@ -66,6 +76,10 @@ class DecisionTransformer(OnlineFinetuning):
         objective: None for `Imitation`; `MaximumEntropy` for a stochastic policy that supports online
             fine-tuning.
         core: spec of the transformer, which must be causal; None for `decision_transformer`.
+        context: "window": an action depends on the last K steps, and on those before them that fill the
+            core's memory. "episode": the state of the core lasts for the whole episode, at constant cost. It
+            needs a core with memory or recurrence. Gradients reach as far back as the start of the window of
+            K steps.
         env: environment wrapped in `ReturnToGo` for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,
@@ -102,6 +116,7 @@ class DecisionTransformer(OnlineFinetuning):
         episode_length: int | None = None,
         objective: Objective | None = None,
         core: TransformerSpec | None = None,
+        context: ContextKind = "window",
         env: VecEnv | None = None,
         download: bool = False,
         trust: bool = False,
@@ -113,11 +128,12 @@ class DecisionTransformer(OnlineFinetuning):
     ):
         core = decision_transformer() if core is None else core
         objective = Imitation() if objective is None else objective
+        check_choice("context", context, CONTEXTS)
         self.trust, self._warned_versions = trust, set[str]()
         self._missing_state_warning = MissingStateWarning(stacklevel=5)
         config = DecisionTransformerConfig.of(locals())
         super().__init__(
-            DecisionTransformerModel, dataset, config, download, tensorboard_log, device, _init_setup_model
+            MODELS[context], dataset, config, download, tensorboard_log, device, _init_setup_model
         )
         if env is not None:
             self.set_env(env)
@@ -189,6 +205,8 @@ class DecisionTransformer(OnlineFinetuning):
                 different spaces, a different kind of head or a different device, or has a datastore.
         """
         self.ranks.check_single_process("distill")
+        for policy in (self.policy, teacher.policy):
+            policy.check_window("distill")
         check_teacher_without_datastore(teacher.datastore)
         for kind, mismatch in teacher.dataset_info.space_mismatches(self.dataset_info):
             raise ValueError(f"the {kind}s of teacher and student must match: {mismatch}")
@@ -240,6 +258,7 @@ class DecisionTransformer(OnlineFinetuning):
                 descend, or a threshold, alpha, delta or steps is out of range.
             TypeError: if one of them is not a number.
         """
+        self.policy.check_window("calibrate")
         return self._calibrate(partial(self._measure_exits, steps, dataset), thresholds, alpha, delta)
 
     def _measure_exits(

@@ -1,31 +1,42 @@
-"""Decision Transformer model: configuration and presets, from steps to actions, and its early exits."""
+"""Decision Transformer model: configuration and presets, from steps to actions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.progress import track
 from torch import Tensor, nn
 
-from rlxf.agents.common.calibration import calibratable_exit, check_exit_confidence
+from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.agents.decision_transformer.heads import Head, MaximumEntropy, Objective, objective_from_json
+from rlxf.agents.decision_transformer.observations import ConditionedObservation
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
-from rlxf.agents.offline.trajectory_model import TOKENS, ContextWindow, TrajectoryModel
+from rlxf.agents.offline.trajectory_model import TOKENS, ContextWindow, TrajectoryModel, check_context
 from rlxf.attention import Add, ExitTargets, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.depth.calm import probability_margin
 from rlxf.attention.registry import technique_to_json
 from rlxf.attention.residuals.base import Residual
+from rlxf.attention.technique import check_choice
 from rlxf.data import WindowBatch, Windows
+from rlxf.training.compat import Rule
+
+ContextKind = Literal["window", "episode"]
+"""Steps that an action depends on: those of a window, or all those of the episode."""
+CONTEXTS = get_args(ContextKind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionTransformerConfig(OfflineConfig):
     """Arguments of `DecisionTransformer` that its checkpoints hold."""
 
+    BOUNDS: ClassVar[dict[str, Rule]] = OfflineConfig.BOUNDS | {
+        "context": Rule(" or ".join(map(repr, CONTEXTS)), lambda value: value in CONTEXTS)
+    }
+    context: ContextKind
     objective: Objective
 
     def check(self) -> None:
@@ -36,6 +47,7 @@ class DecisionTransformerConfig(OfflineConfig):
             ValueError: if the core is not causal or has cross-attention, or a value is out of range.
         """
         super().check()
+        check_choice("context", self.context, CONTEXTS)
         if not self.core.causal or self.core.cross_attention:
             raise ValueError(
                 "a Decision Transformer is autoregressive: its core needs causal=True and cross_attention="
@@ -137,7 +149,7 @@ class DecisionTransformerModel(TrajectoryModel):
 
         The transformer's penalty, such as that of adaptive spans, is added to the loss of the objective.
         """
-        steps, first = self.steps(batch), self.burn_in_steps
+        steps, first = self.steps(batch), self.window_start(batch)
         exits = self.exits(steps, STATE_TOKENS)
         actions, mask = batch.actions[:, first:], batch.mask[:, first:]
         actions = actions.expand(len(exits.loss_weights), *actions.shape)
@@ -162,9 +174,13 @@ class DecisionTransformerModel(TrajectoryModel):
             parts if extra is None else parts | {"loss": parts["loss"] + extra, "exit_prediction_loss": extra}
         )
 
+    def window_start(self, batch: WindowBatch | ContextWindow) -> int:
+        """Return the column of a batch at which windows begin; the columns before it are burn-in."""
+        return self.burn_in_steps
+
     def loss_count(self, batch: WindowBatch) -> Tensor:
         """Count the real (unpadded) steps in the loss."""
-        return batch.mask[:, self.burn_in_steps :].sum()
+        return batch.mask[:, self.window_start(batch) :].sum()
 
     @torch.no_grad()
     def _exit_targets(self, outputs: Tensor, actions: Tensor, steps: ContextWindow) -> ExitTargets:
@@ -186,7 +202,7 @@ class DecisionTransformerModel(TrajectoryModel):
     def outputs(self, steps: ContextWindow, output_slice: slice = STATE_TOKENS) -> Tensor:
         """Return the outputs at the tokens of the slice ``output_slice``.
 
-        At the state tokens these are the inputs of the head, (B, W - burn_in_steps, C).
+        At the state tokens these are the inputs of the head, (B, W - window_start, C).
         """
         inputs = self._transformer_inputs(steps)
         y = self.transformer.outputs(**inputs, output_slice=output_slice)
@@ -206,6 +222,76 @@ class DecisionTransformerModel(TrajectoryModel):
         self.check_outputs(y, inputs, newest)
         return y[:, 0]
 
+    @torch.no_grad()
+    def append_step(self, state: Any, encoded: ConditionedObservation, start: Tensor) -> Any:
+        """Return the state after a step of E environments: a `ContextWindow` with this step as the newest.
+
+        Args:
+            state: state after the previous step; None for none. It is not modified.
+            encoded: the new step.
+            start: (E,) bool, environments at the first step of an episode, whose window is cleared first.
+
+        Raises:
+            TypeError: if the state is not a `ContextWindow`.
+            ValueError: if it is of another agent, device or number of environments.
+        """
+        return self._extend_window(state, encoded, start, self.context_length + self.burn_in_steps)
+
+    def _extend_window(
+        self, window: ContextWindow | None, encoded: ConditionedObservation, start: Tensor, length: int
+    ) -> ContextWindow:
+        """Append a step to a window; None for an empty one of ``length`` steps."""
+        empty = self._empty_window(encoded, length)
+        if window is None:
+            window = empty
+        else:
+            check_context(window, empty)
+        features = self.features(encoded.observations[:, None])[:, 0]
+        return window.clear_rows(start).append(
+            features, encoded.previous_action, encoded.return_to_go, encoded.time_steps
+        )
+
+    def _empty_window(self, encoded: ConditionedObservation, length: int) -> ContextWindow:
+        """Return an empty window of ``length`` steps for the environments of ``encoded``."""
+        rows, like = len(encoded.return_to_go), encoded.return_to_go
+        return ContextWindow(
+            features=like.new_zeros(rows, length, self.features.width),
+            actions=encoded.previous_action.new_zeros(rows, length, *encoded.previous_action.shape[1:]),
+            return_to_go=like.new_zeros(rows, length),
+            time_steps=encoded.time_steps.new_zeros(rows, length),
+            mask=torch.zeros(rows, length, dtype=torch.bool, device=like.device),
+        )
+
+    @torch.no_grad()
+    def encode_steps(self, windows: Windows, device: torch.device, progress_bar: bool = False) -> Tensor:
+        """Return the input of the head while acting for each step of the data, (N, C).
+
+        It is the output at the state token of the newest of K steps. Each step is therefore encoded from the
+        window that ends with it, which takes about one window per step. The first K steps of an episode come
+        from one window, since the model is causal.
+        """
+        outputs = torch.empty(windows.trajectories.steps, self.transformer.spec.width, device=device)
+        with_first, later = _window_starts(windows)
+        for batch in track(_batches(with_first), "encode starts", disable=not progress_bar):
+            steps, y = self._first_steps(windows, batch, device)
+            outputs[steps] = y
+        for batch in track(_batches(later), "encode steps", disable=not progress_bar):
+            window = windows.starting_at(batch).to(device)
+            outputs[torch.from_numpy(batch + windows.length - 1)] = self.newest_output(self.steps(window))
+        return outputs
+
+    def _first_steps(
+        self, windows: Windows, first: NDArray[np.int64], device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Return indices (N,) of the steps in windows that begin episodes, and the outputs (N, C) there."""
+        batch = windows.starting_at(first).to(device)
+        y, mask = self.outputs(self.steps(batch)), batch.mask[:, self.burn_in_steps :]
+        steps = torch.from_numpy(first).to(device)[:, None] + batch.time_steps[:, self.burn_in_steps :]
+        return steps[mask], y[mask]
+
+    def check_window(self, method: str) -> None:
+        """Raise ValueError if ``method`` of the agent needs a context window and the model has none."""
+
     def confidence_margin(self, y: Tensor) -> Tensor:
         """Compute the margin between the most and the second most likely action for outputs (..., C)."""
         head: Head = self.loss.head
@@ -213,16 +299,16 @@ class DecisionTransformerModel(TrajectoryModel):
 
     def _transformer_inputs(self, steps: ContextWindow) -> dict[str, Any]:
         """Return the arguments of the transformer: tokens, their index and the memory of earlier steps."""
-        index, state = steps.index, None
-        if self.burn_in_steps:
-            state = self._burn_in(steps.between(self._padding(steps), self.burn_in_steps))
-            steps = steps.between(self.burn_in_steps)
+        index, state, first = steps.index, None, self.window_start(steps)
+        if first:
+            state = self._burn_in(steps.between(self._padding(steps), first))
+            steps = steps.between(first)
         tokens = self.tokens(steps)
         return {"x": tokens, "index": index.last(tokens.shape[1]), "state": state}
 
     def _padding(self, steps: ContextWindow) -> int:
         """Count the burn-in columns that hold no step of any row; episodes may be shorter than the memory."""
-        return int((steps.mask[:, : self.burn_in_steps].cumsum(1).sum(0) == 0).sum())
+        return int((steps.mask[:, : self.window_start(steps)].cumsum(1).sum(0) == 0).sum())
 
     @torch.no_grad()
     def _burn_in(self, steps: ContextWindow) -> State | None:
@@ -231,64 +317,17 @@ class DecisionTransformerModel(TrajectoryModel):
         return self.transformer.next_state(self.tokens(steps), steps.index)
 
 
-WINDOWS_PER_PASS = 512
-"""Number of windows in one forward pass."""
+ENCODING_BATCH = 256
+"""Number of windows in one forward pass of `encode_steps`."""
 
 
-def measure_exits(
-    model: DecisionTransformerModel,
-    windows: Windows,
-    thresholds: tuple[float, ...],
-    steps: int,
-    generator: torch.Generator,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Measure losses (episodes, R) and mean depth (R,) of R thresholds, at random steps of each episode.
-
-    Episodes are the independent samples. The loss of an episode is the fraction of its sampled steps at which
-    the early-exit action differs from the full-depth action. While acting, only the newest token exits early.
-    One full-depth forward pass is therefore sufficient for all thresholds.
-
-    Args:
-        model: its depth is `CALM`.
-        windows: windows of one step, with the whole context before it as burn-in.
-        thresholds: the safest first.
-        steps: number of steps drawn from each episode, with replacement.
-        generator: random generator of the draws, on the CPU.
-    """
-    chosen = _draw_steps(windows, steps, generator)
-    parts = [_exits(model, windows, batch) for batch in chosen.flatten().split(WINDOWS_PER_PASS)]
-    confidence, same = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
-    confident = confidence >= torch.tensor(thresholds, device=confidence.device)[:, None, None]
-    exits = torch.cat([confident, torch.ones_like(confident[:, :1])], dim=1).long().argmax(dim=1)
-    different = ~same.gather(0, exits).unflatten(1, tuple(chosen.shape))
-    losses = different.double().mean(dim=-1).T.cpu().numpy()
-    depth = (exits.double() + 1).mean(dim=-1).cpu().numpy()
-    return losses, depth
+def _window_starts(windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first steps of the windows that begin an episode, and those of the later, full windows."""
+    offsets = windows.trajectories.offsets
+    step = np.arange(windows.trajectories.steps)
+    end = np.repeat(offsets[1:], windows.trajectories.lengths)
+    return offsets[:-1].copy(), np.setdiff1d(step[step + windows.length <= end], offsets[:-1])
 
 
-def _draw_steps(windows: Windows, steps: int, generator: torch.Generator) -> Tensor:
-    """Draw steps of each episode; return their indices in the whole dataset, (episodes, steps)."""
-    offsets, lengths = windows.trajectories.offsets, windows.trajectories.lengths
-    uniform = torch.rand(len(lengths), steps, generator=generator)
-    within = (uniform * torch.from_numpy(np.array(lengths))[:, None]).long()
-    return within + torch.from_numpy(np.array(offsets[:-1]))[:, None]
-
-
-@torch.no_grad()
-def _exits(model: DecisionTransformerModel, windows: Windows, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the confidence after each layer except the last, (N - 1, B), and an agreement mask (N, B).
-
-    The mask is True where the action after a layer equals the action after the last layer.
-    """
-    rule, device = calibratable_exit(model.transformer), next(model.parameters()).device
-    inputs = model.steps(windows.starting_at(steps.numpy()).to(device))
-    exits = model.exits(inputs, NEWEST_STATE_TOKEN)
-    outputs, states = exits.outputs[:, :, 0], exits.states[:, :, 0]
-    actions = model.loss.head.choose(outputs, deterministic=True)
-    same = model.tokens.actions.same_action(actions, actions[-1:])
-    before = torch.cat([torch.zeros_like(states[:1]), states[:-1]])
-    confidence = [
-        rule.confidence(n, before[n], states[n], partial(model.confidence_margin, outputs[n]))
-        for n in range(len(states) - 1)
-    ]
-    return torch.stack(confidence), same
+def _batches(starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    return [starts[i : i + ENCODING_BATCH] for i in range(0, len(starts), ENCODING_BATCH)]

@@ -225,6 +225,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, EvaluationEnvironments):
                 during `learn_online`.
         """
         self.ranks.check_single_process("learn_online")
+        self.policy.check_window("learn_online")
         sizes = {"round_steps": round_steps, "round_updates": round_updates}
         sizes |= {"replay_episodes": replay_episodes}
         check_sizes(steps=steps, log_interval=log_interval, **sizes)

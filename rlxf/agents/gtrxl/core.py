@@ -6,12 +6,14 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.calibration import check_exit_confidence
+from rlxf.agents.common.cores import check_state, check_token_by_token
 from rlxf.attention import XL, GRUGate, TransformerSpec, Window, XLRelative
 from rlxf.attention.memory.base import NoMemory
 from rlxf.attention.residuals.base import Residual
 from rlxf.envs.specs import spec_of
 from rlxf.envs.vector import has_filler_rows
 
+AGENT = "GTrXLPPO"
 MEMORY_LENGTH = 128
 
 
@@ -113,11 +115,7 @@ def check_filler_rows(core: TransformerSpec, env: VecEnv) -> None:
 
 def check_exits(core: TransformerSpec, action_space: spaces.Space[Any]) -> None:
     """Raise ValueError unless the core's exit rule can be evaluated step by step for the action space."""
-    if not core.depth.exits_token_by_token:
-        raise ValueError(
-            f"{core.depth} decides exits by the mean over a sequence, but GTrXLPPO acts step by step; "
-            f"use classifier='multinomial' or 'geometric'"
-        )
+    check_token_by_token(core, AGENT)
     check_exit_confidence(core.depth, action_space)
 
 
@@ -138,17 +136,7 @@ def check_episode_length(core: TransformerSpec, env: VecEnv) -> None:
 
 def _check_core(core: TransformerSpec) -> None:
     """Raise ValueError unless acting step by step attends to the same tokens as training on segments."""
-    if not core.causal or core.cross_attention:
-        raise ValueError(
-            "GTrXLPPO acts step by step, so its core needs causal=True and cross_attention=False"
-        )
-    if core.memory is None and core.has_attention:
-        raise ValueError("GTrXLPPO needs a core with memory, e.g. memory=XL(128), pattern=Window(129)")
-    if core.memory and not core.memory.covers(core.pattern):
-        raise ValueError(
-            f"{core.pattern} reaches farther back than {core.memory}, so acting and training would differ; "
-            f"use pattern={core.pattern.limit_distance(core.memory.length)}"
-        )
+    check_state(core, AGENT)
     if core.dropout:
         raise ValueError(
             f"dropout must be 0, got {core.dropout}: PPO compares action probabilities of the rollout with "

@@ -236,8 +236,8 @@ class OfflineAlgorithm(CheckpointMixin):
         return windows.starting_at(self.ranks.local_rows(starts)).to(self.device)
 
     def windows(self, trajectories: Trajectories) -> Windows:
-        """Return windows of K steps, with the preceding steps that fill the core's memory as burn-in."""
-        return Windows(trajectories, self.context_length, burn_in=self.policy.burn_in_steps)
+        """Return the windows of trajectories that the model is trained on."""
+        return self.policy.windows(trajectories)
 
     def _data(self) -> Trajectories:
         if self.trajectories is None:

@@ -18,7 +18,7 @@ from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
 from rlxf.attention import TokenIndex, Transformer, TransformerSpec
 from rlxf.attention.modules import Dropout
 from rlxf.attention.token_index import EMPTY
-from rlxf.data import WindowBatch
+from rlxf.data import Trajectories, WindowBatch, Windows
 
 STD = 0.02
 """Standard deviation of the initial weights, as in GPT-2."""
@@ -94,6 +94,34 @@ class ContextWindow:
 def _push(old: Tensor, new: Tensor) -> Tensor:
     """Drop the first column of ``old`` (B, W, ...) and append ``new`` (B, ...) as the last."""
     return torch.cat([old[:, 1:], new[:, None]], dim=1)
+
+
+def check_context(state: ContextWindow, empty: ContextWindow) -> None:
+    """Raise an error unless a state passed to `predict` fits the agent and the observation.
+
+    Args:
+        state: the state.
+        empty: an empty context window of the agent for these environments.
+
+    Raises:
+        TypeError: if the state is not a context window.
+        ValueError: if the window is of another agent, device, or number of environments.
+    """
+    advice = "pass state=None to start with an empty context"
+    if not isinstance(state, ContextWindow):
+        raise TypeError(f"state must be one that predict returned, got {type(state).__name__}; {advice}")
+    rows, expected = len(state.mask), len(empty.mask)
+    if rows != expected:
+        raise ValueError(f"the state is of {rows} environments, the observation of {expected}; {advice}")
+    if state.mask.device != empty.mask.device:
+        raise ValueError(f"the state is on {state.mask.device}, the agent on {empty.mask.device}; {advice}")
+    for name, own in vars(empty).items():
+        given = getattr(state, name)
+        if given.shape != own.shape or given.dtype != own.dtype:
+            raise ValueError(
+                f"the state is of another agent: {name} has shape {tuple(given.shape)} and {given.dtype} in "
+                f"the state, {tuple(own.shape)} and {own.dtype} in this agent; {advice}"
+            )
 
 
 MIN_IMAGE_SIZE = 36
@@ -187,7 +215,7 @@ class TrajectoryModel(nn.Module, ABC):
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: OfflineConfig):
         super().__init__()
-        self.burn_in_steps = memory_steps(config.core)
+        self.context_length, self.burn_in_steps = config.context_length, memory_steps(config.core)
         self.features = ObservationFeatures(info.encoder.shape, normalization)
         self.tokens = StepTokens(self.features.width, action_encoder(info.action_space), config)
         self.transformer = config.core.build()
@@ -197,6 +225,10 @@ class TrajectoryModel(nn.Module, ABC):
         for part in (self.tokens, self.transformer, *heads):
             init_gpt2_weights(part)
         scale_residual_projections(self.transformer)
+
+    def windows(self, trajectories: Trajectories) -> Windows:
+        """Return windows of K steps, with the preceding steps that fill the core's memory as burn-in."""
+        return Windows(trajectories, self.context_length, burn_in=self.burn_in_steps)
 
     def steps(self, batch: WindowBatch) -> ContextWindow:
         """Convert a batch of windows to steps with observation features."""

@@ -46,8 +46,9 @@ class RMT(Memory):
     training segment, and stop at its start: to train what is written, train on several segments at once.
 
     Positions count within a segment: memory tokens at 0 ... m - 1, its tokens from m, write tokens from
-    m + S. A `DecisionTransformer` has three tokens per step, and positions that start with its context: S
-    should be a multiple of 3, and the context several segments long.
+    m + S. A `DecisionTransformer` has three tokens per step, so S should be a multiple of 3, and its windows
+    several segments long. With context="episode" its segments are those of the episode, otherwise those of
+    the window.
 
     With mask="causal", as in the paper's decoder, memory tokens see the earlier ones; with "mutual", as in
     its Transformer-XL form, read tokens see each other, and so do write tokens.

@@ -79,8 +79,11 @@ class WindowOptions:
 
 @options
 class OfflineOptions(WindowOptions):
-    """`WindowOptions` and the training objective."""
+    """`WindowOptions`, the context of an action and the training objective."""
 
+    context: Literal["window", "episode"] = "window"
+    """Steps that an action depends on: those of a window, or all steps of the episode.
+    "episode" needs a core with memory or recurrence, whose state lasts for the whole episode."""
     objective: Literal["Imitation", "MaximumEntropy"] = "Imitation"
     """Training objective. MaximumEntropy trains a stochastic policy, which can be fine-tuned online."""
 

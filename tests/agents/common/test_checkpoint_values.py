@@ -126,6 +126,7 @@ SETTINGS = {
     },
     "DecisionTransformer": {
         "context_length": [0, -1, "x", None],
+        "context": ["all", None, 1, {}],
         "batch_size": [0, 2.5],
         "weight_decay": [-1],
         "warmup_updates": [-1],

@@ -1,0 +1,224 @@
+"""Decision Transformer whose context is the whole episode: the state of its core lasts from step to step."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+
+from rlxf.agents.common.cores import check_state, check_token_by_token
+from rlxf.agents.common.numerics import check_outputs
+from rlxf.agents.decision_transformer.model import DecisionTransformerConfig, DecisionTransformerModel
+from rlxf.agents.decision_transformer.observations import ConditionedObservation
+from rlxf.agents.offline.config import DatasetInfo
+from rlxf.agents.offline.trajectory_model import TOKENS, ContextWindow
+from rlxf.attention import TransformerSpec
+from rlxf.attention.cache import KVCache
+from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.data import EpisodeWindows, Trajectories, WindowBatch, Windows
+
+AGENT = "DecisionTransformer with context='episode'"
+WINDOW_ADVICE = "or context='window'"
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeContext:
+    """State of E environments, whose size does not depend on the length of their episodes.
+
+    `DecisionTransformer.predict` returns it as ``state`` and accepts it in the next call. Its contents are
+    internal.
+
+    Args:
+        cache: KV cache of the core after the newest state token.
+        steps: the previous step, if it is of the same episode, and the newest step, (E, 2).
+        tokens: (E,) int64, number of tokens of the episode up to the newest state token.
+        episode: (E,) int64, number of the episode.
+        output: (E, C), output at the newest state token.
+    """
+
+    cache: KVCache
+    steps: ContextWindow
+    tokens: Tensor
+    episode: Tensor
+    output: Tensor
+
+    def rows(self, rows: Tensor) -> "EpisodeContext":
+        """Return a copy of the chosen environments; ``rows`` is a bool (E,) or an int64 (N,) tensor."""
+        numbers = (part[rows] for part in (self.tokens, self.episode, self.output))
+        return EpisodeContext(self.cache.rows(rows), self.steps.rows(rows), *numbers)
+
+
+class EpisodeModel(DecisionTransformerModel):
+    """`DecisionTransformerModel` in which an action depends on all earlier steps of the episode.
+
+    In training, windows of K steps begin at steps 0, K, 2 K ... of their episode (`EpisodeWindows`). The
+    earlier steps of the episode are processed without gradient, so the state at the start of a window is that
+    of acting, and positions count from the start of the episode. While acting, a step appends three tokens
+    to the state: the previous action, the return-to-go and the observation. Its cost is constant.
+
+    Args:
+        info: see `DecisionTransformerModel`.
+        normalization: see `DecisionTransformerModel`.
+        config: see `DecisionTransformerModel`.
+
+    Raises:
+        ValueError: if the core has no state of constant size that equals training, e.g. no memory.
+    """
+
+    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: DecisionTransformerConfig):
+        check_episode_core(config.core)
+        super().__init__(info, normalization, config)
+
+    def windows(self, trajectories: Trajectories) -> Windows:
+        """Return the windows that divide the episodes.
+
+        Raises:
+            ValueError: if an episode has more tokens than the core has positions.
+        """
+        check_positions(self.transformer.spec, TOKENS * int(trajectories.lengths.max()))
+        return EpisodeWindows(trajectories, self.context_length)
+
+    def window_start(self, batch: WindowBatch | ContextWindow) -> int:
+        """Return the column of the last time step that is divisible by K; see `EpisodeWindows`."""
+        starts = (batch.mask & (batch.time_steps % self.context_length == 0)).any(dim=0)
+        return int(starts.nonzero()[-1])
+
+    @torch.no_grad()
+    def append_step(self, state: Any, encoded: ConditionedObservation, start: Tensor) -> EpisodeContext:
+        """Return the state after a step of E environments.
+
+        Args:
+            state: state after the previous step; None for none. It is not modified.
+            encoded: the new step.
+            start: (E,) bool, environments at the first step of an episode, whose state is cleared first.
+
+        Raises:
+            TypeError: if the state is not an `EpisodeContext`.
+            ValueError: if it is of another core, device or number of environments.
+            NumericalError: if an output of the transformer is not finite; the message names the cause.
+        """
+        before, cache, tokens, episode = self._continue(state, encoded)
+        steps = self._extend_window(before, encoded, start, 2)
+        first = ~steps.mask[:, 0]
+        index = next_index(torch.where(first, -1, tokens), episode + first.long())
+        inputs, before_step = self.tokens(steps)[:, -1 - TOKENS : -1], cache.recurrent
+        output = self._step(inputs, index, cache)
+        check_outputs(self, output, index.episode[:, -1], inputs, before_step, lambda: cache.recurrent)
+        return EpisodeContext(cache, steps, index.position[:, -1] + 1, index.episode[:, -1], output)
+
+    def _continue(
+        self, state: Any, encoded: ConditionedObservation
+    ) -> tuple[ContextWindow, KVCache, Tensor, Tensor]:
+        """Return the last two steps, a copy of the cache, and numbers of tokens and episodes, (E,) each."""
+        if state is None:
+            none = torch.full_like(encoded.time_steps, EMPTY)
+            return self._empty_window(encoded, 2), self._initial_cache(len(none)), none, none
+        self._check_state(state, len(encoded.time_steps))
+        return state.steps, state.cache.copy(), state.tokens, state.episode
+
+    def _step(self, tokens: Tensor, index: TokenIndex, cache: KVCache) -> Tensor:
+        """Append tokens (E, 3, C) to the cache; return the output (E, C) of the last, with early exits."""
+        *before, newest = (index.at(slice(n, n + 1)) for n in range(TOKENS))
+        for number, here in enumerate(before):
+            self.transformer.step(tokens[:, number], here, cache)
+        return self.transformer.early_step(tokens[:, -1], newest, cache, self.confidence_margin)
+
+    def newest_output(self, steps: Any) -> Tensor:
+        """Return the output at the newest state token of each environment, (E, C), to act by.
+
+        Args:
+            steps: result of `append_step`.
+        """
+        output: Tensor = steps.output
+        return output
+
+    @torch.no_grad()
+    def encode_steps(self, windows: Windows, device: torch.device, progress_bar: bool = False) -> Tensor:
+        """Return the output at the state token of each step of the data, (N, C)."""
+        outputs = []
+        batches = windows.iterate_once(ENCODED_WINDOWS)
+        for batch in track(batches, "encode windows", disable=not progress_bar):
+            steps = self.steps(batch.to(device))
+            outputs.append(self.outputs(steps)[steps.mask[:, self.window_start(steps) :]])
+        return torch.cat(outputs)
+
+    def check_window(self, method: str) -> None:
+        raise ValueError(
+            f"{method} needs an agent that acts from a window of steps, got context='episode'; build it with "
+            f"context='window'"
+        )
+
+    def _initial_cache(self, batch: int) -> KVCache:
+        state = self.transformer.initial_state(batch)
+        return self.transformer.cache(state, state.index.shape[1] + 1)
+
+    @cached_property
+    def _layout(self) -> dict[str, object]:
+        """Layout of the caches of this model."""
+        return self._initial_cache(1).layout
+
+    def _check_state(self, state: Any, batch: int) -> None:
+        """Raise an error unless a state is one of this model, on its device, for ``batch`` environments."""
+        advice, own = "pass state=None to start new episodes", next(self.parameters()).device
+        if not isinstance(state, EpisodeContext):
+            raise TypeError(f"state must be one that predict returned, got {type(state).__name__}; {advice}")
+        if len(state.tokens) != batch:
+            raise ValueError(
+                f"the state is of {len(state.tokens)} environments, the observation of {batch}; {advice}"
+            )
+        if state.tokens.device != own:
+            raise ValueError(f"the state is on {state.tokens.device}, the agent on {own}; {advice}")
+        if (stored := state.cache.layout) != self._layout:
+            names = self._layout | stored
+            name = next(name for name in names if stored.get(name) != self._layout.get(name))
+            raise ValueError(
+                f"the state is of another core: {name} is {stored.get(name)} in the state, "
+                f"{self._layout.get(name)} in this agent; {advice}"
+            )
+
+
+ENCODED_WINDOWS = 64
+"""Number of windows in one forward pass of `EpisodeModel.encode_steps`, each with all earlier steps."""
+
+
+def next_index(tokens: Tensor, episode: Tensor) -> TokenIndex:
+    """Return the index (E, 3) of the previous action, the return-to-go and the state of a step.
+
+    Args:
+        tokens: (E,) int64, number of tokens of the episode so far; -1 at its first step, which has no
+            previous action: this slot is empty.
+        episode: (E,) int64, number of the episode.
+    """
+    position = tokens[:, None] + torch.arange(TOKENS, device=tokens.device)
+    return TokenIndex(position.clamp(min=0), torch.where(position < 0, EMPTY, episode[:, None]))
+
+
+def check_episode_core(core: TransformerSpec) -> None:
+    """Raise ValueError unless the core acts token by token with a state of constant size, as it learns."""
+    try:
+        check_state(core, AGENT)
+        check_token_by_token(core, AGENT)
+    except ValueError as error:
+        raise ValueError(f"{error}, {WINDOW_ADVICE}") from error
+    if core.position is None or core.position.max_positions is not None:
+        return
+    try:
+        core.position.check_unlimited()
+    except ValueError as error:
+        raise ValueError(
+            f"context='episode' counts positions from the start of the episode, but {error}; use a relative "
+            f"position, e.g. position=XLRelative(), {WINDOW_ADVICE}"
+        ) from error
+
+
+def check_positions(core: TransformerSpec, tokens: int) -> None:
+    """Raise ValueError if the core has fewer positions than an episode has tokens."""
+    most = None if core.position is None else core.position.max_positions
+    local = core.memory is not None and core.memory.segment_length is not None
+    if most is not None and most < tokens and not local:
+        raise ValueError(
+            f"context='episode' needs a position for each of the {tokens} tokens of the longest episode, but "
+            f"{core.position} has only {most}; use max_length={tokens}, a relative position, {WINDOW_ADVICE}"
+        )
