@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Self
+from typing import Self, cast
 from uuid import uuid4
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rlxf.training.archive import Archive
 from rlxf.training.process_group import ProcessGroup, Work
 from rlxf.training.serialization import dump_json, dump_tensors, load_json, load_tensors
+from rlxf.utils.errors import NumericalError
 
 TIMEOUT = timedelta(hours=1)
 """Timeout of collectives; long, as rank 0 may evaluate meanwhile. Dead processes are detected at once."""
@@ -175,6 +176,16 @@ class TorchProcessGroup(ProcessGroup):
             return done
         self.barrier()
         return work()
+
+    def fail_together(self, work: Callable[[], Work]) -> Work:
+        """See `ProcessGroup`."""
+        try:
+            done, error = work(), None
+        except NumericalError as raised:
+            done, error = None, raised
+        if self.all_reduce_max(error is not None):
+            raise error or NumericalError("a number is not finite in another process; see its message")
+        return cast(Work, done)
 
     @torch.no_grad()
     def broadcast_module(self, module: nn.Module, order: torch.Generator) -> None:

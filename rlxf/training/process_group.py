@@ -105,6 +105,13 @@ class ProcessGroup:
         """Call ``work`` on rank 0, then on the other ranks, which can use the files of rank 0."""
         return work()
 
+    def fail_together(self, work: Callable[[], Work]) -> Work:
+        """Return the result of ``work``; if it raises NumericalError on one rank, raise it on all ranks.
+
+        Otherwise the other ranks would wait for the one that stopped.
+        """
+        return work()
+
     def broadcast_module(self, module: nn.Module, order: torch.Generator) -> None:
         """Broadcast the state of a module and of a generator from rank 0."""
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -51,7 +52,8 @@ class PolicyUpdate:
             NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
         for batch in minibatches:
-            parts = self.ranks.reduce_means(self.objective(self.policy, batch), batch.weight.sum())
+            losses = self.ranks.fail_together(partial(self.objective, self.policy, batch))
+            parts = self.ranks.reduce_means(losses, batch.weight.sum())
             self._record(parts)
             if self.target_kl is not None and parts["approx_kl"] > 1.5 * self.target_kl:
                 self.policy.transformer.skip_update()

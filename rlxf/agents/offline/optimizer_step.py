@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -39,7 +40,8 @@ class OfflineUpdate:
         Raises:
             NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
-        parts = self.ranks.reduce_means(self.losses(batch), self.model.loss_count(batch))
+        losses = self.ranks.fail_together(partial(self.losses, batch))
+        parts = self.ranks.reduce_means(losses, self.model.loss_count(batch))
         for name, value in (parts | {"grad_norm": self.step(parts)}).items():
             self._metrics[name].append(value.detach())
 

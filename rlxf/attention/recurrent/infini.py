@@ -32,10 +32,10 @@ class InfiniAttention(Recurrence):
     segment of an episode the memory is empty, and ``y_t = A_dot``. Queries and keys have no positions, in the
     segment or in the memory: set ``position=Sinusoidal()`` to add them to the tokens.
 
-    Segments are those of the episode: token t belongs to segment ``t // S``, and the token that completes a
-    segment writes it. They do not depend on how a rollout is cut for training, so acting step by step equals
-    learning. The state has the memory, and keys and values of the unfinished segment. Gradients flow through
-    the memory inside a training segment: to train what is written, train on several segments at once.
+    Segments are those of the episode: token t belongs to segment ``t // S``, and the first token of a segment
+    writes the one before. They do not depend on how a rollout is cut for training, so acting step by step
+    equals learning. The state has the memory, and keys and values of the current segment. Gradients flow
+    through the memory inside a training segment: to train what is written, train on several segments at once.
 
     Source: Munkhdalai et al. 2024, arXiv:2404.07143, section 3.1.
 
@@ -64,9 +64,9 @@ class InfiniAttention(Recurrence):
 class InfiniMixer(RecurrentMixer):
     """Mixer of `InfiniAttention`.
 
-    Its state has ``memory`` (B, H, D, D + 1), M with z as its last column, and ``keys`` (B, S - 1, H, D) and
-    ``values`` (B, S - 1, H, D + 1) of the unfinished segment by the offset in it. The last value of a token
-    is 1; keys and values of offsets without a token are 0.
+    Its state has ``memory`` (B, H, D, D + 1), M with z as its last column, and ``keys`` (B, S, H, D) and
+    ``values`` (B, S, H, D + 1) of the current segment by the offset in it. The last value of a token is 1;
+    keys and values of offsets without a token are 0.
     """
 
     def __init__(self, spec: InfiniAttention, width: int, heads: int):
@@ -77,7 +77,7 @@ class InfiniMixer(RecurrentMixer):
         self.output = orthogonal_linear(width, width)
 
     def initial_state(self, batch: int) -> MixerState:
-        shape = batch, self.spec.segment - 1, self.heads
+        shape = batch, self.spec.segment, self.heads
         return {
             "memory": zeros(self.beta, batch, self.heads, self.size, self.size + 1),
             "keys": self.beta.new_zeros(*shape, self.size),
@@ -87,27 +87,31 @@ class InfiniMixer(RecurrentMixer):
     def forward(self, x: Tensor, runs: EpisodeRuns, state: MixerState) -> tuple[Tensor, MixerState]:
         q, k, v = (split_heads(y, self.heads) for y in self.qkv(x).chunk(3, dim=-1))
         tokens = torch.cat([q, k, F.pad(v, (0, 1), value=1.0)], dim=-1)
-        parts = SegmentParts.of(runs, self.spec.segment)
+        parts = SegmentParts.of(runs, last_offset(state["values"]), self.spec.segment)
         outputs = [q[:, :0]]
-        for slots in parts.slots:
-            y, state = self._read(parts.gather(tokens, slots), Part.of(runs, slots, self.spec.segment), state)
-            outputs.append(y)
+        for number, slots in enumerate(parts.slots):
+            if slots.shape[1]:
+                part = Part.of(runs, number, slots, self.spec.segment)
+                y, state = self._read(parts.gather(tokens, slots), part, self._begin(part, state))
+                outputs.append(y)
         y = runs.inputs(parts.in_order(torch.cat(outputs, dim=1)))
         return self.output(y.flatten(-2)), state
+
+    def _begin(self, part: "Part", state: MixerState) -> MixerState:
+        """Return the state before a part, whose first tokens may write a segment or begin an episode."""
+        memory, keys, values = state["memory"], state["keys"], state["values"]
+        ended = part.begins & ~part.is_new
+        if bool(ended.any()):
+            memory = torch.where(_like(ended, memory), self._write(memory, keys, values), memory)
+        keys, values = (x.masked_fill(_like(part.begins, x), 0) for x in (keys, values))
+        return {"memory": memory.masked_fill(_like(part.is_new, memory), 0), "keys": keys, "values": values}
 
     def _read(self, tokens: Tensor, part: "Part", state: MixerState) -> tuple[Tensor, MixerState]:
         """Return the outputs (B, W, H, D) of the tokens of a part, and the state after them."""
         q, k, v = tokens.split([self.size, self.size, self.size + 1], dim=-1)
-        state = {name: x.masked_fill(_like(part.is_new, x), 0) for name, x in state.items()}
         keys, values = part.write(state["keys"], k), part.write(state["values"], v)
-        local = _local_attention(q, keys, values, part)
-        y = self._mix(q, local, state["memory"]).to(tokens.dtype)
-        memory, whole = state["memory"], values[:, -1, 0, -1] > 0
-        if bool(whole.any()):
-            written = self._write(memory, keys, values)
-            memory = torch.where(_like(whole, memory), written, memory)
-        keys, values = (x[:, :-1].masked_fill(_like(whole, x), 0) for x in (keys, values))
-        return y, {"memory": memory, "keys": keys, "values": values}
+        y = self._mix(q, _local_attention(q, keys, values, part), state["memory"]).to(tokens.dtype)
+        return y, state | {"keys": keys, "values": values}
 
     def _mix(self, q: Tensor, local: Tensor, memory: Tensor) -> Tensor:
         """Mix local attention (B, W, H, D) with what queries q (B, W, H, D) read from the memory."""
@@ -149,6 +153,12 @@ def _local_attention(q: Tensor, keys: Tensor, values: Tensor, part: "Part") -> T
     return F.scaled_dot_product_attention(q, k, v, visible[:, None]).transpose(1, 2)
 
 
+def last_offset(values: Tensor) -> Tensor:
+    """Return the offset of the last token of a segment with values (B, S, H, D + 1): (B,); -1 for none."""
+    offset = torch.arange(values.shape[1], device=values.device)
+    return torch.where(values[:, :, 0, -1] > 0, offset, -1).amax(1)
+
+
 def _like(rows: Tensor, x: Tensor) -> Tensor:
     """Add axes to rows (B,) bool so that they broadcast over x (B, ...)."""
     return rows.reshape(-1, *[1] * (x.dim() - 1))
@@ -168,9 +178,17 @@ class SegmentParts:
     column: Tensor
 
     @classmethod
-    def of(cls, runs: EpisodeRuns, size: int) -> "SegmentParts":
-        """Divide tokens into parts of segments of ``size`` tokens; the first part continues a segment."""
-        first = runs.reset | runs.valid & (runs.position % size == 0)
+    def of(cls, runs: EpisodeRuns, last: Tensor, size: int) -> "SegmentParts":
+        """Divide tokens into parts of segments of ``size`` tokens; the first part continues a segment.
+
+        A segment begins where the offset does not increase, since positions may be missing.
+
+        Args:
+            runs: episodes of the tokens.
+            last: offset of the last token before them, (B,); -1 for none.
+            size: tokens of a segment.
+        """
+        first = runs.reset | runs.valid & (runs.position % size <= _previous(runs, last, size))
         number, count = first.cumsum(1), runs.valid.cumsum(1) - 1
         rank = count - torch.where(first, count, 0).cummax(1).values
         token = torch.arange(rank.shape[1], device=rank.device).expand_as(rank)
@@ -181,7 +199,7 @@ class SegmentParts:
             filled = token.new_full((len(token), token.shape[1] + 1), MISSING).scatter(1, place, token)
             width = int(inside.sum(1).max())
             starts.append(starts[-1] + width)
-            slots += [filled[:, :width]] if width else []
+            slots.append(filled[:, :width])
         column = torch.tensor(starts, device=rank.device)[number] + rank
         return cls(slots, column.clamp(0, max(0, starts[-1] - 1)))
 
@@ -196,6 +214,14 @@ class SegmentParts:
         return y.gather(1, self.column[..., None, None].expand(-1, -1, *y.shape[2:]))
 
 
+def _previous(runs: EpisodeRuns, last: Tensor, size: int) -> Tensor:
+    """Return the offset of the token before each one, (B, T), given that of the last one before all, (B,)."""
+    offset = torch.cat([last[:, None], runs.position % size], dim=1)
+    slot = torch.arange(offset.shape[1] - 1, device=last.device)
+    before = torch.cat([torch.zeros_like(last[:, None]), torch.where(runs.valid, slot + 1, 0)], dim=1)
+    return offset.gather(1, before.cummax(1).values[:, :-1])
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """Part of W tokens in each row, each within one segment.
@@ -203,23 +229,26 @@ class Part:
     Args:
         offset: (B, W) int64, offset of the token in its segment; the segment's length S where there is none.
         filled: (B, W) bool, whether there is a token.
+        begins: (B,) bool, rows in which the part begins a segment.
         is_new: (B,) bool, rows in which the part begins an episode.
         size: length S of a segment.
     """
 
     offset: Tensor
     filled: Tensor
+    begins: Tensor
     is_new: Tensor
     size: int
 
     @classmethod
-    def of(cls, runs: EpisodeRuns, slots: Tensor, size: int) -> "Part":
-        """Return the part with tokens in ``slots`` (B, W)."""
+    def of(cls, runs: EpisodeRuns, number: int, slots: Tensor, size: int) -> "Part":
+        """Return part ``number`` with tokens in ``slots`` (B, W)."""
         filled, token = slots != MISSING, slots.clamp(min=0)
         offset = torch.where(filled, runs.position.gather(1, token) % size, size)
-        return cls(offset, filled, (filled & runs.reset.gather(1, token)).any(1), size)
+        is_new = (filled & runs.reset.gather(1, token)).any(1)
+        return cls(offset, filled, filled.any(1) & (number > 0), is_new, size)
 
     def write(self, buffer: Tensor, x: Tensor) -> Tensor:
-        """Write x (B, W, H, D) to a buffer (B, S - 1, H, D) of the segment by offset: (B, S, H, D)."""
+        """Write x (B, W, H, D) to a buffer (B, S, H, D) of the segment by offset."""
         place = self.offset[..., None, None].expand_as(x)
-        return F.pad(buffer, (0, 0, 0, 0, 0, 2)).scatter(1, place, x)[:, : self.size]
+        return F.pad(buffer, (0, 0, 0, 0, 0, 1)).scatter(1, place, x)[:, : self.size]

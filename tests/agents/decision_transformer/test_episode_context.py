@@ -252,7 +252,7 @@ def test_a_resumed_training_gives_equal_weights(tmp_path):
         ),
         (replace(CORES["XL"], position=LearnedAbsolute(41)), "has only 41; use max_length=42"),
         (
-            replace(CORES["XL"], depth=DepthAdaptive(by="sequence")),
+            replace(CORES["XL"], depth=DepthAdaptive(classifier="sequence")),
             "decides exits by the mean over a sequence.*, or context='window'",
         ),
     ],

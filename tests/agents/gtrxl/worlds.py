@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import GTrXLPolicy, gtrxl
-from rlxf.attention import CALM, GRU, LSTM, GatedDeltaNet, GRUGate, Mamba2, TransformerSpec
+from rlxf.attention import CALM, GRU, LSTM, GatedDeltaNet, GRUGate, InfiniAttention, Mamba2, TransformerSpec
 
 GOES_ON, TERMINATED, TRUNCATED = range(3)
 
@@ -99,6 +99,7 @@ def recurrent_core(**changes: Any) -> TransformerSpec:
 RECURRENT_CORES: dict[str, TransformerSpec] = {
     "GatedDeltaNet": recurrent_core(),
     "LSTM": recurrent_core(recurrence=LSTM()),
+    "InfiniAttention": recurrent_core(recurrence=InfiniAttention(3, "delta")),
     "Mamba-2 below attention": replace(small_core(), recurrence=Mamba2(state=4), attention_layers=(1,)),
     "attention below GRU": replace(small_core(), recurrence=GRU(), attention_layers=(0,)),
     "CALM": recurrent_core(layers=3, depth=CALM("state", 0.5)),

@@ -40,28 +40,44 @@ def run(mixer: RecurrentMixer, x: Tensor, index: TokenIndex, cuts: list[int]) ->
     return torch.cat(outputs, dim=1), state
 
 
+def joined() -> Tensor:
+    """Return queries, keys and values of the reference vector side by side, (B, T, 3 H D)."""
+    return torch.cat([merged(VECTOR[f"in_{name}"]) for name in "qkv"], dim=-1)
+
+
 @UPDATES
 @pytest.mark.parametrize("cuts", [[12], [4, 4, 4], [3, 2, 7], [1] * 12], ids=str)
 def test_reference_vector(update, cuts):
-    x = torch.cat([merged(VECTOR[f"in_{name}"]) for name in "qkv"], dim=-1)
-    y, state = run(mixer_of(update), x, TokenIndex.range(*x.shape[:2]), cuts)
-    expected = {
-        f"out_{update}": y.unflatten(-1, (VECTOR["in_q"].shape[1], -1)).transpose(1, 2),
-        f"out_{update}_memory": state["memory"][..., :-1],
-        f"out_{update}_norm": state["memory"][..., -1],
-    }
-    for name, actual in expected.items():
-        torch.testing.assert_close(actual, VECTOR[name], rtol=0, atol=1e-9)
+    x = joined()
+    y, _ = run(mixer_of(update), x, TokenIndex.range(*x.shape[:2]), cuts)
+    expected = merged(VECTOR[f"out_{update}"])
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-9)
 
 
 @UPDATES
-def test_memory_after_the_first_segment(update):
-    x = torch.cat([merged(VECTOR[f"in_{name}"]) for name in "qkv"], dim=-1)
-    length = int(VECTOR["cfg_segment"])
-    _, state = run(mixer_of(update), x[:, :length], TokenIndex.range(len(x), length), [length])
-    expected = VECTOR[f"out_{update}_memory_after_first"]
-    torch.testing.assert_close(state["memory"][..., :-1], expected, rtol=0, atol=1e-9)
-    assert not state["keys"].any()
+@pytest.mark.parametrize(("count", "suffix"), [(12, "memory"), (4, "memory_after_first")])
+def test_memory_of_the_reference_vector(update, count, suffix):
+    """The first token of the next segment writes the one before."""
+    x = joined()[:, :count]
+    x = torch.cat([x, x[:, :1]], dim=1)
+    _, state = run(mixer_of(update), x, TokenIndex.range(*x.shape[:2]), [count + 1])
+    memory, normalizer = state["memory"][..., :-1], state["memory"][..., -1]
+    torch.testing.assert_close(memory, VECTOR[f"out_{update}_{suffix}"], rtol=0, atol=1e-9)
+    if count == 12:
+        torch.testing.assert_close(normalizer, VECTOR[f"out_{update}_norm"], rtol=0, atol=1e-9)
+
+
+@UPDATES
+def test_positions_may_be_missing(update):
+    """Acting equals learning if the first or the last token of a segment is missing."""
+    mixer, x = InfiniAttention(3, update).build(8, 2).double(), numbers(2, 9, 8)
+    position = torch.tensor([[0, 1, 3, 4, 5, 7, 8, 10, 12], [0, 2, 4, 5, 6, 8, 9, 10, 13]])
+    index = TokenIndex(position, torch.zeros_like(position))
+    whole, end = run(mixer, x, index, [9])
+    for cuts in ([1] * 9, [2, 4, 3]):
+        y, state = run(mixer, x, index, cuts)
+        torch.testing.assert_close(y, whole, rtol=0, atol=1e-12)
+        torch.testing.assert_close(state, end, rtol=0, atol=1e-12)
 
 
 def sigma(x: Tensor) -> Tensor:
