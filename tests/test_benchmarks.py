@@ -221,8 +221,8 @@ def test_unknown_recurrences_are_refused():
 
 
 def test_oracle_episodes_are_those_of_the_task():
-    data = oracle_episodes(20, 12, 0)
-    assert data.lengths.min() >= corridors.SHORTEST + 1
+    data = oracle_episodes(20, 9, 12, 0)
+    assert data.lengths.min() == 10
     assert data.lengths.max() == 13
     for first, end in pairwise(data.offsets.tolist()):
         env = TMaze(end - first - 1, penalty=0.0)

@@ -33,8 +33,6 @@ from rlxf.training import linear
 
 LENGTHS = (9, 30, 90, 150, 300, 600, 1200, 2400, 4800, 9600)
 """Corridors of the evaluation."""
-SHORTEST = 9
-"""Shortest corridor of the training."""
 SEGMENTS, STEP_TOKENS = 5, 3
 """Segments, and raw memories, in the longest corridor of the training; tokens of a step."""
 WINDOW_LIMIT = 4
@@ -111,6 +109,8 @@ class Corridors:
 
     cores: tuple[str, ...] = CORES
     """Names of the cores."""
+    shortest: int = 9
+    """Shortest corridor of the training. Cores with segments learn faster if it is within a segment."""
     longest: int = 150
     """Longest corridor of the training."""
     lengths: tuple[int, ...] = LENGTHS
@@ -145,7 +145,7 @@ class Corridors:
 
     def key(self, core: str, seed: int) -> str:
         """Return the key of an agent in the output file."""
-        sizes = f"up to {self.longest}, {self.updates} updates of {self.batch_size}"
+        sizes = f"{self.shortest} to {self.longest}, {self.updates} updates of {self.batch_size}"
         lengths = ", ".join(map(str, self.lengths_of(core)))
         return f"{core}, {sizes}, {self.episodes} episodes in corridors of {lengths}, seed {seed}"
 
@@ -157,7 +157,7 @@ class Corridors:
     def agent(self, core: str, seed: int) -> DecisionTransformer:
         """Build an untrained agent."""
         return DecisionTransformer(
-            oracle_episodes(EPISODES, self.longest, seed),
+            oracle_episodes(EPISODES, self.shortest, self.longest, seed),
             context_length=self.longest + 1,
             learning_rate=linear(3e-3, 3e-4),
             batch_size=self.batch_size,
@@ -182,10 +182,10 @@ class Corridors:
         return Run(core, self.longest, seed, success, loss, 1000 * median(clock.durations), 1000 * seconds)
 
 
-def oracle_episodes(episodes: int, longest: int, seed: int) -> Trajectories:
+def oracle_episodes(episodes: int, shortest: int, longest: int, seed: int) -> Trajectories:
     """Return episodes of the shortest path to the goal, in corridors of random length."""
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(SHORTEST, longest + 1, episodes) + 1
+    lengths = rng.integers(shortest, longest + 1, episodes) + 1
     offsets = np.cumsum([0, *lengths])
     first, last, up = offsets[:-1], offsets[1:] - 1, rng.integers(0, 2, episodes).astype(np.bool_)
     observations = np.zeros((offsets[-1], 2), np.float32)

@@ -76,7 +76,7 @@ def segments_of(length: int) -> dict[str, Any]:
     learning rate stays constant, since the mixer begins to use its state only after the agent walks to the
     junction without mistakes, late in training.
     """
-    return {"n_steps": length, "segment_length": length, "batch_size": length, "learning_rate": 1e-3}
+    return {"n_steps": length, "segment_length": length, "batch_size": length, "learning_rate": 3e-4}
 
 
 CORRIDORS = {

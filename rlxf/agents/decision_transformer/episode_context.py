@@ -14,7 +14,7 @@ from rlxf.agents.decision_transformer.model import DecisionTransformerConfig, De
 from rlxf.agents.decision_transformer.observations import ConditionedObservation
 from rlxf.agents.offline.config import DatasetInfo
 from rlxf.agents.offline.trajectory_model import TOKENS, ContextWindow
-from rlxf.attention import TransformerSpec
+from rlxf.attention import State, TransformerSpec
 from rlxf.attention.cache import KVCache
 from rlxf.attention.token_index import EMPTY, TokenIndex
 from rlxf.data import EpisodeWindows, Trajectories, WindowBatch, Windows
@@ -56,7 +56,8 @@ class EpisodeModel(DecisionTransformerModel):
     In training, windows of K steps begin at steps 0, K, 2 K ... of their episode (`EpisodeWindows`). The
     earlier steps of the episode are processed without gradient, so the state at the start of a window is that
     of acting, and positions count from the start of the episode. While acting, a step appends three tokens
-    to the state: the previous action, the return-to-go and the observation. Its cost is constant.
+    to the state: the previous action, the return-to-go and the observation. Its cost is constant. Only the
+    observation exits early, and later steps attend to its state at the exit.
 
     Args:
         info: see `DecisionTransformerModel`.
@@ -84,6 +85,16 @@ class EpisodeModel(DecisionTransformerModel):
         """Return the column of the last time step that is divisible by K; see `EpisodeWindows`."""
         starts = (batch.mask & (batch.time_steps % self.context_length == 0)).any(dim=0)
         return int(starts.nonzero()[-1])
+
+    @torch.no_grad()
+    def _burn_in(self, steps: ContextWindow) -> State | None:
+        """Return the state after earlier steps, in parts: attention of a part stores all pairs of tokens."""
+        index, state = steps.index, None
+        for first in range(0, steps.mask.shape[1], BURN_IN_STEPS):
+            tokens = self.tokens(steps.between(first, first + BURN_IN_STEPS))
+            here = index.at(slice(TOKENS * first, TOKENS * first + tokens.shape[1]))
+            state = self.transformer.next_state(tokens, here, state)
+        return state
 
     @torch.no_grad()
     def append_step(self, state: Any, encoded: ConditionedObservation, start: Tensor) -> EpisodeContext:
@@ -179,6 +190,8 @@ class EpisodeModel(DecisionTransformerModel):
             )
 
 
+BURN_IN_STEPS = 128
+"""Number of steps before a window that are processed at once."""
 ENCODED_WINDOWS = 64
 """Number of windows in one forward pass of `EpisodeModel.encode_steps`, each with all earlier steps."""
 

@@ -17,6 +17,7 @@ from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
 from rlxf.attention import TokenIndex, Transformer, TransformerSpec
 from rlxf.attention.modules import Dropout
+from rlxf.attention.recurrent.base import RecurrentMixer
 from rlxf.attention.token_index import EMPTY
 from rlxf.data import Trajectories, WindowBatch, Windows
 
@@ -221,7 +222,7 @@ class TrajectoryModel(nn.Module, ABC):
         self.transformer = config.core.build()
 
     def init_weights(self, *heads: nn.Module) -> None:
-        """Initialize all modules except the image feature extractor as in GPT-2."""
+        """Initialize all modules except the image feature extractor and recurrent mixers as in GPT-2."""
         for part in (self.tokens, self.transformer, *heads):
             init_gpt2_weights(part)
         scale_residual_projections(self.transformer)
@@ -276,9 +277,15 @@ def memory_steps(core: TransformerSpec) -> int:
 def init_gpt2_weights(module: nn.Module) -> None:
     """Initialize linear and embedding weights from ``N(0, 0.02^2)`` and biases with 0.
 
+    Recurrent mixers keep their initial weights, whose biases determine how long a state lasts.
+
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
     """
+    mixers = [part for part in module.modules() if isinstance(part, RecurrentMixer)]
+    kept = {part for mixer in mixers for part in mixer.modules()}
     for part in module.modules():
+        if part in kept:
+            continue
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=STD)
         if isinstance(part, nn.Linear) and part.bias is not None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlxf import DecisionTransformer
-from rlxf.agents.decision_transformer import MaximumEntropy
+from rlxf.agents.decision_transformer import MaximumEntropy, episode_context
 from rlxf.agents.decision_transformer.episode_context import EpisodeContext
 from rlxf.attention import (
     CALM,
@@ -104,6 +104,14 @@ def test_outputs_do_not_depend_on_where_windows_begin(core):
     torch.testing.assert_close(learned_outputs(agent), learned_outputs(whole), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("core", CORES)
+def test_outputs_do_not_depend_on_the_parts_of_the_burn_in(core, monkeypatch):
+    agent = episodic_agent(core)
+    at_once = learned_outputs(agent)
+    monkeypatch.setattr(episode_context, "BURN_IN_STEPS", 2)
+    torch.testing.assert_close(learned_outputs(agent), at_once, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("core", ["RATE", "MinGRU", "StreamingXL"])
 def test_the_first_observation_affects_the_last_action(core):
     """With a window of 5 steps, and a memory of at most 3, it is forgotten."""
@@ -185,6 +193,8 @@ def test_states_that_do_not_fit_are_refused():
     _, other = small_agent(context="window").predict(observation)
     with pytest.raises(TypeError, match="one that predict returned, got ContextWindow; pass state=None"):
         agent.predict(observation, other)
+    with pytest.raises(TypeError, match="one that predict returned, got EpisodeContext; pass state=None"):
+        small_agent().predict(observation, state)
     with pytest.raises(ValueError, match="the state is of another core: slots is 8 in the state, "):
         episodic_agent("mixed").predict(observation, state)
 

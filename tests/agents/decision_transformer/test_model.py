@@ -13,7 +13,7 @@ from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.trajectory_model import ContextWindow, memory_steps
-from rlxf.attention import TransformerSpec
+from rlxf.attention import MinGRU, TransformerSpec
 from rlxf.attention.token_index import EMPTY
 from rlxf.data import Windows
 from tests.agents.decision_transformer.worlds import (
@@ -151,6 +151,14 @@ def test_weights_are_initialized_as_in_gpt2():
             assert part.weight.std().item() == pytest.approx(0.02 / 4 if branch else 0.02, rel=0.3), name
             assert not part.bias.any()
     assert fresh.tokens.time.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_recurrent_mixers_keep_their_time_constants():
+    """With biases of 0, a gate of `MinGRU` would halve the state at each token."""
+    agent = small_agent(core=TransformerSpec(width=8, layers=1, heads=2, recurrence=MinGRU(horizon=100)))
+    gate = agent.policy.transformer.blocks[0].mixer.gate
+    assert gate.bias[0].sigmoid().item() == pytest.approx(1 / 100, rel=0.5)  # after some updates
+    assert gate.weight.std().item() > 0.1
 
 
 def test_the_default_core_is_causal_without_positions():
