@@ -15,7 +15,7 @@ from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.decision_transformer.heads import Imitation
 from rlxf.agents.offline.algorithm import OfflineAlgorithm
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
-from rlxf.agents.offline.trajectory_model import STD, TOKENS, ContextWindow, TrajectoryModel
+from rlxf.agents.offline.trajectory_model import INITIAL_STD, TOKENS_PER_STEP, ContextWindow, TrajectoryModel
 from rlxf.attention import TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.data import Trajectories, WindowBatch, Windows
@@ -34,9 +34,10 @@ class Masking:
     Args:
         chosen: bool (B, W, 3), tokens to predict; never padding.
         masked: bool (B, W, 3), chosen tokens that are replaced by a mask.
-        swapped: bool (B, W, 3), chosen tokens that are replaced by a token of the same kind from another
+        swapped: bool (B, W, 3), chosen tokens that are replaced by a token of the same kind from a random
             step.
-        replacement_step: int64 (B, W, 3), index of that step in the flattened (B * W) steps of the batch.
+        replacement_step: int64 (B, W, 3), index of the random step in the flattened (B * W) steps of the
+            batch.
     """
 
     chosen: Tensor
@@ -59,7 +60,7 @@ class Masking:
             probability: probability that a token is chosen; 0.15 in the paper.
             generator: random generator of all draws.
         """
-        shape = (*real_steps.shape, TOKENS)
+        shape = (*real_steps.shape, TOKENS_PER_STEP)
         chosen = (torch.rand(shape, generator=generator) < probability) & real_steps[..., None]
         uniform = torch.rand(shape, generator=generator)
         steps = real_steps.flatten().nonzero()[:, 0]
@@ -77,7 +78,7 @@ class Masking:
 
         ``mask_embeddings`` (3, C) has one vector for each kind of token.
         """
-        kinds = torch.arange(TOKENS, device=contents.device)
+        kinds = torch.arange(TOKENS_PER_STEP, device=contents.device)
         others = contents.flatten(0, 1)[self.replacement_step, kinds]
         hidden = torch.where(self.swapped[..., None], others, contents)
         return torch.where(self.masked[..., None], mask_embeddings, hidden)
@@ -113,13 +114,13 @@ class MaskedModel(TrajectoryModel):
     Args:
         info: spaces of observations and actions.
         normalization: normalization layer of observations.
-        config: arguments of the pre-training; its core is that of `bidirectional`.
+        config: arguments of the pre-training; its core is that of `pretraining_core`.
     """
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: OfflineConfig):
         super().__init__(info, normalization, config)
         core = config.core
-        self.mask_embeddings = nn.Parameter(torch.randn(TOKENS, core.width) * STD)
+        self.mask_embeddings = nn.Parameter(torch.randn(TOKENS_PER_STEP, core.width) * INITIAL_STD)
         self.return_head = nn.Linear(core.width, 1)
         self.state_head = nn.Linear(core.width, math.prod(info.encoder.shape))
         self.action_head = Imitation().build(core.width, self.tokens.actions).head
@@ -128,7 +129,7 @@ class MaskedModel(TrajectoryModel):
     def losses(self, batch: MaskedWindows) -> dict[str, Tensor]:
         """Return the "loss" and the mean error of each kind of token, over the chosen tokens of B windows."""
         exits = self.exits(self.steps(batch.windows), batch.masking)
-        outputs = exits.outputs.unflatten(2, (-1, TOKENS))
+        outputs = exits.outputs.unflatten(2, (-1, TOKENS_PER_STEP))
         layers = zip(exits.loss_weights, outputs, strict=True)
         errors = torch.stack([weight * self._errors(y, batch) for weight, y in layers]).sum(dim=0)
         chosen = batch.masking.chosen.to(errors.dtype)
@@ -187,9 +188,9 @@ class PretrainingConfig(OfflineConfig):
 class MaskedPretraining(OfflineAlgorithm):
     """Masked pre-training (as in BERT) on the returns-to-go, observations and actions of trajectories.
 
-    The model is bidirectional, so it cannot act. ``agent.load_pretrained(pretraining)`` copies its weights to
-    a `DecisionTransformer` or a `GTrXLPPO`. ``learn``, ``save``, ``load``, callbacks and loggers are those of
-    `DecisionTransformer`.
+    The model predicts masked tokens and cannot act. It is bidirectional, or causal if its core has a
+    recurrence. ``agent.load_pretrained(pretraining)`` copies its weights to a `DecisionTransformer` or a
+    `GTrXLPPO`. ``learn``, ``save``, ``load``, callbacks and loggers are those of `DecisionTransformer`.
 
     Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
 
@@ -208,7 +209,7 @@ class MaskedPretraining(OfflineAlgorithm):
             return-to-go over all steps of the dataset.
         episode_length: number of time steps with an embedding; None for the longest episode of the dataset.
         core: core of the agent that receives the weights; None for `decision_transformer`. Pre-training uses
-            a bidirectional version of it without memory.
+            a version of it without memory, which is bidirectional unless it has a recurrence.
         download: True to download a dataset that is not on this machine.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
@@ -247,7 +248,7 @@ class MaskedPretraining(OfflineAlgorithm):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        core = bidirectional(decision_transformer() if core is None else core)
+        core = pretraining_core(decision_transformer() if core is None else core)
         process_group().check_single_process("MaskedPretraining")
         config = PretrainingConfig.of(locals())
         super().__init__(MaskedModel, dataset, config, download, tensorboard_log, device, _init_setup_model)
@@ -258,15 +259,15 @@ class MaskedPretraining(OfflineAlgorithm):
         return MaskedWindows(batch, masking).to(self.device)
 
     def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise TypeError: a bidirectional model cannot act."""
+        """Raise TypeError: the model predicts masked tokens and cannot act."""
         raise TypeError(
-            "MaskedPretraining is bidirectional and cannot act: copy its weights to an agent, "
+            "MaskedPretraining predicts masked tokens and cannot act: copy its weights to an agent, "
             "DecisionTransformer(...).load_pretrained(pretraining)"
         )
 
 
-def bidirectional(core: TransformerSpec) -> TransformerSpec:
-    """Return a bidirectional version of an agent's core, without memory.
+def pretraining_core(core: TransformerSpec) -> TransformerSpec:
+    """Return the core for masked pre-training: bidirectional if it has no recurrence, and without memory.
 
     A core with a recurrence reads tokens in order and stays causal: it predicts masked tokens from the tokens
     before them.

@@ -124,10 +124,11 @@ def import_sb3(
         The agent, an instance of the algorithm's class.
 
     Raises:
-        ValueError: if ``trust`` is not True, the algorithm is unknown, ``normalizer`` is passed without
+        ValueError: if ``trust`` is not True, ``algorithm`` is unknown, ``normalizer`` is passed without
             ``env``, or the device does not exist.
         FileNotFoundError: if a file does not exist.
-        CheckpointError: if a file is damaged, has other contents, or does not fit ``env``.
+        CheckpointError: if a file is damaged, has other contents, holds an algorithm that is not recognized,
+            or does not fit ``env``.
         ImportError: if sb3-contrib is needed and not installed.
 
     Warns:
@@ -159,8 +160,8 @@ def _check_normalizer(path: Path, has_env: bool, normalizer: str | os.PathLike[s
     statistics = path.with_suffix("") / NORMALIZER
     if normalizer is None and statistics.is_file():
         warnings.warn(
-            f"{statistics} exists next to {path}, so the agent was trained on normalized observations, but "
-            f"it gets raw ones; pass normalizer={str(statistics)!r}",
+            f"{statistics} exists next to {path}, so the agent was probably trained on normalized "
+            f"observations; pass normalizer={str(statistics)!r}",
             stacklevel=3,
         )
     if normalizer is not None and not has_env:

@@ -83,7 +83,7 @@ class ScaledUnitNorm(UnitNorm):
         return super().forward(x) * (self.scale[:, None, None] * x.shape[-1] ** 0.5)
 
 
-EPS = 1e-6
+QK_NORM_EPS = 1e-6
 """Term under the root of QK-norms, as in the models that use them."""
 
 
@@ -101,8 +101,8 @@ def build_qk_norms(form: QKNorm | None, size: int, heads: int, kv_heads: int) ->
     if form == "l2":
         return ScaledUnitNorm(heads), UnitNorm()
     if form == "rms":
-        return nn.RMSNorm(size, eps=EPS), nn.RMSNorm(size, eps=EPS)
-    return AllHeadsRMSNorm(heads * size, eps=EPS), AllHeadsRMSNorm(kv_heads * size, eps=EPS)
+        return nn.RMSNorm(size, eps=QK_NORM_EPS), nn.RMSNorm(size, eps=QK_NORM_EPS)
+    return AllHeadsRMSNorm(heads * size, eps=QK_NORM_EPS), AllHeadsRMSNorm(kv_heads * size, eps=QK_NORM_EPS)
 
 
 class OutputGate(nn.Module):

@@ -31,7 +31,7 @@ def orthogonal_linear(columns: int, rows: int, matrices: int = 1, bias: bool = T
     return linear
 
 
-LEVELS = 2**16
+PROBABILITY_LEVELS = 2**16
 """Resolution of probabilities on CPU: each entry uses 16 bits, so a 64-bit random number serves four."""
 
 
@@ -72,9 +72,9 @@ def _scales(x: Tensor, probability: float) -> Tensor:
     """Sample the factor of each entry of x: 0 or ``1 / (1 - p)``."""
     words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     numbers = words.view(torch.int16)[: x.numel()].view(x.shape)
-    dropped = min(round(LEVELS * probability), LEVELS - 1)
-    kept = torch.ge(numbers, dropped - LEVELS // 2, out=torch.empty(x.shape, dtype=x.dtype))
-    return kept.mul_(LEVELS / (LEVELS - dropped))
+    dropped = min(round(PROBABILITY_LEVELS * probability), PROBABILITY_LEVELS - 1)
+    kept = torch.ge(numbers, dropped - PROBABILITY_LEVELS // 2, out=torch.empty(x.shape, dtype=x.dtype))
+    return kept.mul_(PROBABILITY_LEVELS / (PROBABILITY_LEVELS - dropped))
 
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
@@ -99,7 +99,7 @@ def default_inner_width(width: int, activation: Activation) -> int:
 class FeedForward(nn.Module):
     """Position-wise feed-forward network: ``W_2 activation(W_1 x)``, with biases.
 
-    The hidden activations are the largest tensor of a layer, so they are computed in place.
+    The hidden activations are the largest tensor of a layer, so the bias and a ReLU are applied in place.
 
     With ``chunk``, tokens are processed in chunks with gradient checkpointing: the hidden activations exist
     for one chunk at a time, and backward recomputes them. The results are the same. Without checkpointing,

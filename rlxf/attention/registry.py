@@ -167,7 +167,10 @@ COMBINATORS: dict[str, dict[str, type[Any]]] = {
 
 
 def techniques_of(axis: str) -> dict[str, type[Any]]:
-    """Return name -> class for all techniques of an axis, or of output heads for "head"."""
+    """Return name -> class for all techniques and combinators of an axis, or for the output heads.
+
+    The axis of output heads is "head".
+    """
     return HEADS if axis == "head" else TECHNIQUES[axis] | COMBINATORS.get(axis, {})
 
 

@@ -1,4 +1,4 @@
-"""Specification of a transformer as plain data, and the table of all techniques."""
+"""Specification of a transformer as plain data: a technique for each axis, and the sizes."""
 
 import json
 from dataclasses import dataclass, fields
@@ -120,11 +120,11 @@ class TransformerSpec(SpecView):
         """Build the module with random weights from torch's global generator.
 
         Raises:
-            ValueError: if the options of a technique give an initial weight that is not finite.
+            ValueError: if the options of a recurrence give an initial weight that is not finite.
         """
         segmented = self.memory is not None and self.memory.segment_length is not None
         transformer = SegmentedTransformer(self) if segmented else Transformer(self)
-        if (fault := parameter_fault(transformer)) is not None:
+        if self.has_recurrence and (fault := parameter_fault(transformer)) is not None:
             raise ValueError(f"{fault}; use other options")
         return transformer
 

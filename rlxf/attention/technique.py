@@ -131,7 +131,8 @@ class LayerPasses(Protocol):
 class Technique:
     """Base of all techniques: frozen dataclasses, one per option of an axis of a transformer.
 
-    ``paper`` is the source and ``causal_form`` the origin of the causal form: the paper or this library.
+    ``paper`` is the source. ``causal_form`` is the origin of the causal form, the paper or this library, or
+    "token by token" where none is needed.
     ``cost`` is the additional cost as a function of the sequence length L.
     """
 
@@ -142,7 +143,8 @@ class Technique:
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless this technique is compatible with the other settings of a transformer.
 
-        A spec that passes all checks can be built: `build` raises no further errors.
+        A spec that passes all checks can be built, unless the options of its recurrence give an initial
+        weight that is not finite.
         """
 
     def attention_class(self, default: AttentionFactory) -> AttentionFactory:
@@ -179,7 +181,7 @@ def check_layer_numbers(name: str, value: Any) -> tuple[int, ...]:
     """Return numbers of layers, from 0, as a tuple in ascending order; a list from JSON is accepted.
 
     Raises:
-        TypeError: if ``value`` is not a tuple of ints.
+        TypeError: if ``value`` is not a tuple or list of ints.
         ValueError: if it is empty, or a number is negative or given twice.
     """
     if not isinstance(value, tuple | list):

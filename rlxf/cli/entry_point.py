@@ -38,7 +38,7 @@ EXAMPLE = "Example: rlxf train gtrxl --help"
 HELP = {"-h", "--help"}
 OPTION = re.compile(r"(?:│|\s) (?:-h, )?(--[a-z][\w.-]*)(?:, (--[a-z][\w.-]*))?")
 """Pattern of option names in a help text of tyro, with or without frames."""
-NEAR = 0.7
+MIN_SIMILARITY = 0.7
 """Minimum similarity of a proposed name, from 0 to 1, as measured by `difflib`."""
 
 
@@ -152,7 +152,7 @@ def _nearest(name: str, known: Collection[str]) -> str | None:
         return SequenceMatcher(None, compared, last).ratio(), SequenceMatcher(None, option, name).ratio()
 
     best = max(sorted(known), key=similarity)
-    return best if similarity(best)[0] >= NEAR else None
+    return best if similarity(best)[0] >= MIN_SIMILARITY else None
 
 
 def _show_overview(args: list[str]) -> NoReturn:

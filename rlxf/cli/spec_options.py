@@ -39,7 +39,7 @@ The pattern ``fitting`` is the largest one that fits the memory: a token attends
 earlier tokens as the memory holds.
 """
 
-STEM = 4
+STEM_LETTERS = 4
 """Letters that two words of one stem have in common, e.g. "rotary" and "rotate"."""
 OPERATORS = {"|": or_, "&": and_}
 """Operators that join patterns, in the order of increasing precedence, as in Python."""
@@ -66,9 +66,9 @@ def _similar_name(axis: str, text: str) -> str | None:
     plain = {name.lower(): name for name in CHOOSABLE[axis]}
     spelled = [plain[name] for name in get_close_matches(text.lower(), plain, n=1)]
     techniques = HEADS if axis == "head" else TECHNIQUES[axis]
-    stem = re.compile(rf"\b{re.escape(text[:STEM])}", re.IGNORECASE)
+    stem = re.compile(rf"\b{re.escape(text[:STEM_LETTERS])}", re.IGNORECASE)
     described = [name for name, technique in techniques.items() if stem.search(summary(technique))]
-    return next(iter(spelled + (described if len(text) >= STEM else [])), None)
+    return next(iter(spelled + (described if len(text) >= STEM_LETTERS else [])), None)
 
 
 def summary(technique: type) -> str:

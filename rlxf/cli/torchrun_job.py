@@ -106,7 +106,7 @@ def create_run(path: Path, config: dict[str, Any]) -> RunFolder:
     """Create the folder of a run after all processes are ready, with the marker file of the job.
 
     Raises:
-        FileExistsError, OSError: as in `RunFolder.create`, in the writing process.
+        FileExistsError, OSError: as in `RunFolder.create`, in the process of rank 0.
     """
     job = TorchrunJob.current()
     process_group().barrier()
@@ -117,7 +117,7 @@ def create_run(path: Path, config: dict[str, Any]) -> RunFolder:
 
 
 def rank_zero_logger(make: Callable[[], Logger]) -> Logger:
-    """Return ``make()`` in the writing process, and a logger without outputs in the others."""
+    """Return ``make()`` in the process of rank 0, and a logger without outputs in the others."""
     return make() if process_group().is_main else Logger(folder=None, output_formats=[])
 
 

@@ -119,11 +119,11 @@ class TrainingCommand(Command):
         return 1
 
     def callbacks(self, agent: Any, run: RunFolder) -> AbstractContextManager[list[BaseCallback]]:
-        """Context manager for the callbacks of the training in the writing process."""
+        """Context manager for the callbacks of the training in the process of rank 0."""
         return nullcontext([])
 
     def finish(self, agent: Any, run: RunFolder) -> None:  # optional
-        """Final stages of the run in the writing process, which can be interrupted and repeated."""
+        """Final stages of the run in the process of rank 0, which can be interrupted and repeated."""
 
     @property
     def path(self) -> Path:

@@ -78,7 +78,7 @@ class StartPoint:
 def is_complete(run: RunFolder, total: int) -> bool:
     """Return whether the run has a completion marker for ``total`` steps.
 
-    The answer of the writing process holds for all processes.
+    The answer of the process of rank 0 holds for all processes.
     """
     done = process_group().is_main and run.completion is not None and run.completion.steps >= total
     return bool(process_group().all_reduce_max(int(done)))
@@ -103,8 +103,8 @@ def train_to_completion(
         start: point to continue from.
         total: steps or updates of the run.
         learn: trains up to ``total``, e.g. with `learn_resumably`; skipped if ``start`` is at ``total``.
-        finish: final stages in the writing process, e.g. the last evaluation; they can be interrupted at any
-            time and repeated.
+        finish: final stages in the process of rank 0, e.g. the last evaluation; they can be interrupted at
+            any time and repeated.
     """
     with stop_on_signals() as stop:
         if start.file is None or start.steps < total:

@@ -22,7 +22,7 @@ from rlxf.evaluation.environment import reference_scores_of, with_training_norma
 from rlxf.evaluation.episodes import validate_targets
 
 Agent = PolicyPredictor | None
-EPISODES = 100
+SCORED_EPISODES = 100
 """Number of episodes to measure the mean return of a random policy, and of the agent."""
 VECTOR_ARGUMENTS = ("num_envs", "vectorization_mode", "vector_kwargs")
 """Arguments that `gymnasium.make_vec` adds to those of the environment."""
@@ -141,9 +141,9 @@ def measure_reference_scores(best: BehaviorPolicy, env: VecEnv, seed: int) -> Re
     agent, known = best.agent, reference_scores_of(best.agent, env)
     if known is not None or agent is None or best.target_return is not None:
         return known
-    low = evaluate(RandomizedPolicy(env.action_space, seed), env, EPISODES, seed=seed).mean
-    high = evaluate(agent, with_training_normalization(agent, env), EPISODES, seed=seed).mean
-    source = f"mean returns of a random policy and of {type(agent).__name__} over {EPISODES} episodes"
+    low = evaluate(RandomizedPolicy(env.action_space, seed), env, SCORED_EPISODES, seed=seed).mean
+    high = evaluate(agent, with_training_normalization(agent, env), SCORED_EPISODES, seed=seed).mean
+    source = f"mean returns of a random policy and of {type(agent).__name__} over {SCORED_EPISODES} episodes"
     return ReferenceScores(low, high, source) if low < high else None
 
 
@@ -210,5 +210,5 @@ def build_metadata(
     if references is not None:
         description += f" Reference scores: {references.source}."
         metadata |= {"ref_min_score": references.minimum, "ref_max_score": references.maximum}
-        metadata["num_episodes_average_score"] = EPISODES
+        metadata["num_episodes_average_score"] = SCORED_EPISODES
     return metadata | {"description": description}

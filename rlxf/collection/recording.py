@@ -102,7 +102,7 @@ class Recorder(VecEnvWrapper):
         return finished
 
     def reset(self) -> VecEnvObs:
-        """Start an episode in every environment, and discard running episodes."""
+        """Start an episode in every environment; discard running episodes and those not yet returned."""
         observations = self.venv.reset()
         self._finished = []
         self._episodes = [EpisodeRecord(row_of(observations, i)) for i in range(self.num_envs)]

@@ -21,7 +21,7 @@ from rlxf.data.spaces import check_rows_inside, tolerant_bounds
 from rlxf.data.trajectories import return_to_go
 from rlxf.utils.errors import DatasetError, RowError
 from rlxf.utils.files import sync_file
-from rlxf.utils.memory_budget import FILE_SHARE, MemoryBudgetError, check_budget
+from rlxf.utils.memory_budget import BUDGET_PER_FILE_BYTE, MemoryBudgetError, check_budget
 from rlxf.utils.tables import counting_bar
 
 
@@ -57,7 +57,7 @@ class ArrayFile:
                 sync_file(self._handle)
 
     def write(self, data: Any) -> None:
-        """Append bytes. Numpy also calls this method, to write the header."""
+        """Append bytes. NumPy also calls this method to write the header."""
         self._hash.update(data)
         self._handle.write(data)
 
@@ -77,10 +77,10 @@ def open_array(path: Path) -> NDArray[Any]:
 
 
 PIECE_BYTES = 2**23
-"""Bytes of an episode that are held in memory at once."""
+"""Maximum size, in bytes, of the encoded part of an episode that is in memory at once."""
 STEP_BYTES = 32
 """Bytes of memory per step of an episode in addition to its pieces: rewards, returns and temporaries."""
-RATIO = 100
+MAX_EXPANSION = 100
 """Largest ratio of the size of the arrays to the size of the file, in addition to the memory budget."""
 
 
@@ -88,8 +88,8 @@ def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False)
     """Write each array of `Trajectories` to a file in an empty folder; return the files.
 
     Raises:
-        DatasetError: if a file is truncated or altered, or a value is NaN, infinite or outside of its space.
-            The message names the file, or episode and step.
+        DatasetError: if a file is truncated or altered, the arrays would be far larger than the files, or a
+            value is NaN, infinite or outside of its space. The message names the file, or episode and step.
         TypeError: if a space is not supported.
         OSError: if the disk is full.
     """
@@ -148,7 +148,10 @@ class _Arrays:
         row = sum(map(_row_bytes, (self._observe, self._act)))
         with _as_dataset_error(source.id):
             check_budget({"one step": 8 * row}, file_bytes)
-            check_budget({"its converted arrays": self.steps * (row + 8)}, RATIO * file_bytes // FILE_SHARE)
+            check_budget(
+                {"its converted arrays": self.steps * (row + 8)},
+                MAX_EXPANSION * file_bytes // BUDGET_PER_FILE_BYTE,
+            )
 
     def add(self, file: EpisodeFile, episode: int, length: int) -> None:
         """Append an episode."""

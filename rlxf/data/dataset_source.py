@@ -236,7 +236,7 @@ def _find_damage(episodes: Path) -> str | None:
     return None
 
 
-ROOT = "MINARI_DATASETS_PATH"
+ROOT_VARIABLE = "MINARI_DATASETS_PATH"
 """Environment variable with Minari's dataset folder."""
 TIMEOUT = 5.0
 """Timeout in seconds of the connection test."""
@@ -274,14 +274,14 @@ def download(dataset_id: str) -> None:
 @contextmanager
 def _minari_root(folder: Path) -> Iterator[None]:
     """Set Minari's dataset folder for the duration of the context."""
-    before = os.environ.get(ROOT)
-    os.environ[ROOT] = str(folder)
+    before = os.environ.get(ROOT_VARIABLE)
+    os.environ[ROOT_VARIABLE] = str(folder)
     try:
         yield
     finally:
-        del os.environ[ROOT]
+        del os.environ[ROOT_VARIABLE]
         if before is not None:
-            os.environ[ROOT] = before
+            os.environ[ROOT_VARIABLE] = before
 
 
 def _fetch(dataset_id: str) -> None:

@@ -95,7 +95,7 @@ class EpisodeFile:
             raise DatasetError(f"{self.source.file}, episode {episode}: {error}") from error
 
     def rewards(self, episode: int) -> NDArray[np.float64]:
-        """Return the rewards of an episode, (T,)."""
+        """Return the rewards of an episode, (T,); check their sum if the file has ``rewards_sum``."""
         with self._group(episode) as group:
             rewards = np.asarray(_open_local_node(group, "rewards")[()], np.float64).reshape(-1)
             stated = float(group.attrs.get("rewards_sum", np.nan))

@@ -26,15 +26,19 @@ EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 
 
 def flatten_popgym_observation(env: gymnasium.Env) -> gymnasium.Env:
-    """Flatten a Tuple observation (POPGym Autoencode) to a vector, Discrete parts one-hot; keep others."""
+    """Flatten a Tuple observation (POPGym Autoencode) to a vector, Discrete parts one-hot.
+
+    Other observations stay unchanged.
+    """
     return FlattenObservation(env) if isinstance(env.observation_space, spaces.Tuple) else env
 
 
 def flatten_minigrid_observation(env: gymnasium.Env) -> gymnasium.Env:
     """Flatten the observation to a uint8 vector (4 + 7 * 7 * 20,): direction, then cells, all one-hot.
 
-    MiniGrid's image holds codes of object, color and state. These are categories, hence one-hot. The
-    mission text is dropped. It carries no information if it never changes, as in all Memory tasks.
+    MiniGrid's image holds codes of object, color and state. These are categories and are therefore one-hot
+    encoded. The mission text is dropped. It carries no information if it never changes, as in all Memory
+    tasks.
 
     Raises:
         TypeError: if the mission differs between episodes, because the task then depends on it.
@@ -97,7 +101,8 @@ def make_vec_env(
             wrappers. The observation is then a Dict.
         previous_transition: add the previous action, reward and done flag to each observation, even across
             episodes, with `PreviousTransition` around all other wrappers.
-        workers: number of processes, timeouts and restarts; None for copies in this process.
+        workers: number of processes, timeouts and restarts; None for copies in this process. Processes
+            support neither nested observation spaces nor text.
 
     Raises:
         BrokenEnvironmentError: if an environment cannot be created in its process.
@@ -129,7 +134,9 @@ def make_vec_env_from(
     wrapper: EnvWrapper | None = None,
     workers: Workers | None = None,
 ) -> VecEnv:
-    """Create ``n_envs`` environments with Stable-Baselines3's ``make_vec_env``, even with nested spaces.
+    """Create ``n_envs`` environments with Stable-Baselines3's ``make_vec_env``.
+
+    Nested observation spaces are supported unless there are ``workers``.
 
     Args:
         make: function that creates one environment.

@@ -1,4 +1,4 @@
-"""Checks of observation and action spaces, and batches of the observations and infos of environments."""
+"""Checks of observation and action spaces, and functions that batch and split observations and infos."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -95,7 +95,11 @@ def _action_fault(space: Space) -> str | None:
 
 
 LOST, BROKEN = "Workers.lost", "Workers.broken"
-"""Keys of infos: True in each step lost to a failed environment; the cause, in the first of these steps."""
+"""Keys of infos.
+
+LOST: True in each step that is lost because an environment failed. BROKEN: the cause, only in the first of
+these steps.
+"""
 
 
 def is_filler(infos: Sequence[dict[str, Any]]) -> NDArray[np.bool_]:

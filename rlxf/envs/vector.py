@@ -80,8 +80,8 @@ class GymnasiumVecEnv(VecEnv):
     - ``TimeLimit.truncated``: truncated and not terminated,
     - ``episode``: return ``r``, length ``l`` in steps, seconds ``t`` since the start, as in `Monitor`.
 
-    All other infos are separate empty dicts: filling them in each step would take longer than the step of a
-    small environment. Rewards are float32 (N,), done flags bool (N,).
+    All other infos, except those of fillers, are separate empty dicts: filling them in each step would take
+    longer than the step of a small environment. Rewards are float32 (N,), done flags bool (N,).
 
     The observation of a step that ends an episode depends on ``env.metadata["autoreset_mode"]``:
 

@@ -41,7 +41,7 @@ def call(method: str, *arguments: Any, **keywords: Any) -> Call:
 CLOSE = call("close")
 """Close the environment, if it was created, and ignore its errors."""
 _STOP = "stop"
-"""Message in place of calls, at which the process exits normally."""
+"""Message that is sent instead of calls; the process then exits normally."""
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,15 @@ class Worker:
             pass  # the process stopped in the middle of its reply
         except (EOFError, OSError):
             self._process.join(CLOSE_TIMEOUT)
-            return self._lost(f"lost the process, which ended with exit code {self._process.exitcode}")
+            return self._lost(f"failed because its process ended with exit code {self._process.exitcode}")
         waited = monotonic() - self._sent_at
         return self._lost(f"did not answer for {waited:.1f} s, so the process was killed")
 
-    @property
-    def is_dead(self) -> bool:
-        """Return whether the process ended between calls, and discard unread replies."""
+    def check_dead(self) -> bool:
+        """Discard unread replies, and return whether the process ended between calls.
+
+        A process that stopped in the middle of a reply is ended.
+        """
         try:
             while self.pipe.poll():
                 self.pipe.recv()
@@ -153,7 +155,7 @@ class Worker:
         else:
             self.end()
 
-    def wait(self, deadline: float) -> None:
+    def wait_and_end(self, deadline: float) -> None:
         """Wait until the process has replied to `CLOSE` or the deadline has passed; then end it.
 
         The process confirms the closing with a reply. If the fork server was killed, the exit of a process

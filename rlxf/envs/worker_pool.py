@@ -36,8 +36,8 @@ class Workers:
             hanging environment delays all by this time.
         start_timeout: seconds for the creation and the reset of an environment, including imports; also the
             limit of ``env_method``.
-        restarts: maximum number of consecutive failures of an environment. A finished episode, or
-            `GOOD_STEPS` steps, reset the count.
+        max_restarts: maximum number of consecutive restarts of an environment; the next failure raises
+            BrokenEnvironmentError. A finished episode, or `GOOD_STEPS` steps, resets the count.
         back_off: seconds from the first failure to the restart. It doubles with each consecutive failure, up
             to `MAX_BACK_OFF`.
 
@@ -48,12 +48,16 @@ class Workers:
     number: int
     timeout: float = 60.0
     start_timeout: float = 120.0
-    restarts: int = 5
+    max_restarts: int = 5
     back_off: float = 1.0
 
     def __post_init__(self) -> None:
-        minima = {"workers": (self.number, 1), "restarts": (self.restarts, 0), "back_off": (self.back_off, 0)}
-        for name, (value, minimum) in minima.items():
+        minima = (
+            ("workers", self.number, 1),
+            ("max_restarts", self.max_restarts, 0),
+            ("back_off", self.back_off, 0),
+        )
+        for name, value, minimum in minima:
             if not value >= minimum:
                 raise ValueError(f"{name} must be at least {minimum}, got {value}")
         for name, seconds in (("timeout", self.timeout), ("start_timeout", self.start_timeout)):
@@ -128,7 +132,7 @@ class WorkerPool:
         self.workers = workers
         self.seeds: list[int | None] = [None] * len(makes)
         """Seed of each environment, from which the seeds of its restarts are derived."""
-        self.restarts = [0] * len(makes)
+        self.restart_counts = [0] * len(makes)
         """Total number of restarts of each environment."""
         self.causes = [""] * len(makes)
         """Cause of the last failure of each environment."""
@@ -181,7 +185,7 @@ class WorkerPool:
 
     def find_dead(self) -> dict[int, CallFailure]:
         """Return the failures of environments whose process ended between calls."""
-        dead_workers = [worker for worker in set(self._workers_by_env.values()) if worker.is_dead]
+        dead_workers = [worker for worker in set(self._workers_by_env.values()) if worker.check_dead()]
         return {i: failure for worker in dead_workers for i, failure in worker.receive(monotonic()).items()}
 
     def count_step(self, i: int, ended: bool) -> None:
@@ -190,7 +194,7 @@ class WorkerPool:
         if ended or self._good_steps[i] >= GOOD_STEPS:
             self._failures_in_a_row[i] = 0
 
-    def restart(self, failures: Mapping[int, CallFailure]) -> None:
+    def schedule_restarts(self, failures: Mapping[int, CallFailure]) -> None:
         """Remove the environments that failed, warn with the cause, and schedule their restart.
 
         Raises:
@@ -206,7 +210,7 @@ class WorkerPool:
                 del self._workers_by_env[i]
                 self._failures_in_a_row[i] += 1
                 self._good_steps[i] = 0
-                self.restarts[i] += 1
+                self.restart_counts[i] += 1
                 self.causes[i] = failures[i].cause
             self._schedule(failed, failures[failed[0]])
 
@@ -214,7 +218,7 @@ class WorkerPool:
         """Return a reset call with a new seed, since the current seed may have caused the failure."""
         seed = self.seeds[i]
         if seed is not None:
-            seed = int(np.random.SeedSequence(seed, spawn_key=(self.restarts[i],)).generate_state(1)[0])
+            seed = int(np.random.SeedSequence(seed, spawn_key=(self.restart_counts[i],)).generate_state(1)[0])
         return call("reset", seed, {})
 
     def collect_restarted(self) -> dict[int, Any]:
@@ -229,7 +233,7 @@ class WorkerPool:
         return results
 
     def wait(self) -> None:
-        """Wait until the next restart needs attention: a reply, its start time or its timeout.
+        """Wait until a pending restart can proceed: a reply, its start time or its timeout.
 
         Raises:
             BrokenEnvironmentError: if an environment failed too often before and is not restarted.
@@ -249,11 +253,11 @@ class WorkerPool:
             worker.send_calls(dict.fromkeys(worker.environments, CLOSE))
         deadline = monotonic() + CLOSE_TIMEOUT
         for worker in workers:
-            worker.wait(deadline)
+            worker.wait_and_end(deadline)
 
     def _schedule(self, failed: list[int], failure: CallFailure) -> None:
         """Schedule the restart of environments that failed together."""
-        times, limit = max(self._failures_in_a_row[i] for i in failed), self.workers.restarts
+        times, limit = max(self._failures_in_a_row[i] for i in failed), self.workers.max_restarts
         if times > limit:
             count = f"{times} time{'s' * (times > 1)} in a row"
             reason = f"; it failed {count}, and {limit} restarts in a row are allowed"

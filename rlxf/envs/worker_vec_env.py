@@ -21,7 +21,7 @@ from rlxf.envs.spaces import (
 from rlxf.envs.worker import Call, CallFailure, Make, call
 from rlxf.envs.worker_pool import WorkerPool, Workers, close_on_error, env_label, failure_error
 
-REPLAYED = 1000
+REPLAY_STEPS_PER_TIMEOUT = 1000
 """Number of replayed steps for which `WorkerVecEnv.replay` adds one ``workers.timeout``."""
 
 
@@ -66,7 +66,7 @@ class WorkerVecEnv(VecEnv):
 
     Raises:
         BrokenEnvironmentError: if an environment cannot be created; all processes are then ended. Later, if
-            its first reset fails, or it has more consecutive failures than ``workers.restarts``; the
+            its first reset fails, or it has more consecutive failures than ``workers.max_restarts``; the
             processes then run until `close`.
         ValueError: if there are more processes than environments.
     """
@@ -87,7 +87,7 @@ class WorkerVecEnv(VecEnv):
     @property
     def restarts(self) -> int:
         """Number of restarts of all environments."""
-        return sum(self.pool.restarts)
+        return sum(self.pool.restart_counts)
 
     @property
     def lost_steps(self) -> int:
@@ -165,7 +165,7 @@ class WorkerVecEnv(VecEnv):
             AttributeError: if the environment has no such method.
             RuntimeError: if the method raises.
             BrokenEnvironmentError: if the environment has more consecutive failures than
-                ``workers.restarts``.
+                ``workers.max_restarts``.
         """
         query = call("query", "env_method", method_name, *method_args, **method_kwargs)
         return self._query(indices, query, self.pool.start_timeout)
@@ -195,7 +195,7 @@ class WorkerVecEnv(VecEnv):
 
     def restart_state(self) -> list[dict[str, Any]]:
         """Return seed, restarts and lost steps of each environment as JSON, for `load_restart_state`."""
-        rows = zip(self.pool.seeds, self.pool.restarts, self._lost_steps, strict=True)
+        rows = zip(self.pool.seeds, self.pool.restart_counts, self._lost_steps, strict=True)
         return [
             {"seed": None if seed is None else int(seed), "restarts": restarts, "lost_steps": lost_steps}
             for seed, restarts, lost_steps in rows
@@ -205,7 +205,7 @@ class WorkerVecEnv(VecEnv):
         """Replay episodes in parallel, with `rlxf.envs.ActionReplay.replay` of each environment.
 
         The timeout of a process is ``workers.start_timeout`` for each of its environments, plus
-        ``workers.timeout`` for each `REPLAYED` steps of all episodes.
+        ``workers.timeout`` for each `REPLAY_STEPS_PER_TIMEOUT` steps of all episodes.
 
         Args:
             records: record of each episode, by environment.
@@ -218,7 +218,9 @@ class WorkerVecEnv(VecEnv):
         calls = {i: call("query", "env_method", "replay", record) for i, record in records.items()}
         steps = sum(len(record["actions"]) for record in records.values())
         self.pool.send_calls(calls)
-        results = self.pool.receive(self.pool.start_timeout + self.pool.workers.timeout * steps / REPLAYED)
+        results = self.pool.receive(
+            self.pool.start_timeout + self.pool.workers.timeout * steps / REPLAY_STEPS_PER_TIMEOUT
+        )
         self._restart_failed(results)
         failures = _failures(results)
         return results | {i: f"{env_label([i])} {failure.cause}" for i, failure in failures.items()}
@@ -226,7 +228,7 @@ class WorkerVecEnv(VecEnv):
     def load_restart_state(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Load seeds, restarts and lost steps from `restart_state`; the current episodes are unchanged."""
         self.pool.seeds[:] = [state["seed"] for state in states]
-        self.pool.restarts[:] = [state["restarts"] for state in states]
+        self.pool.restart_counts[:] = [state["restarts"] for state in states]
         self._lost_steps[:] = [state["lost_steps"] for state in states]
 
     def load_failed_envs(self, states: Mapping[int, Mapping[str, Any]]) -> None:
@@ -309,7 +311,7 @@ class WorkerVecEnv(VecEnv):
     def _restart_failed(self, results: Mapping[int, Any]) -> dict[int, Any]:
         """Schedule restarts for the failures among the results, and return the other results."""
         failures = _failures(results)
-        self.pool.restart(failures)
+        self.pool.schedule_restarts(failures)
         for i in failures:
             self._first_results.pop(i, None)
         return {i: result for i, result in results.items() if i not in failures}

@@ -91,14 +91,14 @@ class PeriodicCallback(BaseCallback):
         self.played = state["played"]
 
 
-SEED = 500_000
+DEFAULT_SEED = 500_000
 """Default seed. It differs from that of `evaluate`, so the best checkpoint is scored on other episodes."""
 
 
 class EvaluationCallback(PeriodicCallback):
     """Evaluate the agent at regular intervals and log the ``eval/*`` tags of `Report.scalars`.
 
-    All evaluations use the same seed and thus the same episodes, so they differ only by the agent.
+    With a ``seed``, all evaluations use the same episodes, so they differ only by the agent.
     Observations are normalized as in training; a ``VecNormalize`` around ``env`` gets its statistics.
     Evaluations do not affect the training: the states of the global random generators are restored.
     With a ``budget``, the agent is not evaluated before its first update, and then at least once: at the end,
@@ -115,7 +115,7 @@ class EvaluationCallback(PeriodicCallback):
         target_returns: target returns, see `evaluate`. The first one determines the best agent.
         deterministic: use the most likely action instead of a sample.
         n_envs: number of environments to create if ``env`` is an id.
-        seed: seed of the environments.
+        seed: seed of the environments; None does not seed them.
         best_path: path at which the agent is saved after each new highest mean return; None to save nothing.
         on_new_best: function without arguments, called before each such save, e.g. to save related files.
         budget: see `PeriodicCallback`; None for an evaluation at every interval.
@@ -141,7 +141,7 @@ class EvaluationCallback(PeriodicCallback):
         target_returns: Sequence[float] | None = None,
         deterministic: bool = True,
         n_envs: int = 32,
-        seed: int | None = SEED,
+        seed: int | None = DEFAULT_SEED,
         best_path: str | Path | None = None,
         on_new_best: Callable[[], object] | None = None,
         budget: float | None = None,
@@ -172,7 +172,11 @@ class EvaluationCallback(PeriodicCallback):
         return (updated and super()._allowed()) or self._must_be_last(self.num_timesteps)
 
     def expected_steps(self) -> float:
-        """Return the expected steps of an evaluation, from the last one or from training episodes."""
+        """Return the expected steps of an evaluation.
+
+        The length of an episode is the longer of two means: that of the last evaluation, and that of the last
+        training episodes.
+        """
         length = max(self.episode_length, self._training_length or 0.0)
         return self.episodes * len(self.target_returns or (None,)) * length
 

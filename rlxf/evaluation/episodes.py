@@ -28,7 +28,7 @@ from rlxf.evaluation.report import Report, TargetSweep, write_scalars
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, play, quotas
 from rlxf.utils.tables import counting_bar
 
-SEED = 1_000_000
+DEFAULT_SEED = 1_000_000
 """Default seed, far from typical training seeds, so generated levels are new to the agent."""
 
 
@@ -71,7 +71,7 @@ def evaluate(
     target_returns: Sequence[float] | None = None,
     deterministic: bool = True,
     n_envs: int = 32,
-    seed: int | None = SEED,
+    seed: int | None = DEFAULT_SEED,
     progress_bar: bool | str = False,
     logger: Logger | SummaryWriter | None = None,
     on_step: Callable[[], object] | None = None,

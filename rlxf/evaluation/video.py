@@ -20,7 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.evaluation.callback import PeriodicCallback
 from rlxf.evaluation.environment import prepared_env
-from rlxf.evaluation.episodes import SEED
+from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.rollout import play
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -207,7 +207,7 @@ class VideoCallback(PeriodicCallback):
         every_steps: int = 50_000,
         *,
         deterministic: bool = True,
-        seed: int | None = SEED,
+        seed: int | None = DEFAULT_SEED,
         budget: float | None = None,
     ):
         super().__init__(every_steps, budget)

@@ -68,8 +68,9 @@ def write_archive(
 
     Raises:
         TypeError: if a document is not JSON or a tensor cannot be stored; nothing is written.
-        ValueError: if a document contains NaN or infinity, or if a name is "manifest" or contains
-            characters other than letters, digits, '_' and '-'; nothing is written.
+        ValueError: if a document contains NaN or infinity, is too large, too deeply nested, or is named
+            "manifest"; if a name is empty, longer than 100 characters or contains characters other than
+            letters, digits, '_' and '-'; or if there are too many members. Nothing is written.
         OSError: if the file cannot be written, e.g. because the disk is full; the old file is unchanged.
     """
     texts = {f"{name}.json": _encode_document(name, document) for name, document in documents.items()}

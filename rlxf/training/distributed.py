@@ -24,7 +24,7 @@ TIMEOUT = timedelta(hours=1)
 """Timeout of collectives; long, as rank 0 may evaluate meanwhile. Dead processes are detected at once."""
 GLOO = re.compile(r"\[\S*gloo/transport/")
 """Source location in the message of gloo's connection errors, which are of type RuntimeError."""
-PAUSE = 0.01
+POLL_INTERVAL = 0.01
 """Polling interval of rank 0, in seconds."""
 REQUEST = "rlxf/request of {}"
 REPLY = "rlxf/reply to {}"
@@ -328,5 +328,5 @@ def _publish_prefix(store: "dist.Store", waiting: set[int], timeout: timedelta) 
             if store.check([REQUEST.format(rank)]):
                 store.set(REPLY.format(store.get(REQUEST.format(rank)).decode()), prefix)
         waiting = {rank for rank in waiting if not store.check([ACKNOWLEDGEMENT.format(prefix, rank)])}
-        time.sleep(PAUSE)
+        time.sleep(POLL_INTERVAL)
     return prefix

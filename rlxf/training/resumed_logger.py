@@ -1,4 +1,4 @@
-"""Logs of a resumed run: rows and points after the checkpoint are removed, and TensorBoard writers."""
+"""Logs of a resumed run without the entries after its checkpoint, and functions that write to TensorBoard."""
 
 import csv
 import io

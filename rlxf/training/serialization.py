@@ -50,7 +50,7 @@ def load_json(data: bytes) -> Any:
 
     Raises:
         ValueError: if the text exceeds 8 MiB, is not JSON, is nested deeper than 64 levels, repeats a key, or
-            contains NaN or a number beyond the range of float64.
+            contains NaN, Infinity, or a floating-point number beyond the range of float64.
     """
     if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"{len(data):,} bytes of JSON exceed {MAX_JSON_BYTES:,}")

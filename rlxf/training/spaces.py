@@ -110,7 +110,7 @@ def space_to_json(space: Space[Any]) -> dict[str, Any]:
 
     Raises:
         TypeError: if the space or a subspace is of an unsupported class (subclasses are not accepted), or is
-            a Box with a dtype other than bool, and integer or float of at most 64 bits.
+            a Box whose dtype is none of bool, integers and floats of at most 64 bits.
     """
     name = type(space).__name__
     if type(space) not in _ENCODERS:
@@ -198,7 +198,7 @@ _ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     Dict: lambda space: {"spaces": {key: space_to_json(part) for key, part in space.spaces.items()}},
     Tuple: lambda space: {"spaces": [space_to_json(part) for part in space.spaces]},
 }
-"""Arguments of each class of spaces as JSON."""
+"""Function that returns the constructor arguments of a space as JSON, by class of the space."""
 _DECODERS: dict[str, Callable[..., Space[Any]]] = {
     "Box": _box_from_json,
     "Discrete": lambda n, start, dtype: Discrete(n, start=start, dtype=_integer(dtype)),
@@ -211,7 +211,7 @@ _DECODERS: dict[str, Callable[..., Space[Any]]] = {
     "Dict": lambda spaces: Dict([(key, _decode(part)) for key, part in spaces.items()]),
     "Tuple": lambda spaces: Tuple(map(_decode, spaces)),
 }
-"""Space of the arguments in JSON, by the name of its class."""
+"""Function that builds a space from these arguments, by the name of its class."""
 
 
 def describe_difference(expected: Space[Any], given: Space[Any]) -> str:

@@ -13,8 +13,9 @@ from contextvars import ContextVar
 VARIABLE = "RLXF_MEMORY_BUDGET"
 """Environment variable that sets the budget, in bytes."""
 DEFAULT = 128 * 2**20
-FILE_SHARE = 4
-"""Bytes that a file may require per byte of its arrays, in addition to the budget."""
+"""Budget, in bytes, if neither `memory_budget` nor the environment variable sets one."""
+BUDGET_PER_FILE_BYTE = 4
+"""Bytes of memory that are allowed per byte of the arrays in a file, in addition to the budget."""
 
 _chosen: ContextVar[int | None] = ContextVar("memory_budget", default=None)
 
@@ -77,14 +78,15 @@ def check_budget(required: Mapping[str, int], file_bytes: int = 0) -> None:
 
     Args:
         required: required bytes by purpose; upper estimates made before anything is built.
-        file_bytes: bytes of arrays stored in the file; `FILE_SHARE` times this size is allowed in addition.
+        file_bytes: bytes of arrays stored in the file; `BUDGET_PER_FILE_BYTE` times this size is allowed in
+            addition.
     """
-    total, allowed = sum(required.values()), budget_bytes() + FILE_SHARE * file_bytes
+    total, allowed = sum(required.values()), budget_bytes() + BUDGET_PER_FILE_BYTE * file_bytes
     if total <= allowed:
         return
     largest = sorted(required, key=lambda name: -required[name])[:3]
     parts = ", ".join(f"{_readable(required[name])} for {name}" for name in largest if required[name])
-    needed = (total - FILE_SHARE * file_bytes) * 21 // 20  # margin for sizes not known in advance
+    needed = (total - BUDGET_PER_FILE_BYTE * file_bytes) * 21 // 20  # margin for sizes not known in advance
     raise MemoryBudgetError(
         f"the file requires {_readable(total)} of memory ({parts}), but the budget is {_readable(allowed)}; "
         f"if you trust the file, raise the budget with {VARIABLE}={needed} or "

@@ -12,7 +12,7 @@ HTML = "<pre style=\"font-family:Menlo,'DejaVu Sans Mono',consolas,'Courier New'
 
 
 class Table(rich.table.Table):
-    """Subclass of ``rich.table.Table`` that ``print``, ``str``, ``rich.print`` and notebooks display in full.
+    """Subclass of ``rich.table.Table`` with a text form for ``print`` and an HTML form for notebooks.
 
     Arguments and methods are those of ``rich.table.Table``. ``print`` uses the natural width of the table;
     ``rich.print`` fits the table into the terminal.

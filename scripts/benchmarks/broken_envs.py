@@ -135,7 +135,7 @@ class BrokenEnvs:
     def trained(self, way: str) -> Broken:
         """Train with one failure mode; the share is not computed yet."""
         makes = [partial(made, way if i == BROKEN else NONE, self.every) for i in range(self.n_envs)]
-        workers = Workers(self.workers, timeout=self.timeout, restarts=1000)
+        workers = Workers(self.workers, timeout=self.timeout, max_restarts=1000)
         clock = Clock(self.seconds)
         with warnings.catch_warnings(action="ignore"), closing(WorkerVecEnv(makes, workers)) as env:
             GTrXLPPO("MlpGTrXLPolicy", env, n_steps=self.n_steps, seed=0).learn(10**9, clock)

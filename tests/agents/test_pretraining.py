@@ -9,7 +9,7 @@ from scipy.stats import binom
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.agents.offline.trajectory_model import TOKENS
+from rlxf.agents.offline.trajectory_model import TOKENS_PER_STEP
 from rlxf.agents.pretraining import MaskedPretraining, MaskedWindows, Masking
 from rlxf.attention import CALM, ALiBi, TransformerSpec, Window
 from rlxf.data import WindowBatch
@@ -47,7 +47,7 @@ def within_bounds(count, number, probability):
 
 
 @pytest.mark.parametrize("share", [0.05, 0.15, 0.5])
-@pytest.mark.parametrize("kind", range(TOKENS))
+@pytest.mark.parametrize("kind", range(TOKENS_PER_STEP))
 def test_the_fraction_of_chosen_tokens_of_each_kind(share, kind):
     chosen = drawn(share).chosen[..., kind].sum().item()
     assert within_bounds(chosen, int(real_and_padding().sum()), share)
@@ -88,12 +88,12 @@ def test_equal_generators_give_equal_masks():
 
 def test_hide_equals_a_loop():
     generator = torch.Generator().manual_seed(1)
-    contents, masks = torch.randn(2, 6, TOKENS, 4), torch.randn(TOKENS, 4)
+    contents, masks = torch.randn(2, 6, TOKENS_PER_STEP, 4), torch.randn(TOKENS_PER_STEP, 4)
     masking = Masking.draw(torch.ones(2, 6, dtype=torch.bool), 1.0, generator)
     assert masking.masked.any()
     assert masking.swapped.any()
     hidden = masking.hide(contents, masks)
-    for place in torch.cartesian_prod(*map(torch.arange, (2, 6, TOKENS))).tolist():
+    for place in torch.cartesian_prod(*map(torch.arange, (2, 6, TOKENS_PER_STEP))).tolist():
         row, step, kind = place
         expected = contents[row, step, kind]
         if masking.masked[row, step, kind]:

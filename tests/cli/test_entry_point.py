@@ -227,7 +227,7 @@ def test_every_option_has_a_help_text(name):
 
 @pytest.mark.slow
 def test_examples_of_help_texts_run(capsys, minari_root):
-    record_cartpole(dataset_id="rlxf/cartpole/mixed-v0")
+    record_cartpole(dataset_id="cartpole/random-v0")
     train("--run", "runs/tmaze-calm", "--core.depth", "calm", "--core.layers", "2")
     for home in COMMANDS.values():
         main(shlex.split(re.search(r"Example: rlxf (.+)", resolve_name(home).__doc__)[1]))

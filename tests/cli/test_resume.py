@@ -382,7 +382,7 @@ def altered(whole, tmp_path):
         ("gtrxl", {"width": 2**28, "heads": 1}, "core.width"),
         ("gtrxl", {"feed_forward": 10**9}, "core.width 8"),
         ("gtrxl", {"n_envs": 10**7}, "n_envs=10000000"),
-        ("gtrxl", {"n_steps": 8 * 10**9}, "n_steps 8000000000"),
+        ("gtrxl", {"n_steps": 8 * 10**9}, "n_steps=8000000000"),
         ("gtrxl", {"memory": {"name": "XL", "length": 10**9}, "pattern": {"name": "Full"}}, ""),
         ("dt", {"width": 40_000}, "core.width 40000"),
         ("dt", {"context_length": 10**9}, "context_length 1000000000"),

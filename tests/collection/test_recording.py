@@ -93,7 +93,7 @@ def test_text_that_minari_does_not_support_raises(minari_root):
 def test_only_episodes_lost_to_a_failure_are_left_out(tmp_path):
     ended, recorded, marks = [], [], tmp_path / "marks"
     marks.mkdir()
-    with closing(breaking(marks, "step raises", "step dies", restarts=9)) as env:
+    with closing(breaking(marks, "step raises", "step dies", max_restarts=9)) as env:
         recorder = Recorder(env)
         recorder.reset()
         while env.restarts < 2 or env.failed_envs() or len(ended) < 30:

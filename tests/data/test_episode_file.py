@@ -78,7 +78,7 @@ def test_a_missing_episode_is_reported(dataset):
 def test_an_additional_episode_is_reported(dataset):
     with opened(dataset) as file:
         file.copy("episode_1", "episode_3")
-    check_damaged("4 episodes of 36 steps")
+    check_damaged("4 episodes with 36 steps in total")
 
 
 def test_a_shortened_episode_is_detected_by_total_steps(dataset):

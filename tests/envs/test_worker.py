@@ -50,9 +50,11 @@ def test_close_ends_all_processes_during_a_step(tmp_path):
 
 
 def test_close_has_one_deadline_for_all_processes(monkeypatch):
-    deadlines, wait = [], Worker.wait
+    deadlines, wait = [], Worker.wait_and_end
     monkeypatch.setattr(worker_pool, "CLOSE_TIMEOUT", 0.1)
-    monkeypatch.setattr(Worker, "wait", lambda worker, until: (deadlines.append(until), wait(worker, until)))
+    monkeypatch.setattr(
+        Worker, "wait_and_end", lambda worker, until: (deadlines.append(until), wait(worker, until))
+    )
     env = WorkerVecEnv([Clinging] * 3, Workers(3))
     processes = [worker._process for worker in set(env.pool._workers_by_env.values())]
     env.close()

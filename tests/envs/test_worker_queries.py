@@ -25,12 +25,12 @@ QUERIES = {
     "env_is_wrapped": (lambda env: env.env_is_wrapped(ActionReplay), [True] * 3),
     "get_images": (lambda env: env.get_images(), [None] * 3),
 }
-CAUSES = {signal.SIGKILL: "lost the process", signal.SIGSTOP: "did not answer for"}
+CAUSES = {signal.SIGKILL: "its process ended", signal.SIGSTOP: "did not answer for"}
 
 
 @pytest.fixture(scope="module")
 def env():
-    workers = Workers(3, restarts=10**6, back_off=0.0, **IMPATIENT)
+    workers = Workers(3, max_restarts=10**6, back_off=0.0, **IMPATIENT)
     with closing(WorkerVecEnv([made] * 3, workers)) as env:
         env.seed(0)
         env.reset()
@@ -54,7 +54,7 @@ def test_query_detects_a_failure_and_is_repeated(env, name, signal_number):
 
 
 def test_query_that_fails_each_time_raises(tmp_path):
-    with closing(breaking(tmp_path, *["ask dies"] * 9, restarts=2)) as env:
+    with closing(breaking(tmp_path, *["ask dies"] * 9, max_restarts=2)) as env:
         env.reset()
         with pytest.raises(BrokenEnvironmentError, match=r"environment 1 .* 3 times in a row, and 2"):
             env.get_attr("mood")

@@ -33,8 +33,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment
 
 BREAKS = {
     "step raises": "raised in step: ValueError: the simulator lost its mind",
-    "step dies": "lost the process, which ended with exit code -9",
-    "step exits": "lost the process, which ended with exit code 3",
+    "step dies": "failed because its process ended with exit code -9",
+    "step exits": "failed because its process ended with exit code 3",
     "step hangs": "did not answer for",
     "reset raises": "raised in step: ValueError",
     "reset hangs": "did not answer for",
@@ -147,7 +147,7 @@ def test_dead_process_loses_all_its_environments_but_an_exception_only_one(tmp_p
 
 def test_failures_in_a_row_are_limited(tmp_path):
     plan = ["step raises", *["init raises"] * 9]
-    with closing(breaking(tmp_path, *plan, restarts=2)) as env:
+    with closing(breaking(tmp_path, *plan, max_restarts=2)) as env:
         env.reset()
         with pytest.raises(
             BrokenEnvironmentError, match=r"environment 1 raised .* 3 times in a row, and 2 restarts"
@@ -160,7 +160,7 @@ def test_failures_in_a_row_are_limited(tmp_path):
 def test_final_failure_in_an_evaluation_raises_again_in_later_calls(tmp_path):
     """The evaluation resumes paused environments at its end, although one of them has failed."""
     calls = (WorkerVecEnv.reset, lambda env: env.get_attr("mood"), lambda env: env.step(np.zeros(3, int)))
-    with closing(breaking(tmp_path, "step raises", restarts=0)) as env:
+    with closing(breaking(tmp_path, "step raises", max_restarts=0)) as env:
         for call in (lambda env: evaluate(Idle(), env, 9), *calls):
             with pytest.raises(
                 BrokenEnvironmentError, match=r"environment 1 raised in step.* 1 time in a row"
@@ -170,7 +170,7 @@ def test_final_failure_in_an_evaluation_raises_again_in_later_calls(tmp_path):
 
 def test_finished_episode_resets_the_failure_count(tmp_path):
     """The total number of failures exceeds the limit of failures in a row."""
-    with closing(breaking(tmp_path, *["reset raises"] * 3, restarts=1)) as env:
+    with closing(breaking(tmp_path, *["reset raises"] * 3, max_restarts=1)) as env:
         env.reset()
         for _ in played(env, 10**5):  # the reset fails after a finished episode, then at the restart
             env.pool.count_step(1, ended=True)
@@ -182,7 +182,7 @@ def test_finished_episode_resets_the_failure_count(tmp_path):
 def test_enough_steps_reset_the_failure_count(tmp_path, monkeypatch):
     """The total number of failures exceeds the limit of failures in a row; each follows two good steps."""
     monkeypatch.setattr(worker_pool, "GOOD_STEPS", 2)
-    with closing(breaking(tmp_path, *["step raises"] * 3, restarts=1, back_off=0.0)) as env:
+    with closing(breaking(tmp_path, *["step raises"] * 3, max_restarts=1, back_off=0.0)) as env:
         env.seed(3)  # no episode ends with this seed
         env.reset()
         for *_, infos in played(env, 10**5):
@@ -251,7 +251,7 @@ def test_seed_determines_draws_from_global_generators():
     assert len(np.unique(np.stack(observations[1:]))) == 18
 
 
-@pytest.mark.parametrize("fault", [{"number": 0}, {"number": 4}, {"timeout": 0}, {"restarts": -1}])
+@pytest.mark.parametrize("fault", [{"number": 0}, {"number": 4}, {"timeout": 0}, {"max_restarts": -1}])
 def test_options_out_of_range_raise(tmp_path, fault):
     with pytest.raises(ValueError, match=f"got {next(iter(fault.values()))}"):
         breaking(tmp_path, **fault)
@@ -279,7 +279,7 @@ def kill_at_random(crew, seconds):
 
 
 def test_each_row_is_played_or_lost_under_random_kills():
-    crowd = Workers(3, timeout=0.25, start_timeout=0.4, restarts=10**6, back_off=0.0)
+    crowd = Workers(3, timeout=0.25, start_timeout=0.4, max_restarts=10**6, back_off=0.0)
     with closing(WorkerVecEnv([made] * 6, crowd)) as env, ThreadPoolExecutor(1) as other:
         before, lost_next, lost = env.reset(), np.zeros(6, np.bool_), 0
         killing = other.submit(kill_at_random, env.pool, 1.5)

@@ -94,23 +94,23 @@ class Calibration(Tabular):
         risk: share of an episode's steps whose action differs from the full-depth action, averaged over
             episodes, for each threshold, (K,).
         depth: mean number of passes through the layers for each threshold, (K,).
-        kept: whether each threshold satisfies the risk bound, (K,) bool.
+        within_bound: whether each threshold satisfies the risk bound, (K,) bool.
     """
 
     thresholds: tuple[float, ...]
     risk: NDArray[np.float64]
     depth: NDArray[np.float64]
-    kept: NDArray[np.bool_]
+    within_bound: NDArray[np.bool_]
 
     @property
     def threshold(self) -> float:
         """Lowest threshold that satisfies the risk bound; infinity disables early exits if there is none."""
-        kept = np.flatnonzero(self.kept)
+        kept = np.flatnonzero(self.within_bound)
         return self.thresholds[kept[-1]] if len(kept) else math.inf
 
     def __str__(self) -> str:
         """Return the chosen threshold with its risk and depth, in one line."""
-        kept = np.flatnonzero(self.kept)
+        kept = np.flatnonzero(self.within_bound)
         passed = f"{len(kept)} of {len(self.thresholds)} thresholds satisfy the risk bound"
         if not len(kept):
             return f"{passed}: no early exit"
@@ -123,7 +123,7 @@ class Calibration(Tabular):
     def table(self) -> Table:
         """Return a row for each threshold, as a table that ``print`` shows."""
         table = Table("threshold", "other actions", "passes", "guaranteed", title="Calibration")
-        for row in zip(self.thresholds, self.risk, self.depth, self.kept, strict=True):
+        for row in zip(self.thresholds, self.risk, self.depth, self.within_bound, strict=True):
             threshold, risk, depth, kept = row
             table.add_row(f"{threshold:g}", f"{risk:.1%}", f"{depth:.2f}", "yes" if kept else "no")
         return table

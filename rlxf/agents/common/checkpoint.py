@@ -20,7 +20,8 @@ from rlxf.training.states import RNG_GROUP
 from rlxf.utils.errors import CheckpointError, ResumeError
 from rlxf.utils.files import make_folder
 
-SEED = compat.whole(0, 2**32 - 1) | compat.NOTHING
+SEED_RULE = compat.whole(0, 2**32 - 1) | compat.NOTHING
+"""Validation rule of a seed in a file."""
 PROGRESS = {
     "num_timesteps": compat.whole(0),
     "_total_timesteps": compat.whole(0),
@@ -30,8 +31,8 @@ PROGRESS = {
 """Progress attributes of the agent; the last one is negative if a rollout exceeded the total steps."""
 
 
-class CheckpointMixin(BaseAlgorithm):
-    """Agent that is saved to a file, or copied to memory, in the format of `Archive`."""
+class CheckpointedAlgorithm(BaseAlgorithm):
+    """SB3 ``BaseAlgorithm`` that is saved to a file, or copied to memory, in the format of `Archive`."""
 
     @abstractmethod
     def _description(self) -> dict[str, Any]:
@@ -155,6 +156,7 @@ CACHE_COPIES = 8
 STEP_COPIES = 4
 """Bytes needed to act per byte of a context window: the window, its copy shifted by a step, its tokens."""
 NUMBER_BYTES = 8
+"""Upper estimate of the bytes of a number."""
 INDEX_NUMBERS = 32
 """Additional numbers per step: return, time step, mask, and positions and masks of its tokens."""
 

@@ -112,5 +112,5 @@ class HiddenStateDistance:
         self.optimizer = torch.optim.Adam([{"params": [*self.projection.parameters()]}], lr=1e-3)
 
     def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the cosine distance of hidden states (..., C) and (..., C'), (...)."""
+        """Return the cosine distance (...) of hidden states (..., C) and (..., C')."""
         return cosine_distance(self.projection(student), teacher)

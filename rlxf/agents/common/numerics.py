@@ -1,4 +1,4 @@
-"""Checks for values that are not finite: weights, losses, observations, rewards and actions."""
+"""Checks that weights, losses, network outputs and rewards are finite, and that observations are valid."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -188,8 +188,9 @@ def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
     now = normalizer is not None and normalizer.norm_obs
     if before and not now:
         warnings.warn(
-            "the agent was trained on observations normalized by VecNormalize, but now gets raw ones: wrap "
-            "its environments with those statistics, set_env(rlxf.training.load_normalizer(path, env))",
+            "the agent was trained on observations normalized by VecNormalize, but its environments now "
+            "return raw ones: restore the statistics with "
+            "agent.set_env(rlxf.training.load_normalizer(path, env))",
             stacklevel=4,
         )
     return now
@@ -222,7 +223,7 @@ def check_observations(
     """Raise `FaultyEnvironmentError` unless observations are finite, of the right shape and valid choices.
 
     Under a ``VecNormalize`` the raw values are checked first: after normalization one NaN affects all rows.
-    Its space is that of the raw observations, so bounds apply to the raw values.
+    The space of a ``VecNormalize`` is that of the raw observations, so bounds apply to the raw values.
 
     Args:
         name: name of the observations for the message, such as "first observation".

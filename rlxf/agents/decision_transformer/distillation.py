@@ -7,7 +7,7 @@ from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_
 from rlxf.agents.common.numerics import check_parameters
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
-from rlxf.agents.offline.trajectory_model import TOKENS
+from rlxf.agents.offline.trajectory_model import TOKENS_PER_STEP
 from rlxf.data import Trajectories, WindowBatch, Windows
 
 
@@ -57,7 +57,9 @@ class DistillationUpdate(OfflineUpdate):
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""
         steps = self.student.steps(batch).between(-self.steps_read[0])
-        exits = self.student.exits(steps, slice(1 - TOKENS * self.shared_steps, None, TOKENS))
+        exits = self.student.exits(
+            steps, slice(1 - TOKENS_PER_STEP * self.shared_steps, None, TOKENS_PER_STEP)
+        )
         teacher_outputs, teacher_actions = self._teacher_targets(batch, len(exits.loss_weights))
         weight = batch.mask[:, -self.shared_steps :] * exits.loss_weights[:, None, None]
         head, teacher, options = self.student.loss.head, self.teacher.loss.head, self.distillation

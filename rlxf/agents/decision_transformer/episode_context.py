@@ -13,7 +13,7 @@ from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.decision_transformer.model import DecisionTransformerConfig, DecisionTransformerModel
 from rlxf.agents.decision_transformer.observations import ConditionedObservation
 from rlxf.agents.offline.config import DatasetInfo
-from rlxf.agents.offline.trajectory_model import TOKENS, ContextWindow
+from rlxf.agents.offline.trajectory_model import TOKENS_PER_STEP, ContextWindow
 from rlxf.attention import State, TransformerSpec
 from rlxf.attention.cache import KVCache
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -65,7 +65,8 @@ class EpisodeModel(DecisionTransformerModel):
         config: see `DecisionTransformerModel`.
 
     Raises:
-        ValueError: if the core has no state of constant size that equals training, e.g. no memory.
+        ValueError: if the core cannot act from a state of constant size with the same outputs as in training,
+            e.g. because it has no memory.
     """
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: DecisionTransformerConfig):
@@ -78,7 +79,7 @@ class EpisodeModel(DecisionTransformerModel):
         Raises:
             ValueError: if an episode has more tokens than the core has positions.
         """
-        check_positions(self.transformer.spec, TOKENS * int(trajectories.lengths.max()))
+        check_positions(self.transformer.spec, TOKENS_PER_STEP * int(trajectories.lengths.max()))
         return EpisodeWindows(trajectories, self.context_length)
 
     def window_start(self, batch: WindowBatch | ContextWindow) -> int:
@@ -92,7 +93,7 @@ class EpisodeModel(DecisionTransformerModel):
         index, state = steps.index, None
         for first in range(0, steps.mask.shape[1], BURN_IN_STEPS):
             tokens = self.tokens(steps.between(first, first + BURN_IN_STEPS))
-            here = index.at(slice(TOKENS * first, TOKENS * first + tokens.shape[1]))
+            here = index.at(slice(TOKENS_PER_STEP * first, TOKENS_PER_STEP * first + tokens.shape[1]))
             state = self.transformer.next_state(tokens, here, state)
         return state
 
@@ -114,7 +115,7 @@ class EpisodeModel(DecisionTransformerModel):
         steps = self._extend_window(before, encoded, start, 2)
         first = ~steps.mask[:, 0]
         index = next_index(torch.where(first, -1, tokens), episode + first.long())
-        inputs, before_step = self.tokens(steps)[:, -1 - TOKENS : -1], cache.recurrent
+        inputs, before_step = self.tokens(steps)[:, -1 - TOKENS_PER_STEP : -1], cache.recurrent
         output = self._step(inputs, index, cache)
         check_outputs(self, output, index.episode[:, -1], inputs, before_step, lambda: cache.recurrent)
         return EpisodeContext(cache, steps, index.position[:, -1] + 1, index.episode[:, -1], output)
@@ -131,7 +132,7 @@ class EpisodeModel(DecisionTransformerModel):
 
     def _step(self, tokens: Tensor, index: TokenIndex, cache: KVCache) -> Tensor:
         """Append tokens (E, 3, C) to the cache; return the output (E, C) of the last, with early exits."""
-        *before, newest = (index.at(slice(n, n + 1)) for n in range(TOKENS))
+        *before, newest = (index.at(slice(n, n + 1)) for n in range(TOKENS_PER_STEP))
         for number, here in enumerate(before):
             self.transformer.step(tokens[:, number], here, cache)
         return self.transformer.early_step(tokens[:, -1], newest, cache, self.confidence_margin)
@@ -204,12 +205,16 @@ def next_index(tokens: Tensor, episode: Tensor) -> TokenIndex:
             previous action: this slot is empty.
         episode: (E,) int64, number of the episode.
     """
-    position = tokens[:, None] + torch.arange(TOKENS, device=tokens.device)
+    position = tokens[:, None] + torch.arange(TOKENS_PER_STEP, device=tokens.device)
     return TokenIndex(position.clamp(min=0), torch.where(position < 0, EMPTY, episode[:, None]))
 
 
 def check_episode_core(core: TransformerSpec) -> None:
-    """Raise ValueError unless the core acts token by token with a state of constant size, as it learns."""
+    """Raise ValueError unless the core can act on whole episodes token by token as it learns.
+
+    Its state must have a constant size, its outputs must equal those in training, and its positions must have
+    neither a limit nor a cost that grows with the episode.
+    """
     try:
         check_state(core, AGENT)
         check_token_by_token(core, AGENT)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, select_choices
 from rlxf.agents.common.losses import categorical_kl, cross_entropies, gaussian_kl, masked_mean, squared_error
 
-LARGEST = 1 - 1e-6
+MAX_SQUASHED_ACTION = 1 - 1e-6
 """Largest absolute value of a squashed action before atanh, which is infinite at 1."""
 
 
@@ -28,7 +28,7 @@ def log_tanh_derivative(u: Tensor) -> Tensor:
 
 def clamped_atanh(action: Tensor) -> Tensor:
     """Compute ``atanh`` of actions clamped to [-(1 - 1e-6), 1 - 1e-6]."""
-    return action.clamp(-LARGEST, LARGEST).atanh()
+    return action.clamp(-MAX_SQUASHED_ACTION, MAX_SQUASHED_ACTION).atanh()
 
 
 def categorical_entropy(logits: tuple[Tensor, ...]) -> Tensor:
@@ -37,7 +37,7 @@ def categorical_entropy(logits: tuple[Tensor, ...]) -> Tensor:
     return torch.stack([-(log.exp() * log).sum(dim=-1) for log in logs]).sum(0)
 
 
-LOG_STD = (-5.0, 2.0)
+LOG_STD_RANGE = (-5.0, 2.0)
 """Range of the log standard deviation of `SquashedGaussianHead`, as in the code of Zheng et al. 2022."""
 
 
@@ -160,7 +160,7 @@ class SquashedGaussianHead(StochasticHead):
 
     def _moments(self, y: Tensor) -> tuple[Tensor, Tensor]:
         mean, raw = self.net(y).chunk(2, dim=-1)
-        low, high = LOG_STD
+        low, high = LOG_STD_RANGE
         return mean, low + 0.5 * (high - low) * (raw.tanh() + 1)
 
     def _log_prob(self, mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:

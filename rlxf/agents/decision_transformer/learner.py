@@ -202,7 +202,8 @@ class DecisionTransformer(OnlineFinetuning):
 
         Raises:
             ValueError: if a number is less than 1, the agent was loaded without a dataset, the teacher has
-                different spaces, a different kind of head or a different device, or has a datastore.
+                different spaces, a different kind of head or a different device, an agent has a datastore or
+                ``context="episode"``, or several processes run.
         """
         self.ranks.check_single_process("distill")
         for policy in (self.policy, teacher.policy):
@@ -254,8 +255,9 @@ class DecisionTransformer(OnlineFinetuning):
             The measured risk and depth of each threshold, and the chosen threshold.
 
         Raises:
-            ValueError: before any computation, if the depth of the core is not `CALM`, the thresholds do not
-                descend, or a threshold, alpha, delta or steps is out of range.
+            ValueError: before any computation, if the depth of the core is not `CALM`, ``context`` is
+                "episode", the thresholds do not descend, or a threshold, alpha, delta or steps is out of
+                range.
             TypeError: if one of them is not a number.
         """
         self.policy.check_window("calibrate")

@@ -14,7 +14,12 @@ from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.agents.decision_transformer.heads import Head, MaximumEntropy, Objective, objective_from_json
 from rlxf.agents.decision_transformer.observations import ConditionedObservation
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
-from rlxf.agents.offline.trajectory_model import TOKENS, ContextWindow, TrajectoryModel, check_context
+from rlxf.agents.offline.trajectory_model import (
+    TOKENS_PER_STEP,
+    ContextWindow,
+    TrajectoryModel,
+    check_context,
+)
 from rlxf.attention import Add, ExitTargets, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.depth.calm import probability_margin
@@ -118,9 +123,9 @@ ODT: dict[str, Any] = KZL | {
 Source: Zheng et al. 2022, arXiv:2202.05607, appendix C; the return scale is that of their code."""
 
 
-STATE_TOKENS = slice(1, None, TOKENS)
+STATE_TOKENS = slice(1, None, TOKENS_PER_STEP)
 """Slice of the state tokens, which predict actions: they attend to return and state, not to the action."""
-NEWEST_STATE_TOKEN = slice(1 - TOKENS, 2 - TOKENS)
+NEWEST_STATE_TOKEN = slice(1 - TOKENS_PER_STEP, 2 - TOKENS_PER_STEP)
 """Slice of the last state token."""
 
 
@@ -189,7 +194,7 @@ class DecisionTransformerModel(TrajectoryModel):
         chosen = head.choose(outputs, deterministic=True)
         correct, same = (self.tokens.actions.same_action(chosen, other) for other in (actions, chosen[-1:]))
         index = steps.index.at(STATE_TOKENS)
-        index = TokenIndex(index.position // TOKENS, index.episode)
+        index = TokenIndex(index.position // TOKENS_PER_STEP, index.episode)
         return ExitTargets(-head.error(outputs, actions), correct, same, index)
 
     def exits(self, steps: ContextWindow, output_slice: slice) -> ExitOutputs:

@@ -1,6 +1,7 @@
 """Observations that condition a Decision Transformer on a target return, in the encoding of the dataset."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,7 +44,7 @@ class ConditionedObservation:
         Raises:
             TypeError: if ``observation`` is not a mapping with the keys of `ReturnToGo`.
             ValueError: if its shape differs from that of the dataset.
-            FaultyEnvironmentError: if a number in it is NaN or infinite.
+            FaultyEnvironmentError: if a number in it is NaN or infinite, or the previous action is invalid.
         """
         _check_keys(observation)
         batched = np.ndim(observation["return_to_go"]) == 2
@@ -52,12 +53,12 @@ class ConditionedObservation:
         return_to_go = parts["return_to_go"].reshape(-1).astype(np.float32)
         if not np.isfinite(return_to_go).all():
             row = int(np.argmin(np.isfinite(return_to_go)))
-            raise FaultyEnvironmentError(f"the return to go of environment {row} is {return_to_go[row]}")
-        actions, tensor = action_encoder(dataset_info.action_space), partial(torch.as_tensor, device=device)
+            raise FaultyEnvironmentError(f"the return-to-go of environment {row} is {return_to_go[row]}")
+        tensor = partial(torch.as_tensor, device=device)
         return cls(
             observations=tensor(encode_observations(parts["observation"], dataset_info)),
             return_to_go=tensor(return_to_go),
-            previous_action=tensor(actions(parts["previous_action"])),
+            previous_action=tensor(_encode_previous_actions(parts["previous_action"], dataset_info)),
             time_steps=tensor(parts["time_step"].reshape(-1).astype(np.int64)),
             batched=batched,
         )
@@ -95,10 +96,22 @@ def encode_observations(values: NDArray[Any], dataset_info: DatasetInfo) -> NDAr
         raise ValueError(
             f"observations must have the shape of the dataset, {encoder.space.shape}, got {values.shape[1:]}"
         )
-    try:
+    with _as_environment_error("observation"):
         return encoder(values)
+
+
+def _encode_previous_actions(values: NDArray[Any], dataset_info: DatasetInfo) -> NDArray[Any]:
+    with _as_environment_error("previous action"):
+        return action_encoder(dataset_info.action_space)(values)
+
+
+@contextmanager
+def _as_environment_error(name: str) -> Iterator[None]:
+    """Convert a `RowError` to a `FaultyEnvironmentError` that names the environment of the row."""
+    try:
+        yield
     except RowError as error:
-        raise FaultyEnvironmentError(f"the observation of environment {error.row} {error.fault}") from error
+        raise FaultyEnvironmentError(f"the {name} of environment {error.row} {error.fault}") from error
 
 
 def _check_keys(observation: Any) -> None:

@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from rlxf.agents.common.arguments import check_device, did_you_mean, load_settings
 from rlxf.agents.common.calibration import THRESHOLDS, Calibration, CalibrationMixin, reset_calibration
-from rlxf.agents.common.checkpoint import CheckpointMixin, state_memory
+from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, state_memory
 from rlxf.agents.common.retrieval import ActionDatastore, DatastoreMixin, check_no_datastore
 from rlxf.agents.common.weights import core_error_context, transfer_weights
 from rlxf.agents.gtrxl import checkpoint
@@ -38,7 +38,7 @@ from rlxf.training.process_group import ProcessGroup
 from rlxf.training.states import check_buildable
 
 
-class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointMixin, OnPolicyAlgorithm):
+class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPolicyAlgorithm):
     """Agent with a `GTrXLPolicy` on SB3's interface, which acts and is saved, without its training."""
 
     policy: GTrXLPolicy  # type: ignore[assignment]

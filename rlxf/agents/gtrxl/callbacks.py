@@ -118,7 +118,7 @@ def mean_attention_distance(weights: Tensor, distance: Tensor) -> float:
 
 
 ENVIRONMENTS = 4
-"""Number of environments that the metrics average over: enough for some hundred steps."""
+"""Number of environments that the metrics average over; their segments have a few hundred steps in total."""
 
 
 class MemoryCallback(RolloutCallback):
@@ -151,7 +151,7 @@ class MemoryCallback(RolloutCallback):
             self.logger.record(f"memory/{group_of(gate)}", activation.mean().item())
 
 
-OUTSIDE_OF_LAYERS = {
+GROUP_OUTSIDE_LAYERS = {
     "features_extractor": "features",
     "action_token": "token",
     "embedding": "position_embedding",
@@ -160,6 +160,7 @@ OUTSIDE_OF_LAYERS = {
     "value_net": "value_head",
     "reconstruction_net": "reconstruction_head",
 }
+"""Module outside of the layers -> group of its parameters."""
 
 
 def parameter_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
@@ -181,15 +182,15 @@ def group_of(name: str) -> str:
     layer = re.match(r"blocks\.(\d+)\.(\w+)\.(\w+)", name)
     if layer is None:
         part = name.split(".")[0]
-        return OUTSIDE_OF_LAYERS.get(part, part)
+        return GROUP_OUTSIDE_LAYERS.get(part, part)
     number, sublayer, part = layer.groups()
     gate = f"{sublayer.removesuffix('_norm')}_gate"
     return f"layer_{int(number) + 1}/{ {'norm': 'norms', 'residual': gate}.get(part, sublayer) }"
 
 
-SAMPLE = 10_000
-"""Largest number of values in a histogram; more cost time without a visible difference."""
-LARGEST = 1e19
+HISTOGRAM_VALUES = 10_000
+"""Maximum number of values in a histogram; more values would take time without a visible difference."""
+MAX_BINNED_VALUE = 1e19
 """Largest absolute value that TensorBoard's bins cover."""
 
 
@@ -202,7 +203,8 @@ class HistogramCallback(RolloutCallback):
     - ``rollout/advantages`` before normalization, ``rollout/values``, and ``rollout/actions`` as sampled,
       over all steps of the rollout. All components of actions are in one histogram.
 
-    Each histogram has at most 10,000 evenly spaced values. NaN and infinite values are left out.
+    Each histogram has at most 10,000 evenly spaced values. Values that are NaN, infinite,
+    or at least 1e19 in magnitude are left out.
 
     Args:
         every: rollouts between two histograms; default 20.
@@ -224,8 +226,8 @@ class HistogramCallback(RolloutCallback):
             self._record(f"rollout/{name}", [getattr(buffer, name)[real]])
 
     def _record(self, tag: str, parts: list[Tensor]) -> None:
-        numbers = subsample(parts, SAMPLE) if parts else torch.empty(0)
-        numbers = numbers[numbers.abs() < LARGEST]
+        numbers = subsample(parts, HISTOGRAM_VALUES) if parts else torch.empty(0)
+        numbers = numbers[numbers.abs() < MAX_BINNED_VALUE]
         if len(numbers):
             record_for_tensorboard(self.logger, tag, numbers.cpu())
 
@@ -238,9 +240,9 @@ def subsample(parts: list[Tensor], size: int) -> Tensor:
 
 PANEL = (2.5, 2.2)
 LEFT, RIGHT, TOP, BOTTOM, GAP = 0.75, 1.0, 0.6, 0.65, (0.15, 0.35)
-"""Sizes in inches. Fixed, because matplotlib's layout engines take three times as long as the drawing."""
+"""Sizes in inches. They are fixed: matplotlib's layout engines take three times as long as drawing."""
 COLOR_MAP = matplotlib.colormaps["magma"]
-HIDDEN = "0.85"
+MASKED_COLOR = "0.85"
 """Gray level of masked entries: future steps, steps beyond the memory, and other episodes."""
 EPISODE: dict[str, Any] = {"color": "tab:blue", "linewidth": 0.8, "linestyle": "--", "zorder": 1}
 MEMORY: dict[str, Any] = {"color": "tab:green", "linewidth": 1.2, "zorder": 3}
@@ -291,7 +293,7 @@ def _draw(panel: Axes, weights: Tensor, allowed: Tensor, norm: PowerNorm) -> Axe
     steps, memory = len(weights), weights.shape[1] - len(weights)
     first = int(allowed.any(0).int().argmax())
     shown = np.ma.masked_array(weights[:, first:].cpu(), ~allowed[:, first:].cpu().numpy())
-    panel.set_facecolor(HIDDEN)
+    panel.set_facecolor(MASKED_COLOR)
     return panel.imshow(
         shown,
         cmap=COLOR_MAP,

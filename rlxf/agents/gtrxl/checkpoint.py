@@ -135,7 +135,7 @@ def describe(
     Args:
         settings: constructor arguments by name, see `setting_names`.
         policy: policy of the agent.
-        progress: values of `PROGRESS` by name.
+        progress: values of `rlxf.agents.common.checkpoint.PROGRESS` by name.
         normalized: whether the observations of the training were normalized by a ``VecNormalize``.
     """
     values = dict(settings)

@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.common.checkpoint import SEED
+from rlxf.agents.common.checkpoint import SEED_RULE
 from rlxf.agents.gtrxl.policy import (
     POLICIES,
     CnnGTrXLPolicy,
@@ -43,11 +43,13 @@ RANGES: tuple[tuple[Sequence[str], str, Callable[[Any], bool], Rule], ...] = (
     (("max_grad_norm", "advantage_epsilon"), "more than 0", lambda value: value > 0, number(above=0)),
     (("target_kl",), "more than 0, or None for no limit", lambda value: value > 0, number(above=0) | NOTHING),
 )
-"""Names of arguments, their range for messages, its check, which NaN fails, and its rule in a file."""
+"""Names of arguments; their range, for messages; a check of a value, which is False for NaN; and the rule for
+values in a file.
+"""
 BOUNDS = (
     {name: rule for names, _, _, rule in RANGES for name in names}
     | {name: whole(1) for name in ("batch_size", "n_envs", "stats_window_size")}
-    | {"policy_kwargs": MAPPING, "seed": SEED, "verbose": whole(0)}
+    | {"policy_kwargs": MAPPING, "seed": SEED_RULE, "verbose": whole(0)}
 )
 """Rules of the settings in a file; the annotations of the constructor define the other settings."""
 
@@ -57,7 +59,7 @@ class PPOConfig:
     """Hyperparameters of `GTrXLPPO`, which describes them, with their defaults.
 
     Raises:
-        ValueError: if a number is out of range, or rollouts and minibatches are not of whole segments.
+        ValueError: if a number is out of range, or rollouts or minibatches do not consist of whole segments.
         TypeError: if a schedule is neither a number nor a function that returns one.
     """
 
@@ -96,18 +98,24 @@ class PPOConfig:
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> "PPOConfig":
-        """Return the configuration in the arguments of a function, which may have further arguments."""
+        """Take the configuration from the arguments of a function; further arguments are ignored."""
         return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
     @property
     def minibatch_size(self) -> int:
-        """Steps of a minibatch: ``batch_size``, or by default the fewest whole segments of `BATCH_STEPS`."""
+        """Steps of a minibatch over all environments and processes.
+
+        They are ``batch_size``, or by default the fewest whole segments with at least `BATCH_STEPS` steps.
+        """
         if self.batch_size is not None:
             return self.batch_size
         return -(-BATCH_STEPS // self.segment_length) * self.segment_length
 
-    def rollout_steps(self, env: Env | VecEnv | None) -> int:
-        """Return ``n_steps``, or by default whole segments of at least `ROLLOUT_STEPS` in total.
+    def steps_per_env(self, env: Env | VecEnv | None) -> int:
+        """Return the steps of each environment in a rollout.
+
+        They are ``n_steps``, or by default the fewest whole segments with at least `ROLLOUT_STEPS` steps over
+        all environments.
 
         Args:
             env: the training environments of this process; None if they are not known yet.
@@ -129,7 +137,7 @@ class PPOConfig:
 
 
 ROLLOUT_STEPS = 2048
-"""Minimum steps of a rollout over all environments if ``n_steps`` is None, as in SB3's PPO."""
+"""Minimum steps of a rollout over all environments of all processes if ``n_steps`` is None."""
 BATCH_STEPS = 256
 """Minimum steps of a minibatch if ``batch_size`` is None."""
 
@@ -229,8 +237,9 @@ def warn_of_flattened_images(policy: BasePolicy) -> None:
         )
 
 
-NO_HYPERPARAMETERS = ("stats_window_size", "verbose", "policy_kwargs", "core")
-OF_MAKE_VEC = ("num_envs", "vectorization_mode")
+EXCLUDED_FROM_HPARAMS = ("stats_window_size", "verbose", "policy_kwargs", "core")
+"""Arguments that `hyperparameters` omits or replaces by their contents."""
+MAKE_VEC_KEYWORDS = ("num_envs", "vectorization_mode")
 """Keywords that ``gymnasium.make_vec`` adds to the arguments of an environment."""
 Plain = bool | int | float | str
 
@@ -249,7 +258,7 @@ def hyperparameters(
         policy: name of the policy's class.
         env: the training environments.
     """
-    values = {name: value for name, value in settings.items() if name not in NO_HYPERPARAMETERS}
+    values = {name: value for name, value in settings.items() if name not in EXCLUDED_FROM_HPARAMS}
     values |= {name: schedule_to_text(values[name]) for name in SCHEDULES if values[name] is not None}
     values |= {f"policy_kwargs.{name}": value for name, value in settings["policy_kwargs"].items()}
     values |= {"algorithm": algorithm, "policy": policy}
@@ -271,7 +280,7 @@ def _task(env: VecEnv | None) -> dict[str, Any]:
     spec = getattr(getattr(first, "unwrapped", None), "spec", None)
     if not isinstance(spec, EnvSpec):
         return {}
-    own = {name: value for name, value in spec.kwargs.items() if name not in OF_MAKE_VEC}
+    own = {name: value for name, value in spec.kwargs.items() if name not in MAKE_VEC_KEYWORDS}
     return {"env": spec.id} | {f"env.{name}": value for name, value in own.items()}
 
 

@@ -36,7 +36,7 @@ def gtrxl(
         layers: number of layers. Each layer extends the receptive field by M steps.
         heads: attention heads; must divide the width.
         feed_forward: features inside the feed-forward sublayer; None for four times the width.
-        residual: the gating layer; None for ``GRUGate(bias=2.0)``, the best of the paper.
+        residual: the gating layer; None for ``GRUGate(bias=2.0)``, the best variant in the paper.
     """
     return TransformerSpec(
         width=width,
@@ -72,8 +72,8 @@ def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> Tra
     return core
 
 
-def check_persistent_memory(core: TransformerSpec) -> None:
-    """Raise ValueError unless positions are unlimited and of constant cost (memory across episodes)."""
+def check_unlimited_positions(core: TransformerSpec) -> None:
+    """Raise ValueError unless positions are unlimited, as memory across episodes requires."""
     if core.position is not None:
         try:
             core.position.check_unlimited()
@@ -135,7 +135,7 @@ def check_episode_length(core: TransformerSpec, env: VecEnv) -> None:
 
 
 def _check_core(core: TransformerSpec) -> None:
-    """Raise ValueError unless acting step by step attends to the same tokens as training on segments."""
+    """Raise ValueError unless acting step by step gives the same outputs as training on segments."""
     check_state(core, AGENT)
     if core.dropout:
         raise ValueError(

@@ -18,9 +18,9 @@ from rlxf.training.process_group import ProcessGroup
 
 COLLAPSED = 0.01
 """Collapse threshold: share of the maximal entropy; for Box actions, deviation per half range."""
-EXPLODED = 100.0
+EXPLOSION_RATIO = 100.0
 """Explosion threshold: value loss in multiples of that of a constant prediction, and of its own median."""
-USUAL = 10
+MIN_SAMPLES = 10
 """Minimum number of updates for a median of the value loss, and of episodes for a mean return."""
 
 
@@ -51,7 +51,7 @@ class TrainingDiagnostics:
         """
         spread = (returns - float(scale.mean)).square().mean().item()
         self.value.check(metrics["value_loss"], max(spread, float(scale.deviation) ** 2))
-        if "entropy_loss" in metrics and len(episode_returns) >= USUAL:
+        if "entropy_loss" in metrics and len(episode_returns) >= MIN_SAMPLES:
             self.entropy.check(-metrics["entropy_loss"], float(np.mean(episode_returns)))
 
 
@@ -113,9 +113,9 @@ class ValueLossCheck:
             spread: loss of a constant prediction, more than 0.
         """
         ratio = value_loss / spread
-        usual = median(self._ratios) if len(self._ratios) >= USUAL else math.inf
+        usual = median(self._ratios) if len(self._ratios) >= MIN_SAMPLES else math.inf
         self._ratios.append(ratio)
-        if ratio > EXPLODED * max(1.0, usual) and not self._warned:
+        if ratio > EXPLOSION_RATIO * max(1.0, usual) and not self._warned:
             self._warned = True
             warnings.warn(
                 f"the value loss explodes: {value_loss:.3g} is {ratio:.3g} times that of a constant "

@@ -63,7 +63,7 @@ def generalized_advantage_estimate(
 
 
 def normalize_advantages(advantages: Tensor, weight: Tensor, epsilon: Tensor | float) -> Tensor:
-    """``(A - mean) / (std + epsilon)`` over the entries of weight 1.
+    """``(A - mean) / (std + epsilon + 1e-8)`` over the entries of weight 1.
 
     Once a task is solved, all advantages are nearly 0. Division by their small standard deviation alone would
     amplify noise and degrade the policy; epsilon prevents it.

@@ -15,7 +15,7 @@ from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.gtrxl.config import PPOConfig, as_training_env, check_policy, warn_of_flattened_images
-from rlxf.agents.gtrxl.core import check_persistent_memory, check_recomputable, resolve_core
+from rlxf.agents.gtrxl.core import check_recomputable, check_unlimited_positions, resolve_core
 from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -45,9 +45,10 @@ class GTrXLPPO(TrainingLoop):
         learning_rate: learning rate of Adam; a number or a schedule of the progress remaining, from 1 to 0.
             The default decreases linearly to 0, which prevents a solved task from being unlearned.
         n_steps: steps of each environment between updates; a multiple of ``segment_length``. None: the fewest
-            segments that give a rollout of at least 2048 steps over all environments, as in SB3's PPO: 64
-            steps with 32 environments, 2048 with one.
-        batch_size: steps in a minibatch; a multiple of ``segment_length``. None: 256, or the next multiple.
+            segments that give a rollout of at least 2048 steps over all environments: 64 steps with 32
+            environments, 2048 with one. (SB3's PPO takes 2048 steps in each environment.)
+        batch_size: steps in a minibatch, over all environments and processes; a multiple of
+            ``segment_length``. None: 256, or the next multiple.
         n_epochs: passes over a rollout. 6 passes with minibatches of 256 steps are 48 optimizer steps per
             rollout; with a quarter of them, Acrobot is not learned within 100,000 steps.
         gamma: discount factor.
@@ -149,7 +150,7 @@ class GTrXLPPO(TrainingLoop):
             raise ValueError("env is None: pass a Gymnasium id, an environment, a VecEnv or a VectorEnv")
         self.core = resolve_core(core, memory_length)
         if persist_memory_across_episodes:
-            check_persistent_memory(self.core)
+            check_unlimited_positions(self.core)
         if recompute_memory:
             check_recomputable(self.core)
         self.segment_length, self.batch_size, self.n_epochs = segment_length, config.minibatch_size, n_epochs
@@ -165,7 +166,7 @@ class GTrXLPPO(TrainingLoop):
             policy,  # type: ignore[arg-type]  # SB3 annotates its own actor-critic policy
             training_env,
             learning_rate=learning_rate,
-            n_steps=config.rollout_steps(training_env),
+            n_steps=config.steps_per_env(training_env),
             gamma=gamma,
             gae_lambda=gae_lambda,
             ent_coef=ent_coef,  # type: ignore[arg-type]  # SB3 annotates a float; schedules also work

@@ -19,7 +19,7 @@ from rlxf.attention.heads.base import Datastore
 from rlxf.attention.token_index import EMPTY
 from rlxf.data import Trajectories
 
-EPISODES, SEGMENT = 64, 64
+EPISODES_PER_BATCH, SEGMENT_LENGTH = 64, 64
 """Batch size in episodes, and length of a segment in steps."""
 ObservationLoader = Callable[[NDArray[np.int64]], PyTorchObs]
 """Maps step indices (N,) in the data to observations for the policy."""
@@ -42,7 +42,7 @@ def encode_dataset(
     load = observation_loader(policy, data, normalization)
     keys = torch.empty(data.steps, policy.core.width, device=policy.device)
     by_length = np.argsort(data.lengths, kind="stable")  # similar lengths in a batch need little padding
-    batches = [by_length[i : i + EPISODES] for i in range(0, data.episodes, EPISODES)]
+    batches = [by_length[i : i + EPISODES_PER_BATCH] for i in range(0, data.episodes, EPISODES_PER_BATCH)]
     for episodes in track(batches, "datastore", disable=not progress_bar):
         for steps, y in encode_episodes(policy, data, load, episodes):
             keys[torch.from_numpy(steps)] = y
@@ -57,8 +57,8 @@ def encode_episodes(
     """Yield the indices (N,) of the steps of these episodes and their outputs (N, C), segment by segment."""
     first, lengths = data.offsets[episodes][:, None], data.lengths[episodes][:, None]
     state = policy.transformer.initial_state(len(episodes))
-    for start in range(0, int(lengths.max()), SEGMENT):
-        position = np.arange(start, start + SEGMENT)
+    for start in range(0, int(lengths.max()), SEGMENT_LENGTH):
+        position = np.arange(start, start + SEGMENT_LENGTH)
         real = position < lengths
         position = np.minimum(position, lengths - 1)
         steps = first + position

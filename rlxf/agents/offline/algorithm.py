@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import configure_logger, update_learning_rate
 
 from rlxf.agents.common import arguments
-from rlxf.agents.common.checkpoint import CheckpointMixin, read_agent_archive
+from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, read_agent_archive
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.weights import core_error_context, sync_processes
 from rlxf.agents.offline import checkpoint
@@ -31,8 +31,10 @@ from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboa
 from rlxf.training.states import check_buildable
 
 
-class OfflineAlgorithm(CheckpointMixin):
-    """Base class with SB3's interface for training on windows of K steps; ``num_timesteps`` counts updates.
+class OfflineAlgorithm(CheckpointedAlgorithm):
+    """SB3 ``BaseAlgorithm`` that trains on windows of ``context_length`` steps.
+
+    ``num_timesteps`` counts updates instead of environment steps.
 
     Args:
         policy_class: class of the model to train.

@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from rlxf.agents.common.checkpoint import SEED, setting_rules
+from rlxf.agents.common.checkpoint import SEED_RULE, setting_rules
 from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_int
 from rlxf.data import DatasetError, ReferenceScores, Trajectories, observation_encoder
@@ -39,7 +39,8 @@ class DatasetInfo:
         env_kwargs: arguments of the evaluation environment.
         max_episode_steps: time limit of the evaluation environment; None for no limit.
         reference_scores: scores for the normalization of returns; None if there are none.
-        env_wrappers: names of its wrappers. Wrappers are code, so checkpoints do not contain them.
+        env_wrappers: names of the wrappers of the evaluation environment. Wrappers are code, so checkpoints
+            do not contain them.
     """
 
     dataset_ids: tuple[str, ...]
@@ -206,7 +207,8 @@ def warn_on_version_mismatch(data_env: str | None, env: VecEnv, warned: set[str]
     )
 
 
-NO_HYPERPARAMETERS = ("verbose", "core")
+EXCLUDED_FROM_HPARAMS = ("verbose", "core")
+"""Arguments that the logged hyperparameters omit or replace by their contents."""
 Plain = bool | int | float | str
 
 
@@ -215,7 +217,7 @@ class OfflineConfig:
     """Arguments of the constructor of an offline agent that its checkpoints hold.
 
     The meaning of each argument is that of `rlxf.DecisionTransformer`. ``return_scale`` and
-    ``episode_length`` are None until the dataset is known.
+    ``episode_length`` may be None until the dataset is known.
     """
 
     BOUNDS: ClassVar[dict[str, Rule]] = {
@@ -226,7 +228,7 @@ class OfflineConfig:
         "max_grad_norm": number(above=0),
         "return_scale": number(above=0),
         "episode_length": whole(1),
-        "seed": SEED,
+        "seed": SEED_RULE,
         "verbose": whole(0),
     }
     """Ranges of stored numbers; the annotations define the types of the other settings."""
@@ -286,7 +288,7 @@ class OfflineConfig:
 
         In addition to the configuration: algorithm, datasets, environment and the fields of the core.
         """
-        values = {name: value for name, value in vars(self).items() if name not in NO_HYPERPARAMETERS}
+        values = {name: value for name, value in vars(self).items() if name not in EXCLUDED_FROM_HPARAMS}
         values |= {field.name: getattr(self.core, field.name) for field in fields(self.core)}
         values |= {
             "algorithm": algorithm,

@@ -21,9 +21,9 @@ from rlxf.attention.recurrent.base import RecurrentMixer
 from rlxf.attention.token_index import EMPTY
 from rlxf.data import Trajectories, WindowBatch, Windows
 
-STD = 0.02
+INITIAL_STD = 0.02
 """Standard deviation of the initial weights, as in GPT-2."""
-TOKENS = 3
+TOKENS_PER_STEP = 3
 """Number of tokens of a step: return-to-go, state, action."""
 
 
@@ -54,7 +54,7 @@ class ContextWindow:
         Positions therefore stay below 3 W for episodes of any length. The time-step embedding encodes the
         time within the episode.
         """
-        tokens = self.mask.repeat_interleave(TOKENS, dim=1)
+        tokens = self.mask.repeat_interleave(TOKENS_PER_STEP, dim=1)
         position = tokens.long().cumsum(dim=1) - 1
         return TokenIndex(position.clamp(min=0), torch.where(tokens, 0, EMPTY))
 
@@ -287,7 +287,7 @@ def init_gpt2_weights(module: nn.Module) -> None:
         if part in kept:
             continue
         if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.normal_(part.weight, std=STD)
+            nn.init.normal_(part.weight, std=INITIAL_STD)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
 

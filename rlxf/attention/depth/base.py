@@ -13,7 +13,10 @@ from rlxf.attention.technique import LayerPasses, SpecView, Technique
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
 ConfidenceFn = Callable[[Tensor], Tensor]
-"""Confidence function: outputs (..., C) -> difference of the two largest probabilities, (...)."""
+"""Confidence function: outputs (..., C) -> difference of the two largest probabilities, (...).
+
+In a `DepthController`, its arguments are residual streams (..., C) instead of outputs of the transformer.
+"""
 
 
 StreamFn = Callable[[Tensor], Tensor]
@@ -68,7 +71,7 @@ class CalibratableExit(Protocol):
     """Exit rule that compares a confidence with a threshold, which calibration may set."""
 
     threshold: Tensor
-    """Confidence from which a token exits, a scalar."""
+    """Minimum confidence at which a token exits, a scalar."""
     spec_threshold: float
     """Threshold of the spec, which holds until calibration."""
 
@@ -190,8 +193,9 @@ class Depth(Technique):
 
 
 ConfidenceGetter = Callable[[], Tensor]
-"""Function that returns the confidence of the current tokens by a `ConfidenceFn`, (B, T); called if
-needed.
+"""Function that returns the confidence of the current tokens by a `ConfidenceFn`, (B, T).
+
+It is called only if it is needed.
 """
 
 ExitRule = Callable[[int, Tensor, Tensor, ConfidenceGetter], Tensor]

@@ -62,7 +62,7 @@ class _Assigned(Kernel):
 
     @property
     def softmax_distance(self) -> int:
-        """The smaller of both distances."""
+        """The smaller of the two distances."""
         return min(kernel.softmax_distance for kernel in self.both)
 
 
@@ -71,7 +71,8 @@ class LayerKernels(_Assigned):
     """The kernel ``second`` in some layers, ``first`` in the others.
 
     `Routing` in the last two of six layers, as in its paper, is ``LayerKernels(Softmax(), Routing(), (4,
-    5))``. A `RecurrentKernel` acts from running sums in its layers, and the others act from keys and values.
+    5))``. While acting, layers with a `RecurrentKernel` use running sums; the other layers use cached keys
+    and values.
 
     Args:
         first: kernel of the other layers.
@@ -107,7 +108,7 @@ class HeadKernels(_Assigned, PairwiseKernel):
     Half of the heads of the Routing Transformer route, and the others are local: with four heads it is
     ``HeadKernels(Softmax(), Routing(), 2)`` and the pattern ``HeadPatterns(Window(257), Full(), 2)``.
 
-    Source: Roy et al. 2021, arXiv:2003.05997, section 5, for this use.
+    Source: Roy et al. 2021, arXiv:2003.05997, section 5 (routing in half of the heads).
 
     Args:
         first: kernel of the first heads.
@@ -157,7 +158,7 @@ class HeadKernelAttention(AttentionKernel):
     """Module of `HeadKernels` in one layer.
 
     The features of a query or key are its D features, then the extras of `query_extras`, then those of
-    `projected_query_extras`, each padded to the larger number of both parts.
+    `projected_query_extras`, each padded to the larger of the numbers of the two parts.
     """
 
     def __init__(self, spec: HeadKernels, width: int, heads: int):
@@ -222,7 +223,10 @@ class HeadKernelAttention(AttentionKernel):
         ]
 
     def transform_in_context(self, q: Tensor, k: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
-        """Notify both parts; kernels that compute each pair do not change queries and keys."""
+        """Call the method of both parts for its side effects; queries and keys stay unchanged.
+
+        An example of a side effect is the update of the cluster centers of `Routing`.
+        """
         for (part, _), q_part, k_part, rules in self._inputs(q, k, mask):
             part.transform_in_context(q_part, k_part, rules)
         return q, k
@@ -272,7 +276,7 @@ class HeadKernelAttention(AttentionKernel):
 
     @property
     def max_distance(self) -> int:
-        """The larger distance of both parts."""
+        """The larger of the two distances."""
         return max(part.max_distance for part, _ in self._parts())
 
 

@@ -15,10 +15,10 @@ from rlxf.attention.sparse.plan import BlockGroup, round_up_size
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
 MIN_PAIRS_TO_SORT = 1 << 17
-"""Number of query-key pairs from which tokens are sorted by bucket instead of computing all pairs."""
+"""Minimum number of query-key pairs for sorting tokens by bucket; with fewer, all pairs are computed."""
 
 QUERIES_PER_GROUP = 32
-"""Number of queries of one bucket in a group."""
+"""Maximum number of queries in a group; all are of one bucket."""
 
 MIN_KEYS_PER_GROUP = 16
 """Minimum number of keys per group; fewer would not be faster."""
@@ -40,7 +40,8 @@ class BucketAttention(SoftmaxAttention):
     features of its query and key.
 
     Time and memory grow with the pairs that share a bucket if the pattern is `Full`, sequences are long, and
-    there is neither a bias nor dropout. Otherwise they grow with all pairs. The result is the same.
+    there is neither a bias nor dropout. Otherwise they grow with all pairs. Sorting counts
+    each pair once: a subclass whose counts can exceed 1 overrides `uses_sorting` to return False.
 
     Args:
         rounds: number of rounds R.
@@ -195,7 +196,9 @@ def _groups(buckets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _ranges(start: Tensor, end: Tensor, size: int, limit: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers from start on, below the limit, (P, size), and whether each is before the end."""
+    """Return ``size`` consecutive numbers from each start, clamped to limit - 1, and whether each is before
+    the end: two tensors (P, size).
+    """
     numbers = start[:, None] + torch.arange(size, device=start.device)
     return numbers.clamp(max=limit - 1), numbers < end[:, None]
 
@@ -204,7 +207,7 @@ def online_softmax(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[BlockGroup])
     """Compute ``o_i = sum exp(s_ij) v_j / sum exp(s_ij)`` over the pairs of all parts; 0 without keys.
 
     Pairs that are in two parts count twice. Scores are ``q_i . k_j / sqrt(D)``. The backward pass recomputes
-    them instead of storing them: memory grows with L, not with the number of pairs.
+    them instead of storing them: in addition to ``parts``, memory grows with L.
 
     Source: the merging of partial softmaxes is that of Dao et al. 2022, arXiv:2205.14135, section 3.1.
 

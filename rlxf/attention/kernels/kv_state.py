@@ -19,7 +19,7 @@ class KeyFeatures(NamedTuple):
 
     @property
     def energy(self) -> Tensor:
-        """Squared norms ``|phi(k_j)|^2``, (B, H, T, 1)."""
+        """Squared norms ``|phi(k_j)|^2`` divided by ``e^(2 scale)``, (B, H, T, 1)."""
         return self.features.square().sum(-1, keepdim=True)
 
     def exclude(self, excluded: Tensor) -> "KeyFeatures":

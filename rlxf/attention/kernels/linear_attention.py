@@ -85,7 +85,7 @@ class LinearAttention(RecurrentAttentionKernel):
     def key_features(self, k: Tensor) -> KeyFeatures:
         """Return phi of keys (B, H, T, D + F), which `contextualize_keys` has transformed.
 
-        By default it is phi of queries, with scale 0.
+        By default they are computed as for queries, with scale 0.
         """
         return KeyFeatures(self.query_features(k), k.new_zeros(k.shape[:-1], dtype=self.promote(k).dtype))
 
@@ -94,9 +94,9 @@ class LinearAttention(RecurrentAttentionKernel):
         return k
 
     def log_decay(self, k: Tensor) -> Tensor:
-        """Return the log decay of all earlier keys by each key (B, H, S, D + F): (B, H, S) float64.
+        """Return the logarithm of the factor by which each key decays all earlier keys, (B, H, S) float64.
 
-        It is 0 by default.
+        Keys are (B, H, S, D + F). It is 0 by default: no decay.
         """
         return k.new_zeros(k.shape[:-1], dtype=torch.float64)
 

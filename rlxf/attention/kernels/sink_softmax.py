@@ -16,9 +16,9 @@ from rlxf.attention.technique import check_finite_number
 class SinkSoftmax(PairwiseKernel):
     r"""``a_ij = exp(s_ij) / (exp(b_h) + sum_k exp(s_ik))``, ``s_ij = q_i . k_j / sqrt(D) + bias_ij``.
 
-    Each head h of each layer learns the logit b_h of a sink whose value is 0. It is neither scaled nor
-    masked. The weights of a token sum to less than 1, so a head can attend to nothing. With b_h = 0 this is
-    ``Softmax(softmax1=True)``; with b_h -> -inf it is `Softmax`.
+    Each head h of each layer learns the logit b_h of a sink whose value is 0. The logit is neither
+    scaled nor masked. The weights of a token sum to less than 1, so a head can attend to nothing. With
+    b_h = 0 this is ``Softmax(softmax1=True)``; with b_h -> -inf it is `Softmax`.
 
     Source: OpenAI 2025, arXiv:2508.10925, section 2.2; the idea of sinks: Xiao et al. 2023,
     arXiv:2309.17453, section 3.3.

@@ -1,4 +1,4 @@
-"""Memory that shows recent tokens raw, and older ones as compressed blocks: visibility, view and cache."""
+"""Memory with raw recent tokens and compressed blocks of older ones: visibility, view and cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +20,10 @@ from rlxf.attention.token_index import EMPTY, MISSING, PositionBlocks, TokenInde
 
 
 class BlockMemory(Memory):
-    """Memory in which blocks of c tokens that are older than M tokens are seen as one key; see `Compressive`.
+    """Memory in which each block of c = ``ratio`` tokens older than M = ``recent`` tokens is one key.
 
-    Visibility depends on positions only. A token is visible either raw or compressed.
+    N = ``compressed`` blocks are visible. Visibility depends on positions only. A token is visible either raw
+    or compressed. See `Compressive`.
     """
 
     recent: int
@@ -53,7 +54,7 @@ class BlockMemory(Memory):
         return BlockWindow(self.max_distance, self.ratio)
 
     def is_raw_visible(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return whether position i sees the token at position j <= i raw."""
+        """Return whether the token at position j <= i is visible from position i without compression."""
         return BlockWindow(self.recent, self.ratio).mask_mod(i, j)
 
     def is_compressed_visible(self, i: Tensor, end: Tensor) -> Tensor:
@@ -165,7 +166,7 @@ class BlockView(MemoryView):
 
     @cached_property
     def token_index(self) -> TokenIndex:
-        """Index of the tokens of state and segment, (B, M + T)."""
+        """Index of the S tokens of the state and the T of the segment, (B, S + T)."""
         return super().key
 
     @cached_property
@@ -248,14 +249,14 @@ class WritePlan:
     Args:
         rows: (R,) int64, rows that have a token in this step.
         places: (R,) int64, offset of the token in its block, from 0.
-        whole: (W,) int64, rows whose token completes a block.
+        completed: (W,) int64, rows whose token completes a block.
         slots: (W,) int64, cache slots of the completed blocks.
         ends: (W, 1), index of the last token of the completed blocks.
     """
 
     rows: Tensor
     places: Tensor
-    whole: Tensor
+    completed: Tensor
     slots: Tensor
     ends: TokenIndex
 
@@ -293,12 +294,14 @@ class BlockCache(KVCache):
         rows = (episode != EMPTY).nonzero()[:, 0]
         places = position[rows] % ratio
         self.input_index.write(rows, places, index.rows(rows))
-        whole = rows[self._is_whole(position, episode)[rows]]
-        self.plan = WritePlan(rows, places, whole, position[whole] // ratio % first, index.rows(whole))
-        self.index.write(whole, self.plan.slots, self.plan.ends)
+        completed = rows[self._completes_block(position, episode)[rows]]
+        self.plan = WritePlan(
+            rows, places, completed, position[completed] // ratio % first, index.rows(completed)
+        )
+        self.index.write(completed, self.plan.slots, self.plan.ends)
         return slot
 
-    def _is_whole(self, position: Tensor, episode: Tensor) -> Tensor:
+    def _completes_block(self, position: Tensor, episode: Tensor) -> Tensor:
         """Return whether the token at position (B,) completes a block without missing tokens, (B,) bool."""
         ratio = self.memory.ratio
         offsets = torch.arange(1 - ratio, 1, device=position.device)
@@ -311,13 +314,13 @@ class BlockCache(KVCache):
         assert self.plan is not None
         plan, layer, ring = self.plan, self.layer_modules[pass_index], self.layers[pass_index]
         self.inputs[pass_index, plan.rows, plan.places] = x[plan.rows, 0]
-        if not len(plan.whole):
+        if not len(plan.completed):
             return
         assert isinstance(ring, LayerCache)
-        summaries = layer.compression(self.inputs[pass_index, plan.whole][:, None], layer)
+        summaries = layer.compression(self.inputs[pass_index, plan.completed][:, None], layer)
         k, v = layer.prepare_keys(summaries, plan.ends)
-        ring.keys[plan.whole, :, plan.slots] = k[:, :, 0]
-        ring.values[plan.whole, :, plan.slots] = v[:, :, 0]
+        ring.keys[plan.completed, :, plan.slots] = k[:, :, 0]
+        ring.values[plan.completed, :, plan.slots] = v[:, :, 0]
 
     def rows(self, rows: Tensor) -> "BlockCache":
         inputs, input_index = self.inputs[:, rows], self.input_index.rows(rows)

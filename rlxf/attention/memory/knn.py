@@ -161,7 +161,7 @@ class KNN(Memory):
         stored = concatenate_states([*older, State(state.hidden[[number]], state.index)])
         slot, spare = stored.index.shape[1], max(1, capacity - state.index.shape[1])
         retrievable = max(slot, self.capacity) + spare - 1
-        buffer = stored.padded(retrievable + 1 + retrievable // SPARE)
+        buffer = stored.padded(retrievable + 1 + retrievable // SPARE_DIVISOR)
         keys, values = layers[number].attention.far(layers[number].project(buffer.hidden[0]))
         caches: list[Any] = list(near.layers)
         ring, far = caches[number], LayerCache(keys, values, None)
@@ -212,8 +212,8 @@ class KNN(Memory):
         return replace(after, older=tokens.at(slice(0, count)).last(self.far))
 
 
-SPARE = 8
-"""The far buffer has 1 / SPARE more slots than retrievable tokens, so that it is rarely compacted."""
+SPARE_DIVISOR = 8
+"""The far buffer has 1 / SPARE_DIVISOR more slots than retrievable tokens, so that it is rarely compacted."""
 
 
 @dataclass(eq=False)

@@ -15,8 +15,9 @@ class AttentionSinks(Pattern):
     """Query i sees key j if ``|i - j| < size`` or ``j < sinks``.
 
     In a causal transformer a query sees ``size`` recent tokens, including itself, and the first tokens of its
-    episode. Softmax puts weight on the first tokens whatever they contain; a plain `Window` takes them away
-    once the episode is longer than the window. Distances and positions are those in the episode.
+    episode. Softmax puts weight on the first tokens whatever they contain; with a plain `Window` they are no
+    longer visible once the episode is longer than the window. Distances and positions are those in the
+    episode.
 
     The pattern has no bound on the distance: an agent that acts with constant memory needs
     `StreamingXL`, which keeps the first tokens.
@@ -24,7 +25,8 @@ class AttentionSinks(Pattern):
     Source: Xiao et al. 2023, arXiv:2309.17453, section 3.2 (StreamingLLM).
 
     Args:
-        size: distance in tokens, at least 1, from which keys are hidden unless they are among the first.
+        size: smallest distance, in tokens, at which keys are hidden unless they are among the first; at least
+            1.
         sinks: number of first tokens that stay visible, at least 1.
 
     Raises:

@@ -33,13 +33,13 @@ class BigBird(BlockPattern):
     length, and one block is drawn from each. If fewer than ``random`` blocks precede the window, all of them
     are taken, and in a bidirectional transformer the blocks directly after the window as well. Each block
     thus attends to ``random`` drawn blocks, or as many as exist; in a causal transformer, as many as exist
-    before it. The paper draws from all blocks, which requires the length; a rule on positions does not have
-    it. All layers share one draw; with ``draw_sharing="layer"`` each layer has its own, as in HuggingFace's
-    code.
+    before it. The paper draws from all blocks, which requires the length; it is unknown to a rule that
+    depends on positions only. All layers share one draw; with ``draw_sharing="layer"`` each layer has its
+    own, as in HuggingFace's code.
 
     ``given_blocks`` gives the blocks of sequences of n blocks in place of a draw, as in HuggingFace's code
-    for a fixed length: the last ``global_blocks`` of these n blocks are global as well, unless it lists the
-    global blocks. Blocks after the n ones see their window and the global blocks.
+    for a fixed length: the last ``global_blocks`` of these n blocks are global as well, unless
+    ``global_blocks`` is a tuple. Blocks after the first n see their window and the global blocks.
 
     Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
 
@@ -210,7 +210,12 @@ class BigBirdETC(ExtraTokens):
 
 
 def check_given_blocks(given_blocks: Any) -> None:
-    """Raise TypeError unless the option `given_blocks` is a tuple of tuples of tuples of integers."""
+    """Check that the option `given_blocks` is a tuple of tuples of tuples of integers that are at least 0.
+
+    Raises:
+        TypeError: if it has another structure.
+        ValueError: if an integer is negative.
+    """
     rows = [given_blocks, *(given_blocks if _is_row(given_blocks) else ())]
     rows += [row for head in rows[1:] if _is_row(head) for row in head]
     if not all(map(_is_row, rows)):
@@ -234,8 +239,8 @@ def for_layer_draws(pattern: "BigBird | BigBirdETC", layer: int) -> Pattern:
 class GlobalBlocks(BlockPattern):
     """Pattern in which the first blocks of an episode see all blocks and are seen by all.
 
-    The same holds for the last of ``total`` blocks; 0 for an unknown number of blocks. If ``blocks`` lists
-    the numbers of blocks, only these are global.
+    If the number of blocks is known, the last ``blocks`` of these ``total`` blocks are global as well;
+    ``total`` is 0 if it is unknown. If ``blocks`` is a tuple of block numbers, only these are global.
     """
 
     block: int
@@ -301,14 +306,14 @@ def _draw_blocks(rule: WindowAndRandomBlocks, blocks: int) -> Tensor:
         return _given_blocks(rule, blocks)
     a, number = torch.arange(blocks)[:, None], torch.arange(rule.random)
     near = rule.window // 2
-    before, after = (_number_of_others(block, rule.global_blocks) for block in (a - near, a + near + 1))
+    before, after = (_count_non_global(block, rule.global_blocks) for block in (a - near, a + near + 1))
     start, end = number * before // rule.random, (number + 1) * before // rule.random
     chosen = start + (hash_uniform(rule.seed, rule.head, number, a) * (end - start)).long()
     missing = end == start
-    return _other_block(torch.where(missing, after + missing.cumsum(1) - 1, chosen), rule.global_blocks)
+    return _non_global_block(torch.where(missing, after + missing.cumsum(1) - 1, chosen), rule.global_blocks)
 
 
-def _number_of_others(block: Tensor, global_blocks: GlobalPositions) -> Tensor:
+def _count_non_global(block: Tensor, global_blocks: GlobalPositions) -> Tensor:
     """Return the number of blocks before ``block`` (...) that are not global."""
     block = block.clamp(min=0)
     if isinstance(global_blocks, int):
@@ -316,7 +321,7 @@ def _number_of_others(block: Tensor, global_blocks: GlobalPositions) -> Tensor:
     return block - torch.searchsorted(torch.tensor(global_blocks), block)
 
 
-def _other_block(number: Tensor, global_blocks: GlobalPositions) -> Tensor:
+def _non_global_block(number: Tensor, global_blocks: GlobalPositions) -> Tensor:
     """Return block ``number`` (...), from 0, of those that are not global."""
     if isinstance(global_blocks, int):
         return number + global_blocks

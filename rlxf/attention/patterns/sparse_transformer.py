@@ -88,9 +88,9 @@ class FixedColumns(TwoRules):
 
     The last c tokens of each block summarize it for all later tokens. With ``by-layer`` layers alternate
     between A1 and A2, with ``by-head`` heads alternate, and with ``merged`` a query sees the keys of both.
-    With n ``summaries``, head h reads the (h mod n)-th c columns from the end, as in the authors' code: heads
-    use different summaries. With ``by-head`` only the heads of A2 are counted: head h reads the
-    ((h // 2) mod n)-th.
+    With n ``summaries``, head h reads one of n groups of c columns: the (h mod n)-th from the end of the
+    block, counted from 0, as in the authors' code. With ``by-head`` only the heads of A2 are counted: head h
+    reads the ((h // 2) mod n)-th.
 
     In layers or heads with only A2, the first tokens of an episode see no keys, and their output is 0. The
     bidirectional form is ours: it includes summaries of later blocks. The paper calls this pattern

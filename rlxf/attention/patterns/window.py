@@ -1,4 +1,4 @@
-"""Full attention, and dilated windows: a token sees every d-th of the tokens nearest to it."""
+"""Patterns `Full` and `Dilated`, and the columns of strided patterns; `Window` is in base.py."""
 
 from dataclasses import dataclass
 from typing import ClassVar

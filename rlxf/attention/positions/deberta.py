@@ -23,7 +23,7 @@ class Deberta(PairwisePosition):
     published checkpoint; the paper's equation 4 has ``Q^r[d(j, i)]``: form "paper".
 
     Keys have a bias here, which DeBERTa's first version omits and the second has. The causal form is ours:
-    the vectors of later keys are unused.
+    the vectors of later keys are unused, except by the last term of form "paper".
 
     Source: He et al. 2021, arXiv:2006.03654, section 3.1.
 

@@ -23,8 +23,8 @@ class ETCLabels(PairwisePosition):
     ``K + min(i - j, K)`` for earlier keys. For a global token and another one, the label is 2 K + 2 if the
     other token belongs to the global one, else 2 K + 1. Token n of those that are not global belongs to
     global token ``n // segment``, as the words of a sentence do in the paper. Sentences of different lengths
-    are given as a tuple. With ``outside``, all keys of other sentences have that label instead of one of
-    their distance, as the authors' code allows.
+    are given as a tuple. With ``outside``, all keys of other sentences have that label instead of a
+    label for their distance, as the authors' code allows.
 
     A causal transformer does not use the labels of later keys.
 
@@ -32,7 +32,7 @@ class ETCLabels(PairwisePosition):
     authors' code.
 
     Args:
-        max_distance: K, the largest distance, in tokens, with separate labels.
+        max_distance: K, the largest distance, in tokens, that has its own label.
         global_tokens: number of global tokens, the first positions of an episode, or their positions as a
             tuple; must equal that of the pattern, if it has global tokens.
         segment: number of tokens that belong to each global token, or a tuple with the number of each; None:

@@ -13,7 +13,7 @@ from rlxf.attention.technique import check_choice
 
 Form = Literal["log", "power"]
 
-LEAST = 0.01
+MIN_INITIAL = 0.01
 """Smallest initial value of r_1 and r_2, as in the authors' code."""
 
 
@@ -54,8 +54,8 @@ class KERPLEBias(PairwiseLayerPosition):
 
     def __init__(self, heads: int):
         super().__init__()
-        self.first = nn.Parameter(inverse_softplus((2 * torch.rand(heads)).clamp(min=LEAST)))
-        self.second = nn.Parameter(inverse_softplus(torch.rand(heads).clamp(min=LEAST)))
+        self.first = nn.Parameter(inverse_softplus((2 * torch.rand(heads)).clamp(min=MIN_INITIAL)))
+        self.second = nn.Parameter(inverse_softplus(torch.rand(heads).clamp(min=MIN_INITIAL)))
 
     def table(self, distances: Tensor, shared: Tensor | None) -> Tensor:
         """Return the bias (H, R) of distances (R,)."""
@@ -77,8 +77,8 @@ class KERPLEPowerBias(KERPLEBias):
 
     def __init__(self, heads: int):
         super().__init__(heads)
-        self.first = nn.Parameter(inverse_softplus(torch.rand(heads).clamp(min=LEAST)))
-        self.second = nn.Parameter(torch.rand(heads).clamp(LEAST / 2, 1 - LEAST / 2).logit())
+        self.first = nn.Parameter(inverse_softplus(torch.rand(heads).clamp(min=MIN_INITIAL)))
+        self.second = nn.Parameter(torch.rand(heads).clamp(MIN_INITIAL / 2, 1 - MIN_INITIAL / 2).logit())
 
     def table(self, distances: Tensor, shared: Tensor | None) -> Tensor:
         r_1, r_2 = F.softplus(self.first)[:, None], 2 * self.second.sigmoid()[:, None]

@@ -15,20 +15,22 @@ from rlxf.attention.token_index import EMPTY, TokenIndex
 GAMMA = 0.4
 """The paper's gamma, which limits the decay of the fastest pair."""
 
-LARGEST = 80.0
+MAX_LOG_SCALE = 80.0
 """Largest logarithm of a scale; float32 and bfloat16 overflow at 88."""
 
 
 @dataclass(frozen=True)
 class XPos(PairwisePosition):
-    r"""`RoPE` whose pair of features n is scaled by ``zeta_n^((i - j) / S)``.
+    r"""`RoPE` whose n-th pair of features is scaled by ``zeta_n^((i - j) / S)``.
 
     ``zeta_n = (2n/D + g) / (1 + g)`` with ``g = 0.4``: queries are scaled by ``zeta_n^(i / S)`` and keys by
-    ``zeta_n^(-j / S)``. The fastest pairs decay most, so far keys are compared by slow pairs only.
+    ``zeta_n^(-j / S)``. The fastest pairs decay most, so the scores of distant keys depend mainly on
+    the slow pairs.
 
     Scales of absolute positions overflow in long episodes. Therefore, keys are cached without a scale, and
     both scales count from the newest token of the episode in each pass. This costs a second product of
-    queries and keys. Scores of a query more than about 60 S tokens before the newest one of its pass are 0.
+    queries and keys. For a query more than about 60 S tokens before the newest one of its
+    pass, the fastest pairs no longer contribute to the scores.
 
     A causal transformer is required, because scores grow with the distance to later tokens.
 
@@ -59,8 +61,8 @@ class XPos(PairwisePosition):
         check_pairs("XPos", choices)
         if not choices.causal:
             raise ValueError(
-                f"scores of {self} grow with the distance to later tokens, which causal=False shows; choose "
-                f"RoPE() or causal=True"
+                f"scores of {self} grow with the distance to later tokens, which are visible with "
+                f"causal=False; choose RoPE() or causal=True"
             )
 
     def build(self, width: int, heads: int) -> "XPosBias":
@@ -75,7 +77,7 @@ class XPos(PairwisePosition):
         pairs = torch.arange(0, x.shape[-1], 2, dtype=torch.float64, device=x.device) / x.shape[-1]
         log_zeta = ((pairs + GAMMA) / (1 + GAMMA)).log().repeat_interleave(2)
         exponent = position[:, None, :, None] * (log_zeta / self.scale_base)
-        return x * exponent.clamp(max=LARGEST).exp().to(x.dtype)
+        return x * exponent.clamp(max=MAX_LOG_SCALE).exp().to(x.dtype)
 
 
 class XPosBias(PairwiseLayerPosition):
@@ -95,7 +97,10 @@ class XPosBias(PairwiseLayerPosition):
         """Return None: the scores depend on the content of both tokens."""
 
     def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
-        """Return the difference of scaled and unscaled scores, (B, H, Tq, Tk)."""
+        """Return the difference of scaled and unscaled scores, (B, H, Tq, Tk).
+
+        Scores of keys that the memory moved (`AttentionMask.moved_keys`) use the positions in the memory.
+        """
         rotated = self.query(q, mask.query.position)
         scaled = self._scaled_scores(rotated, k, *mask.once(positions_from_newest))
         moved = mask.moved_keys

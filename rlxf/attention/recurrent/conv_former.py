@@ -17,9 +17,9 @@ class ConvFormer(Recurrence):
 
     The state is the window of the last W - 1 inputs of the episode, tokens of all kinds together; inputs
     before the episode are 0. Each kind of token has its own filter w and bias b. The kind is the position
-    modulo ``kinds``. Decision Transformer's tokens are return, observation and action, so the paper
-    has ``kinds=3`` there, and a window of 6: two steps. With ``kinds=1`` all tokens share a filter,
-    as for `GTrXLPPO`.
+    modulo ``kinds``. Decision Transformer's tokens are return, observation and action, so for it
+    the paper uses ``kinds=3`` and a window of 6 tokens, which are two steps. With ``kinds=1`` all tokens
+    share a filter, as for `GTrXLPPO`.
 
     Source: Kim et al. 2024, arXiv:2310.03022, section 4.
 

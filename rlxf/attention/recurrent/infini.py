@@ -26,7 +26,7 @@ class InfiniAttention(Recurrence):
 
         A_mem = sigma(q) M / (sigma(q) . z)
         linear:  M = M + sigma(K)^T V                                    z = z + sum_j sigma(k_j)
-        delta:   M = M + sigma(K)^T (V - sigma(K) M / (sigma(K) . z))    z alike
+        delta:   M = M + sigma(K)^T (V - sigma(K) M / (sigma(K) . z))    z as above
 
     where K and V are keys and values of a whole segment, read with the memory before it. In the first
     segment of an episode the memory is empty, and ``y_t = A_dot``. Queries and keys have no positions, in the

@@ -1,4 +1,4 @@
-"""LSTM as a token mixer, and the run of torch's recurrent modules over episodes of different lengths."""
+"""LSTM as a token mixer, and torch's recurrent modules computed on episodes of different lengths."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,8 +29,8 @@ class LSTM(Recurrence):
     Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000.
 
     Args:
-        horizon: largest of the time constants that the biases of the forget gates give the cells, in tokens;
-            the biases of the input gates are their negatives.
+        horizon: approximate largest time constant of a cell, in tokens, set by the initial biases of the
+            forget gates; each input gate gets the negative bias.
 
     Raises:
         TypeError: if horizon is not an int.
@@ -50,7 +50,7 @@ class LSTM(Recurrence):
 
 
 class GatedRNN(RecurrentMixer):
-    """Mixer with one of torch's recurrent modules.
+    """Mixer with one of torch's recurrent modules, followed by a linear projection.
 
     Args:
         rnn: an ``nn.LSTM`` or ``nn.GRU`` with one layer, whose hidden size is its input size.

@@ -14,7 +14,7 @@ from rlxf.attention.technique import check_int
 NORM_EPSILON = 1e-5
 """Added to the sum of the features of keys and queries, as in the authors' code."""
 
-HASH = 2654435761
+HASH_MULTIPLIER = 2654435761
 """Multiplier of Knuth's multiplicative hash."""
 
 
@@ -55,7 +55,7 @@ class SHM(Recurrence):
 
     def row(self, position: Tensor) -> Tensor:
         """Return the row of theta for each position (B, T)."""
-        return (position * HASH % 2**32 >> 8) % self.rows
+        return (position * HASH_MULTIPLIER % 2**32 >> 8) % self.rows
 
     def build(self, width: int, heads: int) -> "HadamardMemory":
         return HadamardMemory(self, width)

@@ -21,7 +21,7 @@ from rlxf.cli.torchrun_job import init_distributed
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group
 
-EPISODES = 100
+DEFAULT_EPISODES = 100
 """Default number of episodes for a GTrXLPPO."""
 
 
@@ -38,10 +38,10 @@ class Calibrate(Command):
     over episodes, with equal weight for each episode, is at most alpha. A GTrXLPPO plays calibration episodes
     of its task; a Decision Transformer reads a dataset.
 
-    Confidence thresholds are tested from the safest to the least safe. The last one that passes is saved. The
-    last and the best checkpoint are calibrated separately. "rlxf evaluate" then uses the threshold, and logs
-    the mean number of layers as eval/mean_depth. Further training resets the threshold, because it is valid
-    only for these weights.
+    Confidence thresholds are tested from the safest to the least safe, until one fails. The last one that
+    passed is saved. The last and the best checkpoint are calibrated separately. "rlxf evaluate" then uses the
+    threshold, and logs the mean number of layers as eval/mean_depth. Further training resets the threshold,
+    because it is valid only for these weights.
 
     Example: rlxf calibrate runs/tmaze-calm --alpha 0.05 --episodes 200
     """
@@ -78,7 +78,7 @@ class Calibrate(Command):
         agents = {name: load(path) for name, path in checkpoints_of(run).items()}
         for agent in agents.values():
             calibratable_exit(agent.policy.transformer)
-        n_envs = min(self.n_envs, self.episodes or EPISODES)
+        n_envs = min(self.n_envs, self.episodes or DEFAULT_EPISODES)
         env = None if offline else make_env(run, None, {}, n_envs, self.trust)
         return partial(self._calibrate, agents, env, run)
 
@@ -109,7 +109,10 @@ class Calibrate(Command):
                 if env is None:
                     calibration = agent.calibrate(self.alpha, self.delta)
                 else:
-                    normalized, episodes = normalize_as_in_training(run, env, path), self.episodes or EPISODES
+                    normalized, episodes = (
+                        normalize_as_in_training(run, env, path),
+                        self.episodes or DEFAULT_EPISODES,
+                    )
                     calibration = agent.calibrate(
                         normalized, self.alpha, self.delta, episodes=episodes, seed=self.seed
                     )
@@ -120,7 +123,7 @@ class Calibrate(Command):
 
 def _describe(calibration: Calibration, path: Path) -> str:
     """Return the result in one line."""
-    if not calibration.kept.any():
+    if not calibration.within_bound.any():
         return f"{path}: no threshold passes, so early exit stays off; use more episodes or a larger alpha"
     result = f"threshold {calibration.threshold:g} is saved in {path}"
     if len(calibration.depth) > 1 and calibration.depth.min() == calibration.depth.max():

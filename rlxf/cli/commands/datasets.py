@@ -164,7 +164,7 @@ class Collect(Command):
     "rlxf datasets" lists it. With --mix 0 0.1 1, a third of the episodes is played by the agent itself, a
     third with 10% random actions, and a third with random actions only.
 
-    Example: rlxf collect runs/gtrxl-rlxf-TMaze-v0-0 --dataset rlxf/tmaze/mixed-v0 --mix 0 0.1 1
+    Example: rlxf collect runs/gtrxl-rlxf-TMaze-v0-0 --dataset tmaze/mixed-v0 --mix 0 0.1 1
     """
 
     runs: Positional[tuple[Path, ...]] = ()

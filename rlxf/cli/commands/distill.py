@@ -47,7 +47,7 @@ class Distill(Command):
     heads: int | None = None
     """Number of attention heads. None means the teacher's."""
     temperature: float = 2.0
-    """Softmax temperature of the compared action distributions. 1 leaves them as they are."""
+    """Temperature that flattens the compared action distributions. 1 leaves them as they are."""
     hidden_coef: float = 1.0
     """Coefficient of the loss between hidden states. 0 turns it off."""
     actor: Literal["student", "teacher"] = "student"

@@ -24,7 +24,7 @@ class Evaluate(Command):
 
     The best checkpoint of the training is evaluated, too, if there is one. The results are also written to
     TensorBoard, in the subfolders "evaluation" and "evaluation-best" of the run. With several target returns,
-    targets.png there plots the achieved returns against the requested ones.
+    targets.png in these folders plots the achieved returns against the requested ones.
 
     Example: rlxf evaluate runs/gtrxl-rlxf-TMaze-v0-0 --episodes 500
     """

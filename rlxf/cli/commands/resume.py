@@ -23,11 +23,11 @@ class Resume(Command):
 
     The training continues from the newest intact checkpoint. On the same machine, the results are bitwise
     equal to those of an uninterrupted run. Log entries after this checkpoint are removed and written again. A
-    run without any checkpoint starts from the beginning. After the last update, only missing stages such
-    as the evaluation are done. A complete run is not changed. Under torchrun the number of processes may
-    differ from that at the start. In this case, the results are equal up to rounding.
+    run without any checkpoint starts from the beginning. After the last update, only the later
+    stages, such as the evaluation, are repeated. A complete run is not changed. Under torchrun the number of
+    processes may differ from that at the start. In this case, the results are equal up to rounding.
 
-    Example: rlxf resume runs/dt-rlxf-cartpole-mixed-v0-0
+    Example: rlxf resume runs/dt-cartpole-random-v0-0
     """
 
     run: Positional[Path]

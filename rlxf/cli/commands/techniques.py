@@ -141,7 +141,7 @@ def show_pairs() -> None:
 
 
 def read_pattern(text: str) -> "Pattern":
-    """Return the pattern with this name, or described by this JSON object.
+    """Return the pattern of a text: a name, a JSON object, or several of these joined by & or |.
 
     Raises:
         ValueError: if the pattern or one of its options does not exist.

@@ -56,7 +56,7 @@ class WorkerOptions:
             ValueError: if a number is out of range.
         """
         workers = min(self.workers, n_envs)
-        return Workers(workers, self.env_timeout, restarts=self.env_restarts) if workers else None
+        return Workers(workers, self.env_timeout, max_restarts=self.env_restarts) if workers else None
 
 
 @options
@@ -154,7 +154,7 @@ class TensorBoardOptions:
     """Number of rollouts between histograms, e.g. of weights and gradients. None turns them off."""
     videos: bool = True
     """Record a video of an episode as often as evaluations are made, if the environment renders images.
-    Without evaluations during training, one is recorded every --total-timesteps steps.
+    Without evaluations during training, one video is recorded, after --total-timesteps steps.
     By default videos are left out if they would take more than about 5% of the training time."""
 
     def check(self) -> None:

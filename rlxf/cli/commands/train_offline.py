@@ -128,7 +128,7 @@ class OfflineTraining(TrainingCommand):
         return process_group().main_first(partial(load_trajectories, self.dataset, **loading))
 
     def build_for_resume(self, start: StartPoint) -> Any:
-        """Return the agent to continue. After the last update it does not need the datasets."""
+        """Return the agent to continue. If all updates are done, the datasets are not loaded."""
         if start.file is not None and start.steps >= self.updates:
             return SOURCES[self.agent_name].load(start.file, device=self.learner.device)
         return self.build()
@@ -155,7 +155,7 @@ class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
     "rlxf techniques" lists all techniques. --settings kzl and --settings odt select published settings, which
     other options override.
 
-    Example: rlxf train dt --dataset rlxf/cartpole/mixed-v0 --updates 500 --core.width 32 --core.layers 1
+    Example: rlxf train dt --dataset cartpole/random-v0 --updates 500 --core.width 32 --core.layers 1
     """
 
     dataset: tuple[str, ...]
@@ -205,7 +205,7 @@ class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
 
     agent_name, folder_prefix = OFFLINE, "dt"
     evaluation_budget = 10.0
-    """Default largest number of environment steps of evaluations for each update.
+    """Default maximum number of environment steps of evaluations per update.
 
     An update of a small Transformer takes as long as about 50 steps of 20 parallel environments.
     """
@@ -262,7 +262,7 @@ class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
         return DecisionTransformer(self.load_data(), core=self.core, seed=self.seed, **options)
 
     def build_for_resume(self, start: StartPoint) -> DecisionTransformer:
-        """Return the agent to continue. After the last update it needs the data only if they are trusted."""
+        """Return the agent to continue. If all updates are done, only trusted data are loaded."""
         return self.build() if self.trust_data else super().build_for_resume(start)
 
     def resolved_options(self, agent: DecisionTransformer) -> dict[str, Any]:
@@ -292,7 +292,10 @@ class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
         return super().callback_options(agent) | {"episode_length": float(agent.trajectories.lengths.mean())}
 
     def finish(self, agent: DecisionTransformer, run: RunFolder) -> None:
-        """Evaluate and report the last checkpoint, and the best one if there is one."""
+        """Evaluate and report the last checkpoint, and the best one if there is one.
+
+        With ``--episodes 0``, nothing is evaluated; the command that evaluates the run is printed.
+        """
         if self.episodes:
             super().finish(agent, run)
         else:
@@ -312,7 +315,7 @@ class Pretrain(OfflineTraining):
     TensorBoard events. Ctrl-C, SIGTERM and SIGUSR1 stop the training and save its progress. "rlxf resume"
     continues it, even after a crash.
 
-    Example: rlxf pretrain --dataset rlxf/cartpole/mixed-v0 --updates 200 --core.width 32 --core.layers 1
+    Example: rlxf pretrain --dataset cartpole/random-v0 --updates 200 --core.width 32 --core.layers 1
     """
 
     dataset: tuple[str, ...]

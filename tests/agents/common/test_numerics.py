@@ -206,8 +206,8 @@ def test_nonfinite_values_of_gtrxl(place, value, normalized, monkeypatch):
 
 
 OFFLINE = {
-    "observation": "update 3: the loss is .* not finite in: observations",
-    "action": "update 3: the loss is .* not finite in: actions",
+    "observation": "update 3: the tokens of the transformer are not finite in row .*in: observations",
+    "action": "update 3: the tokens of the transformer are not finite in row .*in: actions",
     "loss": "update 3: the loss is",
     "gradient": "update 3: the gradient of transformer.* contains",
 }

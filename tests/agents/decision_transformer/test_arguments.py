@@ -228,7 +228,11 @@ def test_nan_errors_name_the_environment():
         agent.predict(observation)
     observation = shown(agent.trajectories, np.array([0, 1]))
     observation["return_to_go"][0] = np.inf
-    with pytest.raises(FaultyEnvironmentError, match="return to go of environment 0 is inf"):
+    with pytest.raises(FaultyEnvironmentError, match="return-to-go of environment 0 is inf"):
+        agent.predict(observation)
+    observation = shown(agent.trajectories, np.array([0, 1]))
+    observation["previous_action"][1, 0] = np.nan
+    with pytest.raises(FaultyEnvironmentError, match="previous action of environment 1 is nan at index 0"):
         agent.predict(observation)
 
 

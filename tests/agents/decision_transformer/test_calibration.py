@@ -73,7 +73,7 @@ def first_episodes(data, count):
 def test_the_lowest_valid_threshold_is_chosen_and_saved(tmp_path):
     one = agent()
     calibration = one.calibrate(0.9, 0.5, LAST)
-    assert calibration.threshold == LAST[np.flatnonzero(calibration.kept)[-1]]
+    assert calibration.threshold == LAST[np.flatnonzero(calibration.within_bound)[-1]]
     one.save(tmp_path / "agent.zip")
     read = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
     assert (
@@ -86,7 +86,7 @@ def test_the_lowest_valid_threshold_is_chosen_and_saved(tmp_path):
 def test_without_a_valid_threshold_no_token_exits_early():
     one = agent(CALM("softmax", 0.0))
     calibration = one.calibrate(1e-6, 1e-6, (0.5, 0.0))
-    assert not calibration.kept.any()
+    assert not calibration.within_bound.any()
     one.predict(shown(DATA, np.array([0, 9])))
     assert one.mean_predict_depth() == 4
 

@@ -187,7 +187,7 @@ def test_rollout_without_real_steps_changes_nothing():
 
 
 def test_reaching_restart_limit_ends_training(tmp_path):
-    with closing(breaking(tmp_path, "step raises", *["init raises"] * 9, restarts=2)) as env:
+    with closing(breaking(tmp_path, "step raises", *["init raises"] * 9, max_restarts=2)) as env:
         agent = small_agent(env)
         with pytest.raises(BrokenEnvironmentError, match="environment 1 raised in its constructor"):
             agent.learn(10**6)

@@ -56,7 +56,7 @@ def test_each_threshold_has_its_own_recurrent_state(name):
 def test_threshold_is_lowest_guaranteed_and_is_saved(tmp_path):
     one = agent()
     calibration = calibrate_small(one, alpha=0.9, delta=0.5)
-    assert calibration.threshold == FALLING[np.flatnonzero(calibration.kept)[-1]]
+    assert calibration.threshold == FALLING[np.flatnonzero(calibration.within_bound)[-1]]
     one.save(tmp_path / "agent.zip")
     read = GTrXLPPO.load(tmp_path / "agent.zip", device="cpu")
     assert float(read.policy.transformer.depth.threshold) == pytest.approx(calibration.threshold)

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl.callbacks import (
-    SAMPLE,
+    HISTOGRAM_VALUES,
     AttentionMapCallback,
     HistogramCallback,
     MemoryCallback,
@@ -333,12 +333,14 @@ def test_without_tensorboard_nothing_is_recorded(tmp_path):
     assert not [tag for tag in agent.logger.name_to_value if tag.startswith(("weights", "rollout"))]
 
 
-@pytest.mark.parametrize("size", [1, 10, SAMPLE - 1, SAMPLE, SAMPLE + 1, 3 * SAMPLE + 7])
+@pytest.mark.parametrize(
+    "size", [1, 10, HISTOGRAM_VALUES - 1, HISTOGRAM_VALUES, HISTOGRAM_VALUES + 1, 3 * HISTOGRAM_VALUES + 7]
+)
 def test_sample_is_evenly_spaced(size):
     numbers = torch.arange(size).view(1, size)
-    taken = subsample([numbers[:, : size // 3], numbers[:, size // 3 :]], SAMPLE)
-    assert len(taken) <= SAMPLE
-    assert len(taken) >= min(size, SAMPLE // 2)
+    taken = subsample([numbers[:, : size // 3], numbers[:, size // 3 :]], HISTOGRAM_VALUES)
+    assert len(taken) <= HISTOGRAM_VALUES
+    assert len(taken) >= min(size, HISTOGRAM_VALUES // 2)
     assert taken[0] == 0
     assert len(set(taken.diff().tolist())) <= 1
 

@@ -157,7 +157,7 @@ def test_statistics_that_overflow_are_rejected(tmp_path, name, value):
 )
 def test_a_rollout_has_at_least_2048_steps_by_default(n_envs, segment_length, n_steps):
     env = DummyVecEnv([lambda: Countdown(1.0)] * n_envs)
-    assert PPOConfig(segment_length=segment_length).rollout_steps(env) == n_steps
+    assert PPOConfig(segment_length=segment_length).steps_per_env(env) == n_steps
 
 
 def test_default_rollout_of_one_environment():

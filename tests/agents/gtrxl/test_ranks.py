@@ -275,7 +275,7 @@ def test_all_processes_start_new_episodes_if_one_must(tmp_path):
     def work():
         learned(rollouts=1, env=normalised(), callbacks=[CheckpointWriter(CheckpointFolder(tmp_path))])
         process_group().barrier()
-        with pytest.warns(UserWarning, match=r"start new episodes.*another episode") as caught:
+        with pytest.warns(UserWarning, match=r"start new episodes.*a different episode") as caught:
             actual = learned(env=VecNormalize(lively(kind=Forgetful)), resume_from=tmp_path)
         messages = [str(each.message) for each in caught if each.category is UserWarning]
         return messages, actual["done"]

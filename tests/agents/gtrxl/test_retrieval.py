@@ -96,8 +96,8 @@ def close(first, second):
 @pytest.mark.parametrize("segment", [1, 5, 64])
 @pytest.mark.parametrize("actions", ["Discrete", "Box"])
 def test_stored_outputs_equal_outputs_while_acting(monkeypatch, actions, segment):
-    monkeypatch.setattr(retrieval, "SEGMENT", segment)
-    monkeypatch.setattr(retrieval, "EPISODES", 3)
+    monkeypatch.setattr(retrieval, "SEGMENT_LENGTH", segment)
+    monkeypatch.setattr(retrieval, "EPISODES_PER_BATCH", 3)
     agent, data = agent_for(actions), logged(actions)
     store = agent.attach_datastore(data, KNNLM(k=1)).datastore.store
     close(store.keys, replay(agent, data)[1])
@@ -115,7 +115,7 @@ def test_stored_outputs_equal_outputs_while_acting(monkeypatch, actions, segment
 )
 @pytest.mark.parametrize("previous_action", [True, False])
 def test_stored_outputs_equal_outputs_while_acting_for_other_cores(monkeypatch, core, previous_action):
-    monkeypatch.setattr(retrieval, "SEGMENT", 6)
+    monkeypatch.setattr(retrieval, "SEGMENT_LENGTH", 6)
     agent, data = agent_for(core=core, previous_action=previous_action), logged()
     keys = agent.attach_datastore(data, KNNLM(k=1)).datastore.store.keys
     close(keys, replay(agent, data)[1])

@@ -332,7 +332,7 @@ def test_draws_are_uniform():
         (lambda: Longformer((4, 5)), r"Longformer window must be even, got \(4, 5\)"),
         (
             lambda: Longformer((4, 6), (1, 2, 3)),
-            r"window=\(4, 6\) and dilation=\(1, 2, 3\) must have as many",
+            r"window=\(4, 6\) and dilation=\(1, 2, 3\) must have the same number",
         ),
         (lambda: Longformer(global_tokens=()), r"global_tokens must be different positions, .* got \(\)"),
         (lambda: Longformer(global_tokens=(2, 2)), r"different positions, at least one, got \(2, 2\)"),
