@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from stable_baselines3.common.utils import get_system_info
+from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -120,6 +121,41 @@ def check_device(device: torch.device | str) -> None:
 
 PATIENCE = 10
 """Consecutive calls without state or episode_start after which a mistake is assumed."""
+
+
+def check_state_type(state: Any, expected: type, advice: str) -> None:
+    """Raise TypeError, with an advice, unless a state passed to ``predict`` is of the expected class."""
+    if not isinstance(state, expected):
+        raise TypeError(f"state must be one that predict returned, got {type(state).__name__}; {advice}")
+
+
+def check_state_rows(rows: Tensor, batch: int, device: torch.device, advice: str) -> None:
+    """Check that a state passed to ``predict`` is of the environments of the observation.
+
+    Args:
+        rows: tensor of the state with one row for each of its environments.
+        batch: number of observations.
+        device: device of the agent.
+        advice: end of the message.
+
+    Raises:
+        ValueError: if the number of environments or the device differs.
+    """
+    if len(rows) != batch:
+        raise ValueError(f"the state is of {len(rows)} environments, the observation of {batch}; {advice}")
+    if rows.device != device:
+        raise ValueError(f"the state is on {rows.device}, the agent on {device}; {advice}")
+
+
+def check_state_layout(given: Mapping[str, object], own: Mapping[str, object], advice: str) -> None:
+    """Raise ValueError, with an advice, unless caches of two cores have equal parts (`KVCache.layout`)."""
+    if given == own:
+        return
+    name = next(name for name in {**own, **given} if given.get(name) != own.get(name))
+    raise ValueError(
+        f"the state is of another core: {name} is {given.get(name)} in the state, {own.get(name)} in this "
+        f"agent; {advice}"
+    )
 
 
 class MissingStateWarning:

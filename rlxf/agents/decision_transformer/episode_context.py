@@ -8,6 +8,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
+from rlxf.agents.common.arguments import check_state_layout, check_state_rows, check_state_type
 from rlxf.agents.common.cores import check_state, check_token_by_token
 from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.decision_transformer.model import DecisionTransformerConfig, DecisionTransformerModel
@@ -174,21 +175,9 @@ class EpisodeModel(DecisionTransformerModel):
     def _check_state(self, state: Any, batch: int) -> None:
         """Raise an error unless a state is one of this model, on its device, for ``batch`` environments."""
         advice, own = "pass state=None to start new episodes", next(self.parameters()).device
-        if not isinstance(state, EpisodeContext):
-            raise TypeError(f"state must be one that predict returned, got {type(state).__name__}; {advice}")
-        if len(state.tokens) != batch:
-            raise ValueError(
-                f"the state is of {len(state.tokens)} environments, the observation of {batch}; {advice}"
-            )
-        if state.tokens.device != own:
-            raise ValueError(f"the state is on {state.tokens.device}, the agent on {own}; {advice}")
-        if (stored := state.cache.layout) != self._layout:
-            names = self._layout | stored
-            name = next(name for name in names if stored.get(name) != self._layout.get(name))
-            raise ValueError(
-                f"the state is of another core: {name} is {stored.get(name)} in the state, "
-                f"{self._layout.get(name)} in this agent; {advice}"
-            )
+        check_state_type(state, EpisodeContext, advice)
+        check_state_rows(state.tokens, batch, own, advice)
+        check_state_layout(state.cache.layout, self._layout, advice)
 
 
 BURN_IN_STEPS = 128

@@ -18,6 +18,7 @@ from rlxf.agents.offline.trajectory_model import (
     TOKENS_PER_STEP,
     ContextWindow,
     TrajectoryModel,
+    WindowLayout,
     check_context,
 )
 from rlxf.attention import Add, ExitTargets, State, TokenIndex, TransformerSpec
@@ -246,11 +247,11 @@ class DecisionTransformerModel(TrajectoryModel):
         self, window: ContextWindow | None, encoded: ConditionedObservation, start: Tensor, length: int
     ) -> ContextWindow:
         """Append a step to a window; None for an empty one of ``length`` steps."""
-        empty = self._empty_window(encoded, length)
         if window is None:
-            window = empty
+            window = self._empty_window(encoded, length)
         else:
-            check_context(window, empty)
+            like = encoded.return_to_go
+            check_context(window, self._window_layout(encoded, length), len(like), like.device)
         features = self.features(encoded.observations[:, None])[:, 0]
         return window.clear_rows(start).append(
             features, encoded.previous_action, encoded.return_to_go, encoded.time_steps
@@ -258,14 +259,21 @@ class DecisionTransformerModel(TrajectoryModel):
 
     def _empty_window(self, encoded: ConditionedObservation, length: int) -> ContextWindow:
         """Return an empty window of ``length`` steps for the environments of ``encoded``."""
-        rows, like = len(encoded.return_to_go), encoded.return_to_go
-        return ContextWindow(
-            features=like.new_zeros(rows, length, self.features.width),
-            actions=encoded.previous_action.new_zeros(rows, length, *encoded.previous_action.shape[1:]),
-            return_to_go=like.new_zeros(rows, length),
-            time_steps=encoded.time_steps.new_zeros(rows, length),
-            mask=torch.zeros(rows, length, dtype=torch.bool, device=like.device),
-        )
+        device, layout = encoded.return_to_go.device, self._window_layout(encoded, length)
+        tensors = {name: torch.zeros(s, dtype=dtype, device=device) for name, (s, dtype) in layout.items()}
+        return ContextWindow(**tensors)
+
+    def _window_layout(self, encoded: ConditionedObservation, length: int) -> WindowLayout:
+        """Return the layout of windows of ``length`` steps for the environments of ``encoded``."""
+        action, returns = encoded.previous_action, encoded.return_to_go
+        steps = (len(returns), length)
+        return {
+            "features": ((*steps, self.features.width), returns.dtype),
+            "actions": ((*steps, *action.shape[1:]), action.dtype),
+            "return_to_go": (steps, returns.dtype),
+            "time_steps": (steps, encoded.time_steps.dtype),
+            "mask": (steps, torch.bool),
+        }
 
     @torch.no_grad()
     def encode_steps(self, windows: Windows, device: torch.device, progress_bar: bool = False) -> Tensor:

@@ -13,7 +13,12 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
-from rlxf.agents.common.arguments import MissingStateWarning
+from rlxf.agents.common.arguments import (
+    MissingStateWarning,
+    check_state_layout,
+    check_state_rows,
+    check_state_type,
+)
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
 from rlxf.agents.gtrxl.heads import choice_logits
 from rlxf.attention import TransformerSpec
@@ -300,32 +305,15 @@ class RecurrentPolicy(BasePolicy):
     def _check_state(self, state: RecurrentPolicyState, batch: int) -> None:
         """Raise an error unless a state is one of this policy, on its device, for ``batch`` environments."""
         new_episodes = "pass state=None to start new episodes"
-        if not isinstance(state, RecurrentPolicyState):
-            raise TypeError(
-                f"state must be one that predict returned, got {type(state).__name__}; {new_episodes}"
-            )
-        if state.position.shape[0] != batch:
-            raise ValueError(
-                f"the state is of {state.position.shape[0]} environments, the observation of {batch}; "
-                f"{new_episodes}"
-            )
-        if state.position.device != self.device:
-            raise ValueError(
-                f"the state is on {state.position.device}, the agent on {self.device}; {new_episodes}"
-            )
+        check_state_type(state, RecurrentPolicyState, new_episodes)
+        check_state_rows(state.position, batch, self.device, new_episodes)
         if (difference := state_difference(state.core, self.core)) is not None:
             name, given, expected = difference
             raise ValueError(
                 f"the state is of another core: {name} is {given} in the state, {expected} in this agent; "
                 f"{new_episodes}"
             )
-        stored, own = state.layout, self._state_layout
-        if stored != own:
-            name = next(name for name in own | stored if stored.get(name) != own.get(name))
-            raise ValueError(
-                f"the state is of another core: {name} is {stored.get(name)} in the state, "
-                f"{own.get(name)} in this agent; {new_episodes}"
-            )
+        check_state_layout(state.layout, self._state_layout, new_episodes)
 
     @cached_property
     def _state_layout(self) -> dict[str, object]:

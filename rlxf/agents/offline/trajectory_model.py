@@ -13,6 +13,7 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder
+from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
 from rlxf.attention import TokenIndex, Transformer, TransformerSpec
@@ -97,31 +98,32 @@ def _push(old: Tensor, new: Tensor) -> Tensor:
     return torch.cat([old[:, 1:], new[:, None]], dim=1)
 
 
-def check_context(state: ContextWindow, empty: ContextWindow) -> None:
+WindowLayout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and dtype of each tensor of a `ContextWindow` by name."""
+
+
+def check_context(state: ContextWindow, layout: WindowLayout, batch: int, device: torch.device) -> None:
     """Raise an error unless a state passed to `predict` fits the agent and the observation.
 
     Args:
         state: the state.
-        empty: an empty context window of the agent for these environments.
+        layout: layout of the context windows of the agent for these environments.
+        batch: number of environments.
+        device: device of the agent.
 
     Raises:
         TypeError: if the state is not a context window.
         ValueError: if the window is of another agent, device, or number of environments.
     """
     advice = "pass state=None to start with an empty context"
-    if not isinstance(state, ContextWindow):
-        raise TypeError(f"state must be one that predict returned, got {type(state).__name__}; {advice}")
-    rows, expected = len(state.mask), len(empty.mask)
-    if rows != expected:
-        raise ValueError(f"the state is of {rows} environments, the observation of {expected}; {advice}")
-    if state.mask.device != empty.mask.device:
-        raise ValueError(f"the state is on {state.mask.device}, the agent on {empty.mask.device}; {advice}")
-    for name, own in vars(empty).items():
+    check_state_type(state, ContextWindow, advice)
+    check_state_rows(state.mask, batch, device, advice)
+    for name, (shape, dtype) in layout.items():
         given = getattr(state, name)
-        if given.shape != own.shape or given.dtype != own.dtype:
+        if given.shape != shape or given.dtype != dtype:
             raise ValueError(
                 f"the state is of another agent: {name} has shape {tuple(given.shape)} and {given.dtype} in "
-                f"the state, {tuple(own.shape)} and {own.dtype} in this agent; {advice}"
+                f"the state, {shape} and {dtype} in this agent; {advice}"
             )
 
 
