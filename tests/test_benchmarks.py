@@ -1,6 +1,5 @@
 """Tests of benchmarks at small sizes."""
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -203,14 +202,12 @@ def test_cost_of_mixers_is_measured(monkeypatch, tmp_path, capsys):
 
 def test_recurrences_learn_in_corridors_in_place_of_the_default_agents(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(learning, "ENVS", 4)
-    monkeypatch.setattr(learning, "as_completed", lambda jobs: jobs)
-    monkeypatch.setattr(learning, "fresh_processes", lambda number: InProcessPool())
     monkeypatch.setitem(learning.CORRIDORS, 50, Corridor(256, recurrent_options=learning.segments_of(64)))
     bench = Learning(
-        (50,), seeds=1, recurrences=("LRU",), evaluations=1, episodes=2, output=tmp_path / "x.json"
+        (50,), seeds=1, recurrences=("LRU",), evaluations=1, episodes=2, output=tmp_path / "x.jsonl"
     )
     bench.run()
-    (run,) = json.loads(bench.output.read_text())
+    (run,) = read_runs(bench.output).values()
     assert (run["program"], run["corridor"], run["curve"][0][0]) == ("LRU", 50, 256)
     assert "segment_length=64" in capsys.readouterr().out.replace("\n", "")
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import gymnasium
@@ -24,6 +25,9 @@ from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback
 
 ENVS, EVALUATIONS, EPISODES = 32, 10, 100
+SETTINGS: dict[str, Any] = FEWER_UPDATES | {"n_steps": 128, "segment_length": 128}
+"""Settings of all cores. Gradients stop at the start of a segment, so a segment has to contain the steps between
+an observation and the action that depends on it: 128 steps contain a whole episode of all tasks but CartPole."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,10 @@ class Task:
 
 
 TASKS = {
-    "TMaze 50": Task("rlxf/TMaze-v0", 150_000, 0.95),
-    "RepeatPreviousEasy": Task("popgym-RepeatPreviousEasy-v0", 100_000, 0.95),
+    "TMaze 50": Task("rlxf/TMaze-v0", 200_000, 0.95),
+    "RepeatPreviousEasy": Task("popgym-RepeatPreviousEasy-v0", 200_000, 0.95),
     "RepeatFirstEasy": Task("popgym-RepeatFirstEasy-v0", 100_000, 0.95),
-    "CountRecallEasy": Task("popgym-CountRecallEasy-v0", 100_000, 0.95),
+    "CountRecallEasy": Task("popgym-CountRecallEasy-v0", 200_000, 0.95),
     "CartPole without velocities": Task(masked_cart_pole, 100_000, 475),
 }
 
@@ -80,16 +84,29 @@ class Run:
     """Result of one training run.
 
     Args:
+        task: name of the task.
+        core: name of the core.
+        seed: random seed.
         weights: number of parameters.
         state: bytes of the state of one environment.
         seconds: CPU time of the run, with its evaluations.
         curve: (environment steps, mean return) of each evaluation.
     """
 
+    task: str
+    core: str
+    seed: int
     weights: int
     state: int
     seconds: float
     curve: list[tuple[int, float]]
+
+    @property
+    def result(self) -> str:
+        """Mean return of the last evaluation, and the thousands of steps after which the task was solved."""
+        solved = TASKS[self.task].solved
+        step = next((step for step, value in self.curve if value >= solved), None)
+        return f"{self.curve[-1][1]:.2f}" + ("" if step is None else f" ({step / 1000:.0f}k)")
 
 
 def train(task: str, core: str, seed: int) -> Run:
@@ -99,11 +116,12 @@ def train(task: str, core: str, seed: int) -> Run:
         chosen.environments(), episodes=EPISODES, every_steps=chosen.steps // EVALUATIONS
     )
     env = chosen.environments(seed)
-    agent = GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, core=cores()[core], **FEWER_UPDATES)
+    agent = GTrXLPPO("MlpGTrXLPolicy", env, seed=seed, core=cores()[core], **SETTINGS)
     agent.learn(chosen.steps, callback=callback)
     curve = [(step, report.mean) for step, report in callback.reports.items()]
     weights = sum(parameter.numel() for parameter in agent.policy.parameters())
-    return Run(weights, state_bytes(agent.policy.transformer), time.process_time() - start, curve)
+    state = state_bytes(agent.policy.transformer)
+    return Run(task, core, seed, weights, state, time.process_time() - start, curve)
 
 
 @dataclass
@@ -122,39 +140,40 @@ class Cores:
     """Output file with all results; completed runs are not repeated."""
 
     def run(self) -> None:
-        """Make missing runs and print a table for each task."""
+        """Make missing runs and print the table."""
         names = self.only or tuple(cores())
-        for task in self.tasks:
-            keys = {name: [f"{task}, {name}, seed {seed}" for seed in range(self.seeds)] for name in names}
-            jobs = {
-                key: partial(train, task, name, seed)
-                for name, own in keys.items()
-                for seed, key in enumerate(own)
-            }
-            results = run_missing(jobs, self.processes, self.output)
-            runs = {name: [Run(**results[key]) for key in own] for name, own in keys.items()}
-            Console(width=140).print(table(task, runs))
+        jobs = {
+            f"{task}, {name}, seed {seed}": partial(train, task, name, seed)
+            for task in self.tasks
+            for name in names
+            for seed in range(self.seeds)
+        }
+        runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
+        Console(width=200).print(table(runs))
 
 
-def table(task: str, runs: dict[str, list[Run]]) -> Table:
+def table(runs: Sequence[Run]) -> Table:
     """Return a table with a row for each core."""
-    title = f"{task}, {TASKS[task].steps:,} steps"
-    result = Table("core", "return at the end", "solved at", "CPU, s", "weights", "state, bytes", title=title)
-    for row in rows(TASKS[task].solved, runs):
+    tasks = dict.fromkeys(run.task for run in runs)
+    result = Table("core", *tasks, "CPU, s", "weights", "state, bytes")
+    for row in rows(runs):
         result.add_row(*row)
     return result
 
 
-def rows(solved: float, runs: dict[str, list[Run]]) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each row."""
-    for name, own in runs.items():
-        last = ", ".join(f"{run.curve[-1][1]:.2f}" for run in own)
-        yield name, last, *cells(solved, own)
+def rows(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of each core: results by task, mean CPU time of a run, weights and bytes of the state.
 
-
-def cells(solved: float, own: Sequence[Run]) -> tuple[str, ...]:
-    """Return the steps to solve, the cost and the sizes of the runs of one core."""
-    reached: list[Any] = [next((step for step, mean in run.curve if mean >= solved), None) for run in own]
-    steps = ", ".join("no" if step is None else f"{step:,}" for step in reached)
-    seconds = sum(run.seconds for run in own) / len(own)
-    return steps, f"{seconds:.0f}", f"{own[0].weights:,}", f"{own[0].state:,}"
+    Weights and bytes are those of the first task.
+    """
+    tasks = dict.fromkeys(run.task for run in runs)
+    for core in dict.fromkeys(run.core for run in runs):
+        own = [run for run in runs if run.core == core]
+        results = (", ".join(run.result for run in own if run.task == task) for task in tasks)
+        yield (
+            core,
+            *results,
+            f"{mean(run.seconds for run in own):.0f}",
+            f"{own[0].weights:,}",
+            f"{own[0].state:,}",
+        )

@@ -1,10 +1,8 @@
 """Learning speed and reliability of agents on the T-Maze."""
 
-import json
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import as_completed
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from benchmarks.machine import fresh_processes
 from benchmarks.mixers import core_of
 from benchmarks.ours import FEWER_UPDATES
+from benchmarks.result_cache import run_missing
 from benchmarks.techniques import learn_with_each
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.attention.registry import TECHNIQUES
@@ -142,9 +140,9 @@ class Learning:
     """Instead of corridors: train each technique in a corridor of 50, for 150,000 steps with 2 seeds."""
     only: tuple[str, ...] = ()
     """With --techniques: names of the techniques, in addition to the default core; default: all."""
-    output: Path = Path("runs/bench-learning.json")
-    """Output file with all curves; their figure is saved next to it. With --techniques: a line for each run,
-    where completed runs are not repeated."""
+    output: Path = Path("runs/bench-learning.jsonl")
+    """Output file with a line for each run; completed runs are not repeated. The figure of the curves is
+    saved next to it."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.corridors) - set(CORRIDORS):
@@ -153,32 +151,26 @@ class Learning:
             raise ValueError(f"recurrences must be among {list(TECHNIQUES['recurrence'])}, got {strange}")
 
     def run(self) -> None:
-        """Train, print a line for each run and the table, and write curves and figure."""
+        """Make missing runs, print the table, and plot the curves."""
         if self.techniques:
             learn_with_each(self.only, self.processes, self.output)
             return
-        console, runs = Console(), []
-        for run in self.finished():
-            runs.append(run)
-            console.print(f"{run.program} {run.corridor} seed {run.seed}: solved at {run.solved_at}")
-        runs.sort(key=lambda run: (run.corridor, run.program, run.seed))
+        runs = [Run(**run) for run in run_missing(self.jobs(), self.processes, self.output).values()]
         Console(width=120).print(table(runs))
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        self.output.write_text(json.dumps([asdict(run) for run in runs], indent=1))
         draw(runs, self.output.with_suffix(".png"))
-        console.print(f"curves: {self.output}, {self.output.with_suffix('.png')}")
+        Console().print(f"curves: {self.output}, {self.output.with_suffix('.png')}")
 
-    def finished(self) -> Iterator[Run]:
-        """Yield the runs in order of completion; the longest corridors start first, as they take longest."""
-        with fresh_processes(self.processes) as pool:
-            jobs = [
-                pool.submit(train, program, corridor, seed, self.evaluations, self.episodes)
-                for corridor in sorted(self.corridors, reverse=True)
-                for program, seeds in self._seeds_of_programs().items()
-                for seed in range(seeds)
-            ]
-            for job in as_completed(jobs):
-                yield job.result()
+    def jobs(self) -> dict[str, Callable[[], Run]]:
+        """Return the runs by their keys in the output file."""
+        size = f"{self.evaluations} evaluations of {self.episodes} episodes"
+        return {
+            f"{program}, corridor {corridor}, seed {seed}, {size}": partial(
+                train, program, corridor, seed, self.evaluations, self.episodes
+            )
+            for corridor in self.corridors
+            for program, seeds in self._seeds_of_programs().items()
+            for seed in range(seeds)
+        }
 
     def _seeds_of_programs(self) -> dict[str, int]:
         """Return the number of seeds of each program."""

@@ -69,9 +69,11 @@ class Trial:
 
 
 def subjects() -> Iterator[Subject]:
-    """Yield the default core, then the core with each technique."""
+    """Yield the default core, then the core with each technique; `Cores` measures recurrences instead."""
     yield Subject("", "baseline", gtrxl())
     for axis, techniques in TECHNIQUES.items():
+        if axis == "recurrence":
+            continue
         default = type(getattr(gtrxl(), axis)).__name__
         yield from (subject(axis, name) for name in techniques if name != default)
 
@@ -89,11 +91,8 @@ def fitting(axis: str, technique: Any) -> dict[str, Any]:
     """Return the technique and the other techniques that it requires.
 
     A pattern is limited to the length of the memory; a memory that defines its own span has no pattern; a
-    kernel that does not support the relative position of the core uses RoPE. A recurrence replaces attention
-    and its memory in all layers.
+    kernel that does not support the relative position of the core uses RoPE.
     """
-    if axis == "recurrence":
-        return {axis: technique, "position": None, "pattern": Full(), "memory": None}
     if axis == "pattern":
         return {axis: technique.limit_distance(gtrxl().pattern.max_distance)}
     if axis == "memory" and technique.covers(Full()):
