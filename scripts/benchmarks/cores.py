@@ -26,8 +26,8 @@ from rlxf.evaluation import EvaluationCallback
 
 ENVS, EVALUATIONS, EPISODES = 32, 10, 100
 SETTINGS: dict[str, Any] = FEWER_UPDATES | {"n_steps": 128, "segment_length": 128}
-"""Settings of all cores. Gradients stop at the start of a segment, so a segment has to contain the steps between
-an observation and the action that depends on it: 128 steps contain a whole episode of all tasks but CartPole."""
+"""Settings of all cores. Gradients stop at the start of a segment, so a segment has to contain the steps from
+an observation to the action that depends on it. In all tasks but CartPole, episodes have at most 64 steps."""
 
 
 @dataclass(frozen=True)
