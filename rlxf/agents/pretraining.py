@@ -12,10 +12,16 @@ from torch import Tensor, nn
 from rlxf.agents.common.arguments import OFFLINE_SB3_ARGUMENTS, reject_unknown_arguments
 from rlxf.agents.common.losses import masked_mean, squared_error
 from rlxf.agents.decision_transformer import decision_transformer
-from rlxf.agents.decision_transformer.heads import Imitation
-from rlxf.agents.offline.algorithm import OfflineAlgorithm
-from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
-from rlxf.agents.offline.trajectory_model import INITIAL_STD, TOKENS_PER_STEP, ContextWindow, TrajectoryModel
+from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
+from rlxf.agents.offline.config import DatasetInfo
+from rlxf.agents.offline.heads import Imitation
+from rlxf.agents.offline.trajectory_model import (
+    INITIAL_STD,
+    TOKENS_PER_STEP,
+    ContextWindow,
+    TrajectoryConfig,
+    TrajectoryModel,
+)
 from rlxf.attention import TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.data import Trajectories, WindowBatch, Windows
@@ -117,7 +123,7 @@ class MaskedModel(TrajectoryModel):
         config: arguments of the pre-training; its core is that of `pretraining_core`.
     """
 
-    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: OfflineConfig):
+    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: TrajectoryConfig):
         super().__init__(info, normalization, config)
         core = config.core
         self.mask_embeddings = nn.Parameter(torch.randn(TOKENS_PER_STEP, core.width) * INITIAL_STD)
@@ -170,10 +176,10 @@ class MaskedModel(TrajectoryModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingConfig(OfflineConfig):
+class PretrainingConfig(TrajectoryConfig):
     """Arguments of `MaskedPretraining` that its checkpoints hold."""
 
-    BOUNDS: ClassVar[dict[str, Rule]] = OfflineConfig.BOUNDS | {"mask_probability": number(0, 1)}
+    BOUNDS: ClassVar[dict[str, Rule]] = TrajectoryConfig.BOUNDS | {"mask_probability": number(0, 1)}
     mask_probability: float
 
     def check(self) -> None:
@@ -185,7 +191,7 @@ class PretrainingConfig(OfflineConfig):
         super().check()
 
 
-class MaskedPretraining(OfflineAlgorithm):
+class MaskedPretraining(TrajectoryAlgorithm):
     """Masked pre-training (as in BERT) on the returns-to-go, observations and actions of trajectories.
 
     The model predicts masked tokens and cannot act. It is bidirectional, or causal if its core has a

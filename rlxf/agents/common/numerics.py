@@ -106,10 +106,11 @@ def check_parameters(policy: nn.Module) -> None:
     """Raise NumericalError if a parameter is not finite, or could make a recurrent state overflow.
 
     Args:
-        policy: network with a `Transformer` named ``transformer``.
+        policy: network; if it has a `Transformer`, this is named ``transformer``.
     """
-    transformer: Any = policy.transformer
-    if (fault := parameter_fault(transformer) or _other_parameter_fault(policy)) is not None:
+    transformer: Any = getattr(policy, "transformer", None)
+    fault = None if transformer is None else parameter_fault(transformer)
+    if (fault := fault or _other_parameter_fault(policy)) is not None:
         raise NumericalError(f"{fault}; load a checkpoint of an earlier update, or build a new agent")
 
 

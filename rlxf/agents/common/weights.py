@@ -198,7 +198,6 @@ def sync_normalization_statistics(env: VecEnv | None, ranks: ProcessGroup) -> No
 
 def sync_processes(
     ranks: ProcessGroup,
-    core: TransformerSpec,
     policy: nn.Module,
     generator: torch.Generator,
     set_logger: Callable[[Logger], None],
@@ -208,17 +207,15 @@ def sync_processes(
 
     Args:
         ranks: the process group.
-        core: spec of the agent's transformer.
         policy: network of the agent; all processes get the weights of the first one.
         generator: generator of minibatches; all processes get the state of the first one.
         set_logger: method of the agent that replaces its logger.
         numbers: numbers that must be equal in all processes, e.g. the steps to train for.
 
     Raises:
-        ValueError: if a number differs between processes, or the core supports only one process.
+        ValueError: if a number differs between processes.
         ConnectionError: if a process has ended.
     """
-    core.kernel.check_processes(ranks.world_size)
     ranks.check_equal_on_ranks(numbers)
     ranks.broadcast_module(policy, generator)
     if not ranks.is_main:

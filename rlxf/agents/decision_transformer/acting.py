@@ -13,17 +13,17 @@ from rlxf.agents.common.actions import to_environment
 from rlxf.agents.common.arguments import MissingStateWarning
 from rlxf.agents.common.calibration import CalibrationMixin, reset_calibration
 from rlxf.agents.common.retrieval import DatastoreMixin, RetrievalPolicy, check_no_datastore
-from rlxf.agents.decision_transformer.heads import Head
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.decision_transformer.observations import ConditionedObservation, encode_observations
-from rlxf.agents.offline.algorithm import OfflineAlgorithm
+from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
+from rlxf.agents.offline.heads import Head
+from rlxf.agents.offline.observations import ConditionedObservation, encode_observations
 from rlxf.attention.heads.base import Datastore
 from rlxf.data import Trajectories, Windows, action_encoder
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
 
 
-class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, OfflineAlgorithm):
+class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgorithm):
     """Part of `DecisionTransformer` that acts, conditioned on a target return."""
 
     policy: DecisionTransformerModel

@@ -12,8 +12,8 @@ from rlxf.agents.common.arguments import check_state_layout, check_state_rows, c
 from rlxf.agents.common.cores import check_state, check_token_by_token
 from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.decision_transformer.model import DecisionTransformerConfig, DecisionTransformerModel
-from rlxf.agents.decision_transformer.observations import ConditionedObservation
 from rlxf.agents.offline.config import DatasetInfo
+from rlxf.agents.offline.observations import ConditionedObservation
 from rlxf.agents.offline.trajectory_model import TOKENS_PER_STEP, ContextWindow
 from rlxf.attention import State, TransformerSpec
 from rlxf.attention.cache import KVCache

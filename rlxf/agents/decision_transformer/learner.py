@@ -1,6 +1,5 @@
 """Decision Transformer algorithm: settings, offline training, distillation and calibration."""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +18,6 @@ from rlxf.agents.common.weights import transfer_weights
 from rlxf.agents.decision_transformer.calibration import measure_exits
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
 from rlxf.agents.decision_transformer.episode_context import EpisodeModel
-from rlxf.agents.decision_transformer.heads import Imitation, Objective
 from rlxf.agents.decision_transformer.model import (
     CONTEXTS,
     ContextKind,
@@ -28,7 +26,8 @@ from rlxf.agents.decision_transformer.model import (
     decision_transformer,
 )
 from rlxf.agents.decision_transformer.online_finetuning import OnlineFinetuning
-from rlxf.agents.offline.algorithm import OfflineAlgorithm
+from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
+from rlxf.agents.offline.heads import Imitation, Objective
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_choice, check_int
@@ -138,7 +137,7 @@ class DecisionTransformer(OnlineFinetuning):
         if env is not None:
             self.set_env(env)
 
-    def load_pretrained(self, source: "OfflineAlgorithm | GTrXLPPO") -> Self:
+    def load_pretrained(self, source: "TrajectoryAlgorithm | GTrXLPPO") -> Self:
         """Copy the weights of another model, before `learn`. Heads are not copied.
 
         A `MaskedPretraining` or a `DecisionTransformer` gives transformer, token embeddings and feature
@@ -152,7 +151,7 @@ class DecisionTransformer(OnlineFinetuning):
                 causal, memory, pattern and dropout.
         """
         check_no_datastore(self.datastore)
-        if isinstance(source, OfflineAlgorithm):
+        if isinstance(source, TrajectoryAlgorithm):
             self._check_weights_fit(source)
             transfer_weights(source, self.policy, ("transformer", "tokens", "features"))
             assert source.return_scale is not None
@@ -162,7 +161,7 @@ class DecisionTransformer(OnlineFinetuning):
         reset_calibration(self.policy.transformer)
         return self
 
-    def _check_weights_fit(self, source: OfflineAlgorithm) -> None:
+    def _check_weights_fit(self, source: TrajectoryAlgorithm) -> None:
         """Raise ValueError unless both agents have equal spaces and the same ``episode_length``."""
         for kind, mismatch in source.dataset_info.space_mismatches(self.dataset_info):
             raise ValueError(
@@ -271,38 +270,3 @@ class DecisionTransformer(OnlineFinetuning):
         windows = Windows(data, 1, burn_in=self.context_length + self.policy.burn_in_steps - 1)
         generator = torch.Generator().manual_seed(self.seed or 0)
         return measure_exits(self.policy.eval(), windows, thresholds, steps, generator)
-
-    @classmethod
-    def load(  # type: ignore[override]
-        cls,
-        path: str | os.PathLike[str],
-        dataset: Dataset | Sequence[Dataset] | Trajectories | None = None,
-        env: VecEnv | None = None,
-        device: torch.device | str = "auto",
-        sha256: str | None = None,
-        **settings: Any,
-    ) -> Self:
-        """Load an agent that `save` wrote.
-
-        Args:
-            path: path of the file; ".zip" is added if it has no suffix.
-            dataset: training data; None to predict and evaluate only.
-            env: as in the constructor.
-            device: "auto", "cpu" or "cuda".
-            sha256: expected SHA-256 of the file in hexadecimal digits, from a trusted source. It is compared
-                before anything is parsed. None to accept any file.
-            settings: arguments of the constructor that override the file's. ``trust`` and
-                ``tensorboard_log`` are never taken from the file. SB3's ``custom_objects`` may contain them,
-                too; ``print_system_info`` prints the versions of this machine.
-
-        Raises:
-            FileNotFoundError: if the file does not exist.
-            CheckpointError: if it is truncated, altered or of a different format.
-            DatasetError: if the dataset's spaces differ from the checkpoint's.
-            ValueError: if the device does not exist.
-            TypeError: if the constructor has no such argument.
-        """
-        agent = super().load(path, dataset, device, sha256, **settings)
-        if env is not None:
-            agent.set_env(env)
-        return agent

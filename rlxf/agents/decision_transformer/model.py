@@ -1,8 +1,7 @@
 """Decision Transformer model: configuration and presets, from steps to actions."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -11,12 +10,13 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from rlxf.agents.common.calibration import check_exit_confidence
-from rlxf.agents.decision_transformer.heads import Head, MaximumEntropy, Objective, objective_from_json
-from rlxf.agents.decision_transformer.observations import ConditionedObservation
-from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
+from rlxf.agents.offline.config import Converter, DatasetInfo
+from rlxf.agents.offline.heads import Head, MaximumEntropy, Objective, objective_from_json
+from rlxf.agents.offline.observations import ConditionedObservation
 from rlxf.agents.offline.trajectory_model import (
     TOKENS_PER_STEP,
     ContextWindow,
+    TrajectoryConfig,
     TrajectoryModel,
     WindowLayout,
     check_context,
@@ -36,11 +36,14 @@ CONTEXTS = get_args(ContextKind)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecisionTransformerConfig(OfflineConfig):
+class DecisionTransformerConfig(TrajectoryConfig):
     """Arguments of `DecisionTransformer` that its checkpoints hold."""
 
-    BOUNDS: ClassVar[dict[str, Rule]] = OfflineConfig.BOUNDS | {
+    BOUNDS: ClassVar[dict[str, Rule]] = TrajectoryConfig.BOUNDS | {
         "context": Rule(" or ".join(map(repr, CONTEXTS)), lambda value: value in CONTEXTS)
+    }
+    JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = TrajectoryConfig.JSON | {
+        "objective": (technique_to_json, objective_from_json)
     }
     context: ContextKind
     objective: Objective
@@ -59,15 +62,6 @@ class DecisionTransformerConfig(OfflineConfig):
                 "a Decision Transformer is autoregressive: its core needs causal=True and cross_attention="
                 f"False, got causal={self.core.causal}, cross_attention={self.core.cross_attention}"
             )
-
-    def to_json(self) -> dict[str, Any]:
-        """See `OfflineConfig`."""
-        return super().to_json() | {"objective": technique_to_json(self.objective)}
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """See `OfflineConfig`."""
-        return super().from_json({**stored, "objective": objective_from_json(stored["objective"])})
 
 
 def decision_transformer(

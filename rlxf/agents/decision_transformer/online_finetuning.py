@@ -1,25 +1,22 @@
-"""Environments of a Decision Transformer: evaluation environments, and online fine-tuning in them."""
+"""Online fine-tuning of a Decision Transformer in environments."""
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import safe_mean
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
+from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.arguments import SB3_ONLINE_ARGUMENTS, reject_unknown_arguments
 from rlxf.agents.decision_transformer.acting import ReturnConditionedPolicy
-from rlxf.agents.decision_transformer.heads import StochasticHead
 from rlxf.agents.decision_transformer.online_rounds import (
     ONLINE,
     EpisodeCollector,
@@ -27,139 +24,22 @@ from rlxf.agents.decision_transformer.online_rounds import (
     ReplayBuffer,
     read_online_run,
 )
-from rlxf.agents.offline.algorithm import OfflineAlgorithm
+from rlxf.agents.offline.agent import ReturnConditionedAgent
 from rlxf.agents.offline.checkpoint import restore_training_state
-from rlxf.agents.offline.config import check_sizes, warn_on_version_mismatch
+from rlxf.agents.offline.config import check_sizes
+from rlxf.agents.offline.heads import StochasticHead
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
-from rlxf.data import DatasetError, ReferenceScores, Windows, check_spaces_match
-from rlxf.envs.make import make_vec_env, make_vec_env_from
+from rlxf.envs.make import make_vec_env
 from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, watch_processes
-from rlxf.envs.specs import make_single
 from rlxf.envs.vector import as_vec_env
-from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
+from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors
 
 
-class EvaluationEnvironments(OfflineAlgorithm):
-    """Part of `DecisionTransformer` that makes and checks environments for evaluation and callbacks."""
-
-    trust: bool
-    _warned_versions: set[str]
-    """Ids of environments for which a warning about a different version was given."""
-
-    def make_env(
-        self,
-        n_envs: int,
-        seed: int | None = None,
-        env_kwargs: dict[str, Any] | None = None,
-        view: Callable[[gymnasium.Env], gymnasium.Env] | None = None,
-    ) -> VecEnv:
-        """Make the evaluation environments that the dataset names, without the wrapper `ReturnToGo`.
-
-        The environment is looked up by its id in Gymnasium's registry. The rest of the dataset's description
-        (entry point, arguments, wrappers) is used if the agent was built or loaded with ``trust=True``.
-
-        Args:
-            n_envs: number of environments, at least 1.
-            seed: environment i gets seed + i; None for random seeds.
-            env_kwargs: arguments of the environment that override those of the dataset.
-            view: wrapper around each environment; None for none.
-
-        Raises:
-            ValueError: if the dataset names no environment, the environment is not registered, or the
-                dataset gives arguments or wrappers that are not trusted; the message names them.
-            DatasetError: if the environment's spaces differ from those of the dataset.
-            TypeError: if a space is not supported, or the environment does not accept ``env_kwargs``.
-        """
-        check_sizes(n_envs=n_envs)
-        spec = self._env_spec(env_kwargs or {})
-        if spec is None:
-            raise ValueError(
-                f"dataset {', '.join(self.dataset_info.dataset_ids)} does not name its environment: "
-                f"pass one, for example evaluate(agent, env='CartPole-v1')"
-            )
-        make = partial(make_single, spec, **(env_kwargs or {}))
-        env = make_vec_env_from(make, n_envs, seed, view)
-        try:
-            self.check_env(env)
-        except DatasetError:
-            env.close()
-            raise
-        return env
-
-    def _env_spec(self, given: Collection[str]) -> EnvSpec | None:
-        """Return the spec of the evaluation environment; with trust, the dataset's own, which names code."""
-        if self.trust and self.trajectories is not None:
-            return self.trajectories.eval_env_spec
-        return self.dataset_info.env_spec(self.trust, given)
-
-    def check_env(self, env: VecEnv) -> None:
-        """Raise DatasetError unless the environments, without `ReturnToGo`, have the spaces of the dataset.
-
-        Warns:
-            UserWarning: once, if they are a different version of the dataset's environment.
-        """
-        wrapper = unwrap_vec_wrapper(env, ReturnToGo)
-        unwrapped = env if wrapper is None else wrapper.venv
-        check_spaces_match(self.dataset_info, unwrapped.observation_space, unwrapped.action_space)
-        warn_on_version_mismatch(self.dataset_info.env_id, unwrapped, self._warned_versions)
-
-    @property
-    def return_range(self) -> tuple[float, float]:
-        """Smallest and largest return of an episode in the dataset."""
-        return self.dataset_info.return_range
-
-    @property
-    def reference_scores(self) -> ReferenceScores | None:
-        """Scores for the normalization of returns; None if there are none."""
-        return self.dataset_info.reference_scores
-
-    def set_env(self, env: VecEnv, force_reset: bool = True) -> None:  # type: ignore[override]
-        """Set the environment for callbacks, wrapped in `rlxf.envs.ReturnToGo`.
-
-        Raises:
-            TypeError: if it is not a VecEnv with that wrapper.
-            DatasetError: if its spaces differ from those of the dataset.
-        """
-        if not isinstance(env, VecEnv) or not is_return_conditioned(env.observation_space):
-            raise TypeError(
-                f"{env!r} is not a return-conditioned VecEnv: make a VecEnv, e.g. "
-                f"rlxf.envs.make_vec_env(id, n_envs), and wrap it, rlxf.envs.ReturnToGo(env, target_return)"
-            )
-        self.check_env(env)
-        self.env, self.n_envs = env, env.num_envs
-
-    def _learn(
-        self, update: OfflineUpdate, windows: Windows, steps: int, callback: MaybeCallback, *others: Any
-    ) -> Self:
-        """Run `OfflineAlgorithm._learn` with an environment set, which SB3's `EvalCallback` needs.
-
-        If the agent has none, it is the environment of the first `EvalCallback`.
-        """
-        before = self.env
-        eval_envs = [] if before is not None else [each.eval_env for each in find_eval_callbacks(callback)]
-        try:
-            for env in eval_envs[:1]:
-                self.set_env(env)
-            return super()._learn(update, windows, steps, callback, *others)
-        finally:
-            self.env = before
-
-
-def find_eval_callbacks(callback: Any) -> Iterator[EvalCallback]:
-    """Yield each ``EvalCallback`` of SB3 in a callback, a list of callbacks or nested callbacks."""
-    if isinstance(callback, EvalCallback):
-        yield callback
-    inner = callback if isinstance(callback, list) else getattr(callback, "callbacks", ())
-    for each in (*inner, getattr(callback, "callback", None)):
-        if each is not None:
-            yield from find_eval_callbacks(each)
-
-
-class OnlineFinetuning(ReturnConditionedPolicy, EvaluationEnvironments):
+class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
     """Part of `DecisionTransformer` that continues the training in environments."""
 
     _rounds: OnlineRounds | None = None

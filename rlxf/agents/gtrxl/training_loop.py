@@ -188,9 +188,8 @@ class TrainingLoop(GTrXLAgent):
             self._resume(run)
             total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False
         done = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates}
-        sync_processes(
-            self.ranks, self.core, self.policy, self.order, self.set_logger, **done, n_envs=self.n_envs
-        )
+        self.core.kernel.check_processes(self.ranks.world_size)
+        sync_processes(self.ranks, self.policy, self.order, self.set_logger, **done, n_envs=self.n_envs)
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )

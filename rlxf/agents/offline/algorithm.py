@@ -4,10 +4,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
@@ -16,9 +14,10 @@ from stable_baselines3.common.utils import configure_logger, update_learning_rat
 from rlxf.agents.common import arguments
 from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, read_agent_archive
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
-from rlxf.agents.common.weights import core_error_context, sync_processes
+from rlxf.agents.common.weights import sync_processes
 from rlxf.agents.offline import checkpoint
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig, check_no_policy, check_sizes
+from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.optimizer_step import OfflineUpdate, ProgressBar, make_optimizer, warmup_factor
 from rlxf.agents.offline.trajectory_model import TrajectoryModel
 from rlxf.attention import TransformerSpec
@@ -48,21 +47,20 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
     NAME: ClassVar[str]
     """Name of the algorithm in files and logs."""
     config_class: ClassVar[type[OfflineConfig]]
-    policy_class: type[TrajectoryModel]  # type: ignore[assignment]
-    policy: TrajectoryModel  # type: ignore[assignment]
+    progress_unit: ClassVar[str] = "update"
+    """Unit of ``num_timesteps``, for titles."""
+    policy_class: type[OfflineModel]  # type: ignore[assignment]
+    policy: OfflineModel  # type: ignore[assignment]
     optimizer: torch.optim.AdamW
-    core: TransformerSpec
     context_length: int
     batch_size: int
     weight_decay: float
     warmup_updates: int | None
     max_grad_norm: float
-    return_scale: float | None
-    episode_length: int | None
 
     def __init__(
         self,
-        policy_class: type[TrajectoryModel],
+        policy_class: type[OfflineModel],
         dataset: Dataset | Sequence[Dataset] | Trajectories | None,
         config: OfflineConfig,
         download: bool,
@@ -104,10 +102,7 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
         """Set the training data, and derive from it the settings that are None."""
         self.dataset_info = DatasetInfo.of(trajectories)
         self.trajectories = trajectories
-        if self.return_scale is None:
-            self.return_scale = float(np.std(trajectories.return_to_go, dtype=np.float64)) or 1.0
-        if self.episode_length is None:
-            self.episode_length = int(trajectories.lengths.max())
+        vars(self).update(self.config.settings_from_data(trajectories))
 
     def _setup_model(self) -> None:
         info, data = self.dataset_info, self.trajectories
@@ -118,15 +113,9 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
         normalization = info.uninitialized_normalization() if data is None else data.normalization()
         self.policy = self.policy_class(info, normalization, self.config).to(self.device)
         if data is not None:
-            self._check_core(data)
+            self.policy.check_data(data, self.device)
         self.optimizer = make_optimizer(self.policy, self.lr_schedule(1), self.weight_decay)
         self._update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
-
-    @torch.no_grad()
-    def _check_core(self, data: Trajectories) -> None:
-        """Run a forward pass on a full window, so that an unsuitable core raises its ValueError early."""
-        steps = self.policy.eval().steps(self.windows(data).starting_at([0]).to(self.device))
-        self.policy.outputs(replace(steps, mask=torch.ones_like(steps.mask)))
 
     @arguments.reject_unknown_arguments(arguments.SB3_LEARN_ARGUMENTS)
     def learn(
@@ -191,7 +180,8 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
             self._restore(run)
             steps, reset_num_timesteps = steps - self.num_timesteps, False
         counts = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates, "steps": steps}
-        sync_processes(self.ranks, self.core, self.policy, self.generator, self.set_logger, **counts)
+        self.policy.check_processes(self.ranks.world_size)
+        sync_processes(self.ranks, self.policy, self.generator, self.set_logger, **counts)
         total_timesteps, callback = self._setup_learn(
             steps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
@@ -327,7 +317,7 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
         sha256: str | None = None,
         **settings: Any,
     ) -> Self:
-        """Load an agent that `save` wrote; arguments and errors as in `rlxf.DecisionTransformer.load`."""
+        """Load an agent that `save` wrote; arguments and errors as in `OfflineAgent.load`."""
         arguments.check_device(device)
         settings = arguments.load_settings(settings)
         archive = read_agent_archive(path, cls.NAME, checkpoint.GROUPS, sha256)
@@ -341,12 +331,12 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
             agent._setup_model()
             return agent
 
-        with core_error_context(own.core, settings.get("core")):
+        with own.load_error_context(settings):
             with checkpoint_errors_unless_overridden(settings):
                 check_buildable(
                     lambda: build("meta", verbose=0).policy,
                     archive.tensors["policy"],
-                    checkpoint.inference_memory(archive, stored),
+                    cls.config_class.of(stored).inference_memory(checkpoint.read_dataset_info(archive)),
                 )
                 agent: Self = build(device)
             agent._restore(archive)
@@ -357,3 +347,12 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "optimizer"], []
+
+
+class TrajectoryAlgorithm(OfflineAlgorithm):
+    """`OfflineAlgorithm` whose model is a transformer over trajectories."""
+
+    policy: TrajectoryModel
+    core: TransformerSpec
+    return_scale: float | None
+    episode_length: int | None

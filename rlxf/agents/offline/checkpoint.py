@@ -1,27 +1,20 @@
 """Checkpoint files of offline agents, and the resumption of their training."""
 
-import math
 import os
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 
-from rlxf.agents.common.actions import action_encoder
 from rlxf.agents.common.checkpoint import (
     check_resumable,
     check_same_settings,
     check_unfinished,
     newest_checkpoint_file,
     read_agent_archive,
-    state_memory,
     stored_settings,
-    window_memory,
 )
-from rlxf.agents.common.weights import check_stored_parameters
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
-from rlxf.agents.offline.trajectory_model import memory_steps
 from rlxf.training import Archive, ResumeError, states
 from rlxf.training.compat import VERSION, checkpoint_errors
 
@@ -70,7 +63,7 @@ def read_config(archive: Archive, config: type[Config]) -> Config:
         CheckpointError: if the configuration lacks an argument of the file, or a value is invalid.
     """
     stored = config.from_json(stored_settings(archive, config.rules()))
-    states.check_layers(stored.core.distinct_layers, archive.tensors["policy"])
+    states.check_layers(stored.layers, archive.tensors["policy"])
     return stored
 
 
@@ -80,22 +73,6 @@ def read_dataset_info(archive: Archive) -> DatasetInfo:
     return DatasetInfo.from_json(archive.documents["agent"]["dataset_info"], archive.tensor_bytes)
 
 
-def inference_memory(archive: Archive, settings: Mapping[str, Any]) -> dict[str, int]:
-    """Return upper bounds on the bytes of memory that an agent with these settings needs to act, by purpose.
-
-    Args:
-        archive: checkpoint; its dataset information gives the spaces.
-        settings: arguments of the constructor.
-    """
-    info, core = read_dataset_info(archive), settings["core"]
-    numbers = math.prod(info.encoder.shape) + action_encoder(info.action_space).width
-    steps = settings["context_length"] + memory_steps(core)
-    return {
-        "acting with the core's memory": state_memory(core),
-        "the context of an episode": window_memory(steps, numbers, core.width),
-    }
-
-
 def restore(update: OfflineUpdate, generator: torch.Generator, archive: Archive) -> None:
     """Load weights, optimizer state and generator of batches.
 
@@ -103,7 +80,7 @@ def restore(update: OfflineUpdate, generator: torch.Generator, archive: Archive)
         CheckpointError: if a tensor does not fit the model, or would make a recurrent state overflow.
     """
     states.check_weights_fit(update.model, archive.tensors["policy"], "policy")
-    check_stored_parameters(update.model, archive.tensors["policy"])
+    update.model.check_stored_parameters(archive.tensors["policy"])
     updates = archive.documents["agent"]["progress"]["_n_updates"]
     update.model.load_state_dict(archive.tensors["policy"])
     optimizer = states.optimizer_state(update.optimizer, archive.tensors["optimizer"], updates)

@@ -2,7 +2,9 @@
 
 import sys
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -14,7 +16,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
 from rlxf.agents.common.checkpoint import SEED_RULE, setting_rules
-from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_int
 from rlxf.data import DatasetError, ReferenceScores, Trajectories, observation_encoder
 from rlxf.data.encoders import ImageEncoder, VectorEncoder
@@ -207,17 +208,15 @@ def warn_on_version_mismatch(data_env: str | None, env: VecEnv, warned: set[str]
     )
 
 
-EXCLUDED_FROM_HPARAMS = ("verbose", "core")
-"""Arguments that the logged hyperparameters omit or replace by their contents."""
 Plain = bool | int | float | str
+Converter = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineConfig:
     """Arguments of the constructor of an offline agent that its checkpoints hold.
 
-    The meaning of each argument is that of `rlxf.DecisionTransformer`. ``return_scale`` and
-    ``episode_length`` may be None until the dataset is known.
+    The meaning of each argument is that of `rlxf.DecisionTransformer`.
     """
 
     BOUNDS: ClassVar[dict[str, Rule]] = {
@@ -226,12 +225,14 @@ class OfflineConfig:
         "weight_decay": number(0),
         "warmup_updates": whole(0) | NOTHING,
         "max_grad_norm": number(above=0),
-        "return_scale": number(above=0),
-        "episode_length": whole(1),
         "seed": SEED_RULE,
         "verbose": whole(0),
     }
     """Ranges of stored numbers; the annotations define the types of the other settings."""
+    JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = {
+        "learning_rate": (schedule_to_json, schedule_from_json)
+    }
+    """Settings that are not JSON values: name -> conversion to JSON, and back."""
 
     context_length: int
     learning_rate: float | Schedule
@@ -239,11 +240,20 @@ class OfflineConfig:
     weight_decay: float
     warmup_updates: int | None
     max_grad_norm: float
-    return_scale: float | None
-    episode_length: int | None
-    core: TransformerSpec
     verbose: int
     seed: int | None
+
+    @property
+    @abstractmethod
+    def layers(self) -> int:
+        """Number of layers with weights of their own, a lower bound on the number of stored tensors."""
+
+    @abstractmethod
+    def inference_memory(self, info: DatasetInfo) -> dict[str, int]:
+        """Return upper bounds on the bytes of memory that an agent needs to act, by purpose.
+
+        The weights are not included.
+        """
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:
@@ -259,24 +269,32 @@ class OfflineConfig:
         """
         rate = self.learning_rate(1.0) if callable(self.learning_rate) else self.learning_rate
         values = vars(self) | {"learning_rate": rate}
-        check_sizes(**{name: values[name] for name in ("context_length", "batch_size", "episode_length")})
+        check_sizes(context_length=self.context_length, batch_size=self.batch_size)
         for name in ("learning_rate", "weight_decay", "warmup_updates"):
             if values[name] is not None and not 0 <= values[name] < float("inf"):
                 raise ValueError(f"{name} must be finite and at least 0, got {values[name]}")
-        for name in ("max_grad_norm", "return_scale"):
-            if values[name] is not None and not 0 < values[name] < float("inf"):
-                raise ValueError(f"{name} must be finite and more than 0, got {values[name]}")
+        check_positive("max_grad_norm", self.max_grad_norm)
+
+    def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
+        """Return the settings that are None and follow from the training data, with their values."""
+        return {}
+
+    def load_error_context(self, changes: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Return a context manager that adds causes to errors of loading a checkpoint with these settings.
+
+        Args:
+            changes: settings passed to ``load``, which replace those of the file.
+        """
+        return nullcontext()
 
     def to_json(self) -> dict[str, Any]:
         """Return the configuration as JSON data."""
-        rate = schedule_to_json(self.learning_rate)
-        return vars(self) | {"core": self.core.to_dict(), "learning_rate": rate}
+        return vars(self) | {name: to(getattr(self, name)) for name, (to, _) in self.JSON.items()}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """Restore the configuration from the result of `to_json`."""
-        core, rate = TransformerSpec.from_dict(stored["core"]), schedule_from_json(stored["learning_rate"])
-        return cls(**{**stored, "core": core, "learning_rate": rate})
+        return cls(**{**stored, **{name: back(stored[name]) for name, (_, back) in cls.JSON.items()}})
 
     @classmethod
     def rules(cls) -> dict[str, Rule]:
@@ -286,19 +304,20 @@ class OfflineConfig:
     def hyperparameters(self, algorithm: str, info: DatasetInfo) -> dict[str, Plain]:
         """Return hyperparameters, defaults included, as numbers or short texts for TensorBoard's HParams tab.
 
-        In addition to the configuration: algorithm, datasets, environment and the fields of the core.
+        In addition to the configuration: algorithm, datasets and environment.
         """
-        values = {name: value for name, value in vars(self).items() if name not in EXCLUDED_FROM_HPARAMS}
-        values |= {field.name: getattr(self.core, field.name) for field in fields(self.core)}
-        values |= {
+        values = self._loggable_settings() | {
             "algorithm": algorithm,
             "dataset": ", ".join(info.dataset_ids),
             "env": info.env_id,
             "learning_rate": schedule_to_text(self.learning_rate),
-            "feed_forward": self.core.inner_width,
         }
         stated = {name: value for name, value in values.items() if value is not None}
         return {name: value if isinstance(value, Plain) else repr(value) for name, value in stated.items()}
+
+    def _loggable_settings(self) -> dict[str, Any]:
+        """Return the settings that `hyperparameters` contain."""
+        return {name: value for name, value in vars(self).items() if name != "verbose"}
 
 
 def check_sizes(**sizes: int | None) -> None:
@@ -311,6 +330,12 @@ def check_sizes(**sizes: int | None) -> None:
     for name, value in sizes.items():
         if value is not None:
             check_int(name, value, most=sys.maxsize)
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Raise ValueError unless the setting is None, or a finite number of more than 0."""
+    if value is not None and not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be finite and more than 0, got {value}")
 
 
 def check_no_policy(dataset: Any) -> None:

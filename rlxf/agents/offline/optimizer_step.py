@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from stable_baselines3.common.callbacks import ProgressBarCallback
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlxf.agents.common.numerics import clip_grad_norm_checked
-from rlxf.agents.offline.trajectory_model import TrajectoryModel
+from rlxf.agents.offline.model import OfflineModel
 from rlxf.training.distributed import process_group
 from rlxf.training.process_group import ProcessGroup
 
@@ -28,7 +28,7 @@ class OfflineUpdate:
         ranks: process group of data-parallel training; each rank processes its part of a batch.
     """
 
-    model: TrajectoryModel
+    model: OfflineModel
     optimizer: torch.optim.Optimizer
     max_grad_norm: float
     ranks: ProcessGroup = field(default_factory=process_group)
@@ -57,7 +57,7 @@ class OfflineUpdate:
         weights, *others = (group["params"] for group in self.optimizer.param_groups)
         norm = clip_grad_norm_checked(parts, self.model, weights, self.max_grad_norm, chain(*others))
         self.optimizer.step()
-        self.model.transformer.after_update()
+        self.model.after_update()
         return norm
 
     def pop_metric_means(self) -> dict[str, float]:
@@ -80,7 +80,7 @@ def warmup_factor(update: int, updates: int) -> float:
     return min(1.0, (update + 1) / max(1, updates))
 
 
-def make_optimizer(model: TrajectoryModel, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
     """Create AdamW; the dual variable of the entropy is excluded from weight decay and gradient clipping."""
     weights = dict(model.named_parameters())
     dual = [weights.pop(name) for name in list(weights) if name.endswith("log_temperature")]

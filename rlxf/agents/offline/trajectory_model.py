@@ -1,31 +1,96 @@
-"""Transformer over trajectories: context windows, their tokens, and the outputs."""
+"""Transformer over trajectories: settings, context windows, their tokens, and the outputs."""
 
-from abc import ABC, abstractmethod
+import math
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from gymnasium import spaces
-from stable_baselines3.common.torch_layers import NatureCNN
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder
 from rlxf.agents.common.arguments import check_state_rows, check_state_type
+from rlxf.agents.common.checkpoint import state_memory, window_memory
 from rlxf.agents.common.numerics import check_outputs
-from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
+from rlxf.agents.common.weights import check_stored_parameters, core_error_context
+from rlxf.agents.offline.config import Converter, DatasetInfo, OfflineConfig, check_positive, check_sizes
+from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
 from rlxf.attention import TokenIndex, Transformer, TransformerSpec
 from rlxf.attention.modules import Dropout
 from rlxf.attention.recurrent.base import RecurrentMixer
 from rlxf.attention.token_index import EMPTY
 from rlxf.data import Trajectories, WindowBatch, Windows
+from rlxf.training.compat import Rule, number, whole
 
 INITIAL_STD = 0.02
 """Standard deviation of the initial weights, as in GPT-2."""
 TOKENS_PER_STEP = 3
 """Number of tokens of a step: return-to-go, state, action."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryConfig(OfflineConfig):
+    """Arguments of an agent with a transformer over trajectories that its checkpoints hold.
+
+    ``return_scale`` and ``episode_length`` may be None until the dataset is known.
+    """
+
+    BOUNDS: ClassVar[dict[str, Rule]] = OfflineConfig.BOUNDS | {
+        "return_scale": number(above=0),
+        "episode_length": whole(1),
+    }
+    JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = OfflineConfig.JSON | {
+        "core": (TransformerSpec.to_dict, TransformerSpec.from_dict)
+    }
+    return_scale: float | None
+    episode_length: int | None
+    core: TransformerSpec
+
+    @property
+    def layers(self) -> int:
+        """Number of layers of the core with weights of their own."""
+        return self.core.distinct_layers
+
+    def inference_memory(self, info: DatasetInfo) -> dict[str, int]:
+        """See `OfflineConfig`."""
+        numbers = math.prod(info.encoder.shape) + action_encoder(info.action_space).width
+        steps = self.context_length + memory_steps(self.core)
+        return {
+            "acting with the core's memory": state_memory(self.core),
+            "the context of an episode": window_memory(steps, numbers, self.core.width),
+        }
+
+    def check(self) -> None:
+        """Check all numbers; errors as in `OfflineConfig`."""
+        super().check()
+        check_sizes(episode_length=self.episode_length)
+        check_positive("return_scale", self.return_scale)
+
+    def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
+        """Return the scale of returns, and the number of time-step embeddings."""
+        derived = {
+            "return_scale": default_return_scale(data),
+            "episode_length": int(data.lengths.max()),
+        }
+        return {name: value for name, value in derived.items() if getattr(self, name) is None}
+
+    def load_error_context(self, changes: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Return a context manager that names the first difference of a passed core from the stored one."""
+        return core_error_context(self.core, changes.get("core"))
+
+    def _loggable_settings(self) -> dict[str, Any]:
+        own = {name: value for name, value in super()._loggable_settings().items() if name != "core"}
+        core = {field.name: getattr(self.core, field.name) for field in fields(self.core)}
+        return own | core | {"feed_forward": self.core.inner_width}
+
+
+def default_return_scale(data: Trajectories) -> float:
+    """Return the population standard deviation of the return-to-go over all steps; 1 if it is 0."""
+    return float(np.std(data.return_to_go, dtype=np.float64)) or 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,40 +192,6 @@ def check_context(state: ContextWindow, layout: WindowLayout, batch: int, device
             )
 
 
-MIN_IMAGE_SIZE = 36
-"""Smallest height and width, in pixels, of an image for SB3's `NatureCNN`."""
-
-
-class ObservationFeatures(nn.Module):
-    """Features ``extractor(normalization(observation))``.
-
-    The extractor is the identity for vectors. Images of at least 36 x 36 pixels pass through SB3's
-    `NatureCNN` (Mnih et al. 2015); smaller images are flattened.
-
-    Args:
-        shape: shape of one encoded observation, (D,) or (C, H, W).
-        normalization: normalization layer of observations.
-    """
-
-    def __init__(self, shape: tuple[int, ...], normalization: nn.Module):
-        super().__init__()
-        self.axes = len(shape)
-        self.normalization = normalization
-        self.extractor: nn.Module = nn.Flatten()
-        self.width = int(np.prod(shape))
-        if len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIZE:
-            self.extractor = NatureCNN(spaces.Box(0, 255, shape, np.uint8))
-            self.width = self.extractor.features_dim
-
-    def forward(self, observations: Tensor) -> Tensor:
-        """Extract features (B, W, F) from observations (B, W, D) or (B, W, C, H, W)."""
-        normalized = self.normalization(observations)
-        if self.axes == 1:
-            return normalized
-        features: Tensor = self.extractor(normalized.flatten(0, 1))
-        return features.unflatten(0, observations.shape[:2])
-
-
 class StepTokens(nn.Module):
     r"""Tokens ``LN(W_R R_t / scale + w(t)), LN(W_s s_t + w(t)), LN(W_a a_t + w(t))`` of consecutive steps.
 
@@ -174,7 +205,7 @@ class StepTokens(nn.Module):
         config: arguments of the agent, with ``return_scale`` and ``episode_length``.
     """
 
-    def __init__(self, features: int, actions: BoxActions | DiscreteActions, config: OfflineConfig):
+    def __init__(self, features: int, actions: BoxActions | DiscreteActions, config: TrajectoryConfig):
         super().__init__()
         assert config.return_scale is not None
         assert config.episode_length is not None
@@ -207,7 +238,7 @@ class StepTokens(nn.Module):
         return token
 
 
-class TrajectoryModel(nn.Module, ABC):
+class TrajectoryModel(OfflineModel):
     """Base class of models ``steps -> tokens -> transformer``; subclasses add heads.
 
     Args:
@@ -216,7 +247,7 @@ class TrajectoryModel(nn.Module, ABC):
         config: arguments of the agent, with ``return_scale`` and ``episode_length``.
     """
 
-    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: OfflineConfig):
+    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: TrajectoryConfig):
         super().__init__()
         self.context_length, self.burn_in_steps = config.context_length, memory_steps(config.core)
         self.features = ObservationFeatures(info.encoder.shape, normalization)
@@ -242,13 +273,23 @@ class TrajectoryModel(nn.Module, ABC):
     def outputs(self, steps: ContextWindow) -> Tensor:
         """Return the transformer outputs that are the inputs of the heads."""
 
-    @abstractmethod
-    def losses(self, batch: Any) -> dict[str, Tensor]:
-        """Return the "loss" and its parts for a batch."""
+    @torch.no_grad()
+    def check_data(self, data: Trajectories, device: torch.device) -> None:
+        """Run a forward pass on a full window, so that an unsuitable core raises its ValueError early."""
+        steps = self.eval().steps(self.windows(data).starting_at([0]).to(device))
+        self.outputs(replace(steps, mask=torch.ones_like(steps.mask)))
 
-    @abstractmethod
-    def loss_count(self, batch: Any) -> Tensor:
-        """Return the number of steps or tokens over which the `losses` of a batch are averaged, a scalar."""
+    def check_processes(self, world_size: int) -> None:
+        """Raise ValueError if the kernel of the core does not support this number of processes."""
+        self.transformer.spec.kernel.check_processes(world_size)
+
+    def check_stored_parameters(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise CheckpointError if tensors of a file would make a recurrent state overflow."""
+        check_stored_parameters(self, tensors)
+
+    def after_update(self) -> None:
+        """Update the state of techniques that depends on the weights."""
+        self.transformer.after_update()
 
     def check_outputs(self, outputs: Tensor, inputs: Mapping[str, Any], output_slice: slice) -> None:
         """Raise NumericalError if outputs are not finite; the message names the layer and the cause.

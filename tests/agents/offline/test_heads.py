@@ -9,7 +9,7 @@ from torch import distributions
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions
 from rlxf.agents.common.losses import cross_entropies, masked_mean
-from rlxf.agents.decision_transformer.heads import (
+from rlxf.agents.offline.heads import (
     CategoricalHead,
     DeterministicHead,
     Imitation,

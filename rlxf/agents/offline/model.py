@@ -1,0 +1,80 @@
+"""Base class of the models of offline agents, and features of observations."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import NatureCNN
+from torch import Tensor, nn
+
+from rlxf.data import Trajectories, Windows
+
+
+class OfflineModel(nn.Module, ABC):
+    """Base class of models that `OfflineAlgorithm` trains on windows of trajectories."""
+
+    @abstractmethod
+    def windows(self, trajectories: Trajectories) -> Windows:
+        """Return the windows of trajectories that the model is trained on."""
+
+    @abstractmethod
+    def losses(self, batch: Any) -> dict[str, Tensor]:
+        """Return the "loss" and its parts for a batch."""
+
+    @abstractmethod
+    def loss_count(self, batch: Any) -> Tensor:
+        """Return the number of steps or tokens over which the `losses` of a batch are averaged, a scalar."""
+
+    def check_data(self, data: Trajectories, device: torch.device) -> None:  # optional
+        """Raise ValueError if the model cannot be trained on these data.
+
+        Args:
+            data: training data.
+            device: device of the model.
+        """
+
+    def check_processes(self, world_size: int) -> None:  # optional
+        """Raise ValueError if the model does not support this number of processes."""
+
+    def check_stored_parameters(self, tensors: Mapping[str, Tensor]) -> None:  # optional
+        """Raise CheckpointError if tensors of a file, by name, are finite but invalid for the model."""
+
+    def after_update(self) -> None:  # optional
+        """Update state that depends on the weights, after each optimizer step."""
+
+
+MIN_IMAGE_SIZE = 36
+"""Smallest height and width, in pixels, of an image for SB3's `NatureCNN`."""
+
+
+class ObservationFeatures(nn.Module):
+    """Features ``extractor(normalization(observation))``.
+
+    The extractor is the identity for vectors. Images of at least 36 x 36 pixels pass through SB3's
+    `NatureCNN` (Mnih et al. 2015); smaller images are flattened.
+
+    Args:
+        shape: shape of one encoded observation, (D,) or (C, H, W).
+        normalization: normalization layer of observations.
+    """
+
+    def __init__(self, shape: tuple[int, ...], normalization: nn.Module):
+        super().__init__()
+        self.axes = len(shape)
+        self.normalization = normalization
+        self.extractor: nn.Module = nn.Flatten()
+        self.width = int(np.prod(shape))
+        if len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIZE:
+            self.extractor = NatureCNN(spaces.Box(0, 255, shape, np.uint8))
+            self.width = self.extractor.features_dim
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Extract features (B, W, F) from observations (B, W, D) or (B, W, C, H, W)."""
+        normalized = self.normalization(observations)
+        if self.axes == 1:
+            return normalized
+        features: Tensor = self.extractor(normalized.flatten(0, 1))
+        return features.unflatten(0, observations.shape[:2])
