@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.agents.decision_transformer import DecisionTransformer
     from rlxf.agents.gtrxl import GTrXLPPO
+    from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
     from rlxf.agents.sb3 import import_sb3
     from rlxf.attention import TransformerSpec
     from rlxf.collection import collect
@@ -24,13 +25,24 @@ __version__ = version("rlxf")
 _MODULE_OF = {
     "GTrXLPPO": "rlxf.agents.gtrxl",
     "DecisionTransformer": "rlxf.agents.decision_transformer",
+    "BehaviorCloning": "rlxf.agents.mlp",
+    "ReturnConditionedMLP": "rlxf.agents.mlp",
     "TransformerSpec": "rlxf.attention",
     "evaluate": "rlxf.evaluation",
     "collect": "rlxf.collection",
     "import_sb3": "rlxf.agents.sb3",
 }
 
-__all__ = ["GTrXLPPO", "DecisionTransformer", "TransformerSpec", "evaluate", "collect", "import_sb3"]
+__all__ = [
+    "GTrXLPPO",
+    "DecisionTransformer",
+    "BehaviorCloning",
+    "ReturnConditionedMLP",
+    "TransformerSpec",
+    "evaluate",
+    "collect",
+    "import_sb3",
+]
 
 
 def exit_on_interrupt(*_: object) -> None:

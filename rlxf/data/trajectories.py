@@ -120,6 +120,18 @@ class Trajectories:
         """Return (sum of the rewards) of each episode, float32 (E,)."""
         return self.return_to_go[self.offsets[:-1]]
 
+    def best_episodes(self, share: float) -> NDArray[np.int64]:
+        """Return the numbers of the ``floor(share E)`` episodes with the highest returns, at least one.
+
+        They are in ascending order, int64 (n,). Of episodes with equal returns, earlier ones are chosen.
+        """
+        count = max(1, int(share * self.episodes + 1e-9))  # 0.29 * 100 is slightly less than 29
+        return np.sort(np.argsort(-self.returns, kind="stable")[:count])
+
+    def steps_of(self, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices of all steps of these episodes, in their order, int64 (n,)."""
+        return np.concatenate([np.arange(self.offsets[e], self.offsets[e + 1]) for e in episodes])
+
     @property
     def encoder(self) -> VectorEncoder | ImageEncoder:
         """Encoder of observations as rows."""
@@ -183,12 +195,19 @@ class Windows:
         length: number of steps K, at least 1; may exceed the longest episode.
         burn_in: number of additional steps before the start, as far as the episode has them, which fill a
             model's memory. Windows then have burn_in + K columns; the last step is in the last column.
+        episodes: numbers of the episodes from whose steps `draw` chooses, int64 (n,); None for all episodes.
 
     Raises:
         ValueError: if length is less than 1, or burn_in less than 0.
     """
 
-    def __init__(self, trajectories: Trajectories, length: int, burn_in: int = 0):
+    def __init__(
+        self,
+        trajectories: Trajectories,
+        length: int,
+        burn_in: int = 0,
+        episodes: NDArray[np.int64] | None = None,
+    ):
         for name, value, least in (("length", length, 1), ("burn_in", burn_in, 0)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -196,6 +215,7 @@ class Windows:
         self.length = length
         self.burn_in = burn_in
         self._columns = np.arange(-(burn_in + length), 0)
+        self._drawable = None if episodes is None else trajectories.steps_of(episodes)
 
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> WindowBatch:
         """Sample ``batch_size`` windows with a CPU generator; None for torch's global generator."""
@@ -203,7 +223,10 @@ class Windows:
 
     def draw(self, batch_size: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw the first steps of random windows, int64 (batch_size,), for `starting_at`."""
-        return torch.randint(self.trajectories.steps, (batch_size,), generator=generator)
+        if self._drawable is None:
+            return torch.randint(self.trajectories.steps, (batch_size,), generator=generator)
+        numbers = torch.randint(len(self._drawable), (batch_size,), generator=generator)
+        return torch.from_numpy(self._drawable)[numbers]
 
     def iterate_once(self, batch_size: int) -> Iterator[WindowBatch]:
         """Iterate over windows, in order, that contain each step exactly once, for example for evaluation.

@@ -223,13 +223,15 @@ def validate_targets(targets: Sequence[float], data_range: tuple[float, float] |
 def check_return_conditioned(agent: Any) -> None:
     """Raise if the agent is known not to be conditioned on a return.
 
-    Agents trained offline, and agents with the observation space of `ReturnToGo`, are conditioned.
+    An agent with the attribute ``return_conditioned`` is conditioned if this is True, any other agent if its
+    observation space is that of `ReturnToGo`.
 
     Raises:
         ValueError: if the agent is not conditioned on a return.
     """
     space = getattr(agent, "observation_space", None)
-    if data_range(agent) is None and space is not None and not is_return_conditioned(space):
+    by_space = space is None or is_return_conditioned(space)
+    if not getattr(agent, "return_conditioned", by_space):
         raise ValueError(
             f"target_returns needs an agent that is conditioned on a return, such as DecisionTransformer, "
             f"got {type(agent).__name__}: leave target_returns out"

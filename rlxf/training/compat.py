@@ -22,6 +22,8 @@ CHECKPOINT = "checkpoint.zip"
 LOADERS = {
     "GTrXLPPO": "GTrXLPPO.load",
     "DecisionTransformer": "DecisionTransformer.load",
+    "BehaviorCloning": "BehaviorCloning.load",
+    "ReturnConditionedMLP": "ReturnConditionedMLP.load",
     "MaskedPretraining": "MaskedPretraining.load",
     "VecNormalize": "rlxf.training.load_normalizer",
 }

@@ -241,6 +241,25 @@ OFFLINE_SB3_ARGUMENTS = {
 }
 """Unsupported arguments of the constructors."""
 
+_NO_ENV = UnsupportedArgument("the agent learns from a dataset only, without environments; leave it out")
+MLP_SB3_ARGUMENTS = OFFLINE_SB3_ARGUMENTS | {
+    **dict.fromkeys(
+        ("policy", "policy_kwargs", "net_arch"),
+        UnsupportedArgument("the network has the hidden layers hidden_sizes=(...)", neutral=(None, {})),
+    ),
+    **dict.fromkeys(("buffer_size", "n_envs", "n_steps", "train_freq"), _NO_ENV),
+    **dict.fromkeys(("gradient_steps", "n_epochs", "learning_starts"), _NO_ENV),
+    **dict.fromkeys(
+        ("replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"),
+        UnsupportedArgument("batches are drawn from the dataset; leave it out", neutral=(None, {}, False)),
+    ),
+    **dict.fromkeys(
+        ("gamma", "gae_lambda"),
+        UnsupportedArgument("returns are sums of rewards without discount; leave it out"),
+    ),
+}
+"""Unsupported arguments of the constructors of agents with a multilayer perceptron."""
+
 SB3_LEARN_ARGUMENTS = {
     "total_timesteps": UnsupportedArgument("it counts updates, not steps of an environment; use steps=...")
 }

@@ -1,6 +1,7 @@
 """Offline agents that act: their environments for evaluation and callbacks, and their files."""
 
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -169,6 +170,18 @@ class ReturnConditionedAgent(OfflineAgent):
     """`OfflineAgent` that is conditioned on a target return, with the observations of `ReturnToGo`."""
 
     return_conditioned = True
+
+    def _set_dataset(self, trajectories: Trajectories) -> None:
+        """Set the training data; warn if all episodes have the same return."""
+        returns = trajectories.returns
+        if len(returns) > 1 and returns.min() == returns.max():
+            warnings.warn(
+                f"all {len(returns)} episodes have the return {returns[0]:g}, so the data do not show what a "
+                f"target return changes: the agent imitates them for every target, as rlxf.BehaviorCloning "
+                f"does at a lower cost",
+                stacklevel=5,
+            )
+        super()._set_dataset(trajectories)
 
     def set_env(self, env: VecEnv, force_reset: bool = True) -> None:  # type: ignore[override]
         """Set the environment for callbacks, wrapped in `rlxf.envs.ReturnToGo`.

@@ -1,4 +1,4 @@
-"""Observations that condition a Decision Transformer on a target return, in the encoding of the dataset."""
+"""Observations of environments, with or without a target return, in the encoding of the dataset."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,32 +8,81 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rlxf.agents.offline.config import DatasetInfo
 from rlxf.data import action_encoder, observation_encoder
+from rlxf.data.spaces import encoded_parts
+from rlxf.envs.spaces import batch_of_one
 from rlxf.envs.wrappers import KEYS, encoded_observation_space
 from rlxf.utils.errors import FaultyEnvironmentError, RowError
 
 
 @dataclass(frozen=True, eq=False)
-class ConditionedObservation:
-    """Return-conditioned observations of E environments at one step, in the encoding of the dataset.
+class EncodedObservation:
+    """Observations of E environments at one step, in the encoding of the dataset.
 
     Args:
         observations: encoded observations, (E, D) or (E, C, H, W).
-        return_to_go: (E,) float32.
-        previous_action: (E, ...), in the encoding of the dataset.
-        time_steps: (E,) int64.
         batched: False if the observation was of a single environment, without a batch axis.
     """
 
     observations: Tensor
+    batched: bool
+
+    @classmethod
+    def encode(
+        cls, observation: Any, dataset_info: DatasetInfo, device: torch.device
+    ) -> "EncodedObservation":
+        """Encode an observation of the dataset's space, of a single environment or of E environments.
+
+        Raises:
+            TypeError: if a Dict or a Tuple lacks a part, or another observation is a mapping.
+            ValueError: if a shape differs from that of the dataset.
+            FaultyEnvironmentError: if a number in it is NaN or infinite, or not in a discrete space.
+        """
+        space = dataset_info.observation_space
+        batched = _is_batch(space, observation)
+        values = observation if batched else batch_of_one(observation)
+        if not isinstance(space, spaces.Dict | spaces.Tuple):
+            return cls(torch.as_tensor(encode_observations(values, dataset_info), device=device), batched)
+        encoder = observation_encoder(space)
+        with _as_environment_error("observation"):
+            rows = encoder(values)
+        if rows.shape[1:] != encoder.shape:
+            raise ValueError(
+                f"a part of the observation has another shape than in the dataset: the parts have "
+                f"{rows.shape[1]} numbers, those of the dataset {encoder.shape[0]}: {ADVICE}"
+            )
+        return cls(torch.as_tensor(rows, device=device), batched)
+
+    def episode_starts(self, episode_start: Any) -> Tensor:
+        """Return a mask (E,) of the environments at the first step of an episode; None marks none of them.
+
+        Raises:
+            ValueError: if ``episode_start`` does not have shape (E,).
+        """
+        first = torch.zeros(len(self.observations), dtype=torch.bool, device=self.observations.device)
+        return first if episode_start is None else first | _given_starts(episode_start, first)
+
+
+@dataclass(frozen=True, eq=False)
+class ConditionedObservation(EncodedObservation):
+    """Return-conditioned observations of E environments at one step, in the encoding of the dataset.
+
+    Args:
+        observations: encoded observations, (E, D) or (E, C, H, W).
+        batched: False if the observation was of a single environment, without a batch axis.
+        return_to_go: (E,) float32.
+        previous_action: (E, ...), in the encoding of the dataset.
+        time_steps: (E,) int64.
+    """
+
     return_to_go: Tensor
     previous_action: Tensor
     time_steps: Tensor
-    batched: bool
 
     @classmethod
     def encode(
@@ -71,16 +120,59 @@ class ConditionedObservation:
         Raises:
             ValueError: if ``episode_start`` does not have shape (E,).
         """
-        first = self.time_steps == 0
-        if episode_start is None:
-            return first
-        given = torch.as_tensor(np.atleast_1d(episode_start), dtype=torch.bool, device=first.device)
-        if given.shape != first.shape:
-            raise ValueError(
-                f"episode_start must have shape ({len(first)},), one value per environment, "
-                f"got {tuple(given.shape)}"
-            )
-        return first | given
+        return (self.time_steps == 0) | super().episode_starts(episode_start)
+
+
+def _given_starts(episode_start: Any, like: Tensor) -> Tensor:
+    """Return ``episode_start`` as a mask with the shape and the device of ``like`` (E,)."""
+    given = torch.as_tensor(np.atleast_1d(episode_start), dtype=torch.bool, device=like.device)
+    if given.shape != like.shape:
+        raise ValueError(
+            f"episode_start must have shape ({len(like)},), one value per environment, "
+            f"got {tuple(given.shape)}"
+        )
+    return given
+
+
+def _is_batch(space: spaces.Space[Any], values: Any, where: str = "the observation") -> bool:
+    """Return whether values of a space have a batch axis.
+
+    Raises:
+        TypeError: if a part of a Dict or a Tuple is missing, or the values of another space are a mapping.
+        ValueError: if the number of axes fits neither one value nor a batch, the shape of a part differs from
+            its space, or only some parts have a batch axis.
+    """
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return _is_array_batch(space, values, where)
+    parts = encoded_parts(space)
+    if not isinstance(values, Mapping | tuple | list) or isinstance(values, Mapping) != isinstance(
+        space, spaces.Dict
+    ):
+        raise TypeError(f"{where} must be of the space {space}, got {type(values).__name__}: {ADVICE}")
+    known = values if isinstance(values, Mapping) else range(len(values))
+    if missing := [key for key in parts if key not in known]:
+        raise TypeError(f"{where} lacks {missing[0]!r}, it has {', '.join(map(repr, known))}: {ADVICE}")
+    batched = {_is_batch(part, values[key], f"{where}[{key!r}]") for key, part in parts.items()}
+    if len(batched) > 1:
+        raise ValueError(f"some parts of {where} have a batch axis and others none: {ADVICE}")
+    return batched.pop()
+
+
+def _is_array_batch(space: spaces.Space[Any], values: Any, where: str) -> bool:
+    """Return whether an array of a space that is not nested has a batch axis; errors as in `_is_batch`."""
+    if isinstance(values, Mapping):
+        raise TypeError(f"{where} must be an array of the space {space}, got a mapping: {ADVICE}")
+    axes, own = np.ndim(values), len(space.shape or ())
+    if axes not in (own, own + 1):
+        raise ValueError(
+            f"{where} must have {own} axes, or {own + 1} for several environments, as its space {space}, got "
+            f"shape {np.shape(values)}"
+        )
+    return axes > own
+
+
+ADVICE = "pass observations of the environment of the data, without rlxf.envs.ReturnToGo"
+"""End of the messages about observations of another structure."""
 
 
 def encode_observations(values: NDArray[Any], dataset_info: DatasetInfo) -> NDArray[Any]:
@@ -119,7 +211,7 @@ def _check_keys(observation: Any) -> None:
     given = f"keys {sorted(observation)}" if isinstance(observation, Mapping) else type(observation).__name__
     if not isinstance(observation, Mapping) or set(observation) != set(KEYS):
         raise TypeError(
-            f"a Decision Transformer is conditioned on a target return: its observations need the keys "
+            f"the agent is conditioned on a target return: its observations need the keys "
             f"{', '.join(KEYS)}, got {given}. Wrap the environment in rlxf.envs.ReturnToGo(env, "
             f"target_return), or call rlxf.evaluate(agent, target_returns=[...])"
         )

@@ -1,0 +1,240 @@
+"""Multilayer perceptron over the last observations: settings, history of observations, and model."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlxf.agents.common.actions import action_encoder
+from rlxf.agents.common.arguments import check_state_rows, check_state_type
+from rlxf.agents.common.checkpoint import window_memory
+from rlxf.agents.common.numerics import check_parameters
+from rlxf.agents.offline.config import Converter, DatasetInfo, OfflineConfig, check_sizes
+from rlxf.agents.offline.heads import Objective, objective_from_json
+from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
+from rlxf.attention.modules import Dropout
+from rlxf.attention.registry import technique_to_json
+from rlxf.data import Trajectories, WindowBatch, Windows
+from rlxf.training import NumericalError
+from rlxf.training.compat import Rule, number, whole
+
+MAX_LAYERS = 100
+"""Largest number of hidden layers."""
+_SIZE = whole(1)
+HIDDEN_SIZES = Rule(
+    f"a list of at most {MAX_LAYERS} integers of at least 1",
+    lambda value: isinstance(value, list) and len(value) <= MAX_LAYERS and all(map(_SIZE.holds, value)),
+)
+"""Rule of the widths of hidden layers in a file."""
+
+
+def as_sizes(hidden_sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the widths of hidden layers as a tuple.
+
+    Raises:
+        TypeError: if they are not a sequence.
+    """
+    if not isinstance(hidden_sizes, Sequence) or isinstance(hidden_sizes, str):
+        raise TypeError(f"hidden_sizes must be a sequence of widths such as (256, 256), got {hidden_sizes!r}")
+    return tuple(hidden_sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPConfig(OfflineConfig):
+    """Arguments of an agent with a multilayer perceptron that its checkpoints hold."""
+
+    BOUNDS: ClassVar[dict[str, Rule]] = OfflineConfig.BOUNDS | {
+        "hidden_sizes": HIDDEN_SIZES,
+        "dropout": number(0, 1),
+    }
+    JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = OfflineConfig.JSON | {
+        "hidden_sizes": (list, tuple),
+        "objective": (technique_to_json, objective_from_json),
+    }
+    hidden_sizes: tuple[int, ...]
+    dropout: float
+    objective: Objective
+
+    @property
+    def layers(self) -> int:
+        """Number of hidden layers, and the layer of the head."""
+        return len(self.hidden_sizes) + 1
+
+    def inference_memory(self, info: DatasetInfo) -> dict[str, int]:
+        """See `OfflineConfig`."""
+        width = max((math.prod(info.encoder.shape), *self.hidden_sizes))
+        return {"the last observations": window_memory(self.context_length, width, 0)}
+
+    def check(self) -> None:
+        """Check all numbers.
+
+        Raises:
+            TypeError: if a size is not an integer.
+            ValueError: if a value is out of range.
+        """
+        super().check()
+        if len(self.hidden_sizes) > MAX_LAYERS:
+            raise ValueError(
+                f"hidden_sizes must be at most {MAX_LAYERS} numbers, got {len(self.hidden_sizes)}"
+            )
+        for size in self.hidden_sizes:
+            check_sizes(hidden_sizes=size)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and less than 1, got {self.dropout}")
+
+
+@dataclass(frozen=True, eq=False)
+class ObservationHistory:
+    """Features of the last K observations of E environments, padded on the left.
+
+    Args:
+        features: (E, K, F), 0 for padding.
+        mask: (E, K) bool, False for padding.
+    """
+
+    features: Tensor
+    mask: Tensor
+
+    def rows(self, rows: Tensor) -> "ObservationHistory":
+        """Select environments; ``rows`` is a bool (E,) or an int64 (N,) tensor."""
+        return ObservationHistory(self.features[rows], self.mask[rows])
+
+    def append(self, features: Tensor, start: Tensor) -> "ObservationHistory":
+        """Return the history with one more observation, without the oldest one.
+
+        Args:
+            features: features of the new observation, (E, F).
+            start: (E,) bool, environments at the first step of an episode, whose history is cleared first.
+        """
+        mask = torch.cat([self.mask[:, 1:] & ~start[:, None], torch.ones_like(self.mask[:, :1])], dim=1)
+        stacked = torch.cat([self.features[:, 1:], features[:, None]], dim=1)
+        return ObservationHistory(stacked.masked_fill(~mask[..., None], 0), mask)
+
+    def check(self, like: "ObservationHistory") -> None:
+        """Raise an error unless this state, passed to `predict`, fits the agent and the observation.
+
+        Args:
+            like: empty history of the agent for the environments of the observation.
+
+        Raises:
+            TypeError: if this is not an `ObservationHistory`.
+            ValueError: if it is of another agent, device, or number of environments.
+        """
+        check_state_type(self, ObservationHistory, NEW_HISTORY)
+        check_state_rows(self.mask, len(like.mask), like.mask.device, NEW_HISTORY)
+        own, expected = ((*each.features.shape, each.mask.shape[1]) for each in (self, like))
+        if own != expected:
+            raise ValueError(
+                f"the state is of another agent: its features have shape {tuple(self.features.shape)}, those "
+                f"of this agent {tuple(like.features.shape)}; {NEW_HISTORY}"
+            )
+
+
+NEW_HISTORY = "pass state=None to start with an empty history"
+"""Advice in messages about a state."""
+
+
+class MLPModel(OfflineModel):
+    """Model ``y = MLP(x_(t-K+1) ... x_t)``, ``action = head(y)``, for features x of observations.
+
+    Hidden layers are followed by ReLU, and by dropout in training. The features of steps before the start of
+    the episode are 0, which is the mean of normalized vectors. Weights are initialized as in ``nn.Linear``.
+
+    Args:
+        info: spaces of observations and actions.
+        normalization: normalization layer of observations.
+        config: arguments of the agent.
+    """
+
+    condition_width = 0
+    """Number of inputs in addition to the observations."""
+
+    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: MLPConfig):
+        super().__init__()
+        self.context_length = config.context_length
+        self.features = ObservationFeatures(info.encoder.shape, normalization)
+        inputs = self.context_length * self.features.width + self.condition_width
+        sizes = (inputs, *config.hidden_sizes)
+        layers = [
+            nn.Sequential(nn.Linear(size, width), nn.ReLU(), Dropout(config.dropout))
+            for size, width in pairwise(sizes)
+        ]
+        self.body = nn.Sequential(*layers)
+        self.loss = config.objective.build(sizes[-1], action_encoder(info.action_space))
+
+    def windows(self, trajectories: Trajectories) -> Windows:
+        """Return windows of one step, with the K - 1 observations before it as burn-in."""
+        return Windows(trajectories, 1, burn_in=self.context_length - 1)
+
+    def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
+        """Return the "loss" and its parts, averaged over the newest steps of B windows."""
+        y = self.outputs(self.history(batch), batch.return_to_go[:, -1])
+        parts: dict[str, Tensor] = self.loss(y, batch.actions[:, -1], batch.mask[:, -1])
+        return parts
+
+    def loss_count(self, batch: WindowBatch) -> Tensor:
+        """Count the steps in the loss, one for each window."""
+        return batch.mask[:, -1].sum()
+
+    def history(self, batch: WindowBatch) -> ObservationHistory:
+        """Return the features of the observations in B windows of K steps."""
+        features = self.features(batch.observations)
+        return ObservationHistory(features.masked_fill(~batch.mask[..., None], 0), batch.mask)
+
+    def outputs(self, history: ObservationHistory, return_to_go: Tensor | None) -> Tensor:
+        """Return the inputs of the head, (B, C), for histories of B environments or windows.
+
+        Args:
+            history: the last K observations.
+            return_to_go: return-to-go at the newest step, (B,); None if the agent has none.
+        """
+        y: Tensor = self.body(torch.cat([history.features.flatten(1), *self.condition(return_to_go)], dim=1))
+        return y
+
+    def condition(self, return_to_go: Tensor | None) -> list[Tensor]:
+        """Return the `condition_width` inputs in addition to the observations, parts (B, n); none here."""
+        return []
+
+    @torch.no_grad()
+    def act(self, history: ObservationHistory, return_to_go: Tensor | None, deterministic: bool) -> Tensor:
+        """Choose actions (E, ...) in the encoding of the dataset; arguments as in `outputs` and `predict`.
+
+        Raises:
+            NumericalError: if an output of the network is not finite; the message names the cause.
+        """
+        y = self.outputs(history, return_to_go)
+        if not y.isfinite().all():
+            check_parameters(self)
+            raise NumericalError(
+                "the outputs of the network are not finite, although its parameters are: the observations "
+                "or the return-to-go exceed the range of float32; scale them down"
+            )
+        actions: Tensor = self.loss.head.choose(y, deterministic)
+        return actions
+
+    @torch.no_grad()
+    def append_step(self, state: Any, observations: Tensor, start: Tensor) -> ObservationHistory:
+        """Return the state after a step of E environments, which is not modified itself.
+
+        Args:
+            state: state after the previous step; None for an empty history.
+            observations: new observations, (E, D) or (E, C, H, W).
+            start: (E,) bool, environments at the first step of an episode, whose history is cleared first.
+
+        Raises:
+            TypeError, ValueError: if the state does not fit, see `ObservationHistory.check`.
+        """
+        features = self.features(observations[:, None])[:, 0]
+        empty = self._empty_history(features)
+        if state is not None:
+            ObservationHistory.check(state, empty)
+        return (empty if state is None else state).append(features, start)
+
+    def _empty_history(self, features: Tensor) -> ObservationHistory:
+        shape = (len(features), self.context_length)
+        mask = torch.zeros(shape, dtype=torch.bool, device=features.device)
+        return ObservationHistory(features.new_zeros((*shape, features.shape[1])), mask)

@@ -1,0 +1,165 @@
+"""Tests of the agents: choice of episodes, conditioning on returns, environments and tools of SB3."""
+
+import numpy as np
+import pytest
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from rlxf import BehaviorCloning, DecisionTransformer, ReturnConditionedMLP, collect, evaluate
+from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.data import DatasetError, load_trajectories
+from rlxf.envs import ReturnToGo, make_vec_env
+from tests.agents.decision_transformer.worlds import some_trajectories
+from tests.agents.mlp.worlds import LENGTHS, small_mlp
+from tests.datasets import ID, record_cartpole
+
+TINY = {"hidden_sizes": (8,), "batch_size": 8, "seed": 0, "device": "cpu"}
+
+
+@pytest.fixture
+def cartpole(minari_root):
+    """Return trajectories of random numbers with the spaces and the spec of CartPole-v1."""
+    record_cartpole((9, 3, 12, 1, 2, 5, 4, 8, 3, 2, 6))
+    return load_trajectories(ID)
+
+
+@pytest.mark.parametrize(
+    ("share", "count"), [(0.01, 1), (0.1, 1), (0.25, 3), (0.5, 6), (0.99, 11), (1.0, 12)]
+)
+def test_the_best_episodes_have_the_highest_returns(share, count):
+    data = some_trajectories(lengths=LENGTHS)
+    chosen = data.best_episodes(share)
+    assert len(chosen) == count
+    others = np.setdiff1d(np.arange(data.episodes), chosen)
+    assert not len(others) or data.returns[chosen].min() >= data.returns[others].max()
+    assert (np.diff(chosen) > 0).all()
+
+
+def test_the_number_of_best_episodes_has_no_rounding_error():
+    assert len(some_trajectories(lengths=(1,) * 100).best_episodes(0.29)) == 29
+
+
+@pytest.mark.parametrize("best", [0.25, 1.0])
+def test_batches_hold_the_steps_of_the_chosen_episodes_only(best):
+    data = some_trajectories(lengths=LENGTHS)
+    windows = small_mlp(trajectories=data, best=best).windows(data)
+    drawn = np.unique(np.concatenate([windows.draw(50).numpy() for _ in range(20)]))
+    chosen = [range(data.offsets[e], data.offsets[e + 1]) for e in data.best_episodes(best)]
+    assert drawn.tolist() == sorted(step for steps in chosen for step in steps)
+
+
+def test_all_episodes_define_normalization_and_range_of_returns():
+    one, other = (small_mlp(best=best) for best in (1.0, 0.2))
+    np.testing.assert_array_equal(*(each.policy.features.normalization.mean for each in (one, other)))
+    assert one.return_range == other.return_range
+
+
+@pytest.mark.parametrize("best", [0, -0.1, 1.1, float("nan")])
+def test_shares_out_of_range_are_errors(best):
+    with pytest.raises(ValueError, match="best must be a share of the episodes above 0 and at most 1"):
+        small_mlp(best=best)
+
+
+def test_a_share_of_few_episodes_is_an_error(tmp_path):
+    few = some_trajectories(lengths=(3,) * 9)
+    message = r"best=0.1 chooses .* needs at least 10 episodes, got 9: use best=1, or more data"
+    with pytest.raises(ValueError, match=message):
+        small_mlp(trajectories=few, best=0.1)
+    small_mlp(best=0.1).save(tmp_path / "agent")
+    with pytest.raises(ValueError, match=message):
+        BehaviorCloning.load(tmp_path / "agent", few, device="cpu").learn(1)
+
+
+def equal_returns(lengths=LENGTHS):
+    steps = sum(lengths)
+    ends = np.cumsum(lengths) - 1
+    rewards = np.zeros(steps, np.float32)
+    rewards[ends] = 2.0
+    return some_trajectories(lengths=lengths, rewards=rewards, return_to_go=np.full(steps, 2.0, np.float32))
+
+
+def test_equal_returns_cannot_condition_an_agent():
+    with pytest.raises(ValueError, match=r"all 12 episodes have the return 2, .* train rlxf.BehaviorCloning"):
+        ReturnConditionedMLP(equal_returns(), **TINY)
+    with pytest.warns(UserWarning, match="all 12 episodes have the return 2"):
+        DecisionTransformer(equal_returns(), core=decision_transformer(width=8, layers=1), device="cpu")
+    with pytest.warns(UserWarning, match="best=0.5 has no meaning"):
+        BehaviorCloning(equal_returns(), best=0.5, **TINY)
+    BehaviorCloning(equal_returns(), **TINY).learn(1)
+
+
+@pytest.mark.parametrize("context_length", [1, 3])
+def test_behavior_cloning_is_evaluated_without_a_target(cartpole, context_length):
+    agent = BehaviorCloning(cartpole, context_length=context_length, **TINY).learn(3)
+    report = evaluate(agent, episodes=5, n_envs=2)
+    assert report.mean >= 1
+    mean, _ = evaluate_policy(agent, agent.make_env(2, 0), 4)
+    assert mean >= 1
+    with pytest.raises(ValueError, match="target_returns needs an agent that is conditioned on a return"):
+        evaluate(agent, episodes=2, target_returns=[1.0])
+    with pytest.raises(DatasetError, match="does not fit dataset"):
+        evaluate(agent, ReturnToGo(make_vec_env("CartPole-v1", 1), 1.0), 2)
+
+
+@pytest.mark.parametrize("context_length", [1, 3])
+def test_evaluations_equal_predictions_step_by_step(cartpole, context_length):
+    agent = BehaviorCloning(cartpole, context_length=context_length, **TINY).learn(3)
+    env = agent.make_env(1, 7)
+    expected = evaluate_policy(agent, env, 3, return_episode_rewards=True)[0]
+    env.seed(7)
+    assert sorted(evaluate(agent, env, 3, seed=7).returns) == sorted(expected)
+
+
+@pytest.mark.parametrize("context_length", [1, 3])
+def test_a_return_conditioned_agent_is_evaluated_for_targets(cartpole, context_length):
+    agent = ReturnConditionedMLP(cartpole, context_length=context_length, **TINY).learn(3)
+    sweep = evaluate(agent, episodes=4, target_returns=[0.0, 1.0])
+    assert np.isfinite(sweep.achieved).all()
+    mean, _ = evaluate_policy(agent, ReturnToGo(agent.make_env(2, 0), 1.0), 4)
+    assert mean >= 1
+    with pytest.raises(TypeError, match="conditioned on a target return: its observations need the keys"):
+        evaluate(agent, episodes=2)
+
+
+def test_the_target_return_changes_actions(cartpole):
+    agent = small_mlp("ReturnConditionedMLP")
+    low, high = (agent.predict(conditioned(value))[0] for value in (-3.0, 3.0))
+    assert np.abs(low - high).max() > 1e-3
+
+
+def conditioned(return_to_go):
+    return {
+        "observation": np.zeros((1, 3), np.float32),
+        "return_to_go": np.array([[return_to_go]], np.float32),
+        "previous_action": np.zeros((1, 2), np.float32),
+        "time_step": np.zeros((1, 1), np.int64),
+    }
+
+
+@pytest.mark.parametrize("kind", [BehaviorCloning, ReturnConditionedMLP])
+def test_sb3_eval_callback(cartpole, kind):
+    agent = kind(cartpole, **TINY)
+    env = agent.make_env(1, 0)
+    env = ReturnToGo(env, 1.0) if agent.return_conditioned else env
+    callback = EvalCallback(env, n_eval_episodes=2, eval_freq=2, verbose=0)
+    agent.learn(2, callback)
+    assert np.isfinite(callback.last_mean_reward)
+    assert agent.env is None
+
+
+def test_set_env_checks_the_environment(cartpole):
+    agent = BehaviorCloning(cartpole, **TINY)
+    with pytest.raises(TypeError, match="is not a VecEnv: make one"):
+        agent.set_env("CartPole-v1")
+    with pytest.raises(DatasetError, match="does not fit dataset"):
+        agent.set_env(make_vec_env("Pendulum-v1", 1))
+    with pytest.raises(TypeError, match="is not a return-conditioned VecEnv"):
+        ReturnConditionedMLP(cartpole, env=make_vec_env("CartPole-v1", 1), **TINY)
+
+
+def test_agents_are_recorded(cartpole):
+    agents = BehaviorCloning(cartpole, context_length=2, **TINY), BehaviorCloning(cartpole, best=0.1, **TINY)
+    collect(agents, "CartPole-v1", "test/cloned-v0", 4, n_envs=2)
+    data = load_trajectories("test/cloned-v0")
+    assert data.episodes == 4
+    assert "BehaviorCloning" in data.metadata[0]["algorithm_name"]
