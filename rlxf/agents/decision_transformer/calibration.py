@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlxf.agents.common.calibration import calibratable_exit
-from rlxf.agents.decision_transformer.model import NEWEST_STATE_TOKEN, DecisionTransformerModel
+from rlxf.agents.decision_transformer.model import NEWEST_DECISION_TOKEN, DecisionTransformerModel
 from rlxf.data import Windows
 
 WINDOWS_PER_PASS = 512
@@ -62,7 +62,7 @@ def _exits(model: DecisionTransformerModel, windows: Windows, steps: Tensor) -> 
     """
     rule, device = calibratable_exit(model.transformer), next(model.parameters()).device
     inputs = model.steps(windows.starting_at(steps.numpy()).to(device))
-    exits = model.exits(inputs, NEWEST_STATE_TOKEN)
+    exits = model.exits(inputs, NEWEST_DECISION_TOKEN)
     outputs, states = exits.outputs[:, :, 0], exits.states[:, :, 0]
     actions = model.loss.head.choose(outputs, deterministic=True)
     same = model.tokens.actions.same_action(actions, actions[-1:])

@@ -118,10 +118,14 @@ ODT: dict[str, Any] = KZL | {
 Source: Zheng et al. 2022, arXiv:2202.05607, appendix C; the return scale is that of their code."""
 
 
-STATE_TOKENS = slice(1, None, TOKENS_PER_STEP)
-"""Slice of the state tokens, which predict actions: they attend to return and state, not to the action."""
-NEWEST_STATE_TOKEN = slice(1 - TOKENS_PER_STEP, 2 - TOKENS_PER_STEP)
-"""Slice of the last state token."""
+DECISION_TOKENS = slice(1, None, TOKENS_PER_STEP)
+"""Slice of the second token of each step, which predicts the action: it attends to return and state."""
+NEWEST_DECISION_TOKEN = slice(1 - TOKENS_PER_STEP, 2 - TOKENS_PER_STEP)
+"""Slice of the last decision token."""
+FIRST_TOKENS = slice(0, None, TOKENS_PER_STEP)
+"""Slice of the first token of each step. It is the state if the model predicts the return."""
+NEWEST_FIRST_TOKEN = slice(-TOKENS_PER_STEP, 1 - TOKENS_PER_STEP)
+"""Slice of the last first token."""
 
 
 class DecisionTransformerModel(TrajectoryModel):
@@ -150,7 +154,7 @@ class DecisionTransformerModel(TrajectoryModel):
         The transformer's penalty, such as that of adaptive spans, is added to the loss of the objective.
         """
         steps, first = self.steps(batch), self.window_start(batch)
-        exits = self.exits(steps, STATE_TOKENS)
+        exits = self.exits(steps, DECISION_TOKENS)
         actions, mask = batch.actions[:, first:], batch.mask[:, first:]
         actions = actions.expand(len(exits.loss_weights), *actions.shape)
         parts = self.loss(exits.outputs, actions, mask * exits.loss_weights[:, None, None])
@@ -188,7 +192,7 @@ class DecisionTransformerModel(TrajectoryModel):
         head: Head = self.loss.head
         chosen = head.choose(outputs, deterministic=True)
         correct, same = (self.tokens.actions.same_action(chosen, other) for other in (actions, chosen[-1:]))
-        index = steps.index.at(STATE_TOKENS)
+        index = steps.index.at(DECISION_TOKENS)
         index = TokenIndex(index.position // TOKENS_PER_STEP, index.episode)
         return ExitTargets(-head.error(outputs, actions), correct, same, index)
 
@@ -199,7 +203,7 @@ class DecisionTransformerModel(TrajectoryModel):
         self.check_outputs(exits.outputs[-1], inputs, output_slice)
         return exits
 
-    def outputs(self, steps: ContextWindow, output_slice: slice = STATE_TOKENS) -> Tensor:
+    def outputs(self, steps: ContextWindow, output_slice: slice = DECISION_TOKENS) -> Tensor:
         """Return the outputs at the tokens of the slice ``output_slice``.
 
         At the state tokens these are the inputs of the head, (B, W - window_start, C).
@@ -215,7 +219,7 @@ class DecisionTransformerModel(TrajectoryModel):
 
         Unlike `outputs`, this method exits early where the depth allows it.
         """
-        inputs, newest = self._transformer_inputs(steps), NEWEST_STATE_TOKEN
+        inputs, newest = self._transformer_inputs(steps), NEWEST_DECISION_TOKEN
         y = self.transformer.early_outputs(
             **inputs, output_slice=newest, confidence_fn=self.confidence_margin
         )

@@ -113,6 +113,7 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
         normalization = info.uninitialized_normalization() if data is None else data.normalization()
         self.policy = self.policy_class(info, normalization, self.config).to(self.device)
         if data is not None:
+            self.policy.fit(data)
             self.policy.check_data(data, self.device)
         self.optimizer = make_optimizer(self.policy, self.lr_schedule(1), self.weight_decay)
         self._update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)

@@ -28,6 +28,9 @@ class OfflineModel(nn.Module, ABC):
     def loss_count(self, batch: Any) -> Tensor:
         """Return the number of steps or tokens over which the `losses` of a batch are averaged, a scalar."""
 
+    def fit(self, data: Trajectories) -> None:  # optional
+        """Set the buffers that depend on the training data."""
+
     def check_data(self, data: Trajectories, device: torch.device) -> None:  # optional
         """Raise ValueError if the model cannot be trained on these data.
 

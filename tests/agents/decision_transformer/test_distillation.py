@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlxf.agents.common.losses import Distillation, masked_mean
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
-from rlxf.agents.decision_transformer.model import STATE_TOKENS
+from rlxf.agents.decision_transformer.model import DECISION_TOKENS
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.attention import ACT, CALM, KNNLM, SPALM, XL, DepthAdaptive, Window
 from tests.agents.decision_transformer.worlds import (
@@ -163,7 +163,7 @@ def test_all_exits_of_a_student_are_distilled(depth, head):
     )
     model, both = student.policy, update.shared_steps
     steps = model.steps(batch).between(-update.steps_read[0])
-    outputs = model.exits(steps, STATE_TOKENS).outputs[:, :, -both:]
+    outputs = model.exits(steps, DECISION_TOKENS).outputs[:, :, -both:]
     targets = teacher.policy.outputs(teacher.policy.steps(batch).between(-update.steps_read[1]))
     distances = [
         model.loss.head.distillation_loss(y, teacher.policy.loss.head, targets, 2.0) for y in outputs
