@@ -84,7 +84,7 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
             UserWarning: once, if ``state`` is None in ten consecutive calls without ``episode_start`` at time
                 steps other than 0, or in a call whose ``episode_start`` is False for an observation.
         """
-        encoded, state = self._append_observation(observation, state, episode_start)
+        encoded, state = self._append_observation(observation, state, episode_start, deterministic)
         with torch.no_grad():
             chosen = self.head.choose(self.policy.newest_output(state), deterministic)
         actions = to_environment(chosen, self.action_space)
@@ -116,7 +116,11 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         return state
 
     def _append_observation(
-        self, observation: NDArray[Any] | dict[str, NDArray[Any]], state: Any, episode_start: Any
+        self,
+        observation: NDArray[Any] | dict[str, NDArray[Any]],
+        state: Any,
+        episode_start: Any,
+        deterministic: bool = True,
     ) -> tuple[ConditionedObservation, Any]:
         """Encode the observation and append it to the context; return both."""
         encoded = ConditionedObservation.encode(observation, self.dataset_info, self.device)
@@ -127,7 +131,7 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         self._missing_state_warning.record(
             state, None if episode_start is None and not all_first else all_first
         )
-        return encoded, self.policy.append_step(state, encoded, start)
+        return encoded, self.policy.append_step(state, encoded, start, deterministic)
 
     def _encode_dataset(self, data: Trajectories, progress_bar: bool) -> Datastore:
         return encode_dataset(self.policy.eval(), self.windows(data), self.device, progress_bar)

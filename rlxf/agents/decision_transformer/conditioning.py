@@ -94,7 +94,7 @@ class DistributionHead(ReturnHead):
         return self.values[index]
 
     def tilted_probabilities(self, y: Tensor) -> Tensor:
-        """Compute ``p(R) exp(kappa (R - R_min) / (R_max - R_min)) / Z`` of all values: (..., C) -> (..., N)."""
+        """Compute ``p(R) exp(kappa (R - R_min) / (R_max - R_min)) / Z`` of the N values, (..., N)."""
         fraction = torch.linspace(0, 1, len(self.values), device=y.device, dtype=y.dtype)
         tilted: Tensor = (self.net(y) + self.optimality * fraction).softmax(dim=-1)
         return tilted
@@ -122,11 +122,8 @@ class TargetReturn:
     token_order: ClassVar[tuple[str, ...]] = ("return", "state", "action")
     needs_target: ClassVar[bool] = True
 
-    def build(self, width: int) -> None:
-        """Return None: no return is predicted."""
 
-
-class PredictedReturn:
+class PredictedReturn(ABC):
     """Base class of conditionings on a return that the model predicts from the history and the state.
 
     The state token therefore comes before the return token, whose output predicts the action.
@@ -134,6 +131,10 @@ class PredictedReturn:
 
     token_order: ClassVar[tuple[str, ...]] = ("state", "return", "action")
     needs_target: ClassVar[bool] = False
+
+    @abstractmethod
+    def build(self, width: int) -> ReturnHead:
+        """Build the head that predicts the return from outputs of this width."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,6 @@ class MaxReturn(PredictedReturn):
             raise ValueError(f"MaxReturn expectile must be from 0.5 to below 1, got {self.expectile}")
 
     def build(self, width: int) -> ExpectileHead:
-        """Build the head that predicts the return."""
         return ExpectileHead(width, self.expectile)
 
 
@@ -195,7 +195,6 @@ class SampledReturn(PredictedReturn):
         check_not_negative("SampledReturn optimality", self.optimality)
 
     def build(self, width: int) -> DistributionHead:
-        """Build the head that predicts the distribution of returns."""
         return DistributionHead(width, self.bins, self.optimality)
 
 

@@ -103,13 +103,16 @@ class EpisodeModel(DecisionTransformerModel):
         return state
 
     @torch.no_grad()
-    def append_step(self, state: Any, encoded: ConditionedObservation, start: Tensor) -> EpisodeContext:
+    def append_step(
+        self, state: Any, encoded: ConditionedObservation, start: Tensor, deterministic: bool = True
+    ) -> EpisodeContext:
         """Return the state after a step of E environments.
 
         Args:
             state: state after the previous step; None for none. It is not modified.
             encoded: the new step.
             start: (E,) bool, environments at the first step of an episode, whose state is cleared first.
+            deterministic: see `DecisionTransformerModel.append_step`.
 
         Raises:
             TypeError: if the state is not an `EpisodeContext`.

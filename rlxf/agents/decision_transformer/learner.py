@@ -16,6 +16,7 @@ from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.retrieval import check_no_datastore, check_teacher_without_datastore
 from rlxf.agents.common.weights import transfer_weights
 from rlxf.agents.decision_transformer.calibration import measure_exits
+from rlxf.agents.decision_transformer.conditioning import Conditioning, TargetReturn
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
 from rlxf.agents.decision_transformer.episode_context import EpisodeModel
 from rlxf.agents.decision_transformer.model import (
@@ -26,6 +27,7 @@ from rlxf.agents.decision_transformer.model import (
     decision_transformer,
 )
 from rlxf.agents.decision_transformer.online_finetuning import OnlineFinetuning
+from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.heads import Imitation, Objective
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
@@ -46,7 +48,7 @@ MODELS: dict[str, type[DecisionTransformerModel]] = {
 
 
 class DecisionTransformer(OnlineFinetuning):
-    """Decision Transformer: an agent conditioned on a target return and trained offline on Minari datasets.
+    """Decision Transformer: an agent conditioned on a return and trained offline on Minari datasets.
 
     It has the interface of Stable-Baselines3: ``learn``, ``predict``, ``save``, ``load``, callbacks and
     loggers. ``num_timesteps`` counts updates, not environment steps. Observations are those of
@@ -79,6 +81,9 @@ class DecisionTransformer(OnlineFinetuning):
             core's memory. "episode": the state of the core lasts for the whole episode, at constant cost. It
             needs a core with memory or recurrence. Gradients reach as far back as the start of the window of
             K steps.
+        conditioning: None for `TargetReturn`: the user gives a target return. With `MaxReturn` or
+            `SampledReturn`, the model predicts the return on which it conditions its actions, and no target
+            is given.
         env: environment wrapped in `ReturnToGo` for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,
@@ -100,6 +105,7 @@ class DecisionTransformer(OnlineFinetuning):
     NAME = "DecisionTransformer"
     config_class = DecisionTransformerConfig
     objective: Objective
+    conditioning: Conditioning
 
     @reject_unknown_arguments(OFFLINE_SB3_ARGUMENTS)
     def __init__(
@@ -116,6 +122,7 @@ class DecisionTransformer(OnlineFinetuning):
         objective: Objective | None = None,
         core: TransformerSpec | None = None,
         context: ContextKind = "window",
+        conditioning: Conditioning | None = None,
         env: VecEnv | None = None,
         download: bool = False,
         trust: bool = False,
@@ -127,13 +134,13 @@ class DecisionTransformer(OnlineFinetuning):
     ):
         core = decision_transformer() if core is None else core
         objective = Imitation() if objective is None else objective
+        conditioning = TargetReturn() if conditioning is None else conditioning
         check_choice("context", context, CONTEXTS)
         self.trust, self._warned_versions = trust, set[str]()
         self._missing_state_warning = MissingStateWarning(stacklevel=5)
         config = DecisionTransformerConfig.of(locals())
-        super().__init__(
-            MODELS[context], dataset, config, download, tensorboard_log, device, _init_setup_model
-        )
+        model = MODELS[context] if conditioning.needs_target else PredictedReturnModel
+        super().__init__(model, dataset, config, download, tensorboard_log, device, _init_setup_model)
         if env is not None:
             self.set_env(env)
 

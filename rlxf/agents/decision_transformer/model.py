@@ -10,6 +10,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from rlxf.agents.common.calibration import check_exit_confidence
+from rlxf.agents.decision_transformer.conditioning import Conditioning, conditioning_from_json
 from rlxf.agents.offline.config import Converter, DatasetInfo
 from rlxf.agents.offline.heads import Head, MaximumEntropy, Objective, objective_from_json
 from rlxf.agents.offline.observations import ConditionedObservation
@@ -43,10 +44,12 @@ class DecisionTransformerConfig(TrajectoryConfig):
         "context": Rule(" or ".join(map(repr, CONTEXTS)), lambda value: value in CONTEXTS)
     }
     JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = TrajectoryConfig.JSON | {
-        "objective": (technique_to_json, objective_from_json)
+        "objective": (technique_to_json, objective_from_json),
+        "conditioning": (technique_to_json, conditioning_from_json),
     }
     context: ContextKind
     objective: Objective
+    conditioning: Conditioning
 
     def check(self) -> None:
         """Check the core and the numbers.
@@ -61,6 +64,11 @@ class DecisionTransformerConfig(TrajectoryConfig):
             raise ValueError(
                 "a Decision Transformer is autoregressive: its core needs causal=True and cross_attention="
                 f"False, got causal={self.core.causal}, cross_attention={self.core.cross_attention}"
+            )
+        if self.context == "episode" and not self.conditioning.needs_target:
+            raise ValueError(
+                f"conditioning={self.conditioning} predicts returns from a window of steps, got "
+                f"context='episode'; use context='window' or conditioning=TargetReturn()"
             )
 
 
@@ -144,7 +152,7 @@ class DecisionTransformerModel(TrajectoryModel):
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: DecisionTransformerConfig):
         check_exit_confidence(config.core.depth, info.action_space)
-        super().__init__(info, normalization, config)
+        super().__init__(info, normalization, config, config.conditioning.token_order)
         self.loss = config.objective.build(config.core.width, self.tokens.actions)
         self.init_weights(self.loss)
 
@@ -227,13 +235,16 @@ class DecisionTransformerModel(TrajectoryModel):
         return y[:, 0]
 
     @torch.no_grad()
-    def append_step(self, state: Any, encoded: ConditionedObservation, start: Tensor) -> Any:
+    def append_step(
+        self, state: Any, encoded: ConditionedObservation, start: Tensor, deterministic: bool = True
+    ) -> Any:
         """Return the state after a step of E environments: a `ContextWindow` with this step as the newest.
 
         Args:
             state: state after the previous step; None for none. It is not modified.
             encoded: the new step.
             start: (E,) bool, environments at the first step of an episode, whose window is cleared first.
+            deterministic: False to sample what the model predicts before the action; nothing here.
 
         Raises:
             TypeError: if the state is not a `ContextWindow`.

@@ -1,0 +1,70 @@
+"""Decision Transformer that predicts the return on which its actions are conditioned."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlxf.agents.common.losses import masked_mean
+from rlxf.agents.decision_transformer.conditioning import PredictedReturn
+from rlxf.agents.decision_transformer.model import (
+    DECISION_TOKENS,
+    FIRST_TOKENS,
+    NEWEST_FIRST_TOKEN,
+    DecisionTransformerConfig,
+    DecisionTransformerModel,
+)
+from rlxf.agents.offline.config import DatasetInfo
+from rlxf.agents.offline.observations import ConditionedObservation
+from rlxf.agents.offline.trajectory_model import ContextWindow
+from rlxf.data import Trajectories, WindowBatch
+
+
+class PredictedReturnModel(DecisionTransformerModel):
+    r"""`DecisionTransformerModel` with the tokens state, return, action of each step, which predicts returns.
+
+    The output at the state token predicts the return-to-go, that at the return token the action. The loss is
+    ``error of the action + error of the return``, with the returns of the data as inputs. While acting, the
+    return-to-go of the newest step is the predicted one. It stays in the context of later steps.
+
+    Source: Zhuang et al. 2024, arXiv:2405.08740, section 4.
+
+    Args:
+        info: see `DecisionTransformerModel`.
+        normalization: see `DecisionTransformerModel`.
+        config: see `DecisionTransformerModel`; its conditioning predicts the return.
+
+    Raises:
+        ValueError: if the core exits early.
+    """
+
+    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: DecisionTransformerConfig):
+        assert isinstance(config.conditioning, PredictedReturn)
+        config.core.depth.check_no_early_exit(f"conditioning={config.conditioning}")
+        super().__init__(info, normalization, config)
+        self.return_head = config.conditioning.build(config.core.width)
+        self.init_weights(self.return_head)
+
+    def fit(self, data: Trajectories) -> None:
+        self.return_head.fit(data.return_to_go)
+
+    def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
+        """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""
+        first = self.window_start(batch)
+        mask, returns = batch.mask[:, first:], batch.return_to_go[:, first:]
+        y = self.outputs(self.steps(batch), slice(None))
+        parts = self.loss(y[:, DECISION_TOKENS], batch.actions[:, first:], mask.to(y.dtype))
+        error = masked_mean(self.return_head.error(y[:, FIRST_TOKENS], returns), mask)
+        return self.add_penalty(parts | {"loss": parts["loss"] + error, "return_loss": error})
+
+    @torch.no_grad()
+    def append_step(
+        self, state: Any, encoded: ConditionedObservation, start: Tensor, deterministic: bool = True
+    ) -> ContextWindow:
+        window: ContextWindow = super().append_step(state, encoded, start, deterministic)
+        y = self.outputs(window, NEWEST_FIRST_TOKEN)[:, 0]
+        predicted = self.return_head.choose(y, deterministic)
+        return replace(
+            window, return_to_go=torch.cat([window.return_to_go[:, :-1], predicted[:, None]], dim=1)
+        )
