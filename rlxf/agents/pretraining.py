@@ -14,7 +14,7 @@ from rlxf.agents.common.losses import masked_mean, squared_error
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.config import DatasetInfo
-from rlxf.agents.offline.heads import Imitation
+from rlxf.agents.offline.objectives import Imitation
 from rlxf.agents.offline.trajectory_model import (
     INITIAL_STD,
     TOKENS_PER_STEP,
@@ -129,7 +129,7 @@ class MaskedModel(TrajectoryModel):
         self.mask_embeddings = nn.Parameter(torch.randn(TOKENS_PER_STEP, core.width) * INITIAL_STD)
         self.return_head = nn.Linear(core.width, 1)
         self.state_head = nn.Linear(core.width, math.prod(info.encoder.shape))
-        self.action_head = Imitation().build(core.width, self.tokens.actions).head
+        self.action_head = Imitation().build(core.width, self.tokens.actions, self.features.width).head
         self.init_weights(self.return_head, self.state_head, self.action_head)
 
     def losses(self, batch: MaskedWindows) -> dict[str, Tensor]:

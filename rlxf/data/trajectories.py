@@ -168,6 +168,7 @@ class WindowBatch:
         return_to_go: float32 (B, K), in units of the rewards.
         time_steps: int64 (B, K), counted from the start of the episode.
         mask: bool (B, K), True for steps, False for padding.
+        terminated: bool (B,), True if the last step of the window led to a terminal state.
     """
 
     observations: Tensor
@@ -175,6 +176,7 @@ class WindowBatch:
     return_to_go: Tensor
     time_steps: Tensor
     mask: Tensor
+    terminated: Tensor
 
     def to(self, device: torch.device | str) -> Self:
         """Return a copy on another device."""
@@ -251,13 +253,16 @@ class Windows:
                 f"starts must be steps from 0 to {data.steps - 1}, got {starts.min()} to {starts.max()}"
             )
         episode = np.searchsorted(data.offsets, starts, side="right") - 1
-        index, mask = self._select(starts, data.offsets[episode], data.offsets[episode + 1])
+        end = data.offsets[episode + 1]
+        index, mask = self._select(starts, data.offsets[episode], end)
+        at_end = np.where(mask, index, -1).max(axis=1, initial=-1) + 1 == end
         return WindowBatch(
             observations=_gather(data.observations, index, mask),
             actions=_gather(data.actions, index, mask),
             return_to_go=_gather(data.return_to_go, index, mask),
             time_steps=torch.from_numpy((index - data.offsets[episode][:, None]) * mask),
             mask=torch.from_numpy(mask),
+            terminated=torch.from_numpy(data.terminated[episode] & at_end),
         )
 
     def _select(

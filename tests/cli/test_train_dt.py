@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlxf import DecisionTransformer, TransformerSpec
 from rlxf.agents.decision_transformer import KZL, ODT, Imitation
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.offline.heads import OBJECTIVES
+from rlxf.agents.offline.objectives import OBJECTIVES
 from rlxf.cli import main
 from rlxf.cli.commands.train_offline import OfflineOptions
 from rlxf.cli.entry_point import parse

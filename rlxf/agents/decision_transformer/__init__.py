@@ -2,6 +2,6 @@
 
 from rlxf.agents.decision_transformer.learner import DecisionTransformer
 from rlxf.agents.decision_transformer.model import KZL, ODT, decision_transformer
-from rlxf.agents.offline.heads import Imitation, MaximumEntropy
+from rlxf.agents.offline.objectives import Imitation, MaximumEntropy
 
 __all__ = ["DecisionTransformer", "Imitation", "MaximumEntropy", "decision_transformer", "KZL", "ODT"]

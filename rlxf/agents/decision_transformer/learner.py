@@ -29,7 +29,7 @@ from rlxf.agents.decision_transformer.model import (
 from rlxf.agents.decision_transformer.online_finetuning import OnlineFinetuning
 from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
-from rlxf.agents.offline.heads import Imitation, Objective
+from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_choice, check_int

@@ -1,6 +1,7 @@
 """Decision Transformer model: configuration and presets, from steps to actions."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.agents.decision_transformer.conditioning import Conditioning, conditioning_from_json
 from rlxf.agents.offline.config import Converter, DatasetInfo
-from rlxf.agents.offline.heads import Head, MaximumEntropy, Objective, objective_from_json
+from rlxf.agents.offline.critic import CriticWindows
+from rlxf.agents.offline.heads import Head
+from rlxf.agents.offline.objectives import MaximumEntropy, Objective, objective_from_json
 from rlxf.agents.offline.observations import ConditionedObservation
 from rlxf.agents.offline.trajectory_model import (
     TOKENS_PER_STEP,
@@ -65,6 +68,7 @@ class DecisionTransformerConfig(TrajectoryConfig):
                 "a Decision Transformer is autoregressive: its core needs causal=True and cross_attention="
                 f"False, got causal={self.core.causal}, cross_attention={self.core.cross_attention}"
             )
+        self.objective.check(self.core, self.context)
         if self.context == "episode" and not self.conditioning.needs_target:
             raise ValueError(
                 f"conditioning={self.conditioning} predicts returns from a window of steps, got "
@@ -153,7 +157,7 @@ class DecisionTransformerModel(TrajectoryModel):
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: DecisionTransformerConfig):
         check_exit_confidence(config.core.depth, info.action_space)
         super().__init__(info, normalization, config, config.conditioning.token_order)
-        self.loss = config.objective.build(config.core.width, self.tokens.actions)
+        self.loss = config.objective.build(config.core.width, self.tokens.actions, self.features.width)
         self.init_weights(self.loss)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
@@ -166,7 +170,24 @@ class DecisionTransformerModel(TrajectoryModel):
         actions, mask = batch.actions[:, first:], batch.mask[:, first:]
         actions = actions.expand(len(exits.loss_weights), *actions.shape)
         parts = self.loss(exits.outputs, actions, mask * exits.loss_weights[:, None, None])
+        parts = self.loss.add_critic(parts, exits.outputs[-1], partial(self.critic_windows, batch, steps))
         return self.add_penalty(self.add_exit_loss(parts, exits, actions, steps.between(first)))
+
+    def critic_windows(self, batch: WindowBatch, steps: ContextWindow) -> CriticWindows:
+        """Return the part of a batch from which a critic learns, without burn-in.
+
+        Args:
+            batch: B windows.
+            steps: its steps with observation features.
+        """
+        first, returns = self.window_start(batch), batch.return_to_go / self.tokens.return_scale
+        rewards = torch.cat([returns[:, :-1] - returns[:, 1:], returns[:, -1:]], dim=1)
+        parts = (steps.features, self.tokens.actions(batch.actions), rewards * batch.mask, batch.mask)
+        return CriticWindows(*(part[:, first:] for part in parts), batch.terminated)
+
+    def after_update(self) -> None:
+        super().after_update()
+        self.loss.after_update()
 
     def add_exit_loss(
         self, parts: dict[str, Tensor], exits: ExitOutputs, actions: Tensor, steps: ContextWindow

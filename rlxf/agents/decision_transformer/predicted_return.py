@@ -1,6 +1,7 @@
 """Decision Transformer that predicts the return on which its actions are conditioned."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,8 +54,11 @@ class PredictedReturnModel(DecisionTransformerModel):
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""
         first = self.window_start(batch)
         mask, returns = batch.mask[:, first:], batch.return_to_go[:, first:]
-        y = self.outputs(self.steps(batch), slice(None))
+        steps = self.steps(batch)
+        y = self.outputs(steps, slice(None))
         parts = self.loss(y[:, DECISION_TOKENS], batch.actions[:, first:], mask.to(y.dtype))
+        critic_windows = partial(self.critic_windows, batch, steps)
+        parts = self.loss.add_critic(parts, y[:, DECISION_TOKENS], critic_windows)
         error = masked_mean(self.return_head.error(y[:, FIRST_TOKENS], returns), mask)
         return self.add_penalty(parts | {"loss": parts["loss"] + error, "return_loss": error})
 

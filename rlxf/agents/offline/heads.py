@@ -2,15 +2,14 @@
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, select_choices
-from rlxf.agents.common.losses import categorical_kl, cross_entropies, gaussian_kl, masked_mean, squared_error
+from rlxf.agents.common.losses import categorical_kl, cross_entropies, gaussian_kl, squared_error
 
 MAX_SQUASHED_ACTION = 1 - 1e-6
 """Largest absolute value of a squashed action before atanh, which is infinite at 1."""
@@ -37,6 +36,8 @@ def categorical_entropy(logits: tuple[Tensor, ...]) -> Tensor:
     return torch.stack([-(log.exp() * log).sum(dim=-1) for log in logs]).sum(0)
 
 
+TARGET_NOISE, MAX_TARGET_NOISE = 0.2, 0.5
+"""Standard deviation and largest absolute value of noise on actions of targets, scaled to [-1, 1]."""
 LOG_STD_RANGE = (-5.0, 2.0)
 """Range of the log standard deviation of `SquashedGaussianHead`, as in the code of Zheng et al. 2022."""
 
@@ -65,6 +66,17 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         """Return the most likely actions for y (..., C), or a sample, in the dataset's encoding."""
+
+    @abstractmethod
+    def network_action(self, y: Tensor) -> Tensor:
+        """Return the action for y (..., C) as a differentiable input (..., A) of a critic.
+
+        It is the deterministic action scaled to [-1, 1], or the probabilities of all choices.
+        """
+
+    def add_target_noise(self, action: Tensor) -> Tensor:
+        """Add noise to an action (..., A) of a critic's target; by default none."""
+        return action
 
     @abstractmethod
     def distillation_loss(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
@@ -111,6 +123,15 @@ class DeterministicHead(Head):
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         return self.actions.unscale(self._scaled(y))
 
+    def network_action(self, y: Tensor) -> Tensor:
+        return self._scaled(y)
+
+    def add_target_noise(self, action: Tensor) -> Tensor:
+        """Add clipped Gaussian noise; source: Fujimoto et al. 2018, arXiv:1802.09477, section 5.3."""
+        noise = (TARGET_NOISE * torch.randn_like(action)).clamp(-MAX_TARGET_NOISE, MAX_TARGET_NOISE)
+        noisy = action + noise
+        return torch.where(self.actions.bounded, noisy.clamp(-1, 1), noisy)
+
     def distillation_loss(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
         """Compute the squared error; the temperature is ignored."""
         with torch.no_grad():
@@ -153,6 +174,10 @@ class SquashedGaussianHead(StochasticHead):
         u = mean if deterministic else mean + log_std.exp() * torch.randn_like(mean)
         return self.actions.unscale(torch.where(self.actions.bounded, u.tanh(), u))
 
+    def network_action(self, y: Tensor) -> Tensor:
+        mean, _ = self._moments(y)
+        return torch.where(self.actions.bounded, mean.tanh(), mean)
+
     def distillation_loss(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
         with torch.no_grad():
             target = teacher._moments(teacher_y)
@@ -189,6 +214,9 @@ class CategoricalHead(StochasticHead):
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         return self.actions.from_choices(select_choices(self.logits(y), deterministic))
 
+    def network_action(self, y: Tensor) -> Tensor:
+        return torch.cat([x.softmax(dim=-1) for x in self.logits(y)], dim=-1)
+
     def distillation_loss(self, y: Tensor, teacher: Self, teacher_y: Tensor, temperature: float) -> Tensor:
         """Compute the sum of the distances of the discrete components."""
         with torch.no_grad():
@@ -200,106 +228,3 @@ class CategoricalHead(StochasticHead):
         """Compute the logits (..., A) of each discrete component for y (..., C)."""
         logits: Tensor = self.net(y)
         return logits.split(self.actions.sizes, dim=-1)
-
-
-@dataclass(frozen=True)
-class Imitation:
-    """Behavior cloning: ``mean of error(a_t)`` over the real (unpadded) steps.
-
-    The error is the squared error for Box actions and the cross-entropy for discrete actions.
-
-    Source: Chen et al. 2021, arXiv:2106.01345, section 3.
-    """
-
-    paper: ClassVar[str] = "Chen et al. 2021, arXiv:2106.01345"
-
-    def build(self, width: int, actions: BoxActions | DiscreteActions) -> "ImitationLoss":
-        """Build the loss and its head."""
-        head: type[Any] = actions.select(continuous=DeterministicHead, discrete=CategoricalHead)
-        return ImitationLoss(head(width, actions))
-
-
-@dataclass(frozen=True)
-class MaximumEntropy:
-    r"""Maximum entropy: ``mean of -log p(a_t) - lambda H`` over the real (unpadded) steps.
-
-    lambda > 0 is the dual variable of the constraint ``H >= beta`` on the entropy H. It is trained jointly
-    and minimizes ``lambda (H - beta)``, so it grows while the entropy is below beta. Box actions are drawn
-    from a squashed Gaussian.
-
-    Source: Zheng et al. 2022, arXiv:2202.05607, section 4, equations 6 to 8.
-
-    Args:
-        temperature: initial lambda, which is logged as ``ent_coef``; not a softmax temperature.
-        target_entropy: beta, in nats. None: -A for Box actions of A dimensions, as in the paper; a fifth of
-            the largest entropy for discrete actions.
-
-    Raises:
-        ValueError: if temperature is not finite and more than 0, or target_entropy is not finite.
-    """
-
-    paper: ClassVar[str] = "Zheng et al. 2022, arXiv:2202.05607"
-    temperature: float = 0.1
-    target_entropy: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be finite and more than 0, got {self.temperature}")
-        if self.target_entropy is not None and not math.isfinite(self.target_entropy):
-            raise ValueError(f"target_entropy must be finite, or None, got {self.target_entropy}")
-
-    def build(self, width: int, actions: BoxActions | DiscreteActions) -> "MaximumEntropyLoss":
-        """Build the loss and its head."""
-        head: type[Any] = actions.select(continuous=SquashedGaussianHead, discrete=CategoricalHead)
-        return MaximumEntropyLoss(head(width, actions), self.temperature, self.target_entropy)
-
-
-class ImitationLoss(nn.Module):
-    """Loss of `Imitation` with its action head."""
-
-    def __init__(self, head: Head):
-        super().__init__()
-        self.head = head
-
-    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        """Compute "loss" from y (..., C), the actions of the dataset, and weights (...), 0 for padding."""
-        return {"loss": masked_mean(self.head.error(y, actions), weight)}
-
-
-class MaximumEntropyLoss(nn.Module):
-    """Loss of `MaximumEntropy` with its action head and log lambda."""
-
-    def __init__(self, head: StochasticHead, temperature: float, target_entropy: float | None):
-        super().__init__()
-        self.head = head
-        self.target_entropy = head.default_target_entropy() if target_entropy is None else target_entropy
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
-
-    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        """Compute "loss" and its parts from y (..., C), the actions of the dataset, and weights (...).
-
-        Padding has weight 0.
-        """
-        error = masked_mean(self.head.error(y, actions), weight)
-        entropy = masked_mean(self.head.entropy(y), weight)
-        temperature = self.log_temperature.exp()
-        dual = temperature * (entropy.detach() - self.target_entropy)
-        parts = {"nll": error, "entropy": entropy, "ent_coef": temperature, "ent_coef_loss": dual}
-        return {"loss": error - temperature.detach() * entropy + dual} | parts
-
-
-Objective: TypeAlias = Imitation | MaximumEntropy
-OBJECTIVES: dict[str, type[Objective]] = {choice.__name__: choice for choice in (Imitation, MaximumEntropy)}
-
-
-def objective_from_json(data: dict[str, Any]) -> Objective:
-    """Restore an objective from the result of `rlxf.attention.registry.technique_to_json`.
-
-    Raises:
-        ValueError: if the name is unknown.
-    """
-    options = dict(data)
-    name = options.pop("name", None)
-    if name not in OBJECTIVES:
-        raise ValueError(f"unknown objective {name!r}; use one of {', '.join(OBJECTIVES)}")
-    return OBJECTIVES[name](**options)

@@ -75,16 +75,20 @@ class OfflineUpdate:
         self._metrics.update((name, list(values)) for name, values in metrics.items())
 
 
+UNCLIPPED = ("loss.log_temperature", "loss.critic.")
+"""Beginnings of the names of parameters without weight decay and gradient clipping."""
+
+
 def warmup_factor(update: int, updates: int) -> float:
     """Compute the learning-rate factor ``min(1, (update + 1) / updates)``; ``update`` counts from 0."""
     return min(1.0, (update + 1) / max(1, updates))
 
 
 def make_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """Create AdamW; the dual variable of the entropy is excluded from weight decay and gradient clipping."""
+    """Create AdamW; critics and the dual variable of the entropy have neither weight decay nor clipping."""
     weights = dict(model.named_parameters())
-    dual = [weights.pop(name) for name in list(weights) if name.endswith("log_temperature")]
-    groups: list[dict[str, Any]] = [{"params": [*weights.values()]}, {"params": dual, "weight_decay": 0.0}]
+    apart = [weights.pop(name) for name in list(weights) if name.startswith(UNCLIPPED)]
+    groups: list[dict[str, Any]] = [{"params": [*weights.values()]}, {"params": apart, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay, fused=True)
 
 

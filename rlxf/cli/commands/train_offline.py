@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from tyro.conf import arg
 
 from rlxf.agents.decision_transformer import KZL, ODT, DecisionTransformer, Imitation, decision_transformer
-from rlxf.agents.offline.heads import OBJECTIVES
+from rlxf.agents.offline.objectives import OBJECTIVES
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
 from rlxf.cli.options import (

@@ -12,15 +12,13 @@ from rlxf.agents.common.losses import cross_entropies, masked_mean
 from rlxf.agents.offline.heads import (
     CategoricalHead,
     DeterministicHead,
-    Imitation,
-    MaximumEntropy,
     SquashedGaussianHead,
     categorical_entropy,
     clamped_atanh,
     log_tanh_derivative,
     normal_log_prob,
-    objective_from_json,
 )
+from rlxf.agents.offline.objectives import Imitation, MaximumEntropy, objective_from_json
 from rlxf.agents.offline.optimizer_step import warmup_factor
 from rlxf.attention.registry import technique_to_json
 

@@ -1,0 +1,263 @@
+"""Training objectives of offline agents: imitation, maximum entropy, and imitation with a critic."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rlxf.agents.common.actions import BoxActions, DiscreteActions
+from rlxf.agents.common.losses import masked_mean
+from rlxf.agents.offline.critic import CriticWindows, TwinQ, frozen_copy, window_targets
+from rlxf.agents.offline.heads import (
+    CategoricalHead,
+    DeterministicHead,
+    Head,
+    SquashedGaussianHead,
+    StochasticHead,
+)
+from rlxf.attention import TransformerSpec
+from rlxf.attention.technique import check_finite_number, check_int, check_positive
+
+SMALLEST_SCALE = 1e-6
+"""Smallest divisor of action values."""
+
+
+class ObjectiveLoss(nn.Module, ABC):
+    """Base class of the losses of objectives, with their action head."""
+
+    head: Head
+
+    @abstractmethod
+    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """Compute "loss" and its parts from y (..., C), the actions of the dataset, and weights (...).
+
+        Padding has weight 0.
+        """
+
+    def add_critic(
+        self, parts: dict[str, Tensor], y: Tensor, windows: Callable[[], CriticWindows]
+    ) -> dict[str, Tensor]:
+        """Return the parts of the loss with those of a critic; without one, they are unchanged.
+
+        Args:
+            parts: result of `forward`.
+            y: outputs of the transformer, (B, K, C).
+            windows: function that returns the batch for the critic.
+        """
+        return parts
+
+    def after_update(self) -> None:  # optional
+        """Update state that depends on the weights, after each optimizer step."""
+
+
+class ObjectiveSpec:
+    """Base class of the objectives."""
+
+    def check(self, core: TransformerSpec, context: str) -> None:
+        """Raise ValueError unless the objective supports a core and a `DecisionTransformer`'s ``context``."""
+
+
+@dataclass(frozen=True)
+class Imitation(ObjectiveSpec):
+    """Behavior cloning: ``mean of error(a_t)`` over the real (unpadded) steps.
+
+    The error is the squared error for Box actions and the cross-entropy for discrete actions.
+
+    Source: Chen et al. 2021, arXiv:2106.01345, section 3.
+    """
+
+    paper: ClassVar[str] = "Chen et al. 2021, arXiv:2106.01345"
+
+    def build(self, width: int, actions: BoxActions | DiscreteActions, features: int) -> "ImitationLoss":
+        """Build the loss and its head; arguments as in `QRegularized.build`."""
+        head: type[Any] = actions.select(continuous=DeterministicHead, discrete=CategoricalHead)
+        return ImitationLoss(head(width, actions))
+
+
+@dataclass(frozen=True)
+class MaximumEntropy(ObjectiveSpec):
+    r"""Maximum entropy: ``mean of -log p(a_t) - lambda H`` over the real (unpadded) steps.
+
+    lambda > 0 is the dual variable of the constraint ``H >= beta`` on the entropy H. It is trained jointly
+    and minimizes ``lambda (H - beta)``, so it grows while the entropy is below beta. Box actions are drawn
+    from a squashed Gaussian.
+
+    Source: Zheng et al. 2022, arXiv:2202.05607, section 4, equations 6 to 8.
+
+    Args:
+        temperature: initial lambda, which is logged as ``ent_coef``; not a softmax temperature.
+        target_entropy: beta, in nats. None: -A for Box actions of A dimensions, as in the paper; a fifth of
+            the largest entropy for discrete actions.
+
+    Raises:
+        ValueError: if temperature is not finite and more than 0, or target_entropy is not finite.
+    """
+
+    paper: ClassVar[str] = "Zheng et al. 2022, arXiv:2202.05607"
+    temperature: float = 0.1
+    target_entropy: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and more than 0, got {self.temperature}")
+        if self.target_entropy is not None and not math.isfinite(self.target_entropy):
+            raise ValueError(f"target_entropy must be finite, or None, got {self.target_entropy}")
+
+    def build(self, width: int, actions: BoxActions | DiscreteActions, features: int) -> "MaximumEntropyLoss":
+        """Build the loss and its head; arguments as in `QRegularized.build`."""
+        head: type[Any] = actions.select(continuous=SquashedGaussianHead, discrete=CategoricalHead)
+        return MaximumEntropyLoss(head(width, actions), self.temperature, self.target_entropy)
+
+
+class ImitationLoss(ObjectiveLoss):
+    """Loss of `Imitation` with its action head."""
+
+    def __init__(self, head: Head):
+        super().__init__()
+        self.head = head
+
+    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        return {"loss": masked_mean(self.head.error(y, actions), weight)}
+
+
+class MaximumEntropyLoss(ObjectiveLoss):
+    """Loss of `MaximumEntropy` with its action head and log lambda."""
+
+    def __init__(self, head: StochasticHead, temperature: float, target_entropy: float | None):
+        super().__init__()
+        self.head = head
+        self.target_entropy = head.default_target_entropy() if target_entropy is None else target_entropy
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+
+    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        error = masked_mean(self.head.error(y, actions), weight)
+        entropy = masked_mean(self.head.entropy(y), weight)
+        temperature = self.log_temperature.exp()
+        dual = temperature * (entropy.detach() - self.target_entropy)
+        parts = {"nll": error, "entropy": entropy, "ent_coef": temperature, "ent_coef_loss": dual}
+        return {"loss": error - temperature.detach() * entropy + dual} | parts
+
+
+@dataclass(frozen=True)
+class QRegularized(ObjectiveSpec):
+    r"""Imitation with a critic: ``error(a) - eta Q(s, pi(s)) / mean |Q|``.
+
+    Two action values Q are trained on the returns within windows, with the smaller one of two target
+    networks, ``Q' <- (1 - tau) Q' + tau Q``, at the last step of a window (`window_targets`). The policy
+    stays near the actions of the data and prefers those of high value. It can therefore combine parts of
+    several episodes, which imitation alone cannot.
+
+    Source: Hu et al. 2024, arXiv:2405.17098 (QT), section 4; with the normalization of TD3+BC (Fujimoto and
+    Gu 2021, arXiv:2106.06860, section 4), and noise on target actions (TD3, arXiv:1802.09477, section 5.3).
+
+    Args:
+        eta: weight of the values; 0 is imitation.
+        discount: discount factor of the values.
+        target_rate: tau, the rate at which target networks follow.
+        hidden_sizes: widths of the hidden layers of the action values.
+
+    Raises:
+        TypeError: if a number has the wrong type.
+        ValueError: if eta or target_rate is not positive, target_rate is above 1, or discount is not from 0
+            to below 1.
+    """
+
+    paper: ClassVar[str] = "Hu et al. 2024, arXiv:2405.17098"
+    eta: float = 1.0
+    discount: float = 0.99
+    target_rate: float = 0.005
+    hidden_sizes: tuple[int, ...] = (256, 256)
+
+    def __post_init__(self) -> None:
+        check_positive("QRegularized eta", self.eta)
+        check_positive("QRegularized target_rate", self.target_rate)
+        check_finite_number("QRegularized discount", self.discount)
+        if self.target_rate > 1:
+            raise ValueError(f"QRegularized target_rate must be at most 1, got {self.target_rate}")
+        if not 0 <= self.discount < 1:
+            raise ValueError(f"QRegularized discount must be from 0 to below 1, got {self.discount}")
+        for size in self.hidden_sizes:
+            check_int("QRegularized hidden_sizes", size)
+        object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
+
+    def check(self, core: TransformerSpec, context: str) -> None:
+        core.depth.check_no_early_exit(f"objective={self}")
+        if context != "window":
+            raise ValueError(f"objective={self} learns from windows that end alike; use context='window'")
+
+    def build(self, width: int, actions: BoxActions | DiscreteActions, features: int) -> "QRegularizedLoss":
+        """Build the loss, its head and the critic.
+
+        Args:
+            width: width of the outputs of the transformer.
+            actions: encoding of actions.
+            features: number of features of an observation.
+        """
+        head: type[Head] = actions.select(continuous=DeterministicHead, discrete=CategoricalHead)
+        return QRegularizedLoss(self, head(width, actions), TwinQ(features, actions, self.hidden_sizes))
+
+
+class QRegularizedLoss(ObjectiveLoss):
+    """Loss of `QRegularized` with its action head, action values and target networks."""
+
+    def __init__(self, spec: QRegularized, head: Head, critic: TwinQ):
+        super().__init__()
+        self.spec, self.head, self.critic = spec, head, critic
+        self.target = frozen_copy(critic)
+
+    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        error = masked_mean(self.head.error(y, actions), weight)
+        return {"loss": error, "imitation_loss": error}
+
+    def add_critic(
+        self, parts: dict[str, Tensor], y: Tensor, windows: Callable[[], CriticWindows]
+    ) -> dict[str, Tensor]:
+        batch, chosen = windows(), self.head.network_action(y)
+        critic_loss, target = self._critic_loss(chosen[:, -1].detach(), batch)
+        frozen = {name: value.detach() for name, value in self.critic.named_parameters()}
+        q = functional_call(self.critic, frozen, (batch.features.detach(), chosen))[0]
+        value, scale = (masked_mean(x, batch.mask) for x in (q, q.detach().abs()))
+        loss = parts["loss"] - self.spec.eta * value / scale.clamp(min=SMALLEST_SCALE) + critic_loss
+        return parts | {"loss": loss, "critic_loss": critic_loss, "q": value, "q_target": target}
+
+    def _critic_loss(self, last_action: Tensor, windows: CriticWindows) -> tuple[Tensor, Tensor]:
+        """Return the mean squared error of both action values, and the mean target."""
+        x = windows.features.detach()
+        with torch.no_grad():
+            action = self.head.add_target_noise(last_action)
+            last = self.target(x[:, -1], action).amin(dim=0)
+            targets = window_targets(windows.rewards, last, windows.terminated, self.spec.discount)
+        weight = windows.mask.to(x.dtype)
+        weight = torch.cat([weight[:, :-1], (weight[:, -1] * windows.terminated)[:, None]], dim=1)
+        error = (self.critic(x, windows.actions) - targets).square().sum(dim=0)
+        return masked_mean(error, weight), masked_mean(targets, weight)
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        """Move the target networks towards the action values."""
+        for target, value in zip(self.target.buffers(), self.critic.parameters(), strict=True):
+            target.lerp_(value, self.spec.target_rate)
+
+
+Objective: TypeAlias = Imitation | MaximumEntropy | QRegularized
+OBJECTIVES: dict[str, type[Objective]] = {
+    choice.__name__: choice for choice in (Imitation, MaximumEntropy, QRegularized)
+}
+
+
+def objective_from_json(data: dict[str, Any]) -> Objective:
+    """Restore an objective from the result of `rlxf.attention.registry.technique_to_json`.
+
+    Raises:
+        ValueError: if the name is unknown.
+    """
+    options = dict(data)
+    name = options.pop("name", None)
+    if name not in OBJECTIVES:
+        raise ValueError(f"unknown objective {name!r}; use one of {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name](**options)

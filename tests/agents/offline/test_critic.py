@@ -1,0 +1,179 @@
+"""Tests of the critic: targets within windows, action values, and the objective that uses them."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlxf import DecisionTransformer
+from rlxf.agents.common.actions import action_encoder
+from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.offline.critic import TwinQ, frozen_copy, window_targets
+from rlxf.agents.offline.objectives import Imitation, QRegularized
+from rlxf.attention import CALM
+from rlxf.data import Windows
+from tests.agents.decision_transformer.worlds import ACTIONS, shown, small_agent, some_trajectories
+
+BOX = spaces.Box(np.array([-2, -1], np.float32), np.array([2, 3], np.float32))
+
+
+def slow_targets(rewards, last_value, terminated, discount):
+    """Return the targets of one window by the formula of the paper."""
+    n = len(rewards) - 1
+    targets = []
+    for i in range(n + 1):
+        end = n + 1 if terminated else n
+        total = sum(discount ** (j - i) * rewards[j] for j in range(i, end))
+        targets.append(total if terminated else total + discount ** (n - i) * last_value)
+    return targets
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.9, 0.999])
+def test_targets_are_discounted_sums_up_to_the_last_step(discount):
+    rewards = torch.randn(6, 5, dtype=torch.float64)
+    values, ends = torch.randn(6, dtype=torch.float64), torch.tensor([True, False] * 3)
+    expected = [
+        slow_targets(r.tolist(), v.item(), e.item(), discount)
+        for r, v, e in zip(rewards, values, ends, strict=True)
+    ]
+    found = window_targets(rewards, values, ends, discount)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+
+
+def test_rewards_after_the_last_step_of_an_unfinished_episode_have_no_effect():
+    rewards, value, ends = torch.randn(1, 4), torch.tensor([2.0]), torch.tensor([False])
+    changed = rewards.clone()
+    changed[0, -1] = 1e6
+    assert torch.equal(*(window_targets(r, value, ends, 0.9) for r in (rewards, changed)))
+
+
+def test_values_of_discrete_actions_are_expectations_over_probabilities():
+    actions = action_encoder(spaces.Discrete(3))
+    critic, x = TwinQ(4, actions, (8,)), torch.randn(5, 4)
+    each = torch.stack([critic(x, actions(torch.full((5,), a))) for a in range(3)], dim=-1)
+    p = torch.rand(5, 3).softmax(dim=-1)
+    torch.testing.assert_close(critic(x, p), (each * p).sum(dim=-1))
+
+
+def test_both_action_values_depend_on_box_actions():
+    actions = action_encoder(BOX)
+    critic, x, a = TwinQ(4, actions, (8,)), torch.randn(5, 4), torch.randn(5, 2, requires_grad=True)
+    for q in critic(x, a):
+        (gradient,) = torch.autograd.grad(q.sum(), a, retain_graph=True)
+        assert (gradient != 0).all()
+
+
+def test_a_frozen_copy_has_buffers_in_the_order_of_the_parameters():
+    critic = TwinQ(4, action_encoder(BOX), (8, 8))
+    target = frozen_copy(critic)
+    assert [*target.parameters()] == []
+    for buffer, parameter in zip(target.buffers(), critic.parameters(), strict=True):
+        assert torch.equal(buffer, parameter)
+        assert buffer.data_ptr() != parameter.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["Box", "Discrete", "MultiDiscrete"])
+def test_the_agent_learns_with_a_critic(name):
+    data = some_trajectories(action_space=ACTIONS[name])
+    agent = small_agent(data, objective=QRegularized(hidden_sizes=(16,)), learning_rate=1e-3)
+    before = {key: value.clone() for key, value in agent.policy.state_dict().items()}
+    agent.learn(3)
+    metrics = agent._update.metrics()
+    assert {"imitation_loss", "critic_loss", "q", "q_target"} <= set(metrics)
+    moved = [key for key, value in agent.policy.state_dict().items() if not torch.equal(value, before[key])]
+    for part in ("transformer", "loss.head", "loss.critic", "loss.target"):
+        assert any(key.startswith(part) for key in moved), part
+
+
+def test_target_networks_follow_the_action_values():
+    agent = small_agent(objective=QRegularized(target_rate=0.25, hidden_sizes=(8,)))
+    loss = agent.policy.loss
+    old = [value.clone() for value in loss.target.buffers()]
+    agent.learn(1)
+    for before, value, after in zip(old, loss.critic.parameters(), loss.target.buffers(), strict=True):
+        torch.testing.assert_close(after, before + 0.25 * (value - before))
+
+
+def test_the_value_term_changes_the_policy_and_not_the_critic():
+    agent = small_agent(objective=QRegularized(hidden_sizes=(8,)))
+    model, batch = agent.policy, Windows(agent.trajectories, 5).starting_at([0, 3, 11])
+    parts = model.losses(batch)
+    value = parts["loss"] - parts["imitation_loss"] - parts["critic_loss"]
+    critic, head = model.loss.critic.parameters(), model.loss.head.parameters()
+    gradients = torch.autograd.grad(value, [*critic], allow_unused=True, retain_graph=True)
+    assert all(g is None or not g.any() for g in gradients)
+    assert all((g != 0).any() for g in torch.autograd.grad(value, [*head], retain_graph=True))
+    policy = [p for name, p in model.named_parameters() if not name.startswith("loss.critic")]
+    assert all(g is None for g in torch.autograd.grad(parts["critic_loss"], policy, allow_unused=True))
+
+
+def bandit_action(objective):
+    """Train on episodes of one step, where 0.8 gives 1 and -0.8 gives 0; return the action for return 0."""
+    good = np.arange(60) % 4 == 0
+    rewards = good.astype(np.float32)
+    data = some_trajectories(
+        observation_space=spaces.Box(-1, 1, (1,)),
+        action_space=spaces.Box(-1, 1, (1,)),
+        lengths=(1,) * 60,
+        actions=np.where(good, 0.8, -0.8).astype(np.float32)[:, None],
+        rewards=rewards,
+        return_to_go=rewards,
+    )
+    core = decision_transformer(width=16, layers=1, dropout=0.0)
+    agent = DecisionTransformer(data, 1, 3e-3, core=core, objective=objective, seed=0, device="cpu")
+    agent.learn(150)
+    observations = shown(data, np.array([1]))
+    assert observations["return_to_go"] == 0
+    return agent.predict(observations)[0].item()
+
+
+def test_the_critic_moves_actions_to_those_of_higher_value():
+    assert bandit_action(Imitation()) < -0.5
+    assert bandit_action(QRegularized(eta=20.0, hidden_sizes=(32,))) > 0
+
+
+def test_steps_that_end_an_episode_are_marked():
+    data = some_trajectories(lengths=(3, 5), terminated=np.array([True, False]))
+    windows = Windows(data, 2)
+    assert windows.starting_at([0, 1, 2, 3, 6, 7]).terminated.tolist() == [False, True, True, *[False] * 3]
+
+
+def save_third_update(file, local, _):
+    """Save the agent after its third update, and end the training."""
+    agent = local["self"]
+    if agent.num_timesteps == 3:
+        agent.save(file)
+    return agent.num_timesteps < 3
+
+
+def test_resumed_training_is_equal(tmp_path):
+    options = {"objective": QRegularized(hidden_sizes=(8,)), "learning_rate": 1e-3}
+    whole, file = small_agent(**options).learn(6), tmp_path / "half.zip"
+    small_agent(**options).learn(6, callback=partial(save_third_update, file))
+    resumed = small_agent(**options).learn(6, resume_from=file)
+    for name, value in whole.policy.state_dict().items():
+        assert torch.equal(value, resumed.policy.state_dict()[name]), name
+
+
+def test_a_loaded_agent_has_the_objective(tmp_path):
+    agent = small_agent(objective=QRegularized(eta=2.0, hidden_sizes=(8, 4)))
+    agent.save(tmp_path / "agent.zip")
+    assert DecisionTransformer.load(tmp_path / "agent.zip").objective == agent.objective
+
+
+def test_unsuitable_choices_are_refused():
+    for options, message in (
+        ({"eta": 0}, "eta must be above 0"),
+        ({"discount": 1.0}, "discount must be from 0 to below 1"),
+        ({"target_rate": 2}, "target_rate must be at most 1"),
+        ({"hidden_sizes": (0,)}, "hidden_sizes must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            QRegularized(**options)
+    data = some_trajectories(action_space=ACTIONS["Discrete"])
+    early = replace(small_agent().core, depth=CALM(confidence="softmax"))
+    with pytest.raises(ValueError, match=r"objective=QRegularized\(.* needs outputs of one depth"):
+        small_agent(data, objective=QRegularized(), core=early)
