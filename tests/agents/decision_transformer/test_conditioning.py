@@ -1,0 +1,165 @@
+"""Tests of conditioning on returns that the model predicts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rlxf import DecisionTransformer
+from rlxf.agents.decision_transformer.conditioning import (
+    DistributionHead,
+    ExpectileHead,
+    MaxReturn,
+    SampledReturn,
+    expectile_loss,
+)
+from rlxf.agents.decision_transformer.model import DECISION_TOKENS, FIRST_TOKENS
+from rlxf.attention import CALM
+from rlxf.data import Windows
+from tests.agents.decision_transformer.worlds import (
+    ACTIONS,
+    K,
+    replay,
+    shown,
+    small_agent,
+    some_trajectories,
+)
+
+PREDICTED = {"MaxReturn": MaxReturn(), "SampledReturn": SampledReturn(bins=7)}
+
+
+@pytest.mark.parametrize("m", [0.5, 0.9, 0.99])
+def test_expectile_loss_is_smallest_at_the_expectile(m):
+    x = torch.randn(2_000, dtype=torch.float64)
+    candidates = torch.linspace(-4, 4, 8_001, dtype=torch.float64)
+    best = candidates[torch.stack([expectile_loss(x - c, m).mean() for c in candidates]).argmin()]
+    above, below = (x - best).clamp(min=0).mean(), (best - x).clamp(min=0).mean()
+    torch.testing.assert_close(m * above, (1 - m) * below, rtol=0.02, atol=1e-3)  # first-order condition
+    if m == 0.5:
+        torch.testing.assert_close(best, x.mean(), rtol=0, atol=1e-3)
+
+
+def test_expectile_head_predicts_in_the_units_of_the_data():
+    head = ExpectileHead(3, 0.9)
+    head.fit(np.array([100.0, 300.0], np.float32))
+    y = torch.randn(5, 3)
+    predicted = head.choose(y, deterministic=True)
+    torch.testing.assert_close(predicted, 100 + 200 * head.net(y)[:, 0])
+    torch.testing.assert_close(head.error(y, predicted), torch.zeros(5), rtol=0, atol=1e-10)
+
+
+def test_distribution_is_tilted_to_high_returns():
+    head, y = DistributionHead(3, bins=5, optimality=4.0), torch.randn(2, 3)
+    head.fit(np.array([-10.0, 10.0], np.float32))
+    p, values = head.net(y).softmax(dim=-1), [-10.0, -5.0, 0.0, 5.0, 10.0]
+    for row in range(2):
+        weights = [p[row, n].item() * np.exp(4 * (v + 10) / 20) for n, v in enumerate(values)]
+        mean = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+        assert head.choose(y, deterministic=True)[row].item() == pytest.approx(mean, abs=1e-4)
+    torch.manual_seed(0)
+    samples = head.choose(y[:1].expand(20_000, 3), deterministic=False)
+    frequency = torch.stack([(samples == v).float().mean() for v in values])
+    torch.testing.assert_close(frequency, head.tilted_probabilities(y)[0], rtol=0, atol=0.02)
+
+
+def test_error_of_the_distribution_is_that_of_the_nearest_value():
+    head, y = DistributionHead(3, bins=3, optimality=1.0), torch.randn(4, 3)
+    head.fit(np.array([0.0, 2.0], np.float32))
+    error = head.error(y, torch.tensor([0.4, 0.6, 1.2, 1.9]))
+    logs = head.net(y).log_softmax(dim=-1)
+    torch.testing.assert_close(error, -logs[range(4), [0, 1, 1, 2]])
+
+
+@pytest.mark.parametrize("conditioning", PREDICTED.values(), ids=PREDICTED)
+def test_prediction_depends_on_earlier_returns_only_and_the_action_on_the_newest(conditioning):
+    agent = small_agent(conditioning=conditioning)
+    model, batch = agent.policy.eval(), Windows(agent.trajectories, K).starting_at([0])
+    column = 2
+    changed = batch.return_to_go.clone()
+    changed[0, column] += 3
+    before, after = (
+        model.outputs(model.steps(each), slice(None))
+        for each in (batch, replace(batch, return_to_go=changed))
+    )
+    state = (before - after)[0, FIRST_TOKENS].abs().amax(dim=-1)
+    decision = (before - after)[0, DECISION_TOKENS].abs().amax(dim=-1)
+    assert (state[: column + 1] == 0).all()
+    assert (state[column + 1 :] > 1e-5).all()
+    assert (decision[:column] == 0).all()
+    assert (decision[column:] > 1e-5).all()
+
+
+@pytest.mark.parametrize("conditioning", PREDICTED.values(), ids=PREDICTED)
+def test_acting_uses_predicted_returns_as_learned(conditioning):
+    agent = small_agent(conditioning=conditioning)
+    model = agent.policy.eval()
+    for _, actions, state in replay(agent, agent.trajectories):
+        y = model.outputs(state, slice(None))
+        predicted = model.return_head.choose(y[:, FIRST_TOKENS], deterministic=True)
+        torch.testing.assert_close(state.return_to_go[:, -1], predicted[:, -1], rtol=1e-5, atol=1e-5)
+        chosen = model.loss.head.choose(y[:, DECISION_TOKENS][:, -1], deterministic=True)
+        np.testing.assert_allclose(actions, chosen.detach().numpy(), atol=1e-5)
+
+
+def test_losses_are_those_of_actions_and_returns():
+    agent = small_agent(conditioning=MaxReturn(0.8))
+    model, batch = agent.policy.eval(), Windows(agent.trajectories, K).starting_at([0, 4])
+    parts, y = model.losses(batch), model.outputs(model.steps(batch), slice(None))
+    head, mask = model.return_head, batch.mask
+    low, high = agent.trajectories.return_to_go.min(), agent.trajectories.return_to_go.max()
+    target = (batch.return_to_go - float(low)) / float(high - low)
+    u = target - head.net(y[:, FIRST_TOKENS])[..., 0]
+    expected = (torch.where(u < 0, 0.2, 0.8) * u**2)[mask].mean()
+    torch.testing.assert_close(parts["return_loss"], expected)
+    actions = model.loss.head.error(y[:, DECISION_TOKENS], batch.actions)[mask].mean()
+    torch.testing.assert_close(parts["loss"], actions + expected)
+
+
+@pytest.mark.parametrize("action_space", ["Discrete", "MultiDiscrete"])
+@pytest.mark.parametrize("conditioning", PREDICTED.values(), ids=PREDICTED)
+def test_the_agent_learns_acts_and_loads(conditioning, action_space, tmp_path):
+    data = some_trajectories(action_space=ACTIONS[action_space])
+    agent = small_agent(data, conditioning=conditioning)
+    agent.learn(2)
+    agent.save(tmp_path / "agent.zip")
+    loaded, observations = DecisionTransformer.load(tmp_path / "agent.zip"), shown(data, np.array([0, 3]))
+    assert loaded.conditioning == conditioning
+    actions, state = agent.predict(observations)
+    again, other = loaded.predict(observations)
+    np.testing.assert_array_equal(actions, again)
+    assert torch.equal(state.return_to_go, other.return_to_go)
+
+
+def test_predicted_returns_approach_those_of_the_best_continuations():
+    """Two kinds of episodes begin alike; after training the prediction is near the better return."""
+    lengths = (3,) * 40
+    rewards = np.zeros(120, np.float32)
+    rewards[2::3] = np.where(np.arange(40) % 2, 1.0, 0.0)
+    data = some_trajectories(
+        lengths=lengths,
+        observations=np.tile(np.eye(3, dtype=np.float32), (40, 1)),
+        rewards=rewards,
+        return_to_go=np.repeat(rewards[2::3], 3),
+    )
+    for conditioning, low, high in ((MaxReturn(0.5), 0.3, 0.7), (MaxReturn(0.98), 0.8, 1.1)):
+        agent = small_agent(data, conditioning=conditioning, learning_rate=3e-3, context_length=3)
+        agent.learn(150)
+        _, state = agent.predict(shown(data, np.array([0])))
+        assert low < state.return_to_go[0, -1].item() < high
+
+
+def test_unsuitable_choices_are_refused():
+    for make, message in (
+        (lambda: MaxReturn(1.0), "expectile must be from 0.5 to below 1, got 1.0"),
+        (lambda: MaxReturn(0.2), "expectile must be from 0.5 to below 1, got 0.2"),
+        (lambda: SampledReturn(bins=1), "bins must be at least 2, got 1"),
+        (lambda: SampledReturn(optimality=-1.0), "optimality must not be negative"),
+        (lambda: small_agent(conditioning=MaxReturn(), context="episode"), "use context='window'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+    data = some_trajectories(action_space=ACTIONS["Discrete"])
+    early = replace(small_agent().core, depth=CALM(confidence="softmax"))
+    with pytest.raises(ValueError, match=r"conditioning=MaxReturn\(.*\) needs outputs of one depth"):
+        small_agent(data, conditioning=MaxReturn(), core=early)
