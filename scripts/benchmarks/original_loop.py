@@ -53,7 +53,7 @@ class Batches:
             _padded(returns, self.length),
             _padded(np.arange(start, start + count), self.length),
             _padded(np.ones(count, bool), self.length),
-            np.bool_(False),  # imitation does not use the ends of episodes
+            np.array(False),  # imitation does not use the ends of episodes
         )
 
 

@@ -68,7 +68,8 @@ class DecisionTransformerConfig(TrajectoryConfig):
                 "a Decision Transformer is autoregressive: its core needs causal=True and cross_attention="
                 f"False, got causal={self.core.causal}, cross_attention={self.core.cross_attention}"
             )
-        self.objective.check(self.core, self.context)
+        self.objective.check_core(self.core, self.context)
+        self.objective.check_windows(self.context_length)
         if self.context == "episode" and not self.conditioning.needs_target:
             raise ValueError(
                 f"conditioning={self.conditioning} predicts returns from a window of steps, got "
@@ -182,8 +183,13 @@ class DecisionTransformerModel(TrajectoryModel):
         """
         first, returns = self.window_start(batch), batch.return_to_go / self.tokens.return_scale
         rewards = torch.cat([returns[:, :-1] - returns[:, 1:], returns[:, -1:]], dim=1)
-        parts = (steps.features, self.tokens.actions(batch.actions), rewards * batch.mask, batch.mask)
-        return CriticWindows(*(part[:, first:] for part in parts), batch.terminated)
+        return CriticWindows(
+            features=steps.features[:, first:],
+            actions=self.tokens.actions(batch.actions[:, first:]),
+            rewards=(rewards * batch.mask)[:, first:],
+            mask=batch.mask[:, first:],
+            terminated=batch.terminated,
+        )
 
     def after_update(self) -> None:
         super().after_update()

@@ -11,7 +11,7 @@ from rlxf.agents.common.actions import to_environment
 from rlxf.agents.common.arguments import MissingStateWarning
 from rlxf.agents.mlp.model import MLPModel
 from rlxf.agents.offline.agent import OfflineAgent
-from rlxf.agents.offline.heads import Objective
+from rlxf.agents.offline.objectives import Objective
 from rlxf.agents.offline.observations import EncodedObservation
 
 

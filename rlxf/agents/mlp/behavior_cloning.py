@@ -13,7 +13,7 @@ from torch import Tensor
 from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel, as_sizes
-from rlxf.agents.offline.heads import Imitation, Objective
+from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import EncodedObservation
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset

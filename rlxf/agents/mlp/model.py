@@ -14,8 +14,8 @@ from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.checkpoint import window_memory
 from rlxf.agents.common.numerics import check_parameters
 from rlxf.agents.offline.config import Converter, DatasetInfo, OfflineConfig, check_sizes
-from rlxf.agents.offline.heads import Objective, objective_from_json
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
+from rlxf.agents.offline.objectives import Objective, objective_from_json
 from rlxf.attention.modules import Dropout
 from rlxf.attention.registry import technique_to_json
 from rlxf.data import Trajectories, WindowBatch, Windows
@@ -77,6 +77,7 @@ class MLPConfig(OfflineConfig):
             ValueError: if a value is out of range.
         """
         super().check()
+        self.objective.check_windows(1)
         if len(self.hidden_sizes) > MAX_LAYERS:
             raise ValueError(
                 f"hidden_sizes must be at most {MAX_LAYERS} numbers, got {len(self.hidden_sizes)}"
@@ -164,7 +165,7 @@ class MLPModel(OfflineModel):
             for size, width in pairwise(sizes)
         ]
         self.body = nn.Sequential(*layers)
-        self.loss = config.objective.build(sizes[-1], action_encoder(info.action_space))
+        self.loss = config.objective.build(sizes[-1], action_encoder(info.action_space), self.features.width)
 
     def windows(self, trajectories: Trajectories) -> Windows:
         """Return windows of one step, with the K - 1 observations before it as burn-in."""

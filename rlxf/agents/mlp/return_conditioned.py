@@ -14,7 +14,7 @@ from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel, as_sizes
 from rlxf.agents.offline.agent import ReturnConditionedAgent
 from rlxf.agents.offline.config import DatasetInfo, check_positive
-from rlxf.agents.offline.heads import Imitation, Objective
+from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import default_return_scale
 from rlxf.data import Trajectories

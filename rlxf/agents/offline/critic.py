@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +70,7 @@ def _perceptron(sizes: Sequence[int], outputs: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
 
 
-def frozen_copy(module: nn.Module) -> nn.Module:
+def frozen_copy(module: AnyModule) -> AnyModule:
     """Return a copy of a module with its parameters, in the same order, as buffers."""
     copied = deepcopy(module)
     for part in copied.modules():

@@ -58,7 +58,10 @@ class ObjectiveLoss(nn.Module, ABC):
 class ObjectiveSpec:
     """Base class of the objectives."""
 
-    def check(self, core: TransformerSpec, context: str) -> None:
+    def check_windows(self, steps: int) -> None:  # optional
+        """Raise ValueError unless the objective can be trained on windows of this number of steps."""
+
+    def check_core(self, core: TransformerSpec, context: str) -> None:  # optional
         """Raise ValueError unless the objective supports a core and a `DecisionTransformer`'s ``context``."""
 
 
@@ -128,6 +131,8 @@ class ImitationLoss(ObjectiveLoss):
 class MaximumEntropyLoss(ObjectiveLoss):
     """Loss of `MaximumEntropy` with its action head and log lambda."""
 
+    head: StochasticHead
+
     def __init__(self, head: StochasticHead, temperature: float, target_entropy: float | None):
         super().__init__()
         self.head = head
@@ -185,7 +190,14 @@ class QRegularized(ObjectiveSpec):
             check_int("QRegularized hidden_sizes", size)
         object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
 
-    def check(self, core: TransformerSpec, context: str) -> None:
+    def check_windows(self, steps: int) -> None:
+        if steps < 2:
+            raise ValueError(
+                f"objective={self} learns from the rewards between the steps of a window, got windows of one "
+                f"step; use a DecisionTransformer with context_length of at least 2"
+            )
+
+    def check_core(self, core: TransformerSpec, context: str) -> None:
         core.depth.check_no_early_exit(f"objective={self}")
         if context != "window":
             raise ValueError(f"objective={self} learns from windows that end alike; use context='window'")
@@ -198,7 +210,7 @@ class QRegularized(ObjectiveSpec):
             actions: encoding of actions.
             features: number of features of an observation.
         """
-        head: type[Head] = actions.select(continuous=DeterministicHead, discrete=CategoricalHead)
+        head: type[Any] = actions.select(continuous=DeterministicHead, discrete=CategoricalHead)
         return QRegularizedLoss(self, head(width, actions), TwinQ(features, actions, self.hidden_sizes))
 
 
