@@ -13,10 +13,16 @@ from rlxf.agents.common.actions import to_environment
 from rlxf.agents.common.arguments import MissingStateWarning
 from rlxf.agents.common.calibration import CalibrationMixin, reset_calibration
 from rlxf.agents.common.retrieval import DatastoreMixin, RetrievalPolicy, check_no_datastore
+from rlxf.agents.decision_transformer.conditioning import Conditioning
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.heads import Head
-from rlxf.agents.offline.observations import ConditionedObservation, encode_observations
+from rlxf.agents.offline.observations import (
+    ConditionedObservation,
+    EncodedObservation,
+    encode_observations,
+    initial_actions,
+)
 from rlxf.attention.heads.base import Datastore
 from rlxf.data import Trajectories, Windows, action_encoder
 from rlxf.training import Archive
@@ -27,6 +33,7 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
     """Part of `DecisionTransformer` that acts, conditioned on a target return."""
 
     policy: DecisionTransformerModel
+    conditioning: Conditioning
     _missing_state_warning: MissingStateWarning
 
     @property
@@ -44,10 +51,13 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         super().train(windows, learning_rate)
 
     def encode(
-        self, observation: dict[str, NDArray[Any]], actions: NDArray[Any]
+        self, observation: NDArray[Any] | dict[str, NDArray[Any]], actions: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Encode observations of `rlxf.envs.ReturnToGo` and actions, (E, ...), as in `Trajectories`."""
-        rows = encode_observations(observation["observation"], self.dataset_info)
+        """Encode observations of the agent's environments and actions, (E, ...), as in `Trajectories`."""
+        values: Any = observation
+        if self.conditioning.needs_target:
+            values = values["observation"]
+        rows = encode_observations(values, self.dataset_info)
         return rows, action_encoder(self.dataset_info.action_space)(actions)
 
     def predict(
@@ -60,7 +70,8 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         """Choose actions, as in SB3; ``state`` holds the last K steps, or what the core keeps of the episode.
 
         Args:
-            observation: observation of `rlxf.envs.ReturnToGo`, of a single environment or of E environments.
+            observation: observation of a single environment, or of E environments; of
+                `rlxf.envs.ReturnToGo` if the agent acts for a target return.
             state: state returned by the previous call, a `ContextWindow` or an `EpisodeContext`; None at the
                 beginning.
             episode_start: (E,) bool, True for the first observation of an episode. Observations with time
@@ -73,8 +84,8 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
             state is not modified.
 
         Raises:
-            TypeError: if the observation is not that of a `ReturnToGo`, or the state is not one that
-                `predict` returned.
+            TypeError: if the observation has another structure, or the state is not one that `predict`
+                returned.
             ValueError: if the observation's shape differs from the dataset's, the batch size of ``state`` or
                 ``episode_start`` differs from the observation's, ``state`` is of another agent or device, or
                 a number is NaN or infinite.
@@ -88,6 +99,9 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         with torch.no_grad():
             chosen = self.head.choose(self.policy.newest_output(state), deterministic)
         actions = to_environment(chosen, self.action_space)
+        if not self.conditioning.needs_target:
+            rows = action_encoder(self.dataset_info.action_space)(actions)
+            state = self.observe_action(state, torch.as_tensor(rows, device=self.device))
         return (actions if encoded.batched else actions[0]), state
 
     @torch.no_grad()
@@ -112,8 +126,11 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         return logits, state
 
     def observe_action(self, state: Any, actions: Tensor) -> Any:
-        """Return the state after a step with actions (E,), unchanged; the next observation contains them."""
-        return state
+        """Return the state after a step with actions (E, ...) in the encoding of the dataset.
+
+        If the agent acts for a target return, it is unchanged: the next observation contains the actions.
+        """
+        return self.policy.observe_action(state, actions)
 
     def _append_observation(
         self,
@@ -123,8 +140,7 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         deterministic: bool = True,
     ) -> tuple[ConditionedObservation, Any]:
         """Encode the observation and append it to the context; return both."""
-        encoded = ConditionedObservation.encode(observation, self.dataset_info, self.device)
-        start = encoded.episode_starts(episode_start)
+        encoded, start = self._encode(observation, state, episode_start)
         if self.policy.training:  # eval() visits each module, which takes a tenth of the time of a step
             self.policy.eval()
         all_first = bool(start.all())
@@ -132,6 +148,18 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
             state, None if episode_start is None and not all_first else all_first
         )
         return encoded, self.policy.append_step(state, encoded, start, deterministic)
+
+    def _encode(
+        self, observation: Any, state: Any, episode_start: Any
+    ) -> tuple[ConditionedObservation, Tensor]:
+        """Return the encoded observation, and a mask (E,) of the environments at the start of an episode."""
+        if self.conditioning.needs_target:
+            encoded = ConditionedObservation.encode(observation, self.dataset_info, self.device)
+            return encoded, encoded.episode_starts(episode_start)
+        plain = EncodedObservation.encode(observation, self.dataset_info, self.device)
+        start = plain.episode_starts(episode_start)
+        actions = initial_actions(self.dataset_info, len(start), self.device)
+        return self.policy.continue_episode(plain, state, start, actions), start
 
     def _encode_dataset(self, data: Trajectories, progress_bar: bool) -> Datastore:
         return encode_dataset(self.policy.eval(), self.windows(data), self.device, progress_bar)

@@ -53,7 +53,7 @@ class DecisionTransformer(OnlineFinetuning):
     It has the interface of Stable-Baselines3: ``learn``, ``predict``, ``save``, ``load``, callbacks and
     loggers. ``num_timesteps`` counts updates, not environment steps. Observations are those of
     `rlxf.envs.ReturnToGo`, so the tools of Stable-Baselines3 can evaluate the agent in an environment with
-    this wrapper.
+    this wrapper. If the model predicts the return (``conditioning``), they are those of the environment.
 
     On the CPU, subnormal numbers (below 1e-38) slow training severalfold within minutes. The constructor
     therefore calls ``torch.set_flush_denormal``, which affects the whole process.
@@ -143,6 +143,11 @@ class DecisionTransformer(OnlineFinetuning):
         super().__init__(model, dataset, config, download, tensorboard_log, device, _init_setup_model)
         if env is not None:
             self.set_env(env)
+
+    @property
+    def return_conditioned(self) -> bool:
+        """True if the agent acts for a target return, in environments wrapped in `rlxf.envs.ReturnToGo`."""
+        return self.conditioning.needs_target
 
     def load_pretrained(self, source: "TrajectoryAlgorithm | GTrXLPPO") -> Self:
         """Copy the weights of another model, before `learn`. Heads are not copied.

@@ -16,7 +16,7 @@ from rlxf.agents.offline.config import Converter, DatasetInfo
 from rlxf.agents.offline.critic import CriticWindows
 from rlxf.agents.offline.heads import Head
 from rlxf.agents.offline.objectives import MaximumEntropy, Objective, objective_from_json
-from rlxf.agents.offline.observations import ConditionedObservation
+from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import (
     TOKENS_PER_STEP,
     ContextWindow,
@@ -278,6 +278,26 @@ class DecisionTransformerModel(TrajectoryModel):
             ValueError: if it is of another agent, device or number of environments.
         """
         return self._extend_window(state, encoded, start, self.context_length + self.burn_in_steps)
+
+    def observe_action(self, state: Any, actions: Tensor) -> Any:
+        """Return the state with the actions of the newest step, (E, ...); the next observation has them."""
+        return state
+
+    def continue_episode(
+        self, observation: EncodedObservation, state: Any, start: Tensor, initial_actions: Tensor
+    ) -> ConditionedObservation:
+        """Return the observation with the previous action and the time step that the state contains.
+
+        Args:
+            observation: observation without a target return.
+            state: state after the previous step; None for none.
+            start: (E,) bool, environments at the first step of an episode.
+            initial_actions: previous actions at the first step, (E, ...).
+
+        Raises:
+            TypeError, ValueError: if the state does not fit, see `append_step`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} acts for a target return")
 
     def _extend_window(
         self, window: ContextWindow | None, encoded: ConditionedObservation, start: Tensor, length: int

@@ -97,8 +97,8 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
 
         Raises:
             ValueError: if a number is out of range, the agent was loaded without a dataset, its policy is
-                deterministic (train it with ``objective=MaximumEntropy()``), or its settings or data differ
-                from those in ``resume_from``.
+                deterministic (train it with ``objective=MaximumEntropy()``), the agent predicts the return,
+                or its settings or data differ from those in ``resume_from``.
             DatasetError: if the environment's spaces differ from those of the dataset.
             FileNotFoundError: if ``resume_from`` does not exist.
             CheckpointError: if the file is truncated, altered or of a different format, or was not written
@@ -106,6 +106,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         """
         self.ranks.check_single_process("learn_online")
         self.policy.check_window("learn_online")
+        self._check_target()
         sizes = {"round_steps": round_steps, "round_updates": round_updates}
         sizes |= {"replay_episodes": replay_episodes}
         check_sizes(steps=steps, log_interval=log_interval, **sizes)
@@ -196,6 +197,13 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         if self.seed is not None:
             seed = int(np.random.SeedSequence([self.seed, self.num_timesteps]).generate_state(1)[0])
         rounds.load_archive(archive, self.device, seed)
+
+    def _check_target(self) -> None:
+        if not self.return_conditioned:
+            raise ValueError(
+                f"learn_online collects episodes for a target return, got conditioning={self.conditioning}; "
+                f"train the agent with conditioning=TargetReturn()"
+            )
 
     @contextmanager
     def _collecting_in(

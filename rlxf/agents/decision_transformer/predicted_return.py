@@ -17,8 +17,8 @@ from rlxf.agents.decision_transformer.model import (
     DecisionTransformerModel,
 )
 from rlxf.agents.offline.config import DatasetInfo
-from rlxf.agents.offline.observations import ConditionedObservation
-from rlxf.agents.offline.trajectory_model import ContextWindow
+from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
+from rlxf.agents.offline.trajectory_model import ContextWindow, check_context
 from rlxf.data import Trajectories, WindowBatch
 
 
@@ -72,3 +72,21 @@ class PredictedReturnModel(DecisionTransformerModel):
         return replace(
             window, return_to_go=torch.cat([window.return_to_go[:, :-1], predicted[:, None]], dim=1)
         )
+
+    def observe_action(self, state: ContextWindow, actions: Tensor) -> ContextWindow:
+        """Return the state with the actions of the newest step, (E, ...)."""
+        return replace(state, actions=torch.cat([state.actions[:, :-1], actions[:, None]], dim=1))
+
+    def continue_episode(
+        self, observation: EncodedObservation, state: Any, start: Tensor, initial_actions: Tensor
+    ) -> ConditionedObservation:
+        zeros = torch.zeros_like(start, dtype=torch.long)
+        encoded = ConditionedObservation.without_target(observation, initial_actions, zeros)
+        if state is None:
+            return encoded
+        layout = self._window_layout(encoded, self.context_length + self.burn_in_steps)
+        check_context(state, layout, len(start), start.device)
+        first = start.view(-1, *(1,) * (initial_actions.ndim - 1))
+        actions = torch.where(first, initial_actions, state.actions[:, -1])
+        time_steps = (state.time_steps[:, -1] + 1).masked_fill(start, 0)
+        return replace(encoded, previous_action=actions, time_steps=time_steps)

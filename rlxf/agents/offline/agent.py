@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import gymnasium
 import torch
@@ -26,11 +26,14 @@ from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
 class OfflineAgent(OfflineAlgorithm):
     """`OfflineAlgorithm` whose model acts in the environments of its data."""
 
-    return_conditioned: ClassVar[bool] = False
-    """True if the agent acts for a target return, in environments wrapped in `rlxf.envs.ReturnToGo`."""
     trust: bool
     _warned_versions: set[str]
     """Ids of environments for which a warning about a different version was given."""
+
+    @property
+    def return_conditioned(self) -> bool:
+        """True if the agent acts for a target return, in environments wrapped in `rlxf.envs.ReturnToGo`."""
+        return False
 
     def make_env(
         self,
@@ -169,7 +172,10 @@ class OfflineAgent(OfflineAlgorithm):
 class ReturnConditionedAgent(OfflineAgent):
     """`OfflineAgent` that is conditioned on a target return, with the observations of `ReturnToGo`."""
 
-    return_conditioned = True
+    @property
+    def return_conditioned(self) -> bool:
+        """True, see `OfflineAgent`."""
+        return True
 
     def _set_dataset(self, trajectories: Trajectories) -> None:
         """Set the training data; warn if all episodes have the same return."""
@@ -184,13 +190,14 @@ class ReturnConditionedAgent(OfflineAgent):
         super()._set_dataset(trajectories)
 
     def set_env(self, env: VecEnv, force_reset: bool = True) -> None:  # type: ignore[override]
-        """Set the environment for callbacks, wrapped in `rlxf.envs.ReturnToGo`.
+        """Set the environment for callbacks, wrapped in `rlxf.envs.ReturnToGo` if the agent needs a target.
 
         Raises:
             TypeError: if it is not a VecEnv with that wrapper.
             DatasetError: if its spaces differ from those of the dataset.
         """
-        if not isinstance(env, VecEnv) or not is_return_conditioned(env.observation_space):
+        wrapped = isinstance(env, VecEnv) and is_return_conditioned(env.observation_space)
+        if self.return_conditioned and not wrapped:
             raise TypeError(
                 f"{env!r} is not a return-conditioned VecEnv: make a VecEnv, e.g. "
                 f"rlxf.envs.make_vec_env(id, n_envs), and wrap it, rlxf.envs.ReturnToGo(env, target_return)"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlxf.agents.offline.config import DatasetInfo
 from rlxf.data import action_encoder, observation_encoder
-from rlxf.data.spaces import encoded_parts
+from rlxf.data.spaces import discrete_start, encoded_parts
 from rlxf.envs.spaces import batch_of_one
 from rlxf.envs.wrappers import KEYS, encoded_observation_space
 from rlxf.utils.errors import FaultyEnvironmentError, RowError
@@ -112,6 +112,22 @@ class ConditionedObservation(EncodedObservation):
             batched=batched,
         )
 
+    @classmethod
+    def without_target(
+        cls,
+        observation: EncodedObservation,
+        previous_action: Tensor,
+        time_steps: Tensor,
+    ) -> "ConditionedObservation":
+        """Add previous actions (E, ...), time steps (E,) and a return-to-go of 0 to an observation."""
+        return cls(
+            observations=observation.observations,
+            batched=observation.batched,
+            return_to_go=torch.zeros_like(time_steps, dtype=torch.float32),
+            previous_action=previous_action,
+            time_steps=time_steps,
+        )
+
     def episode_starts(self, episode_start: Any) -> Tensor:
         """Return a mask (E,) of the environments at the first step of an episode.
 
@@ -190,6 +206,16 @@ def encode_observations(values: NDArray[Any], dataset_info: DatasetInfo) -> NDAr
         )
     with _as_environment_error("observation"):
         return encoder(values)
+
+
+def initial_actions(dataset_info: DatasetInfo, envs: int, device: torch.device) -> Tensor:
+    """Return the previous actions of ``envs`` environments at the start of an episode, as `ReturnToGo` does.
+
+    They are 0, or the ``start`` of a discrete space, in the encoding of the dataset, (E, ...).
+    """
+    space = dataset_info.action_space
+    actions = np.zeros((envs, *(space.shape or ())), space.dtype) + discrete_start(space)
+    return torch.as_tensor(action_encoder(space)(actions), device=device)
 
 
 def _encode_previous_actions(values: NDArray[Any], dataset_info: DatasetInfo) -> NDArray[Any]:

@@ -169,6 +169,10 @@ WindowLayout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor of a `ContextWindow` by name."""
 
 
+NEW_CONTEXT = "pass state=None to start with an empty context"
+"""Advice in messages about a state."""
+
+
 def check_context(state: ContextWindow, layout: WindowLayout, batch: int, device: torch.device) -> None:
     """Raise an error unless a state passed to `predict` fits the agent and the observation.
 
@@ -182,15 +186,14 @@ def check_context(state: ContextWindow, layout: WindowLayout, batch: int, device
         TypeError: if the state is not a context window.
         ValueError: if the window is of another agent, device, or number of environments.
     """
-    advice = "pass state=None to start with an empty context"
-    check_state_type(state, ContextWindow, advice)
-    check_state_rows(state.mask, batch, device, advice)
+    check_state_type(state, ContextWindow, NEW_CONTEXT)
+    check_state_rows(state.mask, batch, device, NEW_CONTEXT)
     for name, (shape, dtype) in layout.items():
         given = getattr(state, name)
         if given.shape != shape or given.dtype != dtype:
             raise ValueError(
                 f"the state is of another agent: {name} has shape {tuple(given.shape)} and {given.dtype} in "
-                f"the state, {shape} and {dtype} in this agent; {advice}"
+                f"the state, {shape} and {dtype} in this agent; {NEW_CONTEXT}"
             )
 
 

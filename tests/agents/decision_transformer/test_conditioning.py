@@ -20,8 +20,6 @@ from rlxf.data import Windows
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
     K,
-    replay,
-    shown,
     small_agent,
     some_trajectories,
 )
@@ -90,16 +88,27 @@ def test_prediction_depends_on_earlier_returns_only_and_the_action_on_the_newest
     assert (decision[column:] > 1e-5).all()
 
 
+def plain_observations(data):
+    """Yield observations of two environments and their episode starts; the first restarts every 4 steps."""
+    for t in range(9):
+        yield data.observations[[t, t + 1]], np.array([t % 4 == 0, t == 0])
+
+
 @pytest.mark.parametrize("conditioning", PREDICTED.values(), ids=PREDICTED)
 def test_acting_uses_predicted_returns_as_learned(conditioning):
     agent = small_agent(conditioning=conditioning)
-    model = agent.policy.eval()
-    for _, actions, state in replay(agent, agent.trajectories):
+    model, state, played = agent.policy.eval(), None, []
+    for observations, start in plain_observations(agent.trajectories):
+        actions, state = agent.predict(observations, state, start)
         y = model.outputs(state, slice(None))
         predicted = model.return_head.choose(y[:, FIRST_TOKENS], deterministic=True)
         torch.testing.assert_close(state.return_to_go[:, -1], predicted[:, -1], rtol=1e-5, atol=1e-5)
         chosen = model.loss.head.choose(y[:, DECISION_TOKENS][:, -1], deterministic=True)
-        np.testing.assert_allclose(actions, chosen.detach().numpy(), atol=1e-5)
+        np.testing.assert_allclose(actions, chosen.detach().numpy(), rtol=1e-5, atol=1e-5)
+        played.append(actions)
+        assert state.time_steps[:, -1].tolist() == [(len(played) - 1) % 4, len(played) - 1]
+    for back in range(K - 1):  # the state holds the actions that were returned
+        np.testing.assert_allclose(state.actions[1, -1 - back], played[-1 - back][1], atol=1e-6)
 
 
 def test_losses_are_those_of_actions_and_returns():
@@ -123,7 +132,7 @@ def test_the_agent_learns_acts_and_loads(conditioning, action_space, tmp_path):
     agent = small_agent(data, conditioning=conditioning)
     agent.learn(2)
     agent.save(tmp_path / "agent.zip")
-    loaded, observations = DecisionTransformer.load(tmp_path / "agent.zip"), shown(data, np.array([0, 3]))
+    loaded, observations = DecisionTransformer.load(tmp_path / "agent.zip"), data.observations[[0, 3]]
     assert loaded.conditioning == conditioning
     actions, state = agent.predict(observations)
     again, other = loaded.predict(observations)
@@ -145,7 +154,7 @@ def test_predicted_returns_approach_those_of_the_best_continuations():
     for conditioning, low, high in ((MaxReturn(0.5), 0.3, 0.7), (MaxReturn(0.98), 0.8, 1.1)):
         agent = small_agent(data, conditioning=conditioning, learning_rate=3e-3, context_length=3)
         agent.learn(150)
-        _, state = agent.predict(shown(data, np.array([0])))
+        _, state = agent.predict(data.observations[[0]])
         assert low < state.return_to_go[0, -1].item() < high
 
 
