@@ -123,7 +123,7 @@ def bandit_action(objective):
         return_to_go=rewards,
     )
     core = decision_transformer(width=16, layers=1, dropout=0.0)
-    agent = DecisionTransformer(data, 1, 3e-3, core=core, objective=objective, seed=0, device="cpu")
+    agent = DecisionTransformer(data, 2, 3e-3, core=core, objective=objective, seed=0, device="cpu")
     agent.learn(150)
     observations = shown(data, np.array([1]))
     assert observations["return_to_go"] == 0

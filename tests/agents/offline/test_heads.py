@@ -134,7 +134,7 @@ def test_the_deterministic_head_ignores_sampling():
 
 @pytest.mark.parametrize(("target", "sign"), [(100.0, -1), (-100.0, 1)])
 def test_the_temperature_follows_the_dual_gradient(target, sign):
-    loss = MaximumEntropy(0.3, target_entropy=target).build(6, BoxActions(BOX))
+    loss = MaximumEntropy(0.3, target_entropy=target).build(6, BoxActions(BOX), features=4)
     parts = loss(draw(4, 6).float(), torch.zeros(4, 2), torch.ones(4))
     parts["loss"].backward()
     gap = (parts["entropy"] - target).item()
@@ -147,7 +147,7 @@ def test_the_entropy_term_has_no_gradient_to_the_temperature():
     gradients = []
     for temperature in (0.1, 0.4):
         torch.manual_seed(0)
-        loss = MaximumEntropy(temperature).build(6, BoxActions(BOX))
+        loss = MaximumEntropy(temperature).build(6, BoxActions(BOX), features=4)
         loss(y, actions, weight)["loss"].backward()
         error, entropy = (
             masked_mean(loss.head.error(y, actions), weight),
@@ -155,7 +155,7 @@ def test_the_entropy_term_has_no_gradient_to_the_temperature():
         )
         gradients.append(loss.head.net.weight.grad)
         torch.manual_seed(0)
-        again = MaximumEntropy(temperature).build(6, BoxActions(BOX))
+        again = MaximumEntropy(temperature).build(6, BoxActions(BOX), features=4)
         parts = again(y, actions, weight)
         (parts["nll"] - temperature * parts["entropy"]).backward()
         torch.testing.assert_close(gradients[-1], again.head.net.weight.grad)
