@@ -168,6 +168,33 @@ class MaxReturn(PredictedReturn):
 
 
 @dataclass(frozen=True)
+class ElasticHistory(MaxReturn):
+    r"""`MaxReturn` that acts from a part of its history: that with the largest predicted return.
+
+    With less history, the prediction depends less on what happened before, so a good continuation of another
+    episode in the data is found more easily. The model compares the last K, K - step, K - 2 step ... steps.
+
+    Source: Wu et al. 2023, arXiv:2307.02484 (Elastic Decision Transformer), section 4.
+
+    Args:
+        expectile: see `MaxReturn`.
+        step: difference of two history lengths, in steps. An acting step costs about K / step times as much
+            as with `MaxReturn`.
+
+    Raises:
+        TypeError: if expectile is not a number, or step is not an int.
+        ValueError: if expectile is not from 0.5 to below 1, or step is less than 1.
+    """
+
+    paper: ClassVar[str] = "Wu et al. 2023, arXiv:2307.02484"
+    step: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("ElasticHistory step", self.step)
+
+
+@dataclass(frozen=True)
 class SampledReturn(PredictedReturn):
     r"""Condition actions on a return drawn from ``p(R | history) exp(kappa (R - R_min) / (R_max - R_min))``.
 
@@ -198,9 +225,9 @@ class SampledReturn(PredictedReturn):
         return DistributionHead(width, self.bins, self.optimality)
 
 
-Conditioning: TypeAlias = TargetReturn | MaxReturn | SampledReturn
+Conditioning: TypeAlias = TargetReturn | MaxReturn | ElasticHistory | SampledReturn
 CONDITIONINGS: dict[str, type[Conditioning]] = {
-    choice.__name__: choice for choice in (TargetReturn, MaxReturn, SampledReturn)
+    choice.__name__: choice for choice in (TargetReturn, MaxReturn, ElasticHistory, SampledReturn)
 }
 
 

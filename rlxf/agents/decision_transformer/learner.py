@@ -16,8 +16,15 @@ from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.retrieval import check_no_datastore, check_teacher_without_datastore
 from rlxf.agents.common.weights import transfer_weights
 from rlxf.agents.decision_transformer.calibration import measure_exits
-from rlxf.agents.decision_transformer.conditioning import Conditioning, TargetReturn
+from rlxf.agents.decision_transformer.conditioning import (
+    Conditioning,
+    ElasticHistory,
+    MaxReturn,
+    SampledReturn,
+    TargetReturn,
+)
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
+from rlxf.agents.decision_transformer.elastic_history import ElasticHistoryModel
 from rlxf.agents.decision_transformer.episode_context import EpisodeModel
 from rlxf.agents.decision_transformer.model import (
     CONTEXTS,
@@ -44,7 +51,13 @@ MODELS: dict[str, type[DecisionTransformerModel]] = {
     "window": DecisionTransformerModel,
     "episode": EpisodeModel,
 }
-"""Model by context."""
+"""Model by context, for a given target return."""
+PREDICTING_MODELS: dict[type, type[PredictedReturnModel]] = {
+    MaxReturn: PredictedReturnModel,
+    SampledReturn: PredictedReturnModel,
+    ElasticHistory: ElasticHistoryModel,
+}
+"""Model by conditioning, if the model predicts the return."""
 
 
 class DecisionTransformer(OnlineFinetuning):
@@ -139,7 +152,7 @@ class DecisionTransformer(OnlineFinetuning):
         self.trust, self._warned_versions = trust, set[str]()
         self._missing_state_warning = MissingStateWarning(stacklevel=5)
         config = DecisionTransformerConfig.of(locals())
-        model = MODELS[context] if conditioning.needs_target else PredictedReturnModel
+        model = MODELS[context] if conditioning.needs_target else PREDICTING_MODELS[type(conditioning)]
         super().__init__(model, dataset, config, download, tensorboard_log, device, _init_setup_model)
         if env is not None:
             self.set_env(env)

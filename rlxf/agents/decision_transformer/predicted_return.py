@@ -65,15 +65,17 @@ class PredictedReturnModel(DecisionTransformerModel):
     @torch.no_grad()
     def append_step(
         self, state: Any, encoded: ConditionedObservation, start: Tensor, deterministic: bool = True
-    ) -> ContextWindow:
-        window: ContextWindow = super().append_step(state, encoded, start, deterministic)
+    ) -> Any:
+        window = self.append_observation(state, encoded, start)
         y = self.outputs(window, NEWEST_FIRST_TOKEN)[:, 0]
-        predicted = self.return_head.choose(y, deterministic)
-        return replace(
-            window, return_to_go=torch.cat([window.return_to_go[:, :-1], predicted[:, None]], dim=1)
-        )
+        return with_return(window, self.return_head.choose(y, deterministic))
 
-    def observe_action(self, state: ContextWindow, actions: Tensor) -> ContextWindow:
+    def append_observation(self, state: Any, encoded: ConditionedObservation, start: Tensor) -> ContextWindow:
+        """Return the window with a new step, whose return is not predicted yet; see `append_step`."""
+        window: ContextWindow = super().append_step(state, encoded, start)
+        return window
+
+    def observe_action(self, state: Any, actions: Tensor) -> Any:
         """Return the state with the actions of the newest step, (E, ...)."""
         return replace(state, actions=torch.cat([state.actions[:, :-1], actions[:, None]], dim=1))
 
@@ -90,3 +92,10 @@ class PredictedReturnModel(DecisionTransformerModel):
         actions = torch.where(first, initial_actions, state.actions[:, -1])
         time_steps = (state.time_steps[:, -1] + 1).masked_fill(start, 0)
         return replace(encoded, previous_action=actions, time_steps=time_steps)
+
+
+def with_return(window: ContextWindow, return_to_go: Tensor) -> ContextWindow:
+    """Return windows with the return-to-go (B,) of the newest step."""
+    return replace(
+        window, return_to_go=torch.cat([window.return_to_go[:, :-1], return_to_go[:, None]], dim=1)
+    )

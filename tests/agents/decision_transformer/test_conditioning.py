@@ -9,13 +9,14 @@ import torch
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer.conditioning import (
     DistributionHead,
+    ElasticHistory,
     ExpectileHead,
     MaxReturn,
     SampledReturn,
     expectile_loss,
 )
 from rlxf.agents.decision_transformer.model import DECISION_TOKENS, FIRST_TOKENS
-from rlxf.attention import CALM
+from rlxf.attention import CALM, XL, Window, XLRelative
 from rlxf.data import Windows
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
@@ -172,3 +173,38 @@ def test_unsuitable_choices_are_refused():
     early = replace(small_agent().core, depth=CALM(confidence="softmax"))
     with pytest.raises(ValueError, match=r"conditioning=MaxReturn\(.*\) needs outputs of one depth"):
         small_agent(data, conditioning=MaxReturn(), core=early)
+
+
+def test_elastic_history_acts_from_the_history_with_the_largest_prediction():
+    agent = small_agent(conditioning=ElasticHistory(step=2))
+    model, state, chosen = agent.policy.eval(), None, set()
+    lengths = [*range(K, 0, -2)]
+    for observations, start in plain_observations(agent.trajectories):
+        _, state = agent.predict(observations, state, start)
+        for row in range(2):
+            window = state.window.rows(torch.tensor([row]))
+            options = []
+            for length in lengths:
+                y = model.outputs(model_window(window, length), slice(None))[:, -3]
+                options.append(model.return_head.choose(y, deterministic=True).item())
+            best = int(np.argmax(options))
+            assert state.history[row].item() == lengths[best]
+            assert window.return_to_go[0, -1].item() == pytest.approx(options[best], rel=1e-4, abs=1e-5)
+            y = model.newest_output(state)[row]
+            expected = model.outputs(model_window(window, lengths[best]))[0, -1]
+            torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+            chosen.add(lengths[best])
+    assert len(chosen) > 1
+
+
+def model_window(window, length):
+    """Return a window that holds the last steps only."""
+    mask = window.mask.clone()
+    mask[:, : mask.shape[1] - length] = False
+    return replace(window, mask=mask)
+
+
+def test_elastic_history_refuses_a_memory():
+    core = replace(small_agent().core, memory=XL(6), pattern=Window(7), position=XLRelative())
+    with pytest.raises(ValueError, match=r"a memory would add to, got XL\(length=6\); use memory=None"):
+        small_agent(conditioning=ElasticHistory(), core=core)
