@@ -105,7 +105,14 @@ class EvaluationEnvironments(OfflineAlgorithm):
         wrapper = unwrap_vec_wrapper(env, ReturnToGo)
         unwrapped = env if wrapper is None else wrapper.venv
         check_spaces_match(self.dataset_info, unwrapped.observation_space, unwrapped.action_space)
-        warn_on_version_mismatch(self.dataset_info.env_id, unwrapped, self._warned_versions)
+        warn_on_version_mismatch(self._recorded_envs, unwrapped, self._warned_versions)
+
+    @property
+    def _recorded_envs(self) -> tuple[str, ...]:
+        """Ids of the environments of the training data; without data, of the evaluation environment."""
+        recorded = () if self.trajectories is None else self.trajectories.env_ids
+        env_id = self.dataset_info.env_id
+        return recorded or (() if env_id is None else (env_id,))
 
     @property
     def return_range(self) -> tuple[float, float]:
@@ -132,6 +139,13 @@ class EvaluationEnvironments(OfflineAlgorithm):
         self.check_env(env)
         self.env, self.n_envs = env, env.num_envs
 
+    def _check_eval_callbacks(self, callback: MaybeCallback) -> list[VecEnv]:
+        """Check the environments of all `EvalCallback` as `check_env` does, and return them."""
+        envs = [each.eval_env for each in find_eval_callbacks(callback)]
+        for env in envs:
+            self.check_env(env)
+        return envs
+
     def _learn(
         self, update: OfflineUpdate, windows: Windows, steps: int, callback: MaybeCallback, *others: Any
     ) -> Self:
@@ -139,10 +153,9 @@ class EvaluationEnvironments(OfflineAlgorithm):
 
         If the agent has none, it is the environment of the first `EvalCallback`.
         """
-        before = self.env
-        eval_envs = [] if before is not None else [each.eval_env for each in find_eval_callbacks(callback)]
+        before, eval_envs = self.env, self._check_eval_callbacks(callback)
         try:
-            for env in eval_envs[:1]:
+            for env in eval_envs[:1] if before is None else ():
                 self.set_env(env)
             return super()._learn(update, windows, steps, callback, *others)
         finally:
@@ -234,6 +247,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, EvaluationEnvironments):
             raise ValueError(
                 "learn_online needs a stochastic policy: train the agent with objective=MaximumEntropy()"
             )
+        self._check_eval_callbacks(callback)
         options = {"target_return": target_return, **sizes}
         run = None
         if resume_from is not None:
