@@ -19,6 +19,7 @@ from rlxf.agents.decision_transformer.observations import ConditionedObservation
 from rlxf.agents.offline.algorithm import OfflineAlgorithm
 from rlxf.attention.heads.base import Datastore
 from rlxf.data import Trajectories, Windows, action_encoder
+from rlxf.data.findings import warn_of_returns
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
 
@@ -33,6 +34,10 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, OfflineAlgorithm
     def head(self) -> Head | RetrievalPolicy:
         """Action head of the policy; with a datastore, the head that also retrieves from it."""
         return self._action_head() if self.datastore is None else self._retrieval_policy(self.datastore)
+
+    def _set_dataset(self, trajectories: Trajectories) -> None:
+        super()._set_dataset(trajectories)
+        warn_of_returns(trajectories, stacklevel=6)
 
     def _setup_learn(self, *args: Any, **options: Any) -> tuple[int, BaseCallback]:
         check_no_datastore(self.datastore)

@@ -34,6 +34,7 @@ from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_choice, check_int
 from rlxf.data import Trajectories, Windows, as_trajectories
 from rlxf.data.dataset_source import Dataset
+from rlxf.data.findings import warn_of_returns
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl import GTrXLPPO
@@ -96,6 +97,10 @@ class DecisionTransformer(OnlineFinetuning):
             does not exist; SB3 would use the CPU instead of a missing GPU.
         TypeError: if a space is not supported, or for unknown arguments. For arguments of SB3's algorithms
             the message names the alternative.
+
+    Warns:
+        UserWarning: if all episodes have the same return, on which conditioning has no effect; if episodes
+            end neither terminated nor truncated.
     """
 
     NAME = "DecisionTransformer"
@@ -303,6 +308,8 @@ class DecisionTransformer(OnlineFinetuning):
             TypeError: if the constructor has no such argument.
         """
         agent = super().load(path, dataset, device, sha256, **settings)
+        if agent.trajectories is not None:
+            warn_of_returns(agent.trajectories, stacklevel=3)
         if env is not None:
             agent.set_env(env)
         return agent
