@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -166,8 +166,20 @@ def no_environment(report: "DatasetReport") -> str | None:
     """Find data without an environment for evaluations."""
     if report.eval_env_id is not None:
         return None
-    reason = "describe different environments" if report.env_ids else "do not name their environment"
+    reason = describe_missing_environment(report.env_ids)
     return f"the data {reason}: evaluations need an environment, --env ID or in Python env=..."
+
+
+def describe_missing_environment(env_ids: Sequence[str]) -> str:
+    """Return why data have no environment for evaluations, as a predicate of "the data".
+
+    Args:
+        env_ids: ids of the recorded environments. If there are some, their descriptions differ, possibly only
+            in their arguments.
+    """
+    if not env_ids:
+        return "do not name their environment"
+    return f"have different descriptions of their environments ({', '.join(env_ids)})"
 
 
 def other_versions(report: "DatasetReport") -> str | None:

@@ -247,6 +247,18 @@ def test_datasets_without_environment_need_one_for_evaluation(nameless, capsys):
     assert mean_reward("named") > 5
 
 
+def test_joined_data_of_several_environments_need_one_for_evaluation(minari_root, capsys):
+    for name, env in (("one", "CartPole-v1"), ("zero", "CartPole-v0")):
+        spaces = gymnasium.make("CartPole-v1").observation_space, gymnasium.make("CartPole-v1").action_space
+        record(random_episodes((9, 3), *spaces), f"test/{name}-v0", *spaces, env=gymnasium.spec(env))
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        train("--dataset", "test/one-v0", "test/zero-v0")
+    warning, error = capsys.readouterr().err.splitlines()
+    assert "test/one-v0 was recorded in CartPole-v1, but test/zero-v0 in CartPole-v0" in warning
+    assert "have different descriptions of their environments (CartPole-v1, CartPole-v0): pass" in error
+
+
 def test_a_run_without_evaluation(nameless, capsys):
     train("--dataset", nameless, "--run", "run", "--episodes", "0")
     shown = capsys.readouterr().out

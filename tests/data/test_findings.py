@@ -61,7 +61,11 @@ def test_usual_data_have_no_findings():
         ("lossy_images", "images are stored as JPEG", {"lossy_images": True}),
         ("text_observations", r"observation\['mission'\] is text", {"observation_space": TEXT}),
         ("no_environment", "do not name their environment", {"env_ids": (), "eval_env_spec": None}),
-        ("no_environment", "describe different environments", {"eval_env_spec": None}),
+        (
+            "no_environment",
+            r"have different descriptions of their environments \(CartPole-v1\): evaluations",
+            {"eval_env_spec": None},
+        ),
         ("other_versions", "CartPole-v0, CartPole-v1: dynamics", {"env_ids": ("CartPole-v0",)}),
         ("long_episodes", "up to 6 steps, but the time limit of the environment is 5", {"steps": 5}),
     ],

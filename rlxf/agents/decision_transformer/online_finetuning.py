@@ -32,6 +32,7 @@ from rlxf.agents.offline.checkpoint import restore_training_state
 from rlxf.agents.offline.config import check_sizes, warn_on_version_mismatch
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.data import DatasetError, ReferenceScores, Windows, check_spaces_match
+from rlxf.data.findings import describe_missing_environment
 from rlxf.envs.make import make_vec_env, make_vec_env_from
 from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, watch_processes
@@ -78,8 +79,9 @@ class EvaluationEnvironments(OfflineAlgorithm):
         spec = self._env_spec(env_kwargs or {})
         if spec is None:
             raise ValueError(
-                f"dataset {', '.join(self.dataset_info.dataset_ids)} does not name its environment: "
-                f"pass one, for example evaluate(agent, env='CartPole-v1')"
+                f"the data of {', '.join(self.dataset_info.dataset_ids)} "
+                f"{describe_missing_environment(self._recorded_envs)}: pass one, for example "
+                f"evaluate(agent, env='CartPole-v1')"
             )
         make = partial(make_single, spec, **(env_kwargs or {}))
         env = make_vec_env_from(make, n_envs, seed, view)

@@ -239,6 +239,10 @@ def test_joined_data_with_different_arguments_are_compared(minari_root):
     data = load_trajectories(ids)
     assert data.env_spec is None
     agent = agent_of(data)
+    with pytest.raises(
+        ValueError, match=r"short-v0 have different descriptions .* \(CartPole-v1\): pass one"
+    ):
+        evaluate(agent, episodes=2, target_returns=[9.0])
     assert version_warnings(lambda: evaluate(agent, "CartPole-v1", 2, target_returns=[9.0])) == []
     assert len(version_warnings(lambda: evaluate(agent, "CartPole-v0", 2, target_returns=[9.0]))) == 1
 
