@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from rich.text import Text
 
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import FINDINGS
@@ -192,24 +193,20 @@ class DatasetReport(Tabular):
 
     def table(self) -> Table:
         """Return the statistics as a table that ``print`` renders."""
-        table = Table(title=printable(", ".join(self.dataset_ids)), show_header=False)
+        title = Text(printable(", ".join(self.dataset_ids)), "table.title")
+        table = Table(title=title, show_header=False)
         for name, value in self._rows().items():
-            table.add_row(name, printable(value))
-        if self.reference_scores is not None:
-            scores = self.reference_scores
-            table.caption = printable(
-                f"normalized score: 0 for a return of {scores.minimum:g}, 100 for a return of "
-                f"{scores.maximum:g}; {scores.source}"
-            )
+            table.add_row(name, Text(printable(value)))  # a string of a file could contain markup of rich
+        scores = self.reference_scores
+        if scores is not None:
+            scale = f"0 for a return of {scores.minimum:g}, 100 for a return of {scores.maximum:g}"
+            table.caption = Text(printable(f"normalized score: {scale}; {scores.source}"), "table.caption")
         return table
 
     def _rows(self) -> dict[str, str]:
-        limit = "" if self.max_episode_steps is None else f", at most {self.max_episode_steps:,} steps"
-        recorded = ", ".join(self.env_ids) or "unknown"
         ends, returns = self.ends.items(), self.return_statistics
-        rows = {
-            "environment": recorded + (limit if self.env_ids == (self.eval_env_id,) else ""),
-            "environment for evaluations": f"{self.eval_env_id or 'unknown'}{limit}",
+        return {
+            **self._environments(),
             "observation space": _one_line(self.observation_space) + " (JPEG)" * self.lossy_images,
             "action space": _one_line(self.action_space),
             "episodes, steps": f"{self.episodes:,}, {self.steps:,}",
@@ -221,9 +218,14 @@ class DatasetReport(Tabular):
             "quantiles of returns": _listing({name: returns[name] for name in LEVELS}),
             "normalized scores": _listing(self.normalized_scores or {}) or "unknown",
         }
-        if self.env_ids == (self.eval_env_id,):
-            del rows["environment for evaluations"]
-        return rows
+
+    def _environments(self) -> dict[str, str]:
+        """Return the rows of the environments: a single one if evaluations use the recorded environment."""
+        limit = "" if self.max_episode_steps is None else f", at most {self.max_episode_steps:,} steps"
+        recorded, used = ", ".join(self.env_ids) or "unknown", self.eval_env_id or "unknown"
+        if recorded == used:
+            return {"environment": recorded + limit}
+        return {"environment": recorded, "environment for evaluations": used + limit}
 
     def histogram(self, symbol: str = "█") -> Table:
         """Return a histogram of the returns as a table with a row for each bin.

@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from PIL import Image
 
 from rlxf.data import DatasetError, ReferenceScores, inspect_dataset, load_trajectories
@@ -71,6 +73,29 @@ def test_the_table_shows_the_statistics():
     text = str(report(varied(), reference_scores=ReferenceScores(0.0, 10.0, "a test")))
     for part in ("test/small-v0", "12, 54", "100% terminated", "0: 50.0%, 1: 50.0%", "a test"):
         assert part in text
+
+
+def test_markup_in_a_file_is_printed_as_it_is():
+    hostile = spaces.Dict({"[/x]": spaces.Discrete(2), "[bold]": spaces.Discrete(2)})
+    scores = ReferenceScores(0.0, 1.0, "[/source]")
+    text = str(report(varied(), observation_space=hostile, reference_scores=scores))
+    for part in ("[/x]", "[bold]", "[/source]"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("env_ids", "used", "rows"),
+    [
+        ((), None, ["unknown"]),
+        (("A-v1",), EnvSpec("A-v1", max_episode_steps=9), ["A-v1, at most 9 steps"]),
+        (("A-v1",), EnvSpec("A-v2"), ["A-v1", "A-v2"]),
+        (("A-v1", "A-v2"), None, ["A-v1, A-v2", "unknown"]),
+    ],
+    ids=["unknown", "same", "other", "joined"],
+)
+def test_the_environment_for_evaluations_has_a_row_if_it_differs(env_ids, used, rows):
+    lines = str(report(varied(), env_ids=env_ids, eval_env_spec=used)).splitlines()
+    assert [line.split("│")[2].strip() for line in lines if "environment" in line] == rows
 
 
 def test_control_characters_of_a_file_are_escaped():
