@@ -89,13 +89,13 @@ def record_random(
 
 
 def record_cartpole(
-    lengths: Sequence[int] = (9, 3, 12, 1), dataset_id: str = ID, seed: int = 0
+    lengths: Sequence[int] = (9, 3, 12, 1), dataset_id: str = ID, seed: int = 0, **options: Any
 ) -> minari.MinariDataset:
-    """Record random numbers within the bounds of CartPole-v1, with its spec."""
+    """Record random numbers within the bounds of CartPole-v1, with its spec; options as in `record`."""
     env = gymnasium.make("CartPole-v1")
     bounds = np.array([4.8, 5, 0.4, 5], np.float32)
     episodes = random_episodes(lengths, spaces.Box(-bounds, bounds), env.action_space, seed)
-    return record(episodes, dataset_id, env.observation_space, env.action_space, env=env)
+    return record(episodes, dataset_id, env.observation_space, env.action_space, env=env, **options)
 
 
 def data_file(dataset: minari.MinariDataset) -> Path:

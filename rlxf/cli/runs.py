@@ -15,6 +15,7 @@ from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
 from rlxf.cli.options import Device, EnvOptions, json_object, merge_env_kwargs
+from rlxf.data.findings import describe_missing_environment
 from rlxf.training import RunFolder, load_normalizer
 from rlxf.training.compat import CONFIG, rule_of
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
@@ -273,4 +274,5 @@ def check_env_named(agent: DecisionTransformer, env: str | None, otherwise: str 
     """
     if env is None and agent.dataset_info.env_id is None:
         ids = ", ".join(agent.dataset_info.dataset_ids)
-        raise ValueError(f"the datasets {ids} do not name their environment: pass --env ID{otherwise}")
+        problem = describe_missing_environment(agent.trajectories.env_ids if agent.trajectories else ())
+        raise ValueError(f"the datasets {ids} {problem}: pass --env ID{otherwise}")

@@ -177,6 +177,10 @@ def _seeded_sampling(policies: Sequence[BehaviorPolicy], seed: int) -> Iterator[
         yield
 
 
+def _checks_envs(agent: Any) -> bool:
+    return hasattr(agent, "check_env")
+
+
 def _check_raw(env: VecEnv) -> None:
     if unwrap_vec_normalize(env) is not None:
         raise ValueError(
@@ -235,15 +239,16 @@ def collect(
 
     Raises:
         FileExistsError: if the dataset exists.
-        ValueError: if dataset_id is not a Minari id, a number is out of range, or ``env`` has a
-            ``VecNormalize``.
+        ValueError: if dataset_id is not a Minari id, a number is out of range, ``env`` has a
+            ``VecNormalize``, or its spaces differ from those of the training of an agent.
         TypeError: if an agent has no ``predict``, ``env`` is not an environment or an id, or Minari does not
             support its observation space.
         FaultyEnvironmentError: if an environment raises, or returns NaN or infinity.
         OSError: if the disk is full or not writable.
 
     Warns:
-        UserWarning: if no spec that a dataset can store recreates the environment.
+        UserWarning: if no spec that a dataset can store recreates the environment, or ``env`` is a different
+            version of the environment of an agent's data.
     """
     agents: list[Any] = list(agent) if isinstance(agent, list | tuple) else [agent]
     policies = plan_policies(agents, mix, target_returns, episodes)
@@ -253,6 +258,8 @@ def collect(
     with as_vectorized(env, min(n_envs, max(counts))) as vec_env:
         check_new(dataset_id)
         _check_raw(vec_env)
+        for each in filter(_checks_envs, agents):
+            each.check_env(vec_env)
         observation_space = storage_space(vec_env.observation_space)
         with _seeded_sampling(policies, seed), counting_bar(progress_bar) as progress:
             references = reference_scores or measure_reference_scores(policies[0], vec_env, seed)

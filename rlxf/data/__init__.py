@@ -1,5 +1,6 @@
 """Minari datasets: trajectories as flat arrays, windows of steps, and reference scores."""
 
+from rlxf.data.dataset_report import DatasetReport, inspect_dataset
 from rlxf.data.encoders import action_encoder, observation_encoder
 from rlxf.data.loading import (
     DatasetSummary,
@@ -29,6 +30,8 @@ __all__ = [
     "observation_encoder",
     "action_encoder",
     "return_to_go",
+    "inspect_dataset",
+    "DatasetReport",
     "DatasetSummary",
     "local_folder",
     "local_ids",

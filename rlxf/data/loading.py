@@ -8,6 +8,7 @@ import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rlxf.data.episode_file import EpisodeFile
 from rlxf.data.reference_scores import ReferenceScores, reference_scores
 from rlxf.data.spaces import is_text, leaves, space_mismatches
 from rlxf.data.trajectories import Trajectories
+from rlxf.utils.env_ids import is_other_version
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.files import file_sha256, not_writable_by_others, temporary_folder, temporary_name
 
@@ -67,13 +69,15 @@ def load_trajectories(
         OSError: if the disk is full.
 
     Warns:
-        UserWarning: if a part of the observations is text, which is left out, or images are stored as JPEG.
+        UserWarning: if a part of the observations is text, which is left out, images are stored as JPEG, or
+            the datasets were recorded in different versions of an environment.
     """
     chosen = [dataset] if isinstance(dataset, str) or not isinstance(dataset, Sequence) else list(dataset)
     sources = [open_source(each, download) for each in chosen]
     _check_joinable(sources)
     _warn_of_text(sources[0].observation_space)
     _warn_of_jpeg(sources)
+    _warn_of_versions(sources)
     folder = ensure_converted(sources, verify, progress_bar)
     paths = {name: folder / f"{name}.npy" for name in (*ARRAYS, *MOMENTS)}
     missing = {name for name in MOMENTS if not paths[name].exists()}
@@ -121,13 +125,27 @@ def _warn_of_jpeg(sources: Sequence[Source]) -> None:
         )
 
 
+def _warn_of_versions(sources: Sequence[Source]) -> None:
+    """Warn if two of the datasets were recorded in different versions of an environment."""
+    known = {source.dataset.env_spec.id: source for source in sources if source.dataset.env_spec is not None}
+    pairs = ((one, other) for one, other in combinations(known, 2) if is_other_version(one, other))
+    for one, other in pairs:
+        warnings.warn(
+            f"{known[one].id} was recorded in {one}, but {known[other].id} in {other}: dynamics and rewards "
+            f"may differ between versions, so returns are not comparable; train on data of one version",
+            stacklevel=3,
+        )
+
+
 def _description(sources: Sequence[Source]) -> dict[str, Any]:
     """Return the fields of `Trajectories` other than arrays; None for specs and scores that differ."""
+    specs = [source.dataset.env_spec for source in sources]
     return {
         "observation_space": sources[0].observation_space,
         "action_space": sources[0].action_space,
-        "env_spec": _common([source.dataset.env_spec for source in sources]),
+        "env_spec": _common(specs),
         "eval_env_spec": _common([source.eval_env_spec for source in sources]),
+        "env_ids": tuple(dict.fromkeys(spec.id for spec in specs if spec is not None)),
         "dataset_ids": tuple(source.id for source in sources),
         "metadata": tuple(source.metadata for source in sources),
         "reference_scores": _common_scores(sources),

@@ -75,6 +75,7 @@ class Trajectories:
         action_space: action space of the dataset.
         env_spec: spec of the recorded environment; None if it is unknown or differs between joined datasets.
         eval_env_spec: spec of the evaluation environment that the dataset names, else env_spec.
+        env_ids: different Gymnasium ids of the recorded environments; empty if no dataset names one.
         dataset_ids: Minari ids, one for each dataset.
         metadata: metadata of Minari, one for each dataset.
         reference_scores: scores for the normalization of returns; None if there are none, or they differ
@@ -95,6 +96,7 @@ class Trajectories:
     action_space: spaces.Space[Any]
     env_spec: EnvSpec | None = None
     eval_env_spec: EnvSpec | None = None
+    env_ids: tuple[str, ...] = ()
     dataset_ids: tuple[str, ...] = ()
     metadata: tuple[dict[str, Any], ...] = ()
     reference_scores: ReferenceScores | None = None

@@ -24,8 +24,9 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, register, registry
+from gymnasium.envs.registration import EnvSpec, load_env_creator, register, registry
 
+from rlxf.utils.env_ids import is_other_version
 from rlxf.utils.extras import install_command
 
 if TYPE_CHECKING:
@@ -128,11 +129,6 @@ def spec_of(env: "VecEnv") -> EnvSpec | None:
 def env_id_of(env: "VecEnv") -> str | None:
     """Return the Gymnasium id of the first environment; None if it was not created from an id."""
     return getattr(spec_of(env), "id", None)
-
-
-def is_other_version(one: str, other: str) -> bool:
-    """Return whether two ids differ only in their version, as Walker2d-v4 and Walker2d-v5 do."""
-    return one != other and parse_env_id(one)[:-1] == parse_env_id(other)[:-1]
 
 
 _EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
@@ -241,6 +237,29 @@ class DescribedEnv:
         if not self._limit_fits(registered):
             untrusted.append(f"max_episode_steps={self.max_episode_steps!r}")
         return untrusted
+
+    def registration(self) -> str | None:
+        """Describe why the environment that is registered here is not the described one; None if it is.
+
+        Nothing that the description names is run or imported. If the id is not registered, other registered
+        versions of it are named. A shorter time limit is no difference.
+        """
+        try:
+            differences = self.needs_trust()
+        except ValueError as error:
+            versions = ", ".join(sorted(each for each in registry if is_other_version(each, self.id)))
+            if not versions:
+                return str(error)
+            return (
+                f"{self.id} is not registered here, but {versions}: dynamics and rewards may differ between "
+                f"versions, so returns of evaluations are not comparable with those of the data"
+            )
+        if not differences:
+            return None
+        return (
+            f"the data describe {self.id} with {', '.join(differences)}, which differs from the environment "
+            f"registered here and is only used with trust (--trust-data, in Python trust=True)"
+        )
 
     def local_spec(self, given: Collection[str] = ()) -> EnvSpec:
         """Return the spec of the registered environment, with the parts that need no trust.

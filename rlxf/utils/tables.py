@@ -45,6 +45,11 @@ class Tabular:
         return self.table()._repr_html_()
 
 
+def printable(text: str) -> str:
+    """Return a text of a file for the terminal: control characters are escaped as in Python strings."""
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+
+
 def counting_bar(enabled: bool) -> Progress:
     """Return a progress bar with the number of completed items, which shows nothing unless it is enabled."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -107,6 +107,14 @@ def test_last_and_best_checkpoint_are_reported_separately(offline, capsys):
         assert events.Scalars("eval/mean_reward")[-1].step == step
 
 
+def test_evaluation_in_another_version_warns_once(offline, capsys):
+    args = ["evaluate", offline, "--episodes", "2", "--no-progress-bar"]
+    main([*args, "--env", "CartPole-v0"])
+    assert capsys.readouterr().err.count("but the agent acts in CartPole-v0, another version") == 1
+    main([*args, "--env", "CartPole-v1"])
+    assert "another version" not in capsys.readouterr().err
+
+
 def test_equal_checkpoints_have_one_table(finished, capsys, tmp_path):
     shutil.copytree(finished, tmp_path / "equal")
     shutil.copy(finished / "checkpoint.zip", tmp_path / "equal/best.zip")

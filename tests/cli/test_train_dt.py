@@ -217,6 +217,27 @@ def nameless(minari_root):
     return ID
 
 
+def test_another_version_of_the_environment_warns_before_training(data, capsys):
+    train("--dataset", data, "--env", "CartPole-v0", "--run", "other", "--quiet")
+    captured = capsys.readouterr()
+    assert captured.err.count("data are from CartPole-v1, but the agent acts in CartPole-v0, another") == 1
+    train("--dataset", data, "--env", "CartPole-v1", "--run", "same", "--quiet")
+    assert "another version" not in capsys.readouterr().err
+
+
+def test_equal_returns_and_missing_ends_warn_before_training(minari_root, capsys):
+    episodes = random_episodes((3, 3))
+    for episode in episodes:
+        episode.rewards[:] = 0
+        episode.terminations[:] = episode.truncations[:] = False
+    record(episodes)
+    train("--dataset", ID, "--episodes", "0")
+    warned = capsys.readouterr().err
+    assert "warning: all 2 episodes have the return 0, so" in warned
+    assert "check that the rewards were recorded" in warned
+    assert "warning: 2 of 2 episodes end neither terminated nor truncated" in warned
+
+
 def test_datasets_without_environment_need_one_for_evaluation(nameless, capsys):
     message = refused(capsys, "train", "dt", *TINY, "--dataset", nameless)
     assert f"the datasets {nameless} do not name their environment: pass --env ID" in message
@@ -224,6 +245,18 @@ def test_datasets_without_environment_need_one_for_evaluation(nameless, capsys):
     assert not Path("runs").exists()
     train("--dataset", nameless, "--env", "CartPole-v1", "--run", "named")
     assert mean_reward("named") > 5
+
+
+def test_joined_data_of_several_environments_need_one_for_evaluation(minari_root, capsys):
+    for name, env in (("one", "CartPole-v1"), ("zero", "CartPole-v0")):
+        spaces = gymnasium.make("CartPole-v1").observation_space, gymnasium.make("CartPole-v1").action_space
+        record(random_episodes((9, 3), *spaces), f"test/{name}-v0", *spaces, env=gymnasium.spec(env))
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        train("--dataset", "test/one-v0", "test/zero-v0")
+    warning, error = capsys.readouterr().err.splitlines()
+    assert "test/one-v0 was recorded in CartPole-v1, but test/zero-v0 in CartPole-v0" in warning
+    assert "have different descriptions of their environments (CartPole-v1, CartPole-v0): pass" in error
 
 
 def test_a_run_without_evaluation(nameless, capsys):

@@ -1,5 +1,6 @@
 """Tests of registered environments, and of environments that a file describes."""
 
+import re
 import subprocess
 import sys
 import warnings
@@ -101,3 +102,23 @@ def test_family_is_not_imported_from_the_working_directory(tmp_path, monkeypatch
 def test_invalid_description_raises(env_id, kwargs):
     with pytest.raises(ValueError, match="an environment is an id and its arguments"):
         DescribedEnv(env_id, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("described", "difference"),
+    [
+        (DescribedEnv("CartPole-v1", {}, 200), None),
+        (DescribedEnv("CartPole-v9"), r"^CartPole-v9 is not registered here, but CartPole-v0, CartPole-v1: "),
+        (DescribedEnv("CartPole"), "^CartPole is not registered here, but CartPole-v0"),
+        (DescribedEnv("CartPole-v1", {"x": 2}), r"^the data describe CartPole-v1 with x=2, which differs"),
+        (DescribedEnv("os:CartPole-v1"), "a module that a file names is not imported"),
+        (DescribedEnv("no id!"), "unknown environment id 'no id!'"),
+    ],
+    ids=repr,
+)
+def test_registration_describes_the_difference(described, difference):
+    text = described.registration()
+    if difference is None:
+        assert text is None
+    else:
+        assert re.search(difference, text)

@@ -113,6 +113,10 @@ class DecisionTransformer(OnlineFinetuning):
             does not exist; SB3 would use the CPU instead of a missing GPU.
         TypeError: if a space is not supported, or for unknown arguments. For arguments of SB3's algorithms
             the message names the alternative.
+
+    Warns:
+        UserWarning: if all episodes have the same return, on which conditioning has no effect; if episodes
+            end neither terminated nor truncated.
     """
 
     NAME = "DecisionTransformer"

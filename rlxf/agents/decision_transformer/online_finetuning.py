@@ -115,6 +115,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
             raise ValueError(
                 "learn_online needs a stochastic policy: train the agent with objective=MaximumEntropy()"
             )
+        self._check_eval_callbacks(callback)
         options = {"target_return": target_return, **sizes}
         run = None
         if resume_from is not None:

@@ -1,7 +1,6 @@
 """Offline agents that act: their environments for evaluation and callbacks, and their files."""
 
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, Self
@@ -18,6 +17,7 @@ from rlxf.agents.offline.config import check_sizes, warn_on_version_mismatch
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.data import DatasetError, ReferenceScores, Trajectories, Windows, check_spaces_match
 from rlxf.data.dataset_source import Dataset
+from rlxf.data.findings import describe_missing_environment, warn_of_returns
 from rlxf.envs.make import make_vec_env_from
 from rlxf.envs.specs import make_single
 from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
@@ -63,8 +63,9 @@ class OfflineAgent(OfflineAlgorithm):
         spec = self._env_spec(env_kwargs or {})
         if spec is None:
             raise ValueError(
-                f"dataset {', '.join(self.dataset_info.dataset_ids)} does not name its environment: "
-                f"pass one, for example evaluate(agent, env='CartPole-v1')"
+                f"the data of {', '.join(self.dataset_info.dataset_ids)} "
+                f"{describe_missing_environment(self._recorded_envs)}: pass one, for example "
+                f"evaluate(agent, env='CartPole-v1')"
             )
         make = partial(make_single, spec, **(env_kwargs or {}))
         env = make_vec_env_from(make, n_envs, seed, view)
@@ -92,7 +93,14 @@ class OfflineAgent(OfflineAlgorithm):
         wrapper = unwrap_vec_wrapper(env, ReturnToGo) if self.return_conditioned else None
         unwrapped = env if wrapper is None else wrapper.venv
         check_spaces_match(self.dataset_info, unwrapped.observation_space, unwrapped.action_space)
-        warn_on_version_mismatch(self.dataset_info.env_id, unwrapped, self._warned_versions)
+        warn_on_version_mismatch(self._recorded_envs, unwrapped, self._warned_versions)
+
+    @property
+    def _recorded_envs(self) -> tuple[str, ...]:
+        """Ids of the environments of the training data; without data, of the evaluation environment."""
+        recorded = () if self.trajectories is None else self.trajectories.env_ids
+        env_id = self.dataset_info.env_id
+        return recorded or (() if env_id is None else (env_id,))
 
     @property
     def return_range(self) -> tuple[float, float]:
@@ -117,6 +125,13 @@ class OfflineAgent(OfflineAlgorithm):
         self.check_env(env)
         self.env, self.n_envs = env, env.num_envs
 
+    def _check_eval_callbacks(self, callback: MaybeCallback) -> list[VecEnv]:
+        """Check the environments of all `EvalCallback` as `check_env` does, and return them."""
+        envs = [each.eval_env for each in find_eval_callbacks(callback)]
+        for env in envs:
+            self.check_env(env)
+        return envs
+
     def _learn(
         self, update: OfflineUpdate, windows: Windows, steps: int, callback: MaybeCallback, *others: Any
     ) -> Self:
@@ -124,10 +139,9 @@ class OfflineAgent(OfflineAlgorithm):
 
         If the agent has none, it is the environment of the first `EvalCallback`.
         """
-        before = self.env
-        eval_envs = [] if before is not None else [each.eval_env for each in find_eval_callbacks(callback)]
+        before, eval_envs = self.env, self._check_eval_callbacks(callback)
         try:
-            for env in eval_envs[:1]:
+            for env in eval_envs[:1] if before is None else ():
                 self.set_env(env)
             return super()._learn(update, windows, steps, callback, *others)
         finally:
@@ -178,16 +192,20 @@ class ReturnConditionedAgent(OfflineAgent):
         return True
 
     def _set_dataset(self, trajectories: Trajectories) -> None:
-        """Set the training data; warn if all episodes have the same return."""
-        returns = trajectories.returns
-        if len(returns) > 1 and returns.min() == returns.max():
-            warnings.warn(
-                f"all {len(returns)} episodes have the return {returns[0]:g}, so the data do not show what a "
-                f"target return changes: the agent imitates them for every target, as rlxf.BehaviorCloning "
-                f"does at a lower cost",
-                stacklevel=5,
-            )
         super()._set_dataset(trajectories)
+        warn_of_returns(trajectories, stacklevel=6)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *args: Any, **settings: Any) -> Self:  # type: ignore[override]
+        """Load an agent that `save` wrote; see `OfflineAgent.load`.
+
+        Warns:
+            UserWarning: if all episodes of the training data have the same return, or do not end.
+        """
+        agent = super().load(path, *args, **settings)
+        if agent.trajectories is not None:
+            warn_of_returns(agent.trajectories, stacklevel=3)
+        return agent
 
     def set_env(self, env: VecEnv, force_reset: bool = True) -> None:  # type: ignore[override]
         """Set the environment for callbacks, wrapped in `rlxf.envs.ReturnToGo` if the agent needs a target.

@@ -21,10 +21,11 @@ from rlxf.data import DatasetError, ReferenceScores, Trajectories, observation_e
 from rlxf.data.encoders import ImageEncoder, VectorEncoder
 from rlxf.data.spaces import space_mismatches
 from rlxf.data.trajectories import ScaleImages, Standardize
-from rlxf.envs.specs import DescribedEnv, env_id_of, find_spec, is_other_version, registered_spec
+from rlxf.envs.specs import DescribedEnv, env_id_of, find_spec, registered_spec
 from rlxf.training.compat import NOTHING, Rule, number, whole
 from rlxf.training.schedules import schedule_from_json, schedule_to_json, schedule_to_text
 from rlxf.training.spaces import space_from_json, space_to_json
+from rlxf.utils.env_ids import is_other_version
 
 
 @dataclass(frozen=True)
@@ -187,23 +188,28 @@ def _check_returns(trajectories: Trajectories) -> None:
         )
 
 
-def warn_on_version_mismatch(data_env: str | None, env: VecEnv, warned: set[str]) -> None:
+def warn_on_version_mismatch(data_envs: Collection[str], env: VecEnv, warned: set[str]) -> None:
     """Warn once if an environment is another version of that of the data, e.g. Walker2d-v5 for Walker2d-v4.
 
     Versions may differ in dynamics and rewards even if their spaces are equal.
 
     Args:
-        data_env: Gymnasium id of the environment of the data; None if it is unknown.
+        data_envs: Gymnasium ids of the environments of the data; empty if they are unknown.
         env: the environments in which the agent acts.
         warned: ids for which a warning was given; the new id is added.
     """
     env_id = env_id_of(env)
-    if data_env is None or env_id is None or env_id in warned or not is_other_version(data_env, env_id):
+    if env_id is None or env_id in warned:
+        return
+    others = [each for each in data_envs if is_other_version(each, env_id)]
+    if not others:
         return
     warned.add(env_id)
+    recorded = " and ".join(data_envs)
     warnings.warn(
-        f"the data are from {data_env}, but the agent acts in {env_id}, another version of it: dynamics and "
-        f"rewards may differ, so returns are not comparable; use {data_env}, or data from {env_id}",
+        f"the data are from {recorded}, but the agent acts in {env_id}, another version of {others[0]}: "
+        f"dynamics and rewards may differ, so returns are not comparable; use {others[0]}, or data from "
+        f"{env_id} only",
         stacklevel=4,
     )
 

@@ -27,7 +27,7 @@ SUMMARIES = {
     "distill": "Distill the agent of a run into a smaller student.",
     "calibrate": "Calibrate the early-exit threshold of the agent of a run.",
     "collect": "Record agents or a random policy into a Minari dataset.",
-    "datasets": "List the Minari datasets on this machine.",
+    "datasets": "List the Minari datasets on this machine, or inspect one of them.",
     "techniques": "List the techniques that a transformer can be built from.",
 }
 """Words of a command or group -> its line in the overview of commands."""

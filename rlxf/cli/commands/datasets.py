@@ -1,4 +1,4 @@
-"""``rlxf datasets`` and ``rlxf collect``: list Minari datasets, and record agents into a new one."""
+"""``rlxf datasets`` and ``rlxf collect``: list or inspect Minari datasets, record agents into a new one."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -22,34 +22,62 @@ from rlxf.cli.options import (
     check_not_negative,
     options,
 )
-from rlxf.cli.output import print_out
-from rlxf.utils.tables import WIDTH, Table
+from rlxf.cli.output import console, print_out
+from rlxf.utils.tables import WIDTH, Table, printable
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.vec_env import VecEnv
 
     from rlxf.collection.behavior_policy import Agent
-    from rlxf.data import DatasetSummary
+    from rlxf.data import DatasetReport, DatasetSummary
+    from rlxf.envs.specs import DescribedEnv
     from rlxf.training import RunFolder
 
 
 @options
 class Datasets(Command):
-    """List the Minari datasets on this machine with their steps, episodes and returns.
+    """List the Minari datasets on this machine, or inspect one of them before training.
+
+    Without ID, each dataset has one line with its steps, episodes and returns. With the ID of a dataset, its
+    spaces, returns, normalized scores, ends of episodes, rewards and actions are shown, and a sentence about
+    each property that affects the training. The dataset is converted once, as for training.
 
     Datasets are stored in the folder MINARI_DATASETS_PATH, by default ~/.minari/datasets. Record a dataset
-    with "rlxf collect", or download one from Minari with "rlxf train dt --dataset ID --download".
+    with "rlxf collect", or download one from Minari with --download.
 
     The mark "(JPEG)" means that images are stored with lossy compression, and differ from those of the
     environment.
 
-    Example: rlxf datasets
+    Example: rlxf datasets cartpole/random-v0 --plot returns.png
     """
 
+    dataset: Positional[str | None] = None
+    """Minari id of the dataset to inspect. None lists all datasets."""
+    plot: Path | None = None
+    """PNG file for a plot of the distribution of returns. None means no plot."""
+    download: bool = False
+    """Download the dataset if it is not on this machine."""
+    progress_bar: bool = True
+    """Show a progress bar while the dataset is converted."""
+
     def prepare(self) -> Callable[[], None]:
-        """Return `_show_datasets`."""
-        return _show_datasets
+        """Check the options, read the dataset, and return the function that prints the list or the report."""
+        from rlxf.agents.offline.config import DatasetInfo
+        from rlxf.data import DatasetReport, load_trajectories
+
+        if self.dataset is None:
+            self._check_no_options()
+            return _show_datasets
+        if self.plot is not None and self.plot.suffix.lower() != ".png":
+            raise ValueError(f"--plot must be a file name that ends in .png, got {self.plot}")
+        data = load_trajectories(self.dataset, download=self.download, progress_bar=self.progress_bar)
+        return partial(_show_report, DatasetReport.of(data), DatasetInfo.of(data).env, self.plot)
+
+    def _check_no_options(self) -> None:
+        for name in ("plot", "download"):
+            if getattr(self, name):
+                raise ValueError(f"--{name} needs the id of a dataset: rlxf datasets ID --{name}")
 
 
 def _show_datasets() -> None:
@@ -68,6 +96,29 @@ def _show_datasets() -> None:
         print_out(f"no datasets in {local_folder()}; record one with rlxf collect, or run minari download ID")
     for error_text in errors:
         print_out(error_text)
+
+
+def _show_report(report: "DatasetReport", env: "DescribedEnv | None", plot: Path | None) -> None:
+    """Print the statistics of a dataset, the registration of its environment and the findings."""
+    difference = None if env is None else env.registration()
+    table = report.table()
+    if env is not None:
+        table.add_row("registered here", "no, see below" if difference else "yes, the same version")
+    print_out(table)
+    print_out(str(report.histogram("#" if console().options.ascii_only else "█")))
+    findings = [*report.findings, *filter(None, [difference])]
+    print_out(_as_list("What to know before training", findings or ["nothing unusual was found"]))
+    if plot is not None:
+        report.plot(plot)
+        print_out(f"plot of the distribution of returns: {plot}")
+
+
+def _as_list(title: str, sentences: Sequence[str]) -> Table:
+    """Return sentences as a list that is wrapped at the width of the console."""
+    table = Table("", "", title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
+    for sentence in sentences:
+        table.add_row("-", printable(sentence))
+    return table
 
 
 TEXTS = ("dataset", "environment")

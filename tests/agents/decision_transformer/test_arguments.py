@@ -247,7 +247,7 @@ def test_state_and_episode_start_of_another_batch_size_are_refused():
 
 
 def test_make_env_without_environment_names_the_alternative():
-    with pytest.raises(ValueError, match=r"test/small-v0 does not name its environment: pass one"):
+    with pytest.raises(ValueError, match=r"test/small-v0 do not name their environment: pass one"):
         small_agent().make_env(2)
 
 

@@ -1,17 +1,23 @@
 """Tests of environments: all spaces from recording to evaluation, and the warning for another version."""
 
 import warnings
+from dataclasses import replace
 from itertools import product
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
+from stable_baselines3.common.callbacks import EvalCallback
 
 from rlxf import DecisionTransformer, collect, evaluate
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.data import DatasetError, load_trajectories
 from rlxf.envs import ReturnToGo, make_vec_env
-from rlxf.envs.specs import env_id_of, is_other_version
+from rlxf.envs.specs import env_id_of
+from rlxf.utils.env_ids import is_other_version
 from tests.agents.decision_transformer.worlds import K
+from tests.datasets import CHOICE, random_episodes, record
 from tests.envs.small_envs import ACTIONS, OBSERVATIONS
 
 ID = "test/spaces-v0"
@@ -138,6 +144,115 @@ def test_online_fine_tuning_in_another_version_warns_once(cartpole):
     assert len(version_warnings(lambda: agent.learn_online(4, 9.0, "CartPole-v0", **online))) == 1
 
 
+def conditioned(env_id):
+    return ReturnToGo(make_vec_env(env_id, 2), 9.0)
+
+
+def eval_callback(env_id):
+    return EvalCallback(conditioned(env_id), n_eval_episodes=1, eval_freq=10, verbose=0, warn=False)
+
+
+def train_with_environment_of_data(agent, callbacks):
+    agent.set_env(conditioned("CartPole-v1"))
+    agent.learn(1, callbacks)
+
+
+def fine_tune(agent, callbacks):
+    agent.learn_online(4, 9.0, "CartPole-v1", callback=callbacks, n_envs=2, round_steps=4, round_updates=1)
+
+
+@pytest.mark.parametrize(
+    "learn",
+    [lambda agent, callbacks: agent.learn(1, callbacks), train_with_environment_of_data, fine_tune],
+    ids=["without environment", "with environment", "online"],
+)
+def test_the_environment_of_every_eval_callback_is_compared(cartpole, learn):
+    agent = agent_of(cartpole, objective=MaximumEntropy())
+    same, other = eval_callback("CartPole-v1"), eval_callback("CartPole-v0")
+    assert version_warnings(lambda: learn(agent, [same])) == []
+    (message,) = version_warnings(lambda: learn(agent, [same, other]))
+    assert message.startswith(VERSION)
+
+
+def test_an_eval_callback_with_other_spaces_is_refused_before_training(cartpole):
+    agent = agent_of(cartpole)
+    with pytest.raises(DatasetError, match="does not fit"):
+        agent.learn(1, [eval_callback("CartPole-v1"), eval_callback("Acrobot-v1")])
+    assert agent.num_timesteps == 0
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        lambda: gymnasium.make("CartPole-v0"),
+        lambda: gymnasium.make_vec("CartPole-v0", 2, vectorization_mode="sync"),
+        lambda: gymnasium.make_vec("CartPole-v0", 2, vectorization_mode="vector_entry_point"),
+        lambda: make_vec_env("CartPole-v0", 2),
+        lambda: conditioned("CartPole-v0"),
+    ],
+    ids=["Env", "SyncVectorEnv", "VectorEnv", "VecEnv", "ReturnToGo"],
+)
+def test_environments_of_all_kinds_are_compared(cartpole, env):
+    agent = agent_of(cartpole)
+    assert len(version_warnings(lambda: evaluate(agent, env(), 2, target_returns=[9.0]))) == 1
+
+
+def test_set_env_of_another_version_warns(cartpole):
+    assert len(version_warnings(lambda: agent_of(cartpole).set_env(conditioned("CartPole-v0")))) == 1
+    assert len(version_warnings(lambda: agent_of(cartpole, env=conditioned("CartPole-v0")))) == 1
+
+
+def test_recording_in_another_version_warns(cartpole):
+    agent = agent_of(cartpole)
+
+    def work(dataset_id, env_id):
+        return lambda: collect(agent, env_id, dataset_id, 2, target_returns=[9.0], n_envs=2)
+
+    assert version_warnings(work("test/same-v0", "CartPole-v1")) == []
+    assert len(version_warnings(work("test/other-v0", "CartPole-v0"))) == 1
+
+
+def recorded(dataset_id, env_id, **changes):
+    spec = replace(gymnasium.spec(env_id), **changes)
+    spaces = gymnasium.make("CartPole-v1").observation_space, CHOICE
+    record(random_episodes((9, 3), Box(-1, 1, (4,), np.float32)), dataset_id, *spaces, env=spec)
+    return dataset_id
+
+
+def test_joined_data_of_two_versions_warn_before_training_and_in_either_version(minari_root):
+    ids = [recorded("test/old-v0", "CartPole-v0"), recorded("test/new-v0", "CartPole-v1")]
+    with pytest.warns(UserWarning, match="test/old-v0 was recorded in CartPole-v0, but test/new-v0 in Cart"):
+        data = load_trajectories(ids)
+    assert data.env_ids == ("CartPole-v0", "CartPole-v1")
+    for env_id, other in (data.env_ids, data.env_ids[::-1]):
+        agent = agent_of(data)
+        (message,) = version_warnings(lambda: evaluate(agent, env_id, 2, target_returns=[9.0]))  # noqa: B023
+        assert f"acts in {env_id}, another version of {other}" in message
+
+
+def test_joined_data_with_different_arguments_are_compared(minari_root):
+    """They have no common spec, but the same id."""
+    ids = [
+        recorded("test/long-v0", "CartPole-v1"),
+        recorded("test/short-v0", "CartPole-v1", kwargs={"sutton_barto_reward": True}),
+    ]
+    data = load_trajectories(ids)
+    assert data.env_spec is None
+    agent = agent_of(data)
+    with pytest.raises(
+        ValueError, match=r"short-v0 have different descriptions .* \(CartPole-v1\): pass one"
+    ):
+        evaluate(agent, episodes=2, target_returns=[9.0])
+    assert version_warnings(lambda: evaluate(agent, "CartPole-v1", 2, target_returns=[9.0])) == []
+    assert len(version_warnings(lambda: evaluate(agent, "CartPole-v0", 2, target_returns=[9.0]))) == 1
+
+
+def test_the_recorded_environment_counts_not_that_of_evaluations(cartpole):
+    data = replace(cartpole, eval_env_spec=gymnasium.spec("CartPole-v0"))
+    agent = agent_of(data)
+    assert len(version_warnings(lambda: evaluate(agent, episodes=2, target_returns=[9.0]))) == 1
+
+
 @pytest.mark.parametrize(
     ("one", "other", "differ"),
     [
@@ -146,6 +261,8 @@ def test_online_fine_tuning_in_another_version_warns_once(cartpole):
         ("Walker2d-v4", "Hopper-v5", False),
         ("a/Walker2d-v4", "Walker2d-v5", False),
         ("Walker2d", "Walker2d-v5", True),
+        ("", "Walker2d-v5", False),
+        ("no id!", "Walker2d-v5", False),
     ],
 )
 def test_is_other_version(one, other, differ):

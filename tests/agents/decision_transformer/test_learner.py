@@ -1,5 +1,8 @@
 """Tests of `learn`: results, schedules, logs, callbacks and reproducibility."""
 
+import warnings
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -205,3 +208,29 @@ def test_all_action_spaces_can_be_trained(actions):
     agent = small_agent(some_trajectories(action_space=ACTIONS[actions]))
     before = weights(agent)
     assert not same(before, weights(agent.learn(2)))
+
+
+def warned_of(build):
+    """Return the messages of a call, after a check that they are attributed to this file."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        build()
+    assert {each.filename for each in caught} <= {__file__}
+    return [str(each.message) for each in caught]
+
+
+def test_equal_returns_and_missing_ends_warn_when_the_data_are_given(tmp_path):
+    data = some_trajectories(lengths=(2, 2))
+    equal = replace(data, return_to_go=np.array([3, 1, 3, 2], np.float32), terminated=np.zeros(2, bool))
+    settings = {"context_length": 2, "core": TINY, "device": "cpu"}
+    agent = DecisionTransformer(data, **settings)
+    agent.save(tmp_path / "agent")
+    assert warned_of(lambda: DecisionTransformer(data, **settings).learn(1)) == []
+    assert warned_of(lambda: DecisionTransformer.load(tmp_path / "agent", data, device="cpu")) == []
+    for build in (
+        lambda: DecisionTransformer(equal, **settings).learn(1),
+        lambda: DecisionTransformer.load(tmp_path / "agent", equal, device="cpu").learn(1),
+    ):
+        returns, ends = warned_of(build)
+        assert returns.startswith("all 2 episodes have the return 3, so the data do not show")
+        assert ends.startswith("2 of 2 episodes end neither terminated nor truncated")

@@ -1,0 +1,219 @@
+"""Findings: properties of a dataset that affect the training, each as one sentence with its consequence."""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlxf.data.spaces import is_text, leaves
+from rlxf.utils.env_ids import is_other_version
+
+if TYPE_CHECKING:
+    from rlxf.data.dataset_report import DatasetReport
+
+FEW_EPISODES = 10
+"""With fewer episodes, the best 10% are less than one episode."""
+EQUAL_RETURNS = 1e-6
+"""Relative difference up to which returns count as equal; rounding of float32 sums causes it."""
+LISTED = 8
+"""Maximum number of values that a sentence lists."""
+
+
+class Episodes(Protocol):
+    """Protocol of the results of E episodes, such as `Trajectories` and `DatasetReport`."""
+
+    @property
+    def returns(self) -> NDArray[np.float32]:
+        """Return of each episode, float32 (E,)."""
+
+    @property
+    def terminated(self) -> NDArray[np.bool_]:
+        """True if the episode ended in a terminal state, bool (E,)."""
+
+    @property
+    def truncated(self) -> NDArray[np.bool_]:
+        """True if the episode was truncated, bool (E,)."""
+
+
+def equal_returns(data: Episodes) -> str | None:
+    """Find returns that are equal in all episodes, which makes conditioning on the return meaningless.
+
+    The sentence also names the cause if all returns are 0: the rewards may be missing.
+    """
+    low, high = float(data.returns.min()), float(data.returns.max())
+    if high - low > EQUAL_RETURNS * max(abs(low), abs(high)):
+        return None
+    episodes = len(data.returns)
+    who = f"all {episodes} episodes have" if episodes > 1 else "the only episode has"
+    cause = "" if low or high else "check that the rewards were recorded; otherwise "
+    return (
+        f"{who} the return {low:g}, so the data do not show how actions depend on the return: an agent that "
+        f"is conditioned on the return only clones the behavior in the data, whatever return it is asked "
+        f"for; {cause}use {low:g} as target return, or add episodes with other returns"
+    )
+
+
+def missing_ends(data: Episodes) -> str | None:
+    """Find episodes that end neither terminated nor truncated: their recording stopped in the middle."""
+    neither = int(np.count_nonzero(~(data.terminated | data.truncated)))
+    if not neither:
+        return None
+    return (
+        f"{neither:,} of {len(data.returns):,} episodes end neither terminated nor truncated: training takes "
+        f"their last recorded step as their end, so returns-to-go lack later rewards; mark these ends "
+        f"as truncations if the recording stopped there, else as terminations"
+    )
+
+
+def warn_of_returns(data: Episodes, stacklevel: int = 2) -> None:
+    """Warn about data on which an agent cannot be conditioned on the return as intended.
+
+    Args:
+        data: the training data.
+        stacklevel: as in ``warnings.warn``; 2 attributes the warning to the caller of this function.
+
+    Warns:
+        UserWarning: for the findings `equal_returns` and `missing_ends`.
+    """
+    for find in (equal_returns, missing_ends):
+        if sentence := find(data):
+            warnings.warn(sentence, stacklevel=stacklevel)
+
+
+def few_episodes(report: "DatasetReport") -> str | None:
+    """Find datasets of fewer than `FEW_EPISODES` episodes."""
+    if report.episodes >= FEW_EPISODES:
+        return None
+    return (
+        f"the number of episodes is {report.episodes}: an agent most likely memorizes them, and the best "
+        f"10% are less than one episode"
+    )
+
+
+def no_terminations(report: "DatasetReport") -> str | None:
+    """Find data without a terminal state."""
+    if report.terminated.any():
+        return None
+    return (
+        "no episode terminates: a critic cannot learn which states end an episode and bootstraps at every "
+        "end; return-conditioned agents and behavior cloning do not need terminations"
+    )
+
+
+def uniform_rewards(report: "DatasetReport") -> str | None:
+    """Find constant and sparse rewards. Rewards of 0 in all steps are a case of `equal_returns`."""
+    rewards = report.rewards
+    if rewards.constant and rewards.common:
+        return (
+            f"the reward is {rewards.common:g} in every step, so the return of an episode is proportional to "
+            f"its length: a target return is a target length"
+        )
+    if rewards.sparse:
+        return (
+            f"rewards are sparse, nearly all are {rewards.common:g}: the return-to-go says little about a "
+            f"single action, and a critic needs many updates until rewards affect early steps"
+        )
+    return None
+
+
+def constant_actions(report: "DatasetReport") -> str | None:
+    """Find actions, or components of them, that never change."""
+    constant, components = report.actions.constant, len(report.actions.minimum)
+    if not constant:
+        return None
+    if len(constant) == components:
+        return "all actions are equal: a trained agent repeats this action, whatever the observation"
+    return (
+        f"{len(constant)} of {components} action components are constant ({_listed(constant)}, counted from "
+        f"0): a trained agent repeats these values, whatever the observation"
+    )
+
+
+def unused_actions(report: "DatasetReport") -> str | None:
+    """Find discrete actions that never occur."""
+    unused = report.actions.unused
+    if not unused:
+        return None
+    if len(report.actions.minimum) == 1:
+        what = f"the actions {_listed(unused[0])} never occur"
+    else:
+        what = f"some values of the action components {_listed(list(unused))}, counted from 0, never occur"
+    return f"{what}: the data do not show their consequences, and a trained agent hardly ever takes them"
+
+
+def lossy_images(report: "DatasetReport") -> str | None:
+    """Find images that are stored as JPEG."""
+    if not report.lossy_images:
+        return None
+    return (
+        "images are stored as JPEG: an agent is trained on images that differ slightly from those of the "
+        "environment in which it acts"
+    )
+
+
+def text_observations(report: "DatasetReport") -> str | None:
+    """Find text in the observations, which is not encoded."""
+    texts = [path for path, leaf in leaves(report.observation_space, "observation") if is_text(leaf)]
+    if not texts:
+        return None
+    return f"{', '.join(texts)} is text, which is left out: an agent cannot use the information in it"
+
+
+def no_environment(report: "DatasetReport") -> str | None:
+    """Find data without an environment for evaluations."""
+    if report.eval_env_id is not None:
+        return None
+    reason = describe_missing_environment(report.env_ids)
+    return f"the data {reason}: evaluations need an environment, --env ID or in Python env=..."
+
+
+def describe_missing_environment(env_ids: Sequence[str]) -> str:
+    """Return why data have no environment for evaluations, as a predicate of "the data".
+
+    Args:
+        env_ids: ids of the recorded environments. If there are some, their descriptions differ, possibly only
+            in their arguments.
+    """
+    if not env_ids:
+        return "do not name their environment"
+    return f"have different descriptions of their environments ({', '.join(env_ids)})"
+
+
+def other_versions(report: "DatasetReport") -> str | None:
+    """Find an evaluation environment of another version than the recorded ones, or recorded ones that differ.
+
+    Dynamics and rewards may differ between versions.
+    """
+    ids = dict.fromkeys((*report.env_ids, *filter(None, [report.eval_env_id])))
+    if not any(is_other_version(one, other) for one in ids for other in ids):
+        return None
+    return (
+        f"the data name several versions of an environment, {', '.join(ids)}: dynamics and rewards may "
+        f"differ, so returns are not comparable between them"
+    )
+
+
+def long_episodes(report: "DatasetReport") -> str | None:
+    """Find episodes that are longer than the time limit of the environment."""
+    longest, limit = int(report.lengths.max()), report.max_episode_steps or math.inf
+    if longest <= limit:
+        return None
+    return (
+        f"episodes have up to {longest:,} steps, but the time limit of the environment is {limit:,}: "
+        f"evaluations end earlier, so their returns are not comparable with those of the data"
+    )
+
+
+def _listed(values: list[int]) -> str:
+    more = ["..."] if len(values) > LISTED else []
+    return ", ".join([*map(str, values[:LISTED]), *more])
+
+
+FINDINGS: tuple[Callable[["DatasetReport"], str | None], ...] = (
+    *(equal_returns, missing_ends, few_episodes, no_terminations, uniform_rewards, constant_actions),
+    *(unused_actions, lossy_images, text_observations, no_environment, other_versions, long_episodes),
+)
+"""Functions that return a sentence about a report, or None."""

@@ -1,0 +1,142 @@
+"""Statistics of the rewards and the actions of all steps of a dataset, computed piece by piece."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from rlxf.data.conversion import PIECE_BYTES
+from rlxf.data.spaces import discrete_sizes, discrete_start
+
+COUNTED_VALUES = 4096
+"""Maximum number of discrete actions that are counted, over all components."""
+SHOWN_VALUES = 8
+"""Maximum number of discrete actions whose frequencies are shown."""
+SPARSE_SHARE = 0.95
+"""Rewards are sparse from this share of equal rewards on."""
+
+
+@dataclass(frozen=True)
+class RewardStatistics:
+    """Statistics of the rewards of all steps.
+
+    Args:
+        minimum: smallest reward.
+        maximum: largest reward.
+        mean: mean reward.
+        common: most frequent of the values 0, ``minimum`` and ``maximum``.
+        common_share: share of the steps with the reward ``common``, from 0 to 1.
+    """
+
+    minimum: float
+    maximum: float
+    mean: float
+    common: float
+    common_share: float
+
+    @classmethod
+    def of(cls, rewards: NDArray[np.float32]) -> "RewardStatistics":
+        """Compute the statistics of rewards (N,)."""
+        low, high = float(rewards.min()), float(rewards.max())
+        values = np.array([0.0, low, high], np.float32)
+        counts, total = np.zeros(3, np.int64), 0.0
+        for piece in pieces(rewards):
+            counts += (piece[:, None] == values).sum(axis=0)
+            total += float(piece.sum(dtype=np.float64))
+        most, steps = int(np.argmax(counts)), len(rewards)
+        return cls(low, high, total / steps, float(values[most]), float(counts[most] / steps))
+
+    @property
+    def constant(self) -> bool:
+        """True if all rewards are equal."""
+        return self.minimum == self.maximum
+
+    @property
+    def sparse(self) -> bool:
+        """True if the share ``common_share`` is at least `SPARSE_SHARE`, but not all rewards are equal."""
+        return self.common_share >= SPARSE_SHARE and not self.constant
+
+    def __str__(self) -> str:
+        if self.constant:
+            return f"{self.common:.4g} in every step"
+        text = f"mean {self.mean:.4g}, from {self.minimum:.4g} to {self.maximum:.4g}"
+        share = np.floor(1000 * self.common_share) / 10  # never rounded to 100%
+        return f"{text}; {self.common:.4g} in {share:g}% of the steps" if self.sparse else text
+
+
+@dataclass(frozen=True, eq=False)
+class ActionStatistics:
+    """Statistics of the actions of all steps, in the values of the action space.
+
+    Args:
+        minimum: smallest value of each component, float64 (A,); A is 1 for Discrete.
+        maximum: largest value of each component, float64 (A,).
+        frequencies: for Discrete, MultiDiscrete and MultiBinary, the share of the steps with each value of a
+            component, one array for each component. None for Box, and for more than `COUNTED_VALUES` values.
+        start: value to which the first frequency of each component belongs, int64 (A,); 0 for Box.
+    """
+
+    minimum: NDArray[np.float64]
+    maximum: NDArray[np.float64]
+    frequencies: tuple[NDArray[np.float64], ...] | None
+    start: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, actions: NDArray[Any], space: spaces.Space[Any]) -> "ActionStatistics":
+        """Compute the statistics of actions (N, ...) in the encoding of `Trajectories`.
+
+        Args:
+            actions: the actions.
+            space: their space.
+        """
+        rows = actions.reshape(len(actions), -1)
+        start = np.broadcast_to(np.ravel(discrete_start(space)), rows.shape[1:]).astype(np.int64)
+        counts = _empty_counts(space)
+        low, high = np.full(rows.shape[1], np.inf), np.full(rows.shape[1], -np.inf)
+        for piece in pieces(rows):
+            low, high = np.minimum(low, piece.min(axis=0)), np.maximum(high, piece.max(axis=0))
+            for column, count in enumerate(counts or ()):
+                count += np.bincount(piece[:, column], minlength=len(count))
+        frequencies = None if counts is None else tuple(count / len(rows) for count in counts)
+        return cls(low + start, high + start, frequencies, start)
+
+    @property
+    def constant(self) -> list[int]:
+        """Components that have the same value in all steps."""
+        return np.flatnonzero(self.minimum == self.maximum).tolist()
+
+    @property
+    def unused(self) -> dict[int, list[int]]:
+        """Values that never occur, by component; components without such values are left out."""
+        absent = {
+            component: (np.flatnonzero(share == 0) + self.start[component]).tolist()
+            for component, share in enumerate(self.frequencies or ())
+        }
+        return {component: values for component, values in absent.items() if values}
+
+    def __str__(self) -> str:
+        shares = self.frequencies or ()
+        if len(shares) == 1 and len(shares[0]) <= SHOWN_VALUES:
+            return ", ".join(
+                f"{value}: {share:.1%}" for value, share in enumerate(shares[0], int(self.start[0]))
+            )
+        unit = "component" if len(self.minimum) == 1 else "components"
+        return f"{len(self.minimum)} {unit}, from {self.minimum.min():.4g} to {self.maximum.max():.4g}"
+
+
+def _empty_counts(space: Any) -> list[NDArray[np.int64]] | None:
+    """Return a count of 0 for each discrete value; None if they are not discrete, or too many."""
+    if isinstance(space, spaces.Box):
+        return None
+    sizes = discrete_sizes(space)
+    return [np.zeros(size, np.int64) for size in sizes] if sizes.sum() <= COUNTED_VALUES else None
+
+
+def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield consecutive rows of an array, as views of at most `PIECE_BYTES`."""
+    rows = max(1, PIECE_BYTES // max(1, array[:1].nbytes))
+    for first in range(0, len(array), rows):
+        yield array[first : first + rows]
