@@ -84,7 +84,7 @@ def with_datastore(
 
 
 def default_target_returns(agents: Sequence[Any], requested: Sequence[float]) -> Sequence[float] | None:
-    """Return the target returns of Decision Transformers, by default the largest return in their data.
+    """Return the target returns of conditioned agents, by default the largest return in their data.
 
     None is returned for agents that are not conditioned on a return.
 
@@ -95,15 +95,15 @@ def default_target_returns(agents: Sequence[Any], requested: Sequence[float]) ->
     Warns:
         UserWarning: if a target lies outside the returns in the data of all agents.
     """
-    conditioned = [agent for agent in agents if isinstance(agent, DecisionTransformer)]
+    conditioned = [agent for agent in agents if getattr(agent, "return_conditioned", False)]
     if not conditioned:
         if requested:
-            raise ValueError(f"target_returns apply to Decision Transformers only, got {list(requested)}")
+            raise ValueError(
+                f"target_returns apply to agents that act for a target return only, got {list(requested)}"
+            )
         return None
     if len(conditioned) < len(agents):
-        raise ValueError(
-            "Decision Transformers need target returns and other agents have none: use runs of one kind"
-        )
+        raise ValueError("some agents act for a target return and others do not: use runs of one kind")
     lows, highs = zip(*(agent.return_range for agent in conditioned), strict=True)
     return validate_targets(requested or [max(highs)], (min(lows), max(highs)))
 

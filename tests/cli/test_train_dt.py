@@ -3,6 +3,7 @@
 import errno
 import inspect
 import json
+import re
 import shlex
 import shutil
 import time
@@ -17,8 +18,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import DecisionTransformer, TransformerSpec
 from rlxf.agents.decision_transformer import KZL, ODT, Imitation
+from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, TargetReturn
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.offline.objectives import OBJECTIVES
+from rlxf.agents.offline.objectives import OBJECTIVES, QRegularized
 from rlxf.cli import main
 from rlxf.cli.commands.train_offline import OfflineOptions
 from rlxf.cli.entry_point import parse
@@ -48,7 +50,7 @@ def train(*args):
 @pytest.mark.parametrize("name", sorted(SETTABLE))
 def test_options_have_the_names_and_defaults_of_the_agent(name):
     default = inspect.signature(DecisionTransformer).parameters[name].default
-    expected = Imitation() if name == "objective" else default
+    expected = {"objective": Imitation(), "conditioning": TargetReturn()}.get(name, default)
     assert OfflineOptions().arguments()[name] == expected
 
 
@@ -62,6 +64,48 @@ def test_every_parameter_of_the_agent_is_an_option():
 def test_every_objective_can_be_chosen(name):
     options = parse(["train", "dt", "--dataset", "x", "--objective", name])
     assert options.learner.arguments()["objective"] == OBJECTIVES[name]()
+
+
+@pytest.mark.parametrize("name", CONDITIONINGS)
+def test_every_conditioning_can_be_chosen(name):
+    options = parse(["train", "dt", "--dataset", "x", "--conditioning", name.lower()])
+    assert options.learner.arguments()["conditioning"] == CONDITIONINGS[name]()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("q-regularized", QRegularized()),
+        ('{"name": "QRegularized", "eta": 2, "hidden_sizes": [8]}', QRegularized(eta=2, hidden_sizes=(8,))),
+    ],
+)
+def test_objectives_have_options(text, expected):
+    assert OfflineOptions(objective=text).arguments()["objective"] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Imitaton", "unknown objective 'Imitaton'; did you mean Imitation? Choose one of Imitation, "),
+        ('{"name": "QRegularized", "etta": 2}', "QRegularized has no option 'etta'; it has eta, discount, "),
+        ('{"eta": 2}', 'objective must be a name or a JSON object with a "name"'),
+        ('{"name": 3', "is not valid JSON"),
+        ('{"name": "QRegularized", "eta": -1}', "QRegularized eta must be above 0, got -1"),
+    ],
+)
+def test_wrong_objectives_are_refused(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        OfflineOptions(objective=text).arguments()
+
+
+def test_an_agent_that_predicts_the_return_is_trained_without_a_target(data, capsys):
+    train("--dataset", data, "--conditioning", "max-return", "--run", "predicted")
+    assert "target return" not in capsys.readouterr().out
+    main(["evaluate", "predicted", "--episodes", "2", "--no-progress-bar"])
+    assert "mean return" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        train("--dataset", data, "--conditioning", "max-return", "--target-returns", "9", "--run", "other")
+    assert "--target-returns has no effect with --conditioning max-return" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "published"), [("kzl", KZL), ("odt", ODT)])

@@ -1,7 +1,25 @@
-"""Decision Transformer: an agent conditioned on a target return and trained offline on Minari datasets."""
+"""Decision Transformer: an agent conditioned on a return and trained offline on Minari datasets."""
 
+from rlxf.agents.decision_transformer.conditioning import (
+    ElasticHistory,
+    MaxReturn,
+    SampledReturn,
+    TargetReturn,
+)
 from rlxf.agents.decision_transformer.learner import DecisionTransformer
 from rlxf.agents.decision_transformer.model import KZL, ODT, decision_transformer
-from rlxf.agents.offline.objectives import Imitation, MaximumEntropy
+from rlxf.agents.offline.objectives import Imitation, MaximumEntropy, QRegularized
 
-__all__ = ["DecisionTransformer", "Imitation", "MaximumEntropy", "decision_transformer", "KZL", "ODT"]
+__all__ = [
+    "DecisionTransformer",
+    "Imitation",
+    "MaximumEntropy",
+    "QRegularized",
+    "TargetReturn",
+    "MaxReturn",
+    "ElasticHistory",
+    "SampledReturn",
+    "decision_transformer",
+    "KZL",
+    "ODT",
+]

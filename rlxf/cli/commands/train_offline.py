@@ -12,9 +12,11 @@ from stable_baselines3.common.vec_env import VecEnv
 from tyro.conf import arg
 
 from rlxf.agents.decision_transformer import KZL, ODT, DecisionTransformer, Imitation, decision_transformer
+from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, TargetReturn
 from rlxf.agents.offline.objectives import OBJECTIVES
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
+from rlxf.cli.choices import parse_choice
 from rlxf.cli.options import (
     CheckpointSeconds,
     Device,
@@ -84,18 +86,25 @@ class OfflineOptions(WindowOptions):
     context: Literal["window", "episode"] = "window"
     """Steps that an action depends on: those of a window, or all steps of the episode.
     "episode" needs a core with memory or recurrence, whose state lasts for the whole episode."""
-    objective: Literal["Imitation", "MaximumEntropy"] = "Imitation"
-    """Training objective. MaximumEntropy trains a stochastic policy, which can be fine-tuned online."""
+    objective: str = Imitation.__name__
+    """Training objective: Imitation, MaximumEntropy or QRegularized, or a JSON object with options, e.g.
+    '{"name": "QRegularized", "eta": 2}'. MaximumEntropy trains a stochastic policy, which can be fine-tuned
+    online; QRegularized adds a critic."""
+    conditioning: str = TargetReturn.__name__
+    """Return on which actions are conditioned: TargetReturn, or a return that the model predicts: MaxReturn,
+    ElasticHistory or SampledReturn. A JSON object gives options, e.g.
+    '{"name": "MaxReturn", "expectile": 0.9}'."""
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as arguments of the agent.
 
         Raises:
-            ValueError: if the objective is unknown, e.g. in a ``config.json``.
+            ValueError, TypeError: if objective or conditioning is unknown or invalid.
         """
-        if self.objective not in OBJECTIVES:
-            raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
-        return super().arguments() | {"objective": OBJECTIVES[self.objective]()}
+        return super().arguments() | {
+            "objective": parse_choice("objective", self.objective, OBJECTIVES),
+            "conditioning": parse_choice("conditioning", self.conditioning, CONDITIONINGS),
+        }
 
 
 class OfflineTraining(TrainingCommand):
@@ -167,7 +176,8 @@ class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
     updates: int = 100_000
     """Number of weight updates, each on one batch."""
     target_returns: tuple[float, ...] | None = None
-    """Target returns of the evaluations. None means the largest return in the data.
+    """Target returns of the evaluations. None means the largest return in the data, or no target if the model
+    predicts the return (--conditioning).
     With several targets, targets.png in the folder plots achieved against requested returns."""
     download: bool = False
     """Download datasets that are not on this machine."""
@@ -234,7 +244,7 @@ class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
 
     def check_agent(self, agent: DecisionTransformer) -> None:
         """Raise ValueError or TypeError if environments or target returns are invalid."""
-        validate_targets(self._targets(agent), agent.return_range)
+        self._check_targets(agent)
         if self.episodes == 0:
             return
         check_env_named(agent, self.env, ", or train without evaluation: --episodes 0")
@@ -302,8 +312,21 @@ class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
             env_option = "" if run.config["env"] else " --env ID"
             print_out(f"not evaluated because of --episodes 0; run: rlxf evaluate {run.path}{env_option}")
 
-    def _targets(self, agent: DecisionTransformer) -> list[float]:
+    def _targets(self, agent: DecisionTransformer) -> list[float] | None:
+        """Return the target returns; None if the agent predicts the return."""
+        if not agent.return_conditioned:
+            return None
         return [agent.return_range[1]] if self.target_returns is None else list(self.target_returns)
+
+    def _check_targets(self, agent: DecisionTransformer) -> None:
+        targets = self._targets(agent)
+        if targets is not None:
+            validate_targets(targets, agent.return_range)
+        elif self.target_returns is not None:
+            raise ValueError(
+                f"--target-returns has no effect with --conditioning {self.learner.conditioning}, which "
+                f"predicts the return: leave one of them out"
+            )
 
 
 @options

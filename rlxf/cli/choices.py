@@ -1,0 +1,51 @@
+"""Options that choose a dataclass by its name, or by a JSON object with its options."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+
+def parse_choice(option: str, text: str, choices: Mapping[str, type]) -> Any:
+    """Return the instance that a text describes, ``max-return`` or ``{"name": "MaxReturn", "expectile": 1}``.
+
+    Case, dashes and underscores of names are ignored.
+
+    Args:
+        option: name of the option, for messages.
+        text: a name, or a JSON object with a name and options.
+        choices: dataclasses by name.
+
+    Raises:
+        ValueError: if the name or an option does not exist, the value of an option is not allowed, or the
+            text is not valid JSON.
+        TypeError: if the value of an option has the wrong type.
+    """
+    if not text.lstrip().startswith("{"):
+        return _named(option, text, choices)()
+    try:
+        given = dict(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{option}: {text} is not valid JSON: {error}") from error
+    if not isinstance(given.get("name"), str):
+        raise ValueError(f'{option} must be a name or a JSON object with a "name", got {text}')
+    chosen = _named(option, given.pop("name"), choices)
+    known = [field.name for field in fields(chosen)]
+    if unknown := sorted(given.keys() - set(known)):
+        raise ValueError(
+            f"{option}: {chosen.__name__} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}"
+        )
+    return chosen(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    )
+
+
+def _named(option: str, name: str, choices: Mapping[str, type]) -> Any:
+    plain = {each.lower(): each for each in choices}
+    key = name.replace("-", "").replace("_", "").lower()
+    if key in plain:
+        return choices[plain[key]]
+    near = get_close_matches(key, plain, n=1)
+    hint = f"did you mean {plain[near[0]]}? Choose" if near else "choose"
+    raise ValueError(f"unknown {option} {name!r}; {hint} one of {', '.join(choices)}")
