@@ -1,6 +1,9 @@
-"""Checks of transformers for agents that act token by token with a state."""
+"""Checks of transformers, and of their states, for agents that act token by token."""
+
+from typing import Any
 
 from rlxf.attention import TransformerSpec
+from rlxf.training.compat import first_difference
 
 
 def check_state(core: TransformerSpec, agent: str) -> None:
@@ -34,3 +37,32 @@ def check_token_by_token(core: TransformerSpec, agent: str) -> None:
             f"{core.depth} decides exits by the mean over a sequence, but {agent} acts step by step; "
             f"use classifier='multinomial' or 'geometric'"
         )
+
+
+def check_state_core(given: TransformerSpec, own: TransformerSpec, advice: str) -> None:
+    """Check that a state passed to ``predict`` is one of the agent's core.
+
+    Args:
+        given: core of the state.
+        own: core of the agent.
+        advice: what to do instead, for the message.
+
+    Raises:
+        ValueError: if the cores differ in an option on which states depend; the message names it.
+    """
+    if (difference := _state_difference(given, own)) is not None:
+        name, value, expected = difference
+        raise ValueError(
+            f"the state is of another core: {name} is {value} in the state, {expected} in this agent; "
+            f"{advice}"
+        )
+
+
+def _state_difference(given: TransformerSpec, own: TransformerSpec) -> tuple[str, Any, Any] | None:
+    """Return name and both values of the first such option; None if states of one core fit the other."""
+    if given is own or given == own:
+        return None
+    unrelated = ("dropout", "feed_forward_chunk")
+    one, other = (spec.to_dict() | {"feed_forward": spec.inner_width} for spec in (given, own))
+    differences = (first_difference(name, one[name], other[name]) for name in one if name not in unrelated)
+    return next((difference for difference in differences if difference), None)

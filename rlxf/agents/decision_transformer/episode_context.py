@@ -9,7 +9,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from rlxf.agents.common.arguments import check_state_layout, check_state_rows, check_state_type
-from rlxf.agents.common.cores import check_state, check_token_by_token
+from rlxf.agents.common.cores import check_state, check_state_core, check_token_by_token
 from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.decision_transformer.model import DecisionTransformerConfig, DecisionTransformerModel
 from rlxf.agents.decision_transformer.observations import ConditionedObservation
@@ -37,6 +37,7 @@ class EpisodeContext:
         tokens: (E,) int64, number of tokens of the episode up to the newest state token.
         episode: (E,) int64, number of the episode.
         output: (E, C), output at the newest state token.
+        core: spec of the transformer.
     """
 
     cache: KVCache
@@ -44,11 +45,14 @@ class EpisodeContext:
     tokens: Tensor
     episode: Tensor
     output: Tensor
+    core: TransformerSpec
 
     def rows(self, rows: Tensor) -> "EpisodeContext":
         """Return a copy of the chosen environments; ``rows`` is a bool (E,) or an int64 (N,) tensor."""
-        numbers = (part[rows] for part in (self.tokens, self.episode, self.output))
-        return EpisodeContext(self.cache.rows(rows), self.steps.rows(rows), *numbers)
+        tokens, episode, output = (part[rows] for part in (self.tokens, self.episode, self.output))
+        return EpisodeContext(
+            self.cache.rows(rows), self.steps.rows(rows), tokens, episode, output, self.core
+        )
 
 
 class EpisodeModel(DecisionTransformerModel):
@@ -119,7 +123,8 @@ class EpisodeModel(DecisionTransformerModel):
         inputs, before_step = self.tokens(steps)[:, -1 - TOKENS_PER_STEP : -1], cache.recurrent
         output = self._step(inputs, index, cache)
         check_outputs(self, output, index.episode[:, -1], inputs, before_step, lambda: cache.recurrent)
-        return EpisodeContext(cache, steps, index.position[:, -1] + 1, index.episode[:, -1], output)
+        numbers = index.position[:, -1] + 1, index.episode[:, -1]
+        return EpisodeContext(cache, steps, *numbers, output, self.transformer.spec)
 
     def _continue(
         self, state: Any, encoded: ConditionedObservation
@@ -177,6 +182,7 @@ class EpisodeModel(DecisionTransformerModel):
         advice, own = "pass state=None to start new episodes", next(self.parameters()).device
         check_state_type(state, EpisodeContext, advice)
         check_state_rows(state.tokens, batch, own, advice)
+        check_state_core(state.core, self.transformer.spec, advice)
         check_state_layout(state.cache.layout, self._layout, advice)
 
 

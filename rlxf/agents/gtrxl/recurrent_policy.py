@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -19,13 +19,13 @@ from rlxf.agents.common.arguments import (
     check_state_rows,
     check_state_type,
 )
+from rlxf.agents.common.cores import check_state_core
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
 from rlxf.agents.gtrxl.heads import choice_logits
 from rlxf.attention import TransformerSpec
 from rlxf.attention.cache import KVCache
 from rlxf.attention.token_index import EMPTY, TokenIndex
 from rlxf.data.spaces import discrete_start
-from rlxf.training.compat import first_difference
 
 
 @dataclass(eq=False)
@@ -87,19 +87,6 @@ class PersistentPolicyState(RecurrentPolicyState):
     def advance(self, episode_start: Tensor) -> TokenIndex:
         """Advance like `RecurrentPolicyState`, but reset only environments without any previous step."""
         return super().advance(self.episode == EMPTY)
-
-
-def state_difference(given: TransformerSpec, own: TransformerSpec) -> tuple[str, Any, Any] | None:
-    """Return the first option of two cores on which states depend and that differs: its name and both values.
-
-    None if states of one core fit the other.
-    """
-    if given is own or given == own:
-        return None
-    unrelated = ("dropout", "feed_forward_chunk")
-    one, other = (spec.to_dict() | {"feed_forward": spec.inner_width} for spec in (given, own))
-    differences = (first_difference(name, one[name], other[name]) for name in one if name not in unrelated)
-    return next((difference for difference in differences if difference), None)
 
 
 def mark_filler_rows(index: TokenIndex, filler: Tensor) -> TokenIndex:
@@ -307,12 +294,7 @@ class RecurrentPolicy(BasePolicy):
         new_episodes = "pass state=None to start new episodes"
         check_state_type(state, RecurrentPolicyState, new_episodes)
         check_state_rows(state.position, batch, self.device, new_episodes)
-        if (difference := state_difference(state.core, self.core)) is not None:
-            name, given, expected = difference
-            raise ValueError(
-                f"the state is of another core: {name} is {given} in the state, {expected} in this agent; "
-                f"{new_episodes}"
-            )
+        check_state_core(state.core, self.core, new_episodes)
         check_state_layout(state.layout, self._state_layout, new_episodes)
 
     @cached_property

@@ -195,8 +195,11 @@ def test_states_that_do_not_fit_are_refused():
         agent.predict(observation, other)
     with pytest.raises(TypeError, match="one that predict returned, got EpisodeContext; pass state=None"):
         small_agent().predict(observation, state)
-    with pytest.raises(ValueError, match="the state is of another core: slots is 8 in the state, "):
-        episodic_agent("mixed").predict(observation, state)
+    for other in ("mixed", replace(CORES["XL"], activation="gelu")):  # the last one has equal caches
+        with pytest.raises(ValueError, match=r"state is of another core: .* in this agent; pass state=None"):
+            episodic_agent(other).predict(observation, state)
+    dropping = episodic_agent(replace(CORES["XL"], dropout=0.1))  # without effect on states
+    assert dropping.predict(observation, state)[0].shape == (2, 2)
 
 
 def test_all_actions_and_objectives():
