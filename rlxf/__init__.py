@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.attention import TransformerSpec
     from rlxf.collection import collect
     from rlxf.evaluation import evaluate
+    from rlxf.off_policy_evaluation import estimate_return
 
 __version__ = version("rlxf")
 
@@ -26,11 +27,20 @@ _MODULE_OF = {
     "DecisionTransformer": "rlxf.agents.decision_transformer",
     "TransformerSpec": "rlxf.attention",
     "evaluate": "rlxf.evaluation",
+    "estimate_return": "rlxf.off_policy_evaluation",
     "collect": "rlxf.collection",
     "import_sb3": "rlxf.agents.sb3",
 }
 
-__all__ = ["GTrXLPPO", "DecisionTransformer", "TransformerSpec", "evaluate", "collect", "import_sb3"]
+__all__ = [
+    "GTrXLPPO",
+    "DecisionTransformer",
+    "TransformerSpec",
+    "evaluate",
+    "estimate_return",
+    "collect",
+    "import_sb3",
+]
 
 
 def exit_on_interrupt(*_: object) -> None:
