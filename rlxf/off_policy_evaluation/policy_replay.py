@@ -126,13 +126,19 @@ def replay(
     act = step or _predicted(agent, data.action_space, deterministic)
     encoder = network_encoder(data.action_space)
     actions = torch.zeros(data.steps, encoder.width)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(_cuda_devices(agent)):
         torch.manual_seed(seed)
         for steps, chosen in _replay_batches(agent, data, load, act, progress_bar):
             actions[torch.from_numpy(steps)] = chosen
     exact = step is not None or (deterministic and not isinstance(data.action_space, spaces.Box))
     probability = probability_of_logged(actions, data) if exact else None
     return Replay(actions, probability, returns)
+
+
+def _cuda_devices(agent: Any) -> list[torch.device]:
+    """Return the GPU of an agent, whose generator samples its actions; nothing for other agents."""
+    device = torch.device(getattr(agent, "device", "cpu"))
+    return [device] if device.type == "cuda" else []
 
 
 def encoded_actions(data: Trajectories) -> Tensor:

@@ -53,6 +53,14 @@ def test_the_interval_contains_the_exact_value(method):
     assert (result.effective_sample_size is None) == (method == "fqe")
 
 
+def test_estimates_rank_policies_as_their_exact_values_do():
+    data = MDP.record(BEHAVIOR, 200, 0)
+    agents = [TabularAgent([n % 2, n // 2, 1 - n % 2, n // 2]) for n in range(4)]
+    tables = [MDP.q(agent.policy_table, 0.8)[np.arange(4), agent.choices].mean() for agent in agents]
+    values = [estimated(data, agent=agent, members=2).value for agent in agents]
+    assert np.argsort(values).tolist() == np.argsort(tables).tolist()
+
+
 def test_estimates_scale_with_the_rewards_and_repeat():
     data = MDP.record(BEHAVIOR, 30, 0)
     one, same, large = (estimated(each, "wdr", updates=30) for each in (data, data, scaled(data, 1e6)))
