@@ -13,7 +13,13 @@ from torch import Tensor
 
 from rlxf.agents.common.numerics import clip_grad_norm_checked, numerical_error_context
 from rlxf.data import Trajectories
-from rlxf.off_policy_evaluation.networks import ContinuousQ, DiscreteQ, StepFeatures, q_class
+from rlxf.off_policy_evaluation.networks import (
+    ContinuousQ,
+    DiscreteQ,
+    StepFeatures,
+    check_no_large_images,
+    q_class,
+)
 from rlxf.off_policy_evaluation.policy_replay import encoded_actions
 from rlxf.utils.errors import NumericalError
 
@@ -134,7 +140,8 @@ def fit_q(
 
 
 def check_data(data: Trajectories, discount: float) -> None:
-    """Raise ValueError unless values can be fitted to the data with this discount."""
+    """Raise ValueError or TypeError unless values can be fitted to the data with this discount."""
+    check_no_large_images(data)
     ids = ", ".join(data.dataset_ids) or "the dataset"
     if not np.any(data.rewards):
         raise ValueError(

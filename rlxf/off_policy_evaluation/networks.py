@@ -116,6 +116,16 @@ def q_class(space: spaces.Space) -> type[DiscreteQ | ContinuousQ]:
     return DiscreteQ if isinstance(space, spaces.Discrete) else ContinuousQ
 
 
+def check_no_large_images(data: Trajectories) -> None:
+    """Raise TypeError if observations are images of at least 36 x 36 pixels, which need a convolution."""
+    shape = data.encoder.shape
+    if len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIZE:
+        raise TypeError(
+            f"off-policy evaluation needs vector observations, or images below {MIN_IMAGE_SIZE} x "
+            f"{MIN_IMAGE_SIZE} pixels, got images {shape}: evaluate the agent in its environment instead"
+        )
+
+
 class StepFeatures:
     """Network inputs of logged steps: normalized observations and, if given, the normalized return-to-go.
 
@@ -124,20 +134,11 @@ class StepFeatures:
     Args:
         data: logged episodes.
         return_to_go: return-to-go of each step as the agent observes it, (N,), or None.
-
-    Raises:
-        TypeError: if observations are images of at least 36 x 36 pixels.
     """
 
     def __init__(self, data: Trajectories, return_to_go: NDArray[np.float64] | None = None):
-        shape = data.encoder.shape
-        if len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIZE:
-            raise TypeError(
-                f"off-policy evaluation needs vector observations, or images below {MIN_IMAGE_SIZE} x "
-                f"{MIN_IMAGE_SIZE} pixels, got images {shape}: evaluate the agent in its environment instead"
-            )
         self._observations, self._normalize = data.observations, data.normalization()
-        self.width = math.prod(shape)
+        self.width = math.prod(data.encoder.shape)
         self._condition: NDArray[np.float32] | None = None
         if return_to_go is not None:
             spread = return_to_go.std() or 1.0
