@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.attention import TransformerSpec
     from rlxf.collection import collect
     from rlxf.evaluation import evaluate
+    from rlxf.off_policy_evaluation import estimate_return
 
 __version__ = version("rlxf")
 
@@ -29,6 +30,7 @@ _MODULE_OF = {
     "ReturnConditionedMLP": "rlxf.agents.mlp",
     "TransformerSpec": "rlxf.attention",
     "evaluate": "rlxf.evaluation",
+    "estimate_return": "rlxf.off_policy_evaluation",
     "collect": "rlxf.collection",
     "import_sb3": "rlxf.agents.sb3",
 }
@@ -40,6 +42,7 @@ __all__ = [
     "ReturnConditionedMLP",
     "TransformerSpec",
     "evaluate",
+    "estimate_return",
     "collect",
     "import_sb3",
 ]

@@ -18,6 +18,7 @@ from benchmarks.mixers import Mixers
 from benchmarks.offline import Offline
 from benchmarks.online import Online
 from benchmarks.pretraining import Pretraining
+from benchmarks.ranking import Ranking
 from benchmarks.ranks import Ranks
 from benchmarks.retrieval import Retrieval
 from benchmarks.returns import Returns
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Any] = {
     "cores": Cores,
     "offline": Offline,
     "returns": Returns,
+    "ranking": Ranking,
     "online": Online,
     "context": Context,
     "corridors": Corridors,

@@ -19,9 +19,20 @@ MAY_IMPORT = {
     "evaluation": {"data", "evaluation", "envs", "utils"},
     "collection": {"collection", "data", "envs", "evaluation", "utils"},
     "agents": {"agents", "attention", "data", "envs", "evaluation", "training", "utils"},
-    "cli": {"agents", "attention", "cli", "collection", "data", "envs", "evaluation", "training", "utils"},
+    "off_policy_evaluation": {"agents", "data", "envs", "evaluation", "off_policy_evaluation", "utils"},
+    "cli": {
+        *("agents", "attention", "cli", "collection", "data", "envs", "evaluation"),
+        *("off_policy_evaluation", "training", "utils"),
+    },
     "__main__": {"cli"},
-    "": {"agents", "attention", "collection", "envs", "evaluation"},  # rlxf/__init__.py with the public names
+    "": {
+        "agents",
+        "attention",
+        "collection",
+        "envs",
+        "evaluation",
+        "off_policy_evaluation",
+    },  # rlxf/__init__.py with the public names
 }
 COMMANDS = {home.partition(":")[0] for home in COMMAND_TABLE.values()}
 TECHNIQUES = {"positions", "patterns", "kernels", "memory", "residuals", "heads"}

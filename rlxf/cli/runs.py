@@ -216,6 +216,27 @@ def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) ->
     return GTrXLPPO.load(checkpoint, env=normalize_as_in_training(run, env, checkpoint), device=device)
 
 
+def load_agent_alone(run: RunFolder, checkpoint: Path, device: Device, trust: bool = False) -> Agent:
+    """Load the agent of a run to act on logged observations, with the normalization of its training.
+
+    An environment is made only if the run normalized observations, because ``VecNormalize`` needs one.
+
+    Args:
+        run: run of ``rlxf train``.
+        checkpoint: a checkpoint of the run.
+        device: device of the tensors.
+        trust: use the full description of the environment in the run, including code.
+
+    Raises:
+        ValueError, OSError: if the agent of the run cannot act, or a file is missing or damaged.
+    """
+    if agent_name(run) == OFFLINE:
+        return DecisionTransformer.load(checkpoint, device=device)
+    if run.config.get("normalize_observations", False):
+        return load_agent(run, make_env(run, None, {}, 1, trust), checkpoint, device)
+    return GTrXLPPO.load(checkpoint, device=device)
+
+
 def normalize_as_in_training(run: RunFolder, env: VecEnv, checkpoint: Path) -> VecEnv:
     """Normalize the observations of ``env`` with the statistics of a checkpoint, without updating them.
 

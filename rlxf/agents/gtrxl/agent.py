@@ -16,6 +16,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.utils import check_for_correct_spaces, set_random_seed
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from torch import Tensor
 
 from rlxf.agents.common.arguments import check_device, did_you_mean, load_settings
 from rlxf.agents.common.calibration import THRESHOLDS, Calibration, CalibrationMixin, reset_calibration
@@ -92,6 +93,19 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         if self.persist_memory_across_episodes and not self._warned_of_filler and self.env is not None:
             self._warned_of_filler = warn_of_filler_rows(self.env, observation)
         return self.policy.predict(observation, state, episode_start, deterministic)
+
+    def action_logits(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Return the logits (E, A) of Discrete actions and the state; see `RecurrentPolicy.action_logits`."""
+        return self.policy.action_logits(observation, state, episode_start)
+
+    def observe_action(self, state: Any, actions: Tensor) -> Any:
+        """Return the state after a step in which actions (E, ...), counted from 0, were taken."""
+        return self.policy.observe_action(state, actions)
 
     @property
     def n_envs_total(self) -> int:

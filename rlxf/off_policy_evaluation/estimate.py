@@ -1,0 +1,280 @@
+"""`estimate_return`: estimate the return of an agent from logged episodes, without its environment."""
+
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import scipy
+import torch
+from gymnasium import spaces
+from numpy.typing import ArrayLike, NDArray
+from stable_baselines3.common.utils import get_device
+
+from rlxf.agents.common.arguments import check_device
+from rlxf.data import Trajectories, as_trajectories
+from rlxf.data.dataset_source import Dataset
+from rlxf.evaluation.episodes import data_range, validate_targets
+from rlxf.evaluation.report import CONFIDENCE
+from rlxf.off_policy_evaluation.behavior import check_probabilities, estimate_behavior
+from rlxf.off_policy_evaluation.estimators import (
+    LoggedEpisodes,
+    effective_sample_size,
+    resampled_values,
+)
+from rlxf.off_policy_evaluation.fitted_q import (
+    FittedQConfig,
+    StepValues,
+    check_data,
+    discounted_returns_to_go,
+    fit_q,
+    resample_counts,
+)
+from rlxf.off_policy_evaluation.policy_replay import Replay, check_replayable, is_conditioned, replay
+from rlxf.utils.tables import Table, Tabular
+
+Method = Literal["fqe", "dr", "wdr"]
+METHODS: tuple[Method, ...] = get_args(Method)
+NAMES = {"fqe": "fitted Q evaluation", "dr": "doubly robust", "wdr": "weighted doubly robust"}
+"""Names of the methods in tables."""
+RESAMPLES = 200
+"""Number of resamples of the episodes for the interval, for each member of the ensemble."""
+FEW_SAMPLES = 10
+"""Effective sample size below which a doubly robust estimate is reported as unreliable."""
+PROPAGATION = 3.0
+"""Horizons ``1 / (1 - discount)`` over which values must propagate in the training, see `FittedQConfig`."""
+
+
+@dataclass(frozen=True, repr=False)
+class OffPolicyEstimate(Tabular):
+    """Estimate of the expected discounted return ``sum_t gamma^t r_t`` of an agent from logged episodes.
+
+    ``print(estimate)`` shows one line, ``print(estimate.table())`` and notebooks the table.
+
+    Args:
+        value: the estimate, in units of the rewards, averaged over the initial observations of the data.
+        ci_low: lower end of the 95% interval.
+        ci_high: upper end of the 95% interval.
+        method: method that was used: "fqe", "dr" or "wdr". It is "fqe" if the requested one is undefined.
+        discount: gamma.
+        logged_value: mean discounted return of the logged episodes, up to their ends.
+        effective_sample_size: number of episodes of the agent that would have the variance of the importance
+            ratios; None for "fqe".
+        target_return: target return of a return-conditioned agent; None for other agents.
+        warnings: limitations of this estimate, as sentences.
+    """
+
+    value: float
+    ci_low: float
+    ci_high: float
+    method: Method
+    discount: float
+    logged_value: float
+    effective_sample_size: float | None = None
+    target_return: float | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def ci(self) -> tuple[float, float]:
+        """95% interval of the estimate."""
+        return self.ci_low, self.ci_high
+
+    def to_json(self) -> str:
+        """Return all fields as JSON text."""
+        return json.dumps(asdict(self), allow_nan=False)
+
+    def __str__(self) -> str:
+        return (
+            f"estimated discounted return {self.value:.4g} ({NAMES[self.method]}, discount "
+            f"{self.discount:g}), 95% interval {self.ci_low:.4g} to {self.ci_high:.4g}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
+
+    def table(self) -> Table:
+        """Return the estimate as a table that ``print`` renders."""
+        table = Table(title="Estimate from logged episodes", show_header=False)
+        table.add_row("method", NAMES[self.method])
+        table.add_row("discount", f"{self.discount:g}")
+        if self.target_return is not None:
+            table.add_row("target return", f"{self.target_return:g}")
+        table.add_row("discounted return", f"{self.value:.4g}")
+        table.add_row("95% interval", f"{self.ci_low:.4g} to {self.ci_high:.4g}")
+        table.add_row("logged episodes", f"{self.logged_value:.4g}")
+        if self.effective_sample_size is not None:
+            table.add_row("effective sample size", f"{self.effective_sample_size:.1f} episodes")
+        return table
+
+
+def estimate_return(
+    agent: Any,
+    dataset: Dataset | Sequence[Dataset] | Trajectories,
+    method: Method = "fqe",
+    *,
+    target_return: float | None = None,
+    discount: float = FittedQConfig.discount,
+    updates: int = FittedQConfig.updates,
+    members: int = FittedQConfig.members,
+    deterministic: bool = True,
+    behavior_probabilities: ArrayLike | None = None,
+    seed: int = 0,
+    device: torch.device | str = "auto",
+    progress_bar: bool = False,
+) -> OffPolicyEstimate:
+    r"""Estimate the return of an agent from logged episodes, without its environment.
+
+    The estimate is the expected discounted return ``sum_t gamma^t r_t`` from the initial observations of the
+    data, for episodes that end only in terminal states: time limits are not part of the values. Undiscounted
+    returns, as `rlxf.evaluate` reports them, need data whose episodes all terminate (``discount=1``).
+
+    - "fqe": fitted Q evaluation, ``mean of V(s_0)`` (`fit_q`). It works for all agents and actions. Its error
+      is the extrapolation error of Q, where the agent acts unlike the data.
+    - "dr": per-decision doubly robust (`doubly_robust_scores`). It corrects Q by importance ratios of
+      discrete actions. It is unbiased if the behavior policy is known. Its variance grows with the length of
+      episodes.
+    - "wdr": weighted doubly robust (`weighted_doubly_robust`), with less variance and some bias.
+
+    The agent acts on the logged history, see `replay`, so its actions depend on logged instead of its own
+    earlier actions. The 95% interval is ``value +- t s``: s^2 is the variance between the M members of the
+    ensemble, each trained on a resample of the episodes, plus the variance over 200 resamples of the episodes
+    for a given member; t is the quantile of Student's distribution with M - 1 degrees of freedom. The
+    interval does not contain the bias of Q.
+
+    Source: Le et al. 2019, arXiv:1903.08738; Voloshin et al. 2019, arXiv:1911.06854 (comparison of methods).
+
+    Args:
+        agent: object with SB3's ``predict``. Agents of this package, and agents of SB3 without memory, also
+            give probabilities of Discrete actions.
+        dataset: Minari id, dataset, sequence of these, or `Trajectories`, with the spaces of the agent. It
+            need not be the training data; from those, estimates are rather too high.
+        method: "fqe", "dr" or "wdr". The last two need discrete actions with known probabilities; otherwise
+            "fqe" is used, with a warning.
+        target_return: target of a return-conditioned agent; None for the largest return in its data, or in
+            ``dataset`` if unknown.
+        discount: gamma, above 0 and at most 1.
+        updates: gradient steps of fitted Q evaluation; at least ``150 / (1 - discount)`` are advisable.
+        members: number of Q functions M, at least 2.
+        deterministic: evaluate the most likely actions; False for the stochastic policy.
+        behavior_probabilities: probability of each logged action under the policy that took it, (N,), for
+            "dr" and "wdr". None to estimate it by behavior cloning of the data.
+        seed: seed of all random numbers.
+        device: "auto", "cpu" or "cuda", for the Q functions.
+        progress_bar: show progress bars.
+
+    Raises:
+        ValueError: before training, if an argument is out of range, a target is given for another agent,
+            the rewards are all 0, or the discount is 1 and not all episodes are terminated.
+        DatasetError: if the dataset is invalid or does not fit the agent.
+        TypeError: if the agent has no ``predict``, or observations are large images.
+        NumericalError: if the Q functions diverge.
+
+    Warns:
+        UserWarning: for each entry of ``warnings`` of the result, and if the target lies outside of the
+            returns in the data.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    config = FittedQConfig(discount=discount, updates=updates, members=members)
+    check_device(device)
+    data = as_trajectories(dataset)
+    check_data(data, discount)
+    check_replayable(agent, data)
+    target = _target(agent, data, target_return)
+    given = None if behavior_probabilities is None else check_probabilities(behavior_probabilities, data)
+    notes = _data_notes(data, config)
+    acted = replay(agent, data, target, deterministic, seed, progress_bar)
+    chosen = _defined_method(method, acted, data, notes)
+    values = fit_q(data, acted.actions, config, acted.return_to_go, seed, get_device(device), progress_bar)
+    ratios = None if chosen == "fqe" else _ratios(acted, data, given, notes, seed, get_device(device))
+    log = LoggedEpisodes.of(data, discount, ratios)
+    size = None if ratios is None else _effective_size(log, notes)
+    value, margin = _interval(log, values, chosen, seed)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    logged = float(discounted_returns_to_go(data, discount)[data.offsets[:-1]].mean())
+    interval = value - margin, value + margin
+    return OffPolicyEstimate(value, *interval, chosen, discount, logged, size, target, tuple(notes))
+
+
+def _target(agent: Any, data: Trajectories, target: float | None) -> float | None:
+    """Return the target return, by default the largest in the agent's data; None for other agents."""
+    if not is_conditioned(agent):
+        if target is not None:
+            raise ValueError(
+                f"target_return needs an agent that is conditioned on a return, such as DecisionTransformer, "
+                f"got {type(agent).__name__}: leave target_return out"
+            )
+        return None
+    known = data_range(agent) or (float(data.returns.min()), float(data.returns.max()))
+    return validate_targets([known[1] if target is None else target], known)[0]
+
+
+def _data_notes(data: Trajectories, config: FittedQConfig) -> list[str]:
+    """Return limitations of the data and of the settings, as sentences."""
+    notes = []
+    if data.episodes == 1:
+        notes.append(
+            "the data have a single episode: the interval contains no variation of episodes; use at least ten"
+        )
+    horizon = float(data.lengths.max()) if config.discount == 1 else 1 / (1 - config.discount)
+    needed = math.ceil(round(PROPAGATION * horizon / config.target_rate, 3))
+    if config.updates < needed:
+        notes.append(
+            f"{config.updates} updates propagate values over about "
+            f"{config.updates * config.target_rate:.0f} steps, so the estimate stays close to the return of "
+            f"the data; use at least {needed}"
+        )
+    return notes
+
+
+def _defined_method(method: Method, acted: Replay, data: Trajectories, notes: list[str]) -> Method:
+    """Return the method, or "fqe" with an entry in the notes if it needs ratios that are not defined."""
+    if method == "fqe" or acted.probability is not None:
+        return method
+    reason = "the probabilities of the agent's actions are unknown"
+    if isinstance(data.action_space, spaces.Box):
+        reason = "importance ratios are computed for discrete actions only, and these actions are continuous"
+    notes.append(f"method={method!r} is replaced by 'fqe', the direct method: {reason}")
+    return "fqe"
+
+
+def _ratios(
+    acted: Replay,
+    data: Trajectories,
+    given: NDArray[np.float64] | None,
+    notes: list[str],
+    seed: int,
+    device: torch.device,
+) -> NDArray[np.float64]:
+    """Return the importance ratios of the steps; notes get an entry if the behavior policy is estimated."""
+    assert acted.probability is not None
+    if given is None:
+        notes.append(
+            "the behavior policy is unknown: its probabilities are estimated by behavior cloning of the data"
+        )
+        given = estimate_behavior(data, seed, device)
+    return acted.probability / given
+
+
+def _effective_size(log: LoggedEpisodes, notes: list[str]) -> float:
+    """Return the effective sample size; notes get an entry if it is low."""
+    size = effective_sample_size(log.final_ratios)
+    if size < FEW_SAMPLES:
+        notes.append(
+            f"the effective sample size is {size:.1f} episodes: the agent rarely takes the logged actions, "
+            f"so few episodes decide; prefer method='fqe', or deterministic=False"
+        )
+    return size
+
+
+def _interval(log: LoggedEpisodes, values: StepValues, method: Method, seed: int) -> tuple[float, float]:
+    """Return the estimate and half the width of its 95% interval, see `estimate_return`."""
+    counts = resample_counts(log.episodes, RESAMPLES, torch.Generator().manual_seed(seed))
+    value, resampled = resampled_values(log, values, method, counts)
+    variance = resampled.mean(axis=1).var(ddof=1) + resampled.var(axis=1).mean()
+    quantile = scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, len(resampled) - 1)
+    return value, float(quantile * math.sqrt(variance))

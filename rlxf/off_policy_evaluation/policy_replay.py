@@ -1,0 +1,263 @@
+"""Replay of logged episodes: the actions that an agent would take at each logged step."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from rich.progress import track
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor
+
+from rlxf.agents.common.actions import DiscreteActions, to_environment
+from rlxf.agents.common.actions import action_encoder as network_encoder
+from rlxf.data import Trajectories, action_encoder
+from rlxf.data.spaces import discrete_start, space_mismatches
+from rlxf.envs.wrappers import is_return_conditioned
+from rlxf.utils.errors import DatasetError
+
+EPISODES_PER_BATCH = 256
+"""Number of episodes that are replayed in parallel."""
+ObservationLoader = Callable[[NDArray[np.int64], int], Any]
+"""Maps step indices (B,) in the data and their common time step to observations for ``predict``."""
+StepFunction = Callable[[Any, Any, NDArray[np.bool_]], tuple[Tensor, Any]]
+"""Maps observation, state and episode starts (B,) to encoded actions (B, A) and the next state."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Actions of an agent at the N logged steps, given the logged history of each step.
+
+    Args:
+        actions: float32 (N, A). For Discrete the probability of each action, one-hot if the agent is
+            deterministic or its probabilities are unknown; else actions encoded as inputs of a network
+            (`rlxf.agents.common.actions`).
+        probability: float64 (N,), probability of the logged action; None if it is unknown or not defined.
+        return_to_go: float64 (N,), target return minus the rewards before each step, in units of the
+            rewards; None for agents that are not conditioned on a return.
+    """
+
+    actions: Tensor
+    probability: NDArray[np.float64] | None
+    return_to_go: NDArray[np.float64] | None
+
+
+def is_conditioned(agent: Any) -> bool:
+    """Return whether an agent acts for a target return."""
+    space = getattr(agent, "observation_space", None)
+    return bool(getattr(agent, "return_conditioned", False)) or (
+        space is not None and is_return_conditioned(space)
+    )
+
+
+def check_replayable(agent: Any, data: Trajectories) -> None:
+    """Raise an error unless an agent can act on logged observations.
+
+    Raises:
+        TypeError: if the agent has no ``predict``.
+        DatasetError: if its spaces differ from those of the data.
+        ValueError: if its memory persists across episodes, or the ``VecNormalize`` of its training is
+            missing.
+    """
+    if not callable(getattr(agent, "predict", None)):
+        raise TypeError(f"agent must have predict(obs, state, episode_start, deterministic), got {agent!r}")
+    _check_spaces(agent, data)
+    if getattr(agent, "persist_memory_across_episodes", False):
+        raise ValueError(
+            "logged episodes are replayed with an empty memory, but the memory of this agent persists across "
+            "episodes; train with persist_memory_across_episodes=False"
+        )
+    if getattr(agent, "normalized_observations", False) and _normalizer(agent) is None:
+        raise ValueError(
+            "the agent was trained on observations normalized by VecNormalize, whose statistics are missing: "
+            "load it with rlxf.training.load_normalizer(path, env) as env"
+        )
+
+
+def _check_spaces(agent: Any, data: Trajectories) -> None:
+    observation, action = (getattr(agent, f"{name}_space", None) for name in ("observation", "action"))
+    if observation is None or action is None:  # any object with predict
+        return
+    if is_return_conditioned(observation):
+        observation = observation["observation"]
+    spaces_of_agent = observation, action
+    for kind, mismatch in space_mismatches((data.observation_space, data.action_space), spaces_of_agent):
+        raise DatasetError(
+            f"the agent does not fit dataset {', '.join(data.dataset_ids)}: {kind} space: {mismatch}. Use a "
+            f"dataset of the task on which the agent was trained"
+        )
+
+
+def replay(
+    agent: Any,
+    data: Trajectories,
+    target_return: float | None = None,
+    deterministic: bool = True,
+    seed: int = 0,
+    progress_bar: bool = False,
+) -> Replay:
+    """Return the actions that an agent would take at each step of logged episodes.
+
+    The agent observes the logged history: at step t the observations ``s_0 ... s_t``, the logged actions
+    ``a_0 ... a_(t-1)`` instead of its own, and for a return-conditioned agent the return-to-go ``G_t = target
+    - r_0 - ... - r_(t-1)``. Episodes run in parallel, step by step through ``predict``, `EPISODES_PER_BATCH`
+    at a time. Those that ended are left out if the agent's state can select rows.
+
+    Args:
+        agent: object with SB3's ``predict``.
+        data: logged episodes.
+        target_return: G_0 of a return-conditioned agent; None for other agents.
+        deterministic: use the most likely actions. If False, probabilities of Discrete actions come from
+            ``action_logits`` of the agent or the distribution of SB3's policy; other actions are samples.
+        seed: seed of the samples. torch's global generator is restored afterwards.
+        progress_bar: show a progress bar.
+
+    Raises:
+        TypeError, DatasetError, ValueError: as `check_replayable`.
+    """
+    check_replayable(agent, data)
+    returns = None if target_return is None else logged_return_to_go(data, target_return)
+    load = _raw_observations(agent, data) if returns is None else _conditioned(data, returns)
+    step = probability_function(agent, data.action_space) if not deterministic else None
+    act = step or _predicted(agent, data.action_space, deterministic)
+    encoder = network_encoder(data.action_space)
+    actions = torch.zeros(data.steps, encoder.width)
+    with torch.random.fork_rng(_cuda_devices(agent)):
+        torch.manual_seed(seed)
+        for steps, chosen in _replay_batches(agent, data, load, act, progress_bar):
+            actions[torch.from_numpy(steps)] = chosen
+    exact = step is not None or (deterministic and not isinstance(data.action_space, spaces.Box))
+    probability = probability_of_logged(actions, data) if exact else None
+    return Replay(actions, probability, returns)
+
+
+def _cuda_devices(agent: Any) -> list[torch.device]:
+    """Return the GPU of an agent, whose generator samples its actions; nothing for other agents."""
+    device = torch.device(getattr(agent, "device", "cpu"))
+    return [device] if device.type == "cuda" else []
+
+
+def encoded_actions(data: Trajectories) -> Tensor:
+    """Encode the logged actions as inputs of a network, float32 (N, A); one-hot for discrete choices."""
+    encoded: Tensor = network_encoder(data.action_space)(torch.from_numpy(np.array(data.actions)))
+    return encoded
+
+
+def probability_of_logged(actions: Tensor, data: Trajectories) -> NDArray[np.float64]:
+    """Return the probability (N,) of the logged actions under independent choices ``actions`` (N, A)."""
+    encoder, logged = network_encoder(data.action_space), encoded_actions(data).double()
+    assert isinstance(encoder, DiscreteActions)
+    parts = zip(actions.double().split(encoder.sizes, 1), logged.split(encoder.sizes, 1), strict=True)
+    return torch.stack([(own * other).sum(1) for own, other in parts]).prod(0).numpy()
+
+
+def logged_return_to_go(data: Trajectories, target: float) -> NDArray[np.float64]:
+    """Compute ``G_t = target - r_0 - ... - r_(t-1)`` for each step, (N,)."""
+    rewards = data.rewards.astype(np.float64)
+    before = np.cumsum(rewards) - rewards
+    return target - (before - np.repeat(before[data.offsets[:-1]], data.lengths))
+
+
+def _replay_batches(
+    agent: Any, data: Trajectories, load: ObservationLoader, act: StepFunction, progress_bar: bool
+) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+    """Yield step indices (n,) and encoded actions (n, A) of all steps."""
+    longest_first = np.argsort(-data.lengths, kind="stable")  # so that running episodes are a prefix
+    batches = range(0, data.episodes, EPISODES_PER_BATCH)
+    for first in track(batches, "replay", disable=not progress_bar):
+        yield from _replay_episodes(agent, data, longest_first[first : first + EPISODES_PER_BATCH], load, act)
+
+
+def _replay_episodes(
+    agent: Any, data: Trajectories, episodes: NDArray[np.int64], load: ObservationLoader, act: StepFunction
+) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+    first, lengths = data.offsets[episodes], data.lengths[episodes]
+    observe, logged = getattr(agent, "observe_action", None), torch.from_numpy(np.array(data.actions))
+    state: Any = None
+    for t in range(int(lengths.max())):
+        running = int((lengths > t).sum())
+        rows = running if state is None or hasattr(state, "rows") else len(episodes)
+        if hasattr(state, "rows") and t and running < int((lengths >= t).sum()):
+            state = state.rows(torch.arange(rows))
+        steps = first[:rows] + np.minimum(t, lengths[:rows] - 1)  # ended episodes repeat their last step
+        chosen, state = act(load(steps, t), state, np.full(rows, t == 0))
+        if observe is not None:
+            state = observe(state, logged[torch.from_numpy(steps)].to(agent.device))
+        yield steps[:running], chosen[:running]
+
+
+def _predicted(agent: Any, space: spaces.Space[Any], deterministic: bool) -> StepFunction:
+    """Return a step function that encodes the actions of ``predict``."""
+    encode_rows, encode = action_encoder(space), network_encoder(space)
+
+    def act(observation: Any, state: Any, start: NDArray[np.bool_]) -> tuple[Tensor, Any]:
+        actions, state = agent.predict(observation, state, start, deterministic)
+        encoded: Tensor = encode(torch.from_numpy(encode_rows(np.asarray(actions))))
+        return encoded, state
+
+    return act
+
+
+def probability_function(agent: Any, space: spaces.Space[Any]) -> StepFunction | None:
+    """Return a step function with the probabilities of Discrete actions, or None if the agent has none."""
+    if not isinstance(space, spaces.Discrete):
+        return None
+    if hasattr(agent, "action_logits"):
+
+        def from_logits(observation: Any, state: Any, start: NDArray[np.bool_]) -> tuple[Tensor, Any]:
+            logits, state = agent.action_logits(observation, state, start)
+            return logits.softmax(dim=-1).float().cpu(), state
+
+        return from_logits
+    policy = getattr(agent, "policy", None)
+    if getattr(type(policy), "get_distribution", None) is not ActorCriticPolicy.get_distribution:
+        return None
+
+    @torch.no_grad()
+    def from_distribution(observation: Any, state: Any, start: NDArray[np.bool_]) -> tuple[Tensor, Any]:
+        assert isinstance(policy, ActorCriticPolicy)
+        policy.set_training_mode(False)
+        distribution: Any = policy.get_distribution(policy.obs_to_tensor(observation)[0]).distribution
+        return distribution.probs.float().cpu(), state
+
+    return from_distribution
+
+
+def _normalizer(agent: Any) -> VecNormalize | None:
+    """Return the ``VecNormalize`` that normalizes observations of an agent of SB3; None if there is none."""
+    found = agent.get_vec_normalize_env() if hasattr(agent, "get_vec_normalize_env") else None
+    return found if found is not None and found.norm_obs else None
+
+
+def _raw_observations(agent: Any, data: Trajectories) -> ObservationLoader:
+    """Return a loader of observations as the environments of the agent return them."""
+    encoder, normalizer = data.encoder, _normalizer(agent)
+
+    def load(steps: NDArray[np.int64], t: int) -> Any:
+        raw = encoder.decode(data.observations[steps])
+        return raw if normalizer is None else normalizer.normalize_obs(raw)
+
+    return load
+
+
+def _conditioned(data: Trajectories, returns: NDArray[np.float64]) -> ObservationLoader:
+    """Return a loader of observations as `rlxf.envs.ReturnToGo` returns them."""
+    encoder, nested = data.encoder, isinstance(data.observation_space, spaces.Dict | spaces.Tuple)
+    actions = to_environment(torch.from_numpy(np.array(data.actions)), data.action_space)
+    first_action = np.broadcast_to(discrete_start(data.action_space), actions.shape[1:])
+
+    def load(steps: NDArray[np.int64], t: int) -> Any:
+        rows = data.observations[steps]
+        before = actions[steps - 1] if t else np.repeat(first_action[None], len(steps), axis=0)
+        return {
+            "observation": rows if nested else encoder.decode(rows),
+            "return_to_go": returns[steps, None].astype(np.float32),
+            "previous_action": before.astype(actions.dtype),
+            "time_step": np.full((len(steps), 1), t),
+        }
+
+    return load

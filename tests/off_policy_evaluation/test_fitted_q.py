@@ -1,0 +1,129 @@
+"""Tests of fitted Q evaluation: exact values of a tabular MDP, ends of episodes, scale, seeds, divergence."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rlxf.off_policy_evaluation import FittedQConfig, fit_q, fitted_q
+from rlxf.off_policy_evaluation.fitted_q import TransitionBatches, discounted_returns_to_go, usable_steps
+from rlxf.off_policy_evaluation.networks import StepFeatures
+from rlxf.utils.errors import NumericalError
+from tests.off_policy_evaluation.worlds import TabularMDP, episodes_of, scaled, states_of
+
+MDP = TabularMDP()
+BEHAVIOR = np.full((4, 2), 0.5)
+POLICY = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.3, 0.7]])
+FAST = FittedQConfig(
+    discount=0.8, updates=400, members=2, batch_size=64, width=32, learning_rate=5e-3, target_rate=0.1
+)
+
+
+def policy_actions(data, policy=POLICY):
+    return torch.from_numpy(policy[states_of(data)]).float()
+
+
+def error(episodes, seed):
+    """Root mean square error of Q over all states and actions, relative to the spread of Q."""
+    data = MDP.record(BEHAVIOR, episodes, seed)
+    values, exact = fit_q(data, policy_actions(data), FAST, seed=seed), MDP.q(POLICY, 0.8)
+    expected = exact[states_of(data), data.actions]
+    return np.sqrt(np.square(values.q.mean(axis=0) - expected).mean()) / exact.std()
+
+
+def test_values_of_a_tabular_mdp_are_exact_with_much_data():
+    few, many = error(6, 0), error(800, 0)
+    assert many < 0.15
+    assert many < few / 2
+
+
+def test_v_is_the_expectation_of_q_under_the_policy():
+    data = MDP.record(BEHAVIOR, 30, 0)
+    values = fit_q(data, policy_actions(data), replace(FAST, updates=5))
+    first = states_of(data) == 0
+    chosen = first & (data.actions == 0)
+    np.testing.assert_allclose(values.v[:, first][:, :1], values.q[:, chosen][:, :1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("terminated", "expected"), [(True, 1.0), (False, 10.0)])
+def test_terminated_episodes_bootstrap_nothing_and_truncated_ones_go_on(terminated, expected):
+    """All rewards are 1: the last step has the value 1 or, in an endless task, 1 / (1 - gamma)."""
+    lengths = np.full(20, 5)
+    last = np.tile(np.arange(5) == 4, 20) * terminated
+    data = episodes_of(
+        np.stack([last, ~last], axis=1), np.zeros(100, np.int64), np.ones(100), lengths, [terminated] * 20
+    )
+    config = replace(FAST, discount=0.9, updates=400, target_rate=0.2)
+    values = fit_q(data, torch.ones(100, 1), config)
+    assert values.q[:, data.offsets[1:] - 1].mean() == pytest.approx(expected, rel=0.05)
+
+
+def test_the_last_step_of_a_truncated_episode_is_left_out():
+    observations = np.arange(5.0)[:, None]
+    data = episodes_of(observations, np.zeros(5, np.int64), np.ones(5), [2, 3], [True, False])
+    assert usable_steps(data).tolist() == [True, True, True, True, False]
+    generator = torch.Generator().manual_seed(0)
+    batches = TransitionBatches(data, torch.ones(5, 1), StepFeatures(data), FAST, generator)
+    batch = batches.sample()
+    assert batch.states.max() == 3
+    terminal = batch.states[..., 0] == 1
+    assert (batch.discount[terminal] == 0).all()
+    assert (batch.discount[~terminal] > 0).all()
+    following = batch.next_states - batch.states
+    assert (following[~terminal] == 1).all()
+
+
+def test_discounted_returns_to_go_equal_a_loop():
+    data = MDP.record(BEHAVIOR, 7, 0)
+    expected = np.zeros(data.steps)
+    for start, end in zip(data.offsets, data.offsets[1:], strict=False):
+        following = 0.0
+        for step in range(end - 1, start - 1, -1):
+            following = expected[step] = data.rewards[step] + 0.9 * following
+    np.testing.assert_allclose(discounted_returns_to_go(data, 0.9), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e-6])
+def test_values_scale_with_the_rewards(factor):
+    data, config = MDP.record(BEHAVIOR, 30, 0), replace(FAST, updates=50)
+    base = fit_q(data, policy_actions(data), config)
+    large = fit_q(scaled(data, factor), policy_actions(data), config)
+    np.testing.assert_allclose(large.q / factor, base.q, rtol=1e-2, atol=1e-2 * base.q.std())
+
+
+def test_equal_seeds_give_equal_bits():
+    data, config = MDP.record(BEHAVIOR, 10, 0), replace(FAST, updates=5)
+    state = torch.get_rng_state()
+    one, other, different = (fit_q(data, policy_actions(data), config, seed=seed).v for seed in (3, 3, 4))
+    assert np.array_equal(one, other)
+    assert not np.array_equal(one, different)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_divergence_is_reported_with_advice(monkeypatch):
+    monkeypatch.setattr(fitted_q, "DIVERGENCE_FACTOR", 1e-3)
+    data = MDP.record(BEHAVIOR, 10, 0)
+    with pytest.raises(NumericalError, match=r"diverge: they reach .* lower the discount"):
+        fit_q(data, policy_actions(data), replace(FAST, updates=5))
+
+
+def test_nan_is_reported_with_the_update():
+    data = MDP.record(BEHAVIOR, 10, 0)
+    with pytest.raises(NumericalError, match="fitted Q evaluation, update 0: the loss is nan"):
+        fit_q(data, policy_actions(data) * np.nan, replace(FAST, updates=5))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"discount": 0.0}, "discount must be above 0 and at most 1"),
+        ({"discount": 1.5}, "discount must be above 0 and at most 1"),
+        ({"updates": 0}, "updates must be at least 1"),
+        ({"members": 1}, "members must be at least 2"),
+        ({"learning_rate": np.inf}, "learning_rate must be finite"),
+    ],
+)
+def test_settings_out_of_range_are_rejected(change, message):
+    with pytest.raises(ValueError, match=message):
+        FittedQConfig(**change)

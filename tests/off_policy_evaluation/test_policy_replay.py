@@ -1,0 +1,154 @@
+"""Tests of `replay`: actions, states and conditions equal those of acting step by step."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3 import DQN, PPO
+
+from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.data import DatasetError, load_trajectories
+from rlxf.envs import make_vec_env
+from rlxf.off_policy_evaluation import replay
+from rlxf.off_policy_evaluation.policy_replay import logged_return_to_go
+from tests.datasets import ID, record_cartpole, record_random
+
+TINY_GTRXL = {"memory_length": 4, "n_steps": 8, "segment_length": 8, "batch_size": 16, "n_envs": 2}
+
+
+@pytest.fixture
+def data(minari_root):
+    record_cartpole((6, 2, 9, 1))
+    return load_trajectories(ID)
+
+
+def gtrxl(env="CartPole-v1"):
+    return GTrXLPPO("MlpGTrXLPolicy", env, device="cpu", seed=0, **TINY_GTRXL)
+
+
+def transformer(data, **options):
+    core = decision_transformer(width=8, layers=1)
+    return DecisionTransformer(data, context_length=4, core=core, device="cpu", seed=0, **options)
+
+
+def test_a_decision_transformer_observes_logged_actions_and_returns(data):
+    agent = transformer(data)
+    result = replay(agent, data, target_return=20.0)
+    for episode in range(data.episodes):
+        state, to_go = None, 20.0
+        for t, step in enumerate(range(*data.offsets[episode : episode + 2])):
+            observation = {
+                "observation": data.observations[[step]],
+                "return_to_go": np.array([[to_go]], np.float32),
+                "previous_action": data.actions[[step - 1]] if t else np.zeros(1, np.int64),
+                "time_step": np.array([[t]]),
+            }
+            action, state = agent.predict(observation, state)
+            assert result.actions[step].argmax() == action[0]
+            assert result.return_to_go[step] == pytest.approx(to_go)
+            to_go -= float(data.rewards[step])
+    assert set(result.probability) <= {0.0, 1.0}
+    np.testing.assert_array_equal(result.probability == 1, result.actions.argmax(1).numpy() == data.actions)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_recurrent_agent_observes_logged_actions(data, deterministic):
+    agent = gtrxl()
+    result = replay(agent, data, deterministic=deterministic)
+    for episode in range(data.episodes):
+        state = None
+        for step in range(*data.offsets[episode : episode + 2]):
+            start = np.array([step == data.offsets[episode]])
+            logits, state = agent.policy.action_logits(data.observations[[step]], state, start)
+            state = agent.policy.observe_action(state, torch.tensor(data.actions[[step]]))
+            expected = logits[0].softmax(0)
+            expected = torch.eye(2)[expected.argmax()] if deterministic else expected
+            torch.testing.assert_close(result.actions[step], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_batches_of_episodes_do_not_change_the_result(data, monkeypatch):
+    agent = transformer(data)
+    one = replay(agent, data, 9.0, deterministic=False).actions
+    monkeypatch.setattr("rlxf.off_policy_evaluation.policy_replay.EPISODES_PER_BATCH", 1)
+    torch.testing.assert_close(replay(agent, data, 9.0, deterministic=False).actions, one)
+
+
+def test_agents_of_sb3_give_probabilities_if_they_have_them(data):
+    policy_gradient = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
+    stochastic = replay(policy_gradient, data, deterministic=False)
+    observations = torch.from_numpy(np.array(data.observations))
+    expected = policy_gradient.policy.get_distribution(observations).distribution.probs
+    torch.testing.assert_close(stochastic.actions, expected.detach())
+    logged = expected.detach().numpy()[np.arange(data.steps), data.actions]
+    np.testing.assert_allclose(stochastic.probability, logged, rtol=1e-6)
+    q_learner = DQN("MlpPolicy", "CartPole-v1", buffer_size=10, device="cpu")
+    assert replay(q_learner, data).probability is not None
+    assert replay(q_learner, data, deterministic=False).probability is None
+
+
+class StatefulAgent:
+    """Agent whose state, an array (E,), cannot select rows: it counts the steps of each episode."""
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=True):
+        count = np.zeros(len(observation), np.int64) if state is None else state + 1
+        return count % 2, count
+
+
+def test_states_that_cannot_select_rows_keep_all_episodes(data):
+    chosen = replay(StatefulAgent(), data).actions.argmax(1)
+    expected = np.concatenate([np.arange(length) % 2 for length in data.lengths])
+    assert chosen.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2), spaces.Discrete(3, start=5)]
+)
+def test_probability_of_actions_with_several_parts(minari_root, space):
+    record_random((4, 3), action_space=space)
+    data = load_trajectories(ID)
+
+    class Constant:
+        def predict(self, observation, state=None, episode_start=None, deterministic=True):
+            return np.stack([fixed] * len(observation)), None
+
+    fixed = space.sample()
+    rows = data.actions.reshape(data.steps, -1) + getattr(space, "start", np.zeros(1, np.int64))
+    same = (rows == np.ravel(fixed)).all(axis=1)
+    np.testing.assert_array_equal(replay(Constant(), data).probability, same.astype(float))
+
+
+def test_box_actions_have_no_probability(minari_root):
+    record_random((4, 3), action_space=spaces.Box(-2, 2, (2,), np.float32))
+    data = load_trajectories(ID)
+    result = replay(transformer(data), data, 1.0)
+    assert result.probability is None
+    assert result.actions.shape == (7, 2)
+    assert (result.actions.abs() <= 1).all()
+
+
+def test_return_to_go_is_the_target_minus_earlier_rewards(data):
+    returns = logged_return_to_go(data, 7.0)
+    for start, end in zip(data.offsets, data.offsets[1:], strict=False):
+        expected = 7.0 - np.append(0, np.cumsum(data.rewards[start : end - 1].astype(np.float64)))
+        np.testing.assert_allclose(returns[start:end], expected, atol=1e-6)
+
+
+def test_random_numbers_of_the_caller_are_not_used(data):
+    agent = gtrxl()
+    before = torch.get_rng_state()
+    replay(agent, data, deterministic=False)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_unsuitable_agents_are_rejected(data):
+    with pytest.raises(DatasetError, match="the agent does not fit dataset test/small-v0: observation space"):
+        replay(gtrxl("rlxf/TMaze-v0"), data)
+    with pytest.raises(TypeError, match="agent must have predict"):
+        replay(None, data)
+    env = make_vec_env("CartPole-v1", 2)
+    persistent = GTrXLPPO(
+        "MlpGTrXLPolicy", env, persist_memory_across_episodes=True, **(TINY_GTRXL | {"n_envs": 2})
+    )
+    with pytest.raises(ValueError, match="persists across episodes"):
+        replay(persistent, data)
