@@ -68,7 +68,10 @@ def test_observations_are_normalized_for_the_agent_and_recorded_raw(tmp_path):
         (["--env", "CartPole-v1", "--mix", "-1"], "from 0 to 1, got -1"),
         (["--env", "CartPole-v1", "--mix"], "mix must have at least one fraction of random actions"),
         (["--env", "CartPole-v1", "--seed", "-1"], "seed must be finite and at least 0, got -1"),
-        (["--env", "CartPole-v1", "--target-returns", "5"], "apply to Decision Transformers only, got [5.0]"),
+        (
+            ["--env", "CartPole-v1", "--target-returns", "5"],
+            "apply to return-conditioned agents only, got [5.0]",
+        ),
     ],
     ids=["no agent", "no run", "no env", "no episode", "too few", "mix", "no mix", "seed", "targets"],
 )
