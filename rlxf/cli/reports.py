@@ -10,7 +10,6 @@ from rich.table import Table
 from stable_baselines3.common.logger import Logger
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.cli.output import print_out
 from rlxf.cli.runs import Agent
 from rlxf.cli.spec_options import parse_technique
@@ -79,6 +78,8 @@ def with_datastore(
             raise ValueError(f"--head {head} needs datasets of trajectories: pass them with --datastore")
         return dict(agents)
     for agent in agents.values():
+        if not hasattr(agent, "attach_datastore"):
+            raise ValueError(f"--datastore needs an agent with a transformer, got {type(agent).__name__}")
         agent.attach_datastore(datasets, parse_technique("head", head or "KNNLM"), progress_bar=progress_bar)
     return {f"{name}{DATASTORE_SUFFIX}": agent for name, agent in agents.items()}
 
@@ -98,12 +99,12 @@ def default_target_returns(agents: Sequence[Any], requested: Sequence[float]) ->
     conditioned = [agent for agent in agents if getattr(agent, "return_conditioned", False)]
     if not conditioned:
         if requested:
-            raise ValueError(
-                f"target_returns apply to agents that act for a target return only, got {list(requested)}"
-            )
+            raise ValueError(f"target_returns apply to return-conditioned agents only, got {list(requested)}")
         return None
     if len(conditioned) < len(agents):
-        raise ValueError("some agents act for a target return and others do not: use runs of one kind")
+        raise ValueError(
+            "some agents are conditioned on a target return and others are not: use runs of one kind"
+        )
     lows, highs = zip(*(agent.return_range for agent in conditioned), strict=True)
     return validate_targets(requested or [max(highs)], (min(lows), max(highs)))
 
@@ -139,7 +140,8 @@ def evaluate_checkpoints(
 
 def _equal_checkpoints(one: Any, other: Any) -> bool:
     """Return whether two agents have the same step and weights."""
-    if one.num_timesteps != other.num_timesteps or one.core != other.core:
+    one_core, other_core = (getattr(agent, "core", None) for agent in (one, other))
+    if one.num_timesteps != other.num_timesteps or one_core != other_core:
         return False
     weights, others = one.policy.state_dict(), other.policy.state_dict()
     return weights.keys() == others.keys() and all(torch.equal(weights[key], others[key]) for key in weights)
@@ -163,7 +165,7 @@ def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | Targ
 
 def print_titled(table: Table, name: str, agent: Any) -> None:
     """Print a table of a checkpoint below its name and its steps or, offline, its updates."""
-    unit = "update" if isinstance(agent, DecisionTransformer) else "step"
+    unit = getattr(agent, "progress_unit", "step")
     _, heading = CHECKPOINTS[name]
     table.title = f"{heading.format(f'{unit} {agent.num_timesteps:,}')}\n{table.title}"
     print_out(table)

@@ -2,7 +2,7 @@
 
 import reprlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -12,6 +12,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
+from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
+from rlxf.agents.offline.agent import OfflineAgent
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
 from rlxf.cli.options import Device, EnvOptions, json_object, merge_env_kwargs
@@ -23,11 +25,22 @@ from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 NOT_SAVED = ("run", "progress_bar", "quiet", "download")
 """Options of a command that do not affect the results of its run."""
 GTRXL, OFFLINE, PRETRAINING = "gtrxl", "decision_transformer", "pretraining"
+CLONING, RVS = "behavior_cloning", "return_conditioned_mlp"
 """Names of agents in ``config.json``."""
 SOURCES: dict[str, Any] = {PRETRAINING: MaskedPretraining, OFFLINE: DecisionTransformer, GTRXL: GTrXLPPO}
 """Name of an agent -> class with weights for `load_initial_weights`."""
+OFFLINE_AGENTS: dict[str, type[OfflineAgent]] = {
+    OFFLINE: DecisionTransformer,
+    CLONING: BehaviorCloning,
+    RVS: ReturnConditionedMLP,
+}
+"""Name of an agent that is trained offline and acts -> its class."""
+AGENTS: dict[str, Any] = SOURCES | OFFLINE_AGENTS
+"""Name of an agent -> its class."""
+TRANSFORMERS = (GTRXL, OFFLINE)
+"""Names of the agents with a transformer that act."""
 FLOAT32_BYTES = 4
-Agent = GTrXLPPO | DecisionTransformer
+Agent = GTrXLPPO | OfflineAgent
 Options = TypeVar("Options")
 
 
@@ -102,6 +115,21 @@ def check_config_types(kind: Any, run: RunFolder) -> None:
             )
 
 
+def check_config_budget(run: RunFolder, usage: dict[str, int]) -> None:
+    """Raise ValueError if the ``config.json`` of a run needs more memory than the budget allows.
+
+    Args:
+        run: folder of the run.
+        usage: lower bounds of the memory in bytes that a training run needs, by description.
+    """
+    files = [*run.resume_checkpoints.files(), run.final_checkpoint]
+    file_size = max((file.stat().st_size for file in files if file.is_file()), default=0)
+    try:
+        check_budget(usage, file_size)
+    except MemoryBudgetError as error:
+        raise ValueError(f"{run.path / CONFIG} needs too much memory: {error}") from error
+
+
 def check_config_memory(
     run: RunFolder, core: TransformerSpec, memory_usage: Callable[[TransformerSpec], dict[str, int]]
 ) -> None:
@@ -131,16 +159,20 @@ def check_config_memory(
         raise ValueError(f"{run.path / CONFIG} needs too much memory: {error}") from error
 
 
-def agent_name(run: RunFolder) -> str:
+def agent_name(run: RunFolder, supported: Collection[str] = (GTRXL, *OFFLINE_AGENTS)) -> str:
     """Return the name of the agent of a run.
+
+    Args:
+        run: folder of the run.
+        supported: names of the agents that are supported here.
 
     Raises:
         ValueError: if this agent is not supported here.
     """
     name = run.config.get("agent")
-    if name in (GTRXL, OFFLINE):
-        return name
-    advice = f"; supported agents are {GTRXL} and {OFFLINE}"
+    if name in supported:
+        return str(name)
+    advice = f"; supported agents are {', '.join(supported)}"
     if name == PRETRAINING:
         advice = ", which cannot act: use its weights with rlxf train --pretrained"
     raise ValueError(f"{run.path} is a run of agent {name!r}{advice}")
@@ -183,11 +215,12 @@ def make_env(
         ValueError, TypeError: if the environment does not exist, the agent of the run is unknown, or its
             environment needs trust.
     """
-    if agent_name(run) == GTRXL:
+    name = agent_name(run)
+    if name == GTRXL:
         return EnvOptions.of_run(run.config, env, env_kwargs, trust).make(n_envs, seed)
-    agent = DecisionTransformer.load(run.final_checkpoint, device="cpu", trust=trust)
+    agent = OFFLINE_AGENTS[name].load(run.final_checkpoint, device="cpu", trust=trust)
     if trust and agent.dataset_info.env_wrappers:  # wrappers are code: only the datasets contain them
-        agent = DecisionTransformer.load(
+        agent = OFFLINE_AGENTS[name].load(
             run.final_checkpoint, agent.dataset_info.dataset_ids, device="cpu", trust=True
         )
     if env is None:
@@ -209,8 +242,9 @@ def load_agent(run: RunFolder, env: VecEnv, checkpoint: Path, device: Device) ->
     Raises:
         ValueError, OSError: if agent and environments do not match, or a file is missing or damaged.
     """
-    if agent_name(run) == OFFLINE:
-        agent = DecisionTransformer.load(checkpoint, device=device)
+    name = agent_name(run)
+    if name in OFFLINE_AGENTS:
+        agent = OFFLINE_AGENTS[name].load(checkpoint, device=device)
         agent.check_env(env)
         return agent
     return GTrXLPPO.load(checkpoint, env=normalize_as_in_training(run, env, checkpoint), device=device)
@@ -249,9 +283,7 @@ def normalize_as_in_training(run: RunFolder, env: VecEnv, checkpoint: Path) -> V
     return normalized
 
 
-def make_offline_env(
-    agent: DecisionTransformer, env: str | None, env_kwargs: dict[str, Any], n_envs: int
-) -> VecEnv:
+def make_offline_env(agent: OfflineAgent, env: str | None, env_kwargs: dict[str, Any], n_envs: int) -> VecEnv:
     """Make environments with the spaces of the agent. Observations do not contain the return-to-go.
 
     Args:
@@ -285,7 +317,7 @@ def make_offline_env(
     return made
 
 
-def check_env_named(agent: DecisionTransformer, env: str | None, otherwise: str = "") -> None:
+def check_env_named(agent: OfflineAgent, env: str | None, otherwise: str = "") -> None:
     """Raise ValueError unless the datasets or ``env`` name an environment.
 
     Args:

@@ -18,7 +18,13 @@ from rlxf.cli.options import Command, check_counts, check_env_trust, check_not_n
 from rlxf.cli.output import as_table, print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
 from rlxf.cli.reports import CHECKPOINTS, evaluate_checkpoints, plot_targets, print_reports
-from rlxf.cli.runs import load_agent, load_initial_weights, options_from_config, options_to_config
+from rlxf.cli.runs import (
+    check_config_memory,
+    load_agent,
+    load_initial_weights,
+    options_from_config,
+    options_to_config,
+)
 from rlxf.cli.spec_options import add_core_rule
 from rlxf.cli.torchrun_job import create_run, init_distributed, rank_zero_logger, restarted_run
 from rlxf.cli.training_session import (
@@ -114,6 +120,14 @@ class TrainingCommand(Command):
         """Return the options whose default depends on the agent or its data, with their values."""
         return {}
 
+    def core_config(self, agent: Any) -> dict[str, Any]:
+        """Return the entry of the core in ``config.json``; empty for an agent without a transformer."""
+        return {"core": agent.core.to_dict()}
+
+    def check_memory(self, run: RunFolder) -> None:
+        """Raise ValueError if the options of a run need more memory than the budget allows."""
+        check_config_memory(run, self.core, self.learner.memory_usage)
+
     def steps_per_rollout(self, agent: Any) -> int:
         """Return the number of steps between two updates of the weights; 1 if updates are counted."""
         return 1
@@ -164,7 +178,7 @@ class TrainingCommand(Command):
         agent = self.build()
         load_initial_weights(agent, self.pretrained)
         self.check_agent(agent)
-        config = {"agent": self.agent_name} | options_to_config(self) | {"core": agent.core.to_dict()}
+        config = {"agent": self.agent_name} | options_to_config(self) | self.core_config(agent)
         run = create_run(self.path, config | self.resolved_options(agent))
         with error_context(run):
             agent.set_logger(rank_zero_logger(run.make_logger))

@@ -70,7 +70,7 @@ def test_observations_are_normalized_for_the_agent_and_recorded_raw(tmp_path):
         (["--env", "CartPole-v1", "--seed", "-1"], "seed must be finite and at least 0, got -1"),
         (
             ["--env", "CartPole-v1", "--target-returns", "5"],
-            "apply to agents that act for a target return only, got [5.0]",
+            "apply to return-conditioned agents only, got [5.0]",
         ),
     ],
     ids=["no agent", "no run", "no env", "no episode", "too few", "mix", "no mix", "seed", "targets"],

@@ -258,7 +258,7 @@ def test_unknown_arguments_of_the_environment_are_rejected(offline, capsys):
 
 def test_target_returns_are_rejected_for_other_agents(finished, capsys):
     message = refused(capsys, "evaluate", str(finished), "--target-returns", "1")
-    assert "target_returns apply to agents that act for a target return only" in message
+    assert "target_returns apply to return-conditioned agents only" in message
 
 
 @pytest.mark.parametrize(

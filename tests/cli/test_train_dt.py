@@ -105,7 +105,10 @@ def test_an_agent_that_predicts_the_return_is_trained_without_a_target(data, cap
     assert "mean return" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         train("--dataset", data, "--conditioning", "max-return", "--target-returns", "9", "--run", "other")
-    assert "--target-returns has no effect with --conditioning max-return" in capsys.readouterr().err
+    assert (
+        "--target-returns has no effect, because the agent acts without a target return"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("name", "published"), [("kzl", KZL), ("odt", ODT)])

@@ -6,6 +6,8 @@ The module of a command is imported only when the command is given, so that help
 COMMANDS = {
     "train gtrxl": "rlxf.cli.commands.train_gtrxl:TrainGTrXL",
     "train dt": "rlxf.cli.commands.train_offline:TrainDecisionTransformer",
+    "train bc": "rlxf.cli.commands.train_baselines:TrainBehaviorCloning",
+    "train rvs": "rlxf.cli.commands.train_baselines:TrainReturnConditionedMLP",
     "resume": "rlxf.cli.commands.resume:Resume",
     "evaluate": "rlxf.cli.commands.evaluate:Evaluate",
     "estimate": "rlxf.cli.commands.estimate:Estimate",
@@ -22,6 +24,8 @@ SUMMARIES = {
     "train": "Train an agent.",
     "train gtrxl": "Train a Gated Transformer-XL with PPO on a Gymnasium task.",
     "train dt": "Train a Decision Transformer on Minari datasets.",
+    "train bc": "Train behavior cloning on Minari datasets.",
+    "train rvs": "Train a return-conditioned multilayer perceptron on Minari datasets.",
     "resume": "Resume an interrupted run.",
     "evaluate": "Evaluate the agent of a run over whole episodes.",
     "estimate": "Estimate the return of the agent of a run from logged episodes.",

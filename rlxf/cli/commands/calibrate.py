@@ -16,7 +16,7 @@ from rlxf.agents.gtrxl.calibration import check_independent_episodes
 from rlxf.cli.options import Command, Device, Trust, check_counts, check_not_negative, options
 from rlxf.cli.output import print_out
 from rlxf.cli.reports import checkpoints_of, print_titled
-from rlxf.cli.runs import OFFLINE, agent_name, make_env, normalize_as_in_training
+from rlxf.cli.runs import OFFLINE, TRANSFORMERS, agent_name, make_env, normalize_as_in_training
 from rlxf.cli.torchrun_job import init_distributed
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group
@@ -73,7 +73,7 @@ class Calibrate(Command):
         check_not_negative(self, "seed")
         check_levels(self.alpha, self.delta)
         run = RunFolder.open(self.run)
-        offline = agent_name(run) == OFFLINE
+        offline = agent_name(run, TRANSFORMERS) == OFFLINE
         load = partial(self._load_offline, run) if offline else self._load_online
         agents = {name: load(path) for name, path in checkpoints_of(run).items()}
         for agent in agents.values():

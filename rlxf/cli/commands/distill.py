@@ -17,7 +17,7 @@ from rlxf.attention import TransformerSpec
 from rlxf.cli.options import Command, Device, Quiet, Trust, check_counts, options
 from rlxf.cli.output import as_table, print_out
 from rlxf.cli.progress import OFFLINE_METRICS, ONLINE_METRICS, progress
-from rlxf.cli.runs import OFFLINE, Agent, agent_name, load_agent, make_env
+from rlxf.cli.runs import OFFLINE, TRANSFORMERS, agent_name, load_agent, make_env
 from rlxf.cli.torchrun_job import init_distributed
 from rlxf.cli.training_session import error_context, save_agent
 from rlxf.training import RunFolder
@@ -74,7 +74,7 @@ class Distill(Command):
             )
         distillation = Distillation(self.temperature, self.hidden_coef)
         source = RunFolder.open(self.teacher)
-        build = self._build_offline if agent_name(source) == OFFLINE else self._build_online
+        build = self._build_offline if agent_name(source, TRANSFORMERS) == OFFLINE else self._build_online
         teacher, student = build(source)
         check_teacher_without_datastore(teacher.datastore)
         run = RunFolder.create(self._path, self._config(source, student))
@@ -85,7 +85,7 @@ class Distill(Command):
     def _path(self) -> Path:
         return self.teacher.with_name(f"{self.teacher.name}-student") if self.run is None else self.run
 
-    def _build_offline(self, source: RunFolder) -> tuple[Agent, Agent]:
+    def _build_offline(self, source: RunFolder) -> tuple[Any, Any]:
         """Return the teacher, and a student on the same datasets."""
         if self.actor != "student":
             raise ValueError(
@@ -96,7 +96,7 @@ class Distill(Command):
         settings = vars(teacher.config) | self._student_settings(teacher.core)
         return teacher, DecisionTransformer(source.config["dataset"], device=self.device, **settings)
 
-    def _build_online(self, source: RunFolder) -> tuple[Agent, Agent]:
+    def _build_online(self, source: RunFolder) -> tuple[Any, Any]:
         """Return the teacher, and a student in environments with the same task and normalization."""
         env = make_env(source, None, {}, source.config["n_envs"], self.trust, self.seed)
         teacher = load_agent(source, env, source.final_checkpoint, self.device)
@@ -113,7 +113,7 @@ class Distill(Command):
         small = replace(core, feed_forward=hidden, **sizes)
         return {"core": small, "seed": self.seed}
 
-    def _config(self, source: RunFolder, student: Agent) -> dict[str, Any]:
+    def _config(self, source: RunFolder, student: Any) -> dict[str, Any]:
         """Return the configuration of the teacher's run, updated with the options of the student."""
         own = {name: getattr(self, name) for name in ("steps", "temperature", "hidden_coef", "actor", "seed")}
         return source.config | own | {"teacher": str(self.teacher), "core": student.core.to_dict()}

@@ -39,7 +39,7 @@ class Resume(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Read the options of the run, load its checkpoint, and return the training to run."""
-        from rlxf.cli.runs import GTRXL, OFFLINE, PRETRAINING, check_config_memory, check_config_types
+        from rlxf.cli.runs import CLONING, GTRXL, OFFLINE, PRETRAINING, RVS, check_config_types
         from rlxf.training import RunFolder
 
         run = RunFolder.reopen(self.run)
@@ -51,6 +51,7 @@ class Resume(Command):
                 f"run it again, or evaluate the run: rlxf evaluate {self.run}"
             )
         words = {GTRXL: "train gtrxl", OFFLINE: "train dt", PRETRAINING: "pretrain"}
+        words |= {CLONING: "train bc", RVS: "train rvs"}
         agent = run.config.get("agent", "")
         if agent not in words:
             raise ValueError(
@@ -62,5 +63,5 @@ class Resume(Command):
         if not self.trust:
             command.check_trust(run)
         training = command.of_run(run, self.progress_bar, self.quiet)
-        check_config_memory(run, training.core, training.learner.memory_usage)
+        training.check_memory(run)
         return (training.with_trust() if self.trust else training).prepare_resume(run)

@@ -2,13 +2,11 @@
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import asdict, field, replace
-from functools import partial
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import tyro
-from stable_baselines3.common.vec_env import VecEnv
 from tyro.conf import arg
 
 from rlxf.agents.decision_transformer import KZL, ODT, DecisionTransformer, Imitation, decision_transformer
@@ -17,6 +15,7 @@ from rlxf.agents.offline.objectives import OBJECTIVES
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
 from rlxf.cli.choices import parse_choice
+from rlxf.cli.offline_training import EvaluatedOfflineTraining, OfflineTraining
 from rlxf.cli.options import (
     CheckpointSeconds,
     Device,
@@ -24,20 +23,12 @@ from rlxf.cli.options import (
     LogInterval,
     Pretrained,
     Quiet,
-    check_counts,
-    check_not_negative,
     given_options,
     options,
 )
-from rlxf.cli.output import print_out
-from rlxf.cli.runs import FLOAT32_BYTES, OFFLINE, PRETRAINING, SOURCES, check_env_named, make_offline_env
-from rlxf.cli.training_command import EvaluatedTrainingCommand, TrainingCommand
-from rlxf.cli.training_session import StartPoint
-from rlxf.data import Trajectories, load_trajectories
-from rlxf.evaluation.episodes import validate_targets
-from rlxf.training import RunFolder, parse_schedule, schedule_to_text
+from rlxf.cli.runs import FLOAT32_BYTES, OFFLINE, PRETRAINING
+from rlxf.training import parse_schedule, schedule_to_text
 from rlxf.training.checkpoints import EVERY_SECONDS
-from rlxf.training.distributed import process_group
 
 DEFAULTS = {name: each.default for name, each in inspect.signature(DecisionTransformer).parameters.items()}
 """Argument of `DecisionTransformer` -> default."""
@@ -107,50 +98,12 @@ class OfflineOptions(WindowOptions):
         }
 
 
-class OfflineTraining(TrainingCommand):
-    """Training on Minari datasets, whose progress is counted in updates."""
-
-    dataset: tuple[str, ...]
-    updates: int
-    download: bool
-    folder_prefix: str
-    """Start of the default name of the run folder."""
-
-    @property
-    def total(self) -> int:
-        """Number of updates of the training."""
-        return self.updates
-
-    @property
-    def default_name(self) -> str:
-        """Name of the run folder without the seed."""
-        return f"{self.folder_prefix}-{'+'.join(self.dataset)}"
-
-    def check(self) -> None:
-        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
-        check_counts(self, "updates", "log_interval")
-        super().check()
-
-    def load_data(self) -> Trajectories:
-        """Load the datasets; of several processes, the first one loads and downloads before the others."""
-        loading = {"download": self.download, "progress_bar": self.verbose}
-        return process_group().main_first(partial(load_trajectories, self.dataset, **loading))
-
-    def build_for_resume(self, start: StartPoint) -> Any:
-        """Return the agent to continue. If all updates are done, the datasets are not loaded."""
-        if start.file is not None and start.steps >= self.updates:
-            return SOURCES[self.agent_name].load(start.file, device=self.learner.device)
-        return self.build()
-
-
 PUBLISHED = {"kzl": KZL, "odt": ODT}
 """Name on the command line -> settings."""
-ENVIRONMENTS = 32
-"""Maximum number of parallel environments of an evaluation."""
 
 
 @options
-class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
+class TrainDecisionTransformer(EvaluatedOfflineTraining):
     """Train a Decision Transformer on Minari datasets, evaluate it, and save it in a new folder.
 
     The folder contains config.json, checkpoint.zip, progress.csv and TensorBoard events; show them with the
@@ -232,101 +185,15 @@ class TrainDecisionTransformer(OfflineTraining, EvaluatedTrainingCommand):
         learner["objective"] = type(learner.get("objective", Imitation())).__name__
         return cls(dataset=tyro.MISSING, learner=OfflineOptions(**learner), **chosen)
 
-    def check(self) -> None:
-        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
-        check_not_negative(self, "episodes")
-        if self.evaluate_every and self.episodes == 0:
-            raise ValueError(
-                f"--evaluate-every must be 0 or None if --episodes is 0, got {self.evaluate_every}: "
-                f"leave one out"
-            )
-        super().check()
-
-    def check_agent(self, agent: DecisionTransformer) -> None:
-        """Raise ValueError or TypeError if environments or target returns are invalid."""
-        self._check_targets(agent)
-        if self.episodes == 0:
-            return
-        check_env_named(agent, self.env, ", or train without evaluation: --episodes 0")
-        with self.fresh_env(agent, 1):
-            pass
-
-    @classmethod
-    def check_trust(cls, run: RunFolder) -> None:
-        """Raise ValueError if the environment of a run needs trust."""
-        super().check_trust(run)
-        if run.config.get("trust_data"):
-            raise ValueError(
-                f"{run.path} was trained with --trust-data, in the environment described by its data: add "
-                f"--trust if you trust the authors of the run and of "
-                f"{', '.join(map(str, run.config['dataset']))}"
-            )
-
-    def with_trust(self) -> Self:
-        """Return these options with trust in the descriptions of the environment in the datasets."""
-        return replace(self, trust_data=True)
-
     def build(self) -> DecisionTransformer:
         """Load the datasets, and return the agent."""
         options = self.learner.arguments() | {"trust": self.trust_data}
         return DecisionTransformer(self.load_data(), core=self.core, seed=self.seed, **options)
 
-    def build_for_resume(self, start: StartPoint) -> DecisionTransformer:
-        """Return the agent to continue. If all updates are done, only trusted data are loaded."""
-        return self.build() if self.trust_data else super().build_for_resume(start)
-
     def resolved_options(self, agent: DecisionTransformer) -> dict[str, Any]:
         """Return the options whose default depends on the data, with their values."""
-        return {
-            "target_returns": self._targets(agent),
-            "env": self.env or agent.dataset_info.env_id,
-            "return_scale": agent.return_scale,
-            "episode_length": agent.episode_length,
-        }
-
-    def make_env(self, agent: DecisionTransformer, episodes: int) -> VecEnv:
-        """Make environments for an evaluation."""
-        return make_offline_env(agent, self.env, self.env_kwargs, min(ENVIRONMENTS, episodes))
-
-    def evaluation_interval(self, agent: DecisionTransformer) -> int:
-        """Return the number of updates between two evaluations; 0 for no evaluation."""
-        return super().evaluation_interval(agent) if self.episodes else 0
-
-    def evaluation_options(self, agent: DecisionTransformer) -> dict[str, Any]:
-        """Return the target returns as arguments of `evaluate`."""
-        return {"target_returns": self._targets(agent)}
-
-    def callback_options(self, agent: DecisionTransformer) -> dict[str, Any]:
-        """Return the target returns, and the mean length of the episodes in the data."""
-        assert agent.trajectories is not None  # it has the data to train on
-        return super().callback_options(agent) | {"episode_length": float(agent.trajectories.lengths.mean())}
-
-    def finish(self, agent: DecisionTransformer, run: RunFolder) -> None:
-        """Evaluate and report the last checkpoint, and the best one if there is one.
-
-        With ``--episodes 0``, nothing is evaluated; the command that evaluates the run is printed.
-        """
-        if self.episodes:
-            super().finish(agent, run)
-        else:
-            env_option = "" if run.config["env"] else " --env ID"
-            print_out(f"not evaluated because of --episodes 0; run: rlxf evaluate {run.path}{env_option}")
-
-    def _targets(self, agent: DecisionTransformer) -> list[float] | None:
-        """Return the target returns; None if the agent predicts the return."""
-        if not agent.return_conditioned:
-            return None
-        return [agent.return_range[1]] if self.target_returns is None else list(self.target_returns)
-
-    def _check_targets(self, agent: DecisionTransformer) -> None:
-        targets = self._targets(agent)
-        if targets is not None:
-            validate_targets(targets, agent.return_range)
-        elif self.target_returns is not None:
-            raise ValueError(
-                f"--target-returns has no effect with --conditioning {self.learner.conditioning}, which "
-                f"predicts the return: leave one of them out"
-            )
+        sizes = {"return_scale": agent.return_scale, "episode_length": agent.episode_length}
+        return super().resolved_options(agent) | sizes
 
 
 @options

@@ -1,0 +1,164 @@
+"""``rlxf train bc`` and ``rlxf train rvs``: multilayer perceptrons on Minari datasets, saved as a run."""
+
+from dataclasses import asdict, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
+from rlxf.agents.offline.heads import OBJECTIVES
+from rlxf.cli.offline_training import EvaluatedOfflineTraining
+from rlxf.cli.options import CheckpointSeconds, Device, Json, LogInterval, Quiet, options
+from rlxf.cli.runs import CLONING, FLOAT32_BYTES, RVS, check_config_budget
+from rlxf.training import RunFolder, parse_schedule
+from rlxf.training.checkpoints import EVERY_SECONDS
+
+
+@options
+class MLPOptions:
+    """Options of the multilayer perceptron and of AdamW."""
+
+    context_length: int = 1
+    """Number of the last observations that an action depends on."""
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Widths of the hidden layers."""
+    dropout: float = 0.0
+    """Dropout probability of the hidden layers."""
+    learning_rate: str = "0.0003"
+    """Learning rate of AdamW over the training: NUMBER, linear:START:END[:FRACTION] or cosine:START:END."""
+    batch_size: int = 256
+    """Number of steps per update."""
+    weight_decay: float = 0.0
+    """Weight decay coefficient of AdamW."""
+    warmup_updates: int | None = 0
+    """Number of updates in which the learning rate rises from 0. None means a tenth of the training."""
+    max_grad_norm: float = 1.0
+    """Maximum norm of the gradient; larger gradients are clipped."""
+    objective: Literal["Imitation", "MaximumEntropy"] = "Imitation"
+    """Training objective. MaximumEntropy trains a stochastic policy."""
+    device: Device = "auto"
+
+    def arguments(self) -> dict[str, Any]:
+        """Return these options as arguments of the agent.
+
+        Raises:
+            ValueError: if the objective is unknown, e.g. in a ``config.json``.
+        """
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
+        own = {"learning_rate": parse_schedule(self.learning_rate), "objective": OBJECTIVES[self.objective]()}
+        return asdict(self) | own
+
+    def memory_usage(self) -> dict[str, int]:
+        """Return lower bounds of the bytes of the weights and of a batch."""
+        sizes = self.hidden_sizes
+        weights = sum(one * other for one, other in pairwise(sizes))
+        batch = self.batch_size * (self.context_length + sum(sizes))
+        return {
+            f"weights of hidden_sizes {sizes}": weights * FLOAT32_BYTES,
+            f"a batch of batch_size {self.batch_size}": batch * FLOAT32_BYTES,
+        }
+
+
+@options
+class MLPTraining(EvaluatedOfflineTraining):
+    """Options of all commands that train a multilayer perceptron on datasets."""
+
+    dataset: tuple[str, ...]
+    """One or more Minari ids, which are concatenated. "rlxf datasets" lists those on this machine."""
+    updates: int = 100_000
+    """Number of weight updates, each on one batch."""
+    download: bool = False
+    """Download datasets that are not on this machine."""
+    trust_data: bool = False
+    """Trust the authors of the data.
+    Their full description of the environment (entry point, arguments, wrappers) is used, which can run code.
+    Without this flag, the registered environment is used."""
+    env: str | None = None
+    """Gymnasium id of the environment for evaluations. None means that of the data.
+    With module:id, the module is imported first."""
+    env_kwargs: Json = field(default_factory=dict)
+    """Arguments of the environment as a JSON object. In the environment of the data,
+    they override its arguments."""
+    seed: int = 0
+    """Seed of weights, batches and dropout. Equal seeds give equal runs on one machine."""
+    run: Path | None = None
+    """New folder of the run. None means runs/NAME-DATASET-SEED. It must not exist."""
+    episodes: int = 100
+    """Number of episodes of the final evaluation. 0 turns off all evaluations."""
+    evaluate_every: int | None = None
+    """Number of updates between two evaluations during training.
+    None means a tenth of the training, or longer if evaluations would take more than about a tenth of the
+    training time; there is at least one evaluation, at the end. 0 means no evaluation during training."""
+    evaluation_episodes: int = 20
+    """Number of episodes of an evaluation during training. The training waits for it."""
+    log_interval: LogInterval = 100
+    checkpoint_seconds: CheckpointSeconds = EVERY_SECONDS
+    progress_bar: bool = True
+    """Show updates, loss and evaluations every few seconds, and progress bars."""
+    quiet: Quiet = False
+    learner: Annotated[MLPOptions, arg(name="")] = MLPOptions()
+
+    evaluation_budget = 1.0
+    """Default maximum number of environment steps of evaluations per update."""
+
+    def core_config(self, agent: Any) -> dict[str, Any]:
+        """Return no entry: there is no transformer."""
+        return {}
+
+    def check_memory(self, run: RunFolder) -> None:
+        """Raise ValueError if the options of a run need more memory than the budget allows."""
+        check_config_budget(run, self.learner.memory_usage())
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the agent other than the dataset and those of one agent only."""
+        return self.learner.arguments() | {"seed": self.seed, "trust": self.trust_data}
+
+
+@options
+class TrainBehaviorCloning(MLPTraining):
+    """Train behavior cloning on Minari datasets, evaluate it, and save it in a new folder.
+
+    A multilayer perceptron imitates all episodes, or the best share of them. It needs no target return. The
+    folder has the files of "rlxf train dt", and "rlxf resume" continues an interrupted training.
+
+    Example: rlxf train bc --dataset cartpole/random-v0 --updates 500 --best 0.1
+    """
+
+    best: float = 1.0
+    """Share of the episodes to imitate, those with the highest returns. Below 1 it needs ten episodes."""
+
+    agent_name, folder_prefix = CLONING, "bc"
+
+    def build(self) -> BehaviorCloning:
+        """Load the datasets, and return the agent."""
+        return BehaviorCloning(self.load_data(), self.best, **self.arguments())
+
+
+@options
+class TrainReturnConditionedMLP(MLPTraining):
+    """Train a return-conditioned multilayer perceptron (RvS-R) on Minari datasets, and save it.
+
+    It is evaluated for target returns, as a Decision Transformer. The folder has the files of "rlxf train
+    dt", and "rlxf resume" continues an interrupted training.
+
+    Example: rlxf train rvs --dataset cartpole/random-v0 --updates 500 --hidden-sizes 64 64
+    """
+
+    target_returns: tuple[float, ...] | None = None
+    """Target returns of the evaluations. None means the largest return in the data."""
+    return_scale: float | None = None
+    """Divisor of returns. None means the standard deviation of the returns-to-go in the data."""
+    learner: Annotated[MLPOptions, arg(name="")] = MLPOptions(hidden_sizes=(1024, 1024))
+
+    agent_name, folder_prefix = RVS, "rvs"
+
+    def build(self) -> ReturnConditionedMLP:
+        """Load the datasets, and return the agent."""
+        return ReturnConditionedMLP(self.load_data(), return_scale=self.return_scale, **self.arguments())
+
+    def resolved_options(self, agent: ReturnConditionedMLP) -> dict[str, Any]:
+        """Return the options whose default depends on the data, with their values."""
+        return super().resolved_options(agent) | {"return_scale": agent.return_scale}

@@ -1,0 +1,144 @@
+"""Base classes of the commands that train an agent on Minari datasets."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self
+
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlxf.cli.options import check_counts, check_not_negative
+from rlxf.cli.output import print_out
+from rlxf.cli.runs import AGENTS, check_env_named, make_offline_env
+from rlxf.cli.training_command import EvaluatedTrainingCommand, TrainingCommand
+from rlxf.cli.training_session import StartPoint
+from rlxf.data import Trajectories, load_trajectories
+from rlxf.evaluation.episodes import validate_targets
+from rlxf.training import RunFolder
+from rlxf.training.distributed import process_group
+
+ENVIRONMENTS = 32
+"""Maximum number of parallel environments of an evaluation."""
+
+
+class OfflineTraining(TrainingCommand):
+    """Training on Minari datasets, whose progress is counted in updates."""
+
+    dataset: tuple[str, ...]
+    updates: int
+    download: bool
+    folder_prefix: str
+    """Start of the default name of the run folder."""
+
+    @property
+    def total(self) -> int:
+        """Number of updates of the training."""
+        return self.updates
+
+    @property
+    def default_name(self) -> str:
+        """Name of the run folder without the seed."""
+        return f"{self.folder_prefix}-{'+'.join(self.dataset)}"
+
+    def check(self) -> None:
+        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
+        check_counts(self, "updates", "log_interval")
+        super().check()
+
+    def load_data(self) -> Trajectories:
+        """Load the datasets; of several processes, the first one loads and downloads before the others."""
+        loading = {"download": self.download, "progress_bar": self.verbose}
+        return process_group().main_first(partial(load_trajectories, self.dataset, **loading))
+
+    def build_for_resume(self, start: StartPoint) -> Any:
+        """Return the agent to continue. If all updates are done, the datasets are not loaded."""
+        if start.file is not None and start.steps >= self.updates:
+            return AGENTS[self.agent_name].load(start.file, device=self.learner.device)
+        return self.build()
+
+
+class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
+    """Training on Minari datasets of an agent that acts, with evaluations in the environment of the data."""
+
+    env: str | None
+    env_kwargs: dict[str, Any]
+    trust_data: bool
+    target_returns: tuple[float, ...] | None = None
+
+    def check(self) -> None:
+        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
+        check_not_negative(self, "episodes")
+        if self.evaluate_every and self.episodes == 0:
+            raise ValueError(
+                f"--evaluate-every must be 0 or None if --episodes is 0, got {self.evaluate_every}: "
+                f"leave one out"
+            )
+        super().check()
+
+    def check_agent(self, agent: Any) -> None:
+        """Raise ValueError or TypeError if environments or target returns are invalid."""
+        if agent.return_conditioned:
+            validate_targets(self._targets(agent), agent.return_range)
+        elif self.target_returns is not None:
+            raise ValueError(
+                "--target-returns has no effect, because the agent acts without a target return: leave it out"
+            )
+        if self.episodes == 0:
+            return
+        check_env_named(agent, self.env, ", or train without evaluation: --episodes 0")
+        with self.fresh_env(agent, 1):
+            pass
+
+    @classmethod
+    def check_trust(cls, run: RunFolder) -> None:
+        """Raise ValueError if the environment of a run needs trust."""
+        super().check_trust(run)
+        if run.config.get("trust_data"):
+            raise ValueError(
+                f"{run.path} was trained with --trust-data, in the environment described by its data: add "
+                f"--trust if you trust the authors of the run and of "
+                f"{', '.join(map(str, run.config['dataset']))}"
+            )
+
+    def with_trust(self) -> Self:
+        """Return these options with trust in the descriptions of the environment in the datasets."""
+        return replace(self, trust_data=True)  # type: ignore[type-var]  # subclasses are dataclasses
+
+    def build_for_resume(self, start: StartPoint) -> Any:
+        """Return the agent to continue. If all updates are done, only trusted data are loaded."""
+        return self.build() if self.trust_data else super().build_for_resume(start)
+
+    def resolved_options(self, agent: Any) -> dict[str, Any]:
+        """Return the options whose default depends on the data, with their values."""
+        targets = {"target_returns": self._targets(agent)} if agent.return_conditioned else {}
+        return targets | {"env": self.env or agent.dataset_info.env_id}
+
+    def make_env(self, agent: Any, episodes: int) -> VecEnv:
+        """Make environments for an evaluation."""
+        return make_offline_env(agent, self.env, self.env_kwargs, min(ENVIRONMENTS, episodes))
+
+    def evaluation_interval(self, agent: Any) -> int:
+        """Return the number of updates between two evaluations; 0 for no evaluation."""
+        return super().evaluation_interval(agent) if self.episodes else 0
+
+    def evaluation_options(self, agent: Any) -> dict[str, Any]:
+        """Return the target returns, if the agent has one, as arguments of `evaluate`."""
+        return {"target_returns": self._targets(agent)} if agent.return_conditioned else {}
+
+    def callback_options(self, agent: Any) -> dict[str, Any]:
+        """Return the target returns, and the mean length of the episodes in the data."""
+        assert agent.trajectories is not None  # it has the data to train on
+        return super().callback_options(agent) | {"episode_length": float(agent.trajectories.lengths.mean())}
+
+    def finish(self, agent: Any, run: RunFolder) -> None:
+        """Evaluate and report the last checkpoint, and the best one if there is one.
+
+        With ``--episodes 0``, nothing is evaluated; the command that evaluates the run is printed.
+        """
+        if self.episodes:
+            super().finish(agent, run)
+        else:
+            env_option = "" if run.config["env"] else " --env ID"
+            print_out(f"not evaluated because of --episodes 0; run: rlxf evaluate {run.path}{env_option}")
+
+    def _targets(self, agent: Any) -> list[float]:
+        return [agent.return_range[1]] if self.target_returns is None else list(self.target_returns)
