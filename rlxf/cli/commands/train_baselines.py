@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
-from rlxf.agents.offline.heads import OBJECTIVES
+from rlxf.agents.offline.objectives import OBJECTIVES
 from rlxf.cli.offline_training import EvaluatedOfflineTraining
 from rlxf.cli.options import CheckpointSeconds, Device, Json, LogInterval, Quiet, options
 from rlxf.cli.runs import CLONING, FLOAT32_BYTES, RVS, check_config_budget
