@@ -2,7 +2,7 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -330,6 +330,10 @@ class EvaluatedTrainingCommand(TrainingCommand):
         if summary := self._describe_best(run):
             print_out(summary)
         plot_targets(reports, {"last": run.path, "best": best})
+        self.compare_reports(agent, run, reports)
+
+    def compare_reports(self, agent: Any, run: RunFolder, reports: Mapping[str, Any]) -> None:  # optional
+        """Print comparisons with the reports of the final evaluation, by checkpoint name."""
 
     def _describe_best(self, run: RunFolder) -> str:
         """Return one line with the best evaluation and the path of its checkpoint; "" if there is none."""

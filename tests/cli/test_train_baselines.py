@@ -92,3 +92,18 @@ def test_settings_that_need_much_memory_are_rejected(data, capsys):
     path = Path("run/config.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_sizes": [10**7, 10**7]}))
     assert "needs too much memory" in refused(capsys, "resume", "run")
+
+
+@pytest.mark.parametrize("episodes", [11, 4])
+def test_a_decision_transformer_is_compared_with_baselines(episodes, minari_root, capsys):
+    record_cartpole((9, 3, 12, 1, 2, 5, 4, 8, 3, 2, 6)[:episodes])
+    sizes = shlex.split("--updates 2 --episodes 3 --batch-size 4 --context-length 2 --core.layers 1")
+    options = ["train", "dt", "--dataset", ID, *sizes, "--core.width", "8", "--no-progress-bar"]
+    assert "--episodes 0" in refused(capsys, *options, "--baselines", "--episodes", "0", "--run", "none")
+    main([*options, "--baselines", "--target-returns", "2", "--run", "run", "--evaluate-every", "0"])
+    rows = json.loads(Path("run/baselines.json").read_text())
+    best = ["BC, best 10%"] if episodes >= 10 else []
+    assert list(rows) == ["data", "BC", *best, "last, target 2"]
+    shown = capsys.readouterr().out
+    assert "Data, behavior cloning and this agent" in shown
+    assert ("BC, best 10% is left out: it needs 10 episodes, the data have 4" in shown) == (not best)

@@ -1,7 +1,7 @@
 """``rlxf train dt`` and ``rlxf pretrain``: training on Minari datasets, saved as a run."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +14,7 @@ from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, TargetR
 from rlxf.agents.offline.objectives import OBJECTIVES
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
+from rlxf.cli.baselines import evaluate_baselines, report_baselines
 from rlxf.cli.choices import parse_choice
 from rlxf.cli.offline_training import EvaluatedOfflineTraining, OfflineTraining
 from rlxf.cli.options import (
@@ -27,8 +28,9 @@ from rlxf.cli.options import (
     options,
 )
 from rlxf.cli.runs import FLOAT32_BYTES, OFFLINE, PRETRAINING
-from rlxf.training import parse_schedule, schedule_to_text
+from rlxf.training import RunFolder, parse_schedule, schedule_to_text
 from rlxf.training.checkpoints import EVERY_SECONDS
+from rlxf.training.distributed import process_group
 
 DEFAULTS = {name: each.default for name, each in inspect.signature(DecisionTransformer).parameters.items()}
 """Argument of `DecisionTransformer` -> default."""
@@ -157,6 +159,9 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
     training time; there is at least one evaluation, at the end. 0 means no evaluation during training."""
     evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training, per target return. The training waits for it."""
+    baselines: bool = False
+    """Also train behavior cloning of all episodes, and of the best 10%, with as many updates.
+    A table compares the data, both baselines and the agent. Its numbers are written to baselines.json."""
     log_interval: LogInterval = 100
     checkpoint_seconds: CheckpointSeconds = EVERY_SECONDS
     progress_bar: bool = True
@@ -189,6 +194,27 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
         """Load the datasets, and return the agent."""
         options = self.learner.arguments() | {"trust": self.trust_data}
         return DecisionTransformer(self.load_data(), core=self.core, seed=self.seed, **options)
+
+    def check(self) -> None:
+        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
+        if self.baselines:
+            process_group().check_single_process("--baselines")
+            if self.episodes == 0:
+                raise ValueError("--baselines needs an evaluation, got --episodes 0: leave one out")
+        super().check()
+
+    def compare_reports(self, agent: DecisionTransformer, run: RunFolder, reports: Mapping[str, Any]) -> None:
+        """Train and report the baselines, if they are requested."""
+        if not self.baselines:
+            return
+        data = self.load_data() if agent.trajectories is None else agent.trajectories
+        settings: dict[str, Any] = {
+            "seed": self.seed,
+            "device": self.learner.device,
+            "trust": self.trust_data,
+        }
+        options = (self.updates, self.episodes, self.verbose)
+        report_baselines(run.path, evaluate_baselines(data, self.fresh_env, *options, **settings), reports)
 
     def resolved_options(self, agent: DecisionTransformer) -> dict[str, Any]:
         """Return the options whose default depends on the data, with their values."""
