@@ -55,7 +55,7 @@ def test_overviews_list_the_commands(words, capsys):
         (["train"], "Expected one of {gtrxl"),
         (["evalaute"], "rlxf: unknown command evalaute; did you mean evaluate?\n"),
         (["train", "gtxrl"], "rlxf: unknown command train gtxrl; did you mean train gtrxl?\n"),
-        (["train", "lstm"], "rlxf: unknown command train lstm; available commands: gtrxl, dt\n"),
+        (["train", "lstm"], "rlxf: unknown command train lstm; available commands: gtrxl, dt, bc, rvs\n"),
         (["--", "evaluate"], "Unrecognized options"),
     ],
     ids=["nothing", "no agent", "misspelt", "misspelt agent", "unknown agent", "after dashes"],
@@ -227,7 +227,7 @@ def test_every_option_has_a_help_text(name):
 
 @pytest.mark.slow
 def test_examples_of_help_texts_run(capsys, minari_root):
-    record_cartpole(dataset_id="cartpole/random-v0")
+    record_cartpole(range(1, 13), "cartpole/random-v0")
     train("--run", "runs/tmaze-calm", "--core.depth", "calm", "--core.layers", "2")
     for home in COMMANDS.values():
         main(shlex.split(re.search(r"Example: rlxf (.+)", resolve_name(home).__doc__)[1]))

@@ -77,7 +77,9 @@ def test_errors_are_one_line(data, capsys):
     assert "best must be a share of the episodes" in refused(capsys, *train, "--best", "2")
     assert "hidden_sizes must be at least 1, got 0" in refused(capsys, *train, "--hidden-sizes", "0")
     main([*train, "--run", "run", "--best", "0.2"])
-    assert "conditioned on a return" in refused(capsys, "evaluate", "run", "--target-returns", "1")
+    assert "target_returns apply to return-conditioned agents only" in refused(
+        capsys, "evaluate", "run", "--target-returns", "1"
+    )
     assert "supported agents are gtrxl, decision_transformer" in refused(capsys, "distill", "run")
     assert "--datastore needs an agent with a transformer" in refused(
         capsys, "evaluate", "run", "--datastore", data, "--no-progress-bar"

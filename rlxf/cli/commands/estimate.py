@@ -22,7 +22,7 @@ class Estimate(Command):
     terminal states only. It is not comparable with the undiscounted returns of "rlxf evaluate", except in its
     order of agents. Undiscounted estimates need data whose episodes all terminate, and --discount 1.
 
-    Example: rlxf estimate runs/dt-hopper --dataset rlxf/hopper/medium-v0 --target-returns 3600
+    Example: rlxf estimate runs/dt-cartpole-random-v0-0 --updates 500 --discount 0.9
     """
 
     run: Positional[Path]
