@@ -124,7 +124,9 @@ class SegmentedTransformer(Transformer):
         self, x: Tensor, index: TokenIndex, state: State | None, finish: Callable[[Tensor], Tensor]
     ) -> SegmentedRun:
         """Process the segments in order; ``finish`` maps residual streams to outputs, memory tokens first."""
-        state = state or self.initial_state(len(x))
+        if state is None:
+            state = self.initial_state(len(x))
+        self._check_state(state, len(x))
         memories = Memories.of(state, self._initial(len(x)))
         segments = EpisodeSegments.of(index, memories.last, self.memory.segment_length)
         outputs: list[Tensor] = []

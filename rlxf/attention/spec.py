@@ -31,6 +31,7 @@ from rlxf.attention.technique import (
     check_choice,
     check_finite_number,
     check_int,
+    check_layer_numbers,
 )
 from rlxf.attention.transformer import Transformer
 
@@ -106,6 +107,9 @@ class TransformerSpec(SpecView):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        layers = self.attention_layers
+        layers = () if layers in ((), []) else check_layer_numbers("attention_layers", layers)
+        object.__setattr__(self, "attention_layers", layers)
         self._check_sizes()
         self._check_switches()
         for axis in TECHNIQUES:
@@ -155,8 +159,7 @@ class TransformerSpec(SpecView):
         if unknown := set(data) - known:
             raise ValueError(f"TransformerSpec has no field {sorted(unknown)}; it has {sorted(known)}")
         chosen = {axis: technique_from_json(axis, data[axis]) for axis in TECHNIQUES if axis in data}
-        listed = {"attention_layers": tuple(data["attention_layers"])} if "attention_layers" in data else {}
-        return cls(**{**data, **chosen, **listed})
+        return cls(**{**data, **chosen})
 
     def _check_sizes(self) -> None:
         for name in ("width", "layers", "heads"):
@@ -195,15 +198,12 @@ class TransformerSpec(SpecView):
     def _check_layers_with_attention(self) -> None:
         """Check `attention_layers`, and that no choice is without effect because no layer has attention."""
         for layer in self.attention_layers:
-            check_int("attention_layers", layer, least=0)
             if layer >= self.distinct_layers:
                 raise ValueError(
                     f"attention_layers must be at most {self.distinct_layers - 1}, got {layer}: with depth "
                     f"{self.depth}, layers={self.layers} have {self.distinct_layers} sets of weights, "
                     f"numbered from 0"
                 )
-        if len(set(self.attention_layers)) < len(self.attention_layers):
-            raise ValueError(f"attention_layers must name each layer once, got {self.attention_layers}")
         if self.attention_layers and not self.has_recurrence:
             raise ValueError(
                 f"attention_layers={self.attention_layers} leaves no layer with a recurrence: set recurrence "

@@ -3,6 +3,7 @@
 from collections.abc import MutableSequence, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -164,6 +165,8 @@ class Transformer(TransformerLayers):
         hidden: MutableSequence[Tensor],
     ) -> tuple[Tensor, SegmentStack]:
         """Return the residual stream of a segment and its passes; ``hidden`` receives the passes' inputs."""
+        if state is not None:
+            self._check_state(state, len(index.episode))
         projected = self._project(context)
         x, index, output_slice = self.embed(x, index, output_slice)
         view = self.memory_view(state, index)
@@ -182,6 +185,27 @@ class Transformer(TransformerLayers):
         if torch.is_grad_enabled():
             self._prepare_penalty(view if view.has_penalty else None, passes)
         return self.spec.residual.init_stream(x), passes
+
+    def _check_state(self, state: State, batch: int) -> None:
+        """Raise ValueError unless a state is one of this core, for ``batch`` rows."""
+        advice = "begin with `initial_state`"
+        own = (self.spec.layers, batch, self.spec.width)
+        if (given := (*state.hidden.shape[:2], state.hidden.shape[-1])) != own:
+            raise ValueError(
+                f"the state has {given[0]} layers, {given[1]} rows and width {given[2]}, but this core and "
+                f"segment have {own[0]} layers, {own[1]} rows and width {own[2]}; {advice}"
+            )
+        if state.recurrent is not None and state.recurrent.layout != self._recurrent_layout:
+            raise ValueError(
+                f"the state is of another core: its recurrent states are {state.recurrent.layout}, those of "
+                f"this core {self._recurrent_layout or 'none'}; {advice}"
+            )
+
+    @cached_property
+    def _recurrent_layout(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the recurrent states of one row; empty without any."""
+        state = self.initial_recurrent_state(1)
+        return {} if state is None else state.layout
 
     def _recurrent_passes(self, state: RecurrentState | None, index: TokenIndex) -> RecurrentPasses | None:
         """Return the recurrent layers of a call, from a state or from the beginning; None without them."""
@@ -284,6 +308,7 @@ class Transformer(TransformerLayers):
             ValueError: if the state does not fit the capacity, or the transformer is not causal.
         """
         length = state.index.shape[1]
+        self._check_state(state, len(state.index.episode))
         if not self.spec.causal:
             raise ValueError("only a causal transformer can act token by token; set causal=True")
         if capacity < max(1, length):

@@ -17,7 +17,9 @@ from rlxf.attention import (
     KERPLE,
     KNN,
     LSH,
+    LSTM,
     RFA,
+    RMT,
     XL,
     Add,
     Context,
@@ -27,11 +29,13 @@ from rlxf.attention import (
     EncoderDecoder,
     Floater,
     Full,
+    GatedDeltaNet,
     GRUGate,
     HighwayGate,
     LearnedAbsolute,
     LearnedPerLayer,
     Longformer,
+    MinGRU,
     Multiplicative,
     Performer,
     RoPE,
@@ -404,3 +408,58 @@ def test_specs_are_frozen():
 def test_values_of_wrong_type_raise(build, message):
     with pytest.raises((TypeError, ValueError), match=message):
         build()
+
+
+SEGMENT = TokenIndex.range(2, 3)
+OTHER_STATES = {
+    "GRU from LSTM": (GRU(), LSTM()),
+    "minGRU from Gated DeltaNet": (MinGRU(), GatedDeltaNet()),
+    "Gated DeltaNet from minGRU": (GatedDeltaNet(), MinGRU()),
+    "attention from minGRU": (None, MinGRU()),
+}
+
+
+@pytest.mark.parametrize(("own", "other"), OTHER_STATES.values(), ids=OTHER_STATES)
+def test_recurrent_states_of_another_core_are_refused(own, other):
+    transformer, source = (TransformerSpec(width=8, recurrence=each).build() for each in (own, other))
+    message = "the state is of another core: its recurrent states are .*, those of this core .*initial_state"
+    for use in (transformer.forward, transformer.outputs, transformer.exits):
+        with pytest.raises(ValueError, match=message):
+            use(torch.zeros(2, 3, 8), SEGMENT, source.initial_state(2))
+    with pytest.raises(ValueError, match=message):
+        transformer.cache(source.initial_state(2), 4)
+
+
+@pytest.mark.parametrize("memory", [XL(4), RMT(4, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("changes", "rows", "message"),
+    [
+        ({"layers": 3}, 2, "the state has 3 layers, 2 rows and width 8, .* 2 layers, 2 rows and width 8"),
+        ({"width": 16}, 2, "the state has 2 layers, 2 rows and width 16, "),
+        ({}, 1, "the state has 2 layers, 1 rows and width 8, "),
+    ],
+    ids=["layers", "width", "rows"],
+)
+def test_states_of_other_sizes_are_refused(memory, changes, rows, message):
+    spec = TransformerSpec(width=8, memory=memory)
+    state = replace(spec, **changes).build().initial_state(rows)
+    with pytest.raises(ValueError, match=message):
+        spec.build()(torch.zeros(2, 3, 8), SEGMENT, state)
+
+
+@pytest.mark.parametrize(
+    ("layers", "error"),
+    [(1, TypeError), ("12", TypeError), (None, TypeError), ([-1], ValueError), ([0, 0], ValueError)],
+    ids=str,
+)
+def test_attention_layers_that_are_no_layer_numbers_are_refused(layers, error):
+    for make in (TransformerSpec, lambda **options: TransformerSpec.from_dict(options)):
+        with pytest.raises(error, match="attention_layers must be"):
+            make(attention_layers=layers)
+
+
+def test_attention_layers_in_a_list_equal_those_in_a_tuple():
+    spec = TransformerSpec(layers=3, recurrence=MinGRU(), attention_layers=[2, 0])
+    assert spec.attention_layers == (0, 2)
+    assert spec == TransformerSpec.from_json(spec.to_json())
+    assert hash(spec) == hash(replace(spec, attention_layers=(0, 2)))

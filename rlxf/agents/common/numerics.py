@@ -147,8 +147,7 @@ def check_outputs(
     if outputs.isfinite().all() or outputs[episode != EMPTY].isfinite().all():
         return
     transformer: Any = policy.transformer
-    if (fault := transformer.recurrent_fault(before)) is not None:
-        raise NumericalError(f"{fault} before the step; start new episodes, in predict with state=None")
+    check_recurrent_state(transformer, before)
     check_parameters(policy)
     faulty = ~tokens.isfinite().flatten(1).all(dim=1)
     if faulty.any():
@@ -169,6 +168,17 @@ def check_outputs(
         "are: the memory before the step contains NaN, or a layer exceeds the range of its dtype; start new "
         "episodes, in predict with state=None, or lower the learning rate"
     )
+
+
+def check_recurrent_state(transformer: Any, state: RecurrentState | None) -> None:
+    """Raise NumericalError if a state before a step is not finite; the message names layer and row.
+
+    Args:
+        transformer: a `Transformer`.
+        state: states of its recurrent layers and memory; None without any.
+    """
+    if (fault := transformer.recurrent_fault(state)) is not None:
+        raise NumericalError(f"{fault} before the step; start new episodes, in predict with state=None")
 
 
 STATISTICS = ("obs_rms", "ret_rms", "returns")

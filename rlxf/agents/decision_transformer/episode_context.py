@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.arguments import check_state_layout, check_state_rows, check_state_type
 from rlxf.agents.common.cores import check_state, check_state_core, check_token_by_token
-from rlxf.agents.common.numerics import check_outputs
+from rlxf.agents.common.numerics import check_outputs, check_recurrent_state
 from rlxf.agents.decision_transformer.model import DecisionTransformerConfig, DecisionTransformerModel
 from rlxf.agents.offline.config import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation
@@ -187,6 +187,7 @@ class EpisodeModel(DecisionTransformerModel):
         check_state_rows(state.tokens, batch, own, advice)
         check_state_core(state.core, self.transformer.spec, advice)
         check_state_layout(state.cache.layout, self._layout, advice)
+        check_recurrent_state(self.transformer, state.cache.recurrent)
 
 
 BURN_IN_STEPS = 128

@@ -1,5 +1,6 @@
 """Specification of the Gated Transformer-XL core, and validation of cores for PPO."""
 
+import warnings
 from typing import Any
 
 from gymnasium import spaces
@@ -132,6 +133,19 @@ def check_episode_length(core: TransformerSpec, env: VecEnv) -> None:
             f"an episode has up to max_episode_steps={limit} steps, and so {limit + 1} observations, but "
             f"{core.position} has only {most} positions; use max_length={limit + 1} or a relative position"
         )
+
+
+def warn_of_untrained_memory(core: TransformerSpec, segment_length: int) -> None:
+    """Warn if no gradient reaches what a memory keeps, because a training segment is one of its segments."""
+    for technique in (core.memory, core.recurrence):
+        length = None if technique is None else technique.segment_length
+        if length is not None and length >= segment_length:
+            warnings.warn(
+                f"segment_length={segment_length} is not longer than a segment of {technique}, so hardly any "
+                f"gradient reaches what its memory keeps; use segment_length={2 * length} or more, or "
+                f"segment={max(2, segment_length // 3)} in {type(technique).__name__}",
+                stacklevel=3,
+            )
 
 
 def _check_core(core: TransformerSpec) -> None:

@@ -15,7 +15,12 @@ from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.gtrxl.config import PPOConfig, as_training_env, check_policy, warn_of_flattened_images
-from rlxf.agents.gtrxl.core import check_recomputable, check_unlimited_positions, resolve_core
+from rlxf.agents.gtrxl.core import (
+    check_recomputable,
+    check_unlimited_positions,
+    resolve_core,
+    warn_of_untrained_memory,
+)
 from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -149,6 +154,7 @@ class GTrXLPPO(TrainingLoop):
         if env is None and _init_setup_model:
             raise ValueError("env is None: pass a Gymnasium id, an environment, a VecEnv or a VectorEnv")
         self.core = resolve_core(core, memory_length)
+        warn_of_untrained_memory(self.core, segment_length)
         if persist_memory_across_episodes:
             check_unlimited_positions(self.core)
         if recompute_memory:

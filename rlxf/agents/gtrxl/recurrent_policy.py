@@ -20,6 +20,7 @@ from rlxf.agents.common.arguments import (
     check_state_type,
 )
 from rlxf.agents.common.cores import check_state_core
+from rlxf.agents.common.numerics import check_recurrent_state
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
 from rlxf.agents.gtrxl.heads import choice_logits
 from rlxf.attention import TransformerSpec
@@ -296,6 +297,7 @@ class RecurrentPolicy(BasePolicy):
         check_state_rows(state.position, batch, self.device, new_episodes)
         check_state_core(state.core, self.core, new_episodes)
         check_state_layout(state.layout, self._state_layout, new_episodes)
+        check_recurrent_state(self.transformer, state.cache.recurrent)
 
     @cached_property
     def _state_layout(self) -> dict[str, object]:

@@ -56,7 +56,8 @@ class RMT(Memory):
     Source: Bulatov et al. 2022, arXiv:2207.06881, section 3.2.
 
     Args:
-        segment: tokens S of a segment, at least 2.
+        segment: tokens S of a segment, at least 2. The default is 8 steps of a `DecisionTransformer`, and
+            less than half of a training segment of `GTrXLPPO`, so that gradients reach the memory tokens.
         tokens: number of memory tokens m, at least 1.
         mask: mask among read tokens and among write tokens: "causal" or "mutual".
 
@@ -70,7 +71,7 @@ class RMT(Memory):
     paper: ClassVar[str] = "Bulatov et al. 2022, arXiv:2207.06881"
     causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "(segment + 2 tokens) pairs per token"
-    segment: int = 64
+    segment: int = 24
     tokens: int = 8
     mask: TokenMask = "causal"
 

@@ -169,14 +169,14 @@ class RecurrentState:
         return {name: tuple(x.shape[1:]) for name, x in self.named_tensors().items()}
 
     def first_fault(self, most: float = math.inf) -> tuple[int | None, str, float, int] | None:
-        """Return pass, name, value and row of the first value that is not finite or above ``most``.
+        """Return pass, name, value and row of the first value that is not finite or larger than ``most``.
 
         The pass is None for the part of the memory. None if there is no such value.
         """
         for number, state in [*enumerate(self.passes), (None, self.memory)]:
             for name, x in state.items():
-                faulty = ~x.isfinite() | (x > most)
-                if faulty.any():
+                if not _all_within(x, most):
+                    faulty = ~(x.isfinite() & (x.abs() <= most))
                     return number, name, x[faulty][0].item(), int(faulty.nonzero()[0, 0])
         return None
 
@@ -243,6 +243,11 @@ class Recurrence(Technique, ABC):
                 f"episode; use another pattern, e.g. Full()"
             )
 
+    @property
+    def segment_length(self) -> int | None:
+        """Tokens of an episode after which the memory is written; None if each token writes it."""
+        return None
+
     def for_layer(self, number: int) -> "Recurrence":
         """Return the recurrence of a layer, counted from 0; by default this one."""
         return self
@@ -250,3 +255,14 @@ class Recurrence(Technique, ABC):
     @abstractmethod
     def build(self, width: int, heads: int) -> RecurrentMixer:
         """Build the mixer of one layer for tokens of ``width`` features, with random weights."""
+
+
+def _all_within(x: Tensor, most: float) -> bool:
+    """Return True if all values are finite and not larger than ``most``; one operation on the device.
+
+    Integers and booleans, e.g. masks of memory states, always are.
+    """
+    if not x.is_floating_point():
+        return True
+    peak = torch.linalg.vector_norm(x, math.inf).item() if x.numel() else 0.0
+    return peak <= most and peak < math.inf

@@ -40,7 +40,8 @@ class InfiniAttention(Recurrence):
     Source: Munkhdalai et al. 2024, arXiv:2404.07143, section 3.1.
 
     Args:
-        segment: tokens S of a segment, at least 2.
+        segment: tokens S of a segment, at least 2. The default is less than half of a training segment of
+            `GTrXLPPO`, so that gradients reach the memory.
         update: rule of the memory: "linear" or "delta".
 
     Raises:
@@ -50,12 +51,16 @@ class InfiniAttention(Recurrence):
 
     paper: ClassVar[str] = "Munkhdalai et al. 2024, arXiv:2404.07143"
     cost: ClassVar[str] = "L segment pairs"
-    segment: int = 64
+    segment: int = 24
     update: Update = "linear"
 
     def __post_init__(self) -> None:
         check_int("InfiniAttention segment", self.segment, least=2)
         check_choice("InfiniAttention update", self.update, get_args(Update))
+
+    @property
+    def segment_length(self) -> int:
+        return self.segment
 
     def build(self, width: int, heads: int) -> "InfiniMixer":
         return InfiniMixer(self, width, heads)

@@ -1,6 +1,7 @@
 """Recurrent cores in GTrXLPPO: states in `predict` and in files, faults, and diagnostics."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from rlxf.attention import (
     Compressive,
     Full,
     GatedDeltaNet,
+    InfiniAttention,
     Mamba2,
     Performer,
     StreamingXL,
@@ -140,15 +142,37 @@ def test_state_of_another_kind_is_refused():
         agent.predict(observations()[0], state=(np.zeros(3),))
 
 
-@pytest.mark.parametrize("name", ["GatedDeltaNet", "LSTM", "Mamba-2 below attention"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_state_that_is_not_finite_is_refused(name, value):
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", RECURRENT_CORES)
+def test_state_with_one_value_that_is_not_finite_is_refused(name, value):
     agent = box_agent(RECURRENT_CORES[name])
     _, state = agent.predict(observations()[0])
-    next(iter(state.cache.recurrent.passes[0].values()))[1] = value
-    message = rf"state '\w+' of layer 1, .*, contains {value} in row 1 of the batch before the step"
-    with pytest.raises(NumericalError, match=message):
-        agent.predict(observations()[1], state=state)
+    for key in {key: None for each in state.cache.recurrent.passes for key in each}:
+        faulty = state.copy()
+        passes = [each for each in faulty.cache.recurrent.passes if key in each]
+        passes[0][key][1].view(-1)[0] = value
+        message = rf"state '{key}' of layer \d, .*, contains {value} in row 1 of the batch before the step"
+        with pytest.raises(NumericalError, match=message):
+            agent.predict(observations()[1], state=faulty)
+    agent.predict(observations()[1], state=state)
+
+
+@pytest.mark.parametrize(
+    ("core", "segment"),
+    [
+        (dataclasses.replace(small_core(), pattern=Full(), memory=RMT(9, 3)), 9),
+        (recurrent_core(recurrence=InfiniAttention(9)), 9),
+    ],
+    ids=["memory tokens", "matrix memory"],
+)
+def test_segments_that_hide_the_memory_from_gradients_are_reported(core, segment):
+    with pytest.warns(
+        UserWarning, match=f"segment_length=8 is not longer than a segment of .*={2 * segment}"
+    ):
+        box_agent(core, n_steps=8, segment_length=8, batch_size=16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        box_agent(core, n_steps=10, segment_length=10, batch_size=20)
 
 
 MEMORIES = {
