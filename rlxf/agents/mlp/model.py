@@ -18,6 +18,7 @@ from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
 from rlxf.agents.offline.objectives import Objective, objective_from_json
 from rlxf.attention.modules import Dropout
 from rlxf.attention.registry import technique_to_json
+from rlxf.attention.technique import check_finite_number
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training import NumericalError
 from rlxf.training.compat import Rule, number, whole
@@ -82,6 +83,7 @@ class MLPConfig(OfflineConfig):
             raise ValueError(
                 f"hidden_sizes must be at most {MAX_LAYERS} numbers, got {len(self.hidden_sizes)}"
             )
+        check_finite_number("dropout", self.dropout)
         for size in self.hidden_sizes:
             check_sizes(hidden_sizes=size)
         if not 0 <= self.dropout < 1:
