@@ -18,7 +18,6 @@ from rlxf import BehaviorCloning, DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import (
     MaxReturn,
     QRegularized,
-    TargetReturn,
     decision_transformer,
 )
 from rlxf.data import Trajectories
@@ -26,24 +25,17 @@ from rlxf.envs import road_episodes
 
 TARGET = 1.0
 """Target return of the agents that need one: the return of the goal."""
-SHARE = 0.1
-"""Share of the episodes that filtered behavior cloning imitates."""
 Agent = BehaviorCloning | DecisionTransformer
-KINDS: Mapping[str, tuple[type[Agent], Mapping[str, Any]]] = {
-    "BehaviorCloning": (BehaviorCloning, {}),
-    "BehaviorCloning, best 10%": (BehaviorCloning, {"best": SHARE}),
-    "DecisionTransformer, target 1": (DecisionTransformer, {"conditioning": TargetReturn()}),
-    "DecisionTransformer, MaxReturn": (DecisionTransformer, {"conditioning": MaxReturn()}),
-    "QRegularized, target 1": (
-        DecisionTransformer,
-        {"conditioning": TargetReturn(), "objective": QRegularized()},
-    ),
-    "QRegularized, MaxReturn": (
-        DecisionTransformer,
-        {"conditioning": MaxReturn(), "objective": QRegularized()},
-    ),
+CLONING = {"BehaviorCloning": 1.0, "BehaviorCloning, best 10%": 0.1}
+"""Share of the episodes that each kind of behavior cloning imitates."""
+TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
+    "DecisionTransformer, target 1": {},
+    "DecisionTransformer, MaxReturn": {"conditioning": MaxReturn()},
+    "QRegularized, target 1": {"objective": QRegularized()},
+    "QRegularized, MaxReturn": {"conditioning": MaxReturn(), "objective": QRegularized()},
 }
-"""Class and arguments of each kind of agent."""
+"""Arguments of each kind of `DecisionTransformer`."""
+KINDS = (*CLONING, *TRANSFORMERS)
 
 
 @dataclass(frozen=True)
@@ -51,7 +43,7 @@ class Run:
     """Result of one agent.
 
     Args:
-        kind: name in `KINDS`.
+        kind: kind of the agent.
         seed: random seed.
         successes: number of episodes that reached the goal.
         episodes: number of episodes of the evaluation.
@@ -83,7 +75,7 @@ class Stitching:
     Completed agents are lines of the output file and are not repeated. Times are CPU times of one thread.
     """
 
-    kinds: tuple[str, ...] = tuple(KINDS)
+    kinds: tuple[str, ...] = KINDS
     """Kinds of agents."""
     seeds: int = 5
     """Agents of each kind."""
@@ -129,11 +121,12 @@ class Stitching:
 
     def agent(self, kind: str, seed: int) -> Agent:
         """Build an untrained agent."""
-        make, arguments = KINDS[kind]
-        if make is DecisionTransformer:
-            core = decision_transformer(width=64, layers=2, heads=2, dropout=0.0)
-            arguments = {**arguments, "context_length": self.context_length, "core": core}
-        return make(self.data(seed), learning_rate=self.learning_rate, seed=seed, device="cpu", **arguments)
+        common: dict[str, Any] = {"learning_rate": self.learning_rate, "seed": seed, "device": "cpu"}
+        if kind in CLONING:
+            return BehaviorCloning(self.data(seed), best=CLONING[kind], **common)
+        core = decision_transformer(width=64, layers=2, heads=2, dropout=0.0)
+        own: dict[str, Any] = {"context_length": self.context_length, "core": core, **TRANSFORMERS[kind]}
+        return DecisionTransformer(self.data(seed), **own, **common)
 
     def learn(self, kind: str, seed: int) -> Run:
         """Train and evaluate one agent."""
@@ -146,9 +139,11 @@ class Stitching:
 
 def count_successes(agent: Agent, episodes: int) -> int:
     """Count the episodes that reach the goal, with the target return 1 if the agent needs one."""
-    targets = [TARGET] if agent.return_conditioned else None
-    report = evaluate(agent, episodes=episodes, target_returns=targets, n_envs=episodes)
-    return int((report.first.returns == 1).sum())
+    if agent.return_conditioned:
+        report = evaluate(agent, episodes=episodes, target_returns=[TARGET], n_envs=episodes).first
+    else:
+        report = evaluate(agent, episodes=episodes, n_envs=episodes)
+    return int((report.returns == 1).sum())
 
 
 def table(runs: Sequence[Run]) -> Table:

@@ -31,7 +31,7 @@ from rlxf.attention.depth.calm import probability_margin
 from rlxf.attention.registry import technique_to_json
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.technique import check_choice
-from rlxf.data import WindowBatch, Windows
+from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training.compat import Rule
 
 ContextKind = Literal["window", "episode"]
@@ -160,6 +160,11 @@ class DecisionTransformerModel(TrajectoryModel):
         super().__init__(info, normalization, config, config.conditioning.token_order)
         self.loss = config.objective.build(config.core.width, self.tokens.actions, self.features.width)
         self.init_weights(self.loss)
+
+    def check_data(self, data: Trajectories, device: torch.device) -> None:
+        """Raise ValueError if the core or the objective is unsuitable for the data."""
+        self.loss.check_data(data)
+        super().check_data(data, device)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows.
