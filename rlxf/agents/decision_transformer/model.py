@@ -1,5 +1,6 @@
 """Decision Transformer model: configuration and presets, from steps to actions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
@@ -287,6 +288,14 @@ class DecisionTransformerModel(TrajectoryModel):
     def observe_action(self, state: Any, actions: Tensor) -> Any:
         """Return the state with the actions of the newest step, (E, ...); the next observation has them."""
         return state
+
+    def state_tensors(self, state: Any) -> dict[str, Tensor]:
+        """Return the tensors of a state of E environments by name, for checkpoints."""
+        return dict(vars(state))
+
+    def state_from_tensors(self, tensors: Mapping[str, Tensor]) -> Any:
+        """Restore a state from the result of `state_tensors`."""
+        return ContextWindow(**tensors)
 
     def continue_episode(
         self, observation: EncodedObservation, state: Any, start: Tensor, initial_actions: Tensor

@@ -16,7 +16,6 @@ from rlxf.agents.common.numerics import check_observations, check_step_results, 
 from rlxf.agents.decision_transformer.acting import ReturnConditionedPolicy
 from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer, Transitions
 from rlxf.agents.offline.checkpoint import read_matching_run
-from rlxf.agents.offline.trajectory_model import ContextWindow
 from rlxf.envs import resume
 from rlxf.envs.spaces import is_filler, nested_parts, observation_from_nested_parts
 from rlxf.envs.step_checks import with_checked_steps
@@ -51,7 +50,7 @@ class EpisodeCollector:
     def reset(self) -> None:
         """Discard the current episodes; the next `step` resets the environments."""
         self._last_obs: Any = None
-        self._state: ContextWindow | None = None
+        self._state: Any = None
         self._starts = np.ones(self.env.num_envs, np.bool_)
         self._steps: list[Transitions] = []
         self._first = np.zeros(self.env.num_envs, np.int64)
@@ -62,7 +61,8 @@ class EpisodeCollector:
         if self._last_obs is not None:
             own |= nested_parts(self.env.observation_space, self._last_obs, "seen")
         if self._state is not None:
-            own |= {f"state.{name}": part.cpu().numpy() for name, part in vars(self._state).items()}
+            tensors = self.policy.policy.state_tensors(self._state)
+            own |= {f"state.{name}": part.cpu().numpy() for name, part in tensors.items()}
         if self._steps:
             steps = Transitions(*map(np.stack, zip(*self._steps, strict=True)))
             own |= {f"steps.{name}": part for name, part in steps._asdict().items()}
@@ -76,7 +76,7 @@ class EpisodeCollector:
             self._last_obs = observation_from_nested_parts(self.env.observation_space, arrays, "seen")
         state, steps = _with_prefix("state.", arrays), _with_prefix("steps.", arrays)
         tensors = {name: torch.from_numpy(part).to(device) for name, part in state.items()}
-        self._state = ContextWindow(**tensors) if tensors else None
+        self._state = self.policy.policy.state_from_tensors(tensors) if tensors else None
         columns = zip(*Transitions(**steps), strict=True) if steps else ()
         self._steps = [Transitions(*step) for step in columns]
 
