@@ -21,7 +21,7 @@ from rlxf.agents.decision_transformer import (
     decision_transformer,
 )
 from rlxf.data import Trajectories
-from rlxf.envs import road_episodes
+from rlxf.envs.stitching_data import road_episodes
 
 TARGET = 1.0
 """Target return of the agents that need one: the return of the goal."""
