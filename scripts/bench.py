@@ -24,6 +24,7 @@ from benchmarks.retrieval import Retrieval
 from benchmarks.returns import Returns
 from benchmarks.reversible import ReversibleLayers
 from benchmarks.speed import Speed
+from benchmarks.stitching import Stitching
 
 BENCHMARKS: dict[str, Any] = {
     "speed": Speed,
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Any] = {
     "online": Online,
     "context": Context,
     "corridors": Corridors,
+    "stitching": Stitching,
     "reversible": ReversibleLayers,
     "retrieval": Retrieval,
     "pretraining": Pretraining,

@@ -1,5 +1,6 @@
 """Decision Transformer model: configuration and presets, from steps to actions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
@@ -31,7 +32,7 @@ from rlxf.attention.depth.calm import probability_margin
 from rlxf.attention.registry import technique_to_json
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.technique import check_choice
-from rlxf.data import WindowBatch, Windows
+from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training.compat import Rule
 
 ContextKind = Literal["window", "episode"]
@@ -161,6 +162,11 @@ class DecisionTransformerModel(TrajectoryModel):
         self.loss = config.objective.build(config.core.width, self.tokens.actions, self.features.width)
         self.init_weights(self.loss)
 
+    def check_data(self, data: Trajectories, device: torch.device) -> None:
+        """Raise ValueError if the core or the objective is unsuitable for the data."""
+        self.loss.check_data(data)
+        super().check_data(data, device)
+
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows.
 
@@ -282,6 +288,14 @@ class DecisionTransformerModel(TrajectoryModel):
     def observe_action(self, state: Any, actions: Tensor) -> Any:
         """Return the state with the actions of the newest step, (E, ...); the next observation has them."""
         return state
+
+    def state_tensors(self, state: Any) -> dict[str, Tensor]:
+        """Return the tensors of a state of E environments by name, for checkpoints."""
+        return dict(vars(state))
+
+    def state_from_tensors(self, tensors: Mapping[str, Tensor]) -> Any:
+        """Restore a state from the result of `state_tensors`."""
+        return ContextWindow(**tensors)
 
     def continue_episode(
         self, observation: EncodedObservation, state: Any, start: Tensor, initial_actions: Tensor
