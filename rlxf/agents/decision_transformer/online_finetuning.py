@@ -28,7 +28,6 @@ from rlxf.agents.offline.agent import ReturnConditionedAgent
 from rlxf.agents.offline.checkpoint import restore_training_state
 from rlxf.agents.offline.config import check_sizes
 from rlxf.agents.offline.heads import StochasticHead
-from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, watch_processes
@@ -126,7 +125,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
             total_timesteps, callback = self._setup_learn(
                 steps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
-            self._update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
+            self._update = self._new_update()
             assert self.env is not None
             rounds = OnlineRounds(EpisodeCollector(self, self.env), replay, options)
             callback.on_training_start(locals(), globals())

@@ -3,13 +3,15 @@
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from typing import Any, ClassVar, Self
 
 import torch
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import configure_logger, update_learning_rate
+from torch import nn
 
 from rlxf.agents.common import arguments
 from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, read_agent_archive
@@ -17,12 +19,20 @@ from rlxf.agents.common.numerics import check_parameters, numerical_error_contex
 from rlxf.agents.common.weights import sync_processes
 from rlxf.agents.offline import checkpoint
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig, check_no_policy, check_sizes
-from rlxf.agents.offline.model import OfflineModel
-from rlxf.agents.offline.optimizer_step import OfflineUpdate, ProgressBar, make_optimizer, warmup_factor
+from rlxf.agents.offline.model import OfflineModel, mean_validation_losses
+from rlxf.agents.offline.optimizer_step import (
+    UNCLIPPED,
+    OfflineUpdate,
+    ProgressBar,
+    make_optimizer,
+    warmup_factor,
+)
 from rlxf.agents.offline.trajectory_model import TrajectoryModel
+from rlxf.agents.offline.weight_averaging import WeightAverage
 from rlxf.attention import TransformerSpec
-from rlxf.data import Trajectories, Windows, as_trajectories, check_spaces_match
+from rlxf.data import Sampling, Trajectories, Windows, as_trajectories, check_spaces_match
 from rlxf.data.dataset_source import Dataset
+from rlxf.evaluation.environment import preserve_rng_state
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.distributed import process_group
@@ -57,6 +67,11 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
     weight_decay: float
     warmup_updates: int | None
     max_grad_norm: float
+    weight_averaging: float | None
+    validation_share: float | None
+    validation_seed: int
+    sampling: Sampling
+    _average: WeightAverage | None
 
     def __init__(
         self,
@@ -115,8 +130,21 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
         if data is not None:
             self.policy.fit(data)
             self.policy.check_data(data, self.device)
-        self.optimizer = make_optimizer(self.policy, self.lr_schedule(1), self.weight_decay)
-        self._update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
+            self._training_windows(self.windows(data))
+        trained, self._average = self.policy, None
+        if self.weight_averaging is not None:
+            trained = deepcopy(self.policy)
+            self._average = WeightAverage(trained, self.policy, self.weight_averaging, UNCLIPPED)
+        self.optimizer = make_optimizer(trained, self.lr_schedule(1), self.weight_decay)
+        self._update = OfflineUpdate(trained, self.optimizer, self.max_grad_norm, self._average)
+
+    def _new_update(self) -> OfflineUpdate:
+        """Return an update of the trained model without pending metrics."""
+        return OfflineUpdate(self._update.model, self.optimizer, self.max_grad_norm, self._average)
+
+    def _models(self) -> nn.ModuleList:
+        """Return the model that acts, and with `weight_averaging` also the one that is trained."""
+        return nn.ModuleList([self.policy] if self._average is None else [self.policy, self._update.model])
 
     @arguments.reject_unknown_arguments(arguments.SB3_LEARN_ARGUMENTS)
     def learn(
@@ -152,8 +180,8 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
                 state overflow; during training, if the loss, a gradient or a recurrent state is NaN or
                 infinite. The weights are those before the update.
         """
-        update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
-        windows = self.windows(self._data())
+        update = self._new_update()
+        windows = self._training_windows(self.windows(self._data()))
         options = (log_interval, tb_log_name or self.NAME, reset_num_timesteps, progress_bar, resume_from)
         self.resumable = True
         try:
@@ -182,7 +210,7 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
             steps, reset_num_timesteps = steps - self.num_timesteps, False
         counts = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates, "steps": steps}
         self.policy.check_processes(self.ranks.world_size)
-        sync_processes(self.ranks, self.policy, self.generator, self.set_logger, **counts)
+        sync_processes(self.ranks, self._models(), self.generator, self.set_logger, **counts)
         total_timesteps, callback = self._setup_learn(
             steps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
@@ -216,7 +244,7 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
             NumericalError: before the optimizer step, if the loss or a gradient is NaN or infinite.
         """
         update_learning_rate(self.optimizer, learning_rate)
-        self.policy.train()
+        self._update.begin()
         batch = self._batch(windows)
         where, rank_rng = f"update {self._n_updates + 1}", self.ranks.rank_rng(self.generator)
         with numerical_error_context(where, batch), rank_rng:
@@ -232,6 +260,43 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
         """Return the windows of trajectories that the model is trained on."""
         return self.policy.windows(trajectories)
 
+    def _training_windows(self, windows: Windows) -> Windows:
+        """Return windows without held-out episodes, drawn with the probabilities of ``sampling``.
+
+        Raises:
+            ValueError: if the episodes are too few to hold some out, or do not suit ``sampling``.
+        """
+        if self.validation_share is not None:
+            windows, _ = windows.split(self.validation_share, self.validation_seed)
+        return windows.with_sampling(self.sampling)
+
+    def validation_losses(self) -> dict[str, float]:
+        """Measure the "loss" of the policy on the held-out episodes, without an environment.
+
+        Each step of these episodes is predicted once, from the logged observations, actions and returns
+        before it (teacher forcing), without dropout. The loss is the mean error of the action head: squared
+        error, cross-entropy or negative log-likelihood. If the model predicts the return, the error of the
+        return is added, and both are returned, too. Equal weights have equal losses. Random states are
+        not changed.
+
+        Raises:
+            ValueError: if the agent has no ``validation_share``, or was loaded without a dataset.
+        """
+        if self.validation_share is None:
+            raise ValueError(
+                "there are no held-out episodes: build the agent with validation_share, e.g. 0.1, or load it "
+                "with validation_share=0.1 before training"
+            )
+        _, windows = self.windows(self._data()).split(self.validation_share, self.validation_seed)
+        batches = (batch.to(self.device) for batch in self._validation_batches(windows))
+        with preserve_rng_state():
+            torch.manual_seed(self.validation_seed)
+            return mean_validation_losses(self.policy.eval(), batches)
+
+    def _validation_batches(self, windows: Windows) -> Iterator[Any]:
+        """Yield batches that contain each step of these windows once."""
+        yield from windows.iterate_once(self.batch_size)
+
     def _data(self) -> Trajectories:
         if self.trajectories is None:
             raise ValueError("the agent was loaded without data: use load(path, dataset=...) to train it")
@@ -246,7 +311,8 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         """Check the parameters, and prepare training as SB3 does, without an environment to reset."""
-        check_parameters(self.policy)
+        for model in self._models():
+            check_parameters(model)
         self.start_time = time.time_ns()
         self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
         self._num_timesteps_at_start = self.num_timesteps
