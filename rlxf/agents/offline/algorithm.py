@@ -3,7 +3,7 @@
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, ClassVar, Self
 
@@ -14,12 +14,12 @@ from stable_baselines3.common.utils import configure_logger, update_learning_rat
 from torch import nn
 
 from rlxf.agents.common import arguments
-from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, read_agent_archive
+from rlxf.agents.common.checkpoint import read_agent_archive
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.weights import sync_processes
 from rlxf.agents.offline import checkpoint
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig, check_no_policy, check_sizes
-from rlxf.agents.offline.model import OfflineModel, mean_validation_losses
+from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.optimizer_step import (
     UNCLIPPED,
     OfflineUpdate,
@@ -28,11 +28,11 @@ from rlxf.agents.offline.optimizer_step import (
     warmup_factor,
 )
 from rlxf.agents.offline.trajectory_model import TrajectoryModel
+from rlxf.agents.offline.validation import ValidatedAlgorithm
 from rlxf.agents.offline.weight_averaging import WeightAverage
 from rlxf.attention import TransformerSpec
-from rlxf.data import Sampling, Trajectories, Windows, as_trajectories, check_spaces_match
+from rlxf.data import Trajectories, Windows, as_trajectories, check_spaces_match
 from rlxf.data.dataset_source import Dataset
-from rlxf.evaluation.environment import preserve_rng_state
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.distributed import process_group
@@ -40,7 +40,7 @@ from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboa
 from rlxf.training.states import check_buildable
 
 
-class OfflineAlgorithm(CheckpointedAlgorithm):
+class OfflineAlgorithm(ValidatedAlgorithm):
     """SB3 ``BaseAlgorithm`` that trains on windows of ``context_length`` steps.
 
     ``num_timesteps`` counts updates instead of environment steps.
@@ -60,17 +60,13 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
     progress_unit: ClassVar[str] = "update"
     """Unit of ``num_timesteps``, for titles."""
     policy_class: type[OfflineModel]  # type: ignore[assignment]
-    policy: OfflineModel  # type: ignore[assignment]
+    policy: OfflineModel
     optimizer: torch.optim.AdamW
     context_length: int
-    batch_size: int
     weight_decay: float
     warmup_updates: int | None
     max_grad_norm: float
     weight_averaging: float | None
-    validation_share: float | None
-    validation_seed: int
-    sampling: Sampling
     _average: WeightAverage | None
 
     def __init__(
@@ -99,7 +95,7 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
             seed=config.seed,
         )
         torch.set_flush_denormal(True)
-        self.trajectories: Trajectories | None = None
+        self.trajectories = None
         self.resumable = False  # distillation has state that a checkpoint does not hold
         if dataset is None and _init_setup_model:
             raise ValueError("dataset is None: give a Minari id, a MinariDataset, or a list of them")
@@ -255,52 +251,6 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
         """Sample the batch of an update."""
         starts = windows.draw(self.batch_size, self.generator)
         return windows.starting_at(self.ranks.local_rows(starts)).to(self.device)
-
-    def windows(self, trajectories: Trajectories) -> Windows:
-        """Return the windows of trajectories that the model is trained on."""
-        return self.policy.windows(trajectories)
-
-    def _training_windows(self, windows: Windows) -> Windows:
-        """Return windows without held-out episodes, drawn with the probabilities of ``sampling``.
-
-        Raises:
-            ValueError: if the episodes are too few to hold some out, or do not suit ``sampling``.
-        """
-        if self.validation_share is not None:
-            windows, _ = windows.split(self.validation_share, self.validation_seed)
-        return windows.with_sampling(self.sampling)
-
-    def validation_losses(self) -> dict[str, float]:
-        """Measure the "loss" of the policy on the held-out episodes, without an environment.
-
-        Each step of these episodes is predicted once, from the logged observations, actions and returns
-        before it (teacher forcing), without dropout. The loss is the mean error of the action head: squared
-        error, cross-entropy or negative log-likelihood. If the model predicts the return, the error of the
-        return is added, and both are returned, too. Equal weights have equal losses. Random states are
-        not changed.
-
-        Raises:
-            ValueError: if the agent has no ``validation_share``, or was loaded without a dataset.
-        """
-        if self.validation_share is None:
-            raise ValueError(
-                "there are no held-out episodes: build the agent with validation_share, e.g. 0.1, or load it "
-                "with validation_share=0.1 before training"
-            )
-        _, windows = self.windows(self._data()).split(self.validation_share, self.validation_seed)
-        batches = (batch.to(self.device) for batch in self._validation_batches(windows))
-        with preserve_rng_state():
-            torch.manual_seed(self.validation_seed)
-            return mean_validation_losses(self.policy.eval(), batches)
-
-    def _validation_batches(self, windows: Windows) -> Iterator[Any]:
-        """Yield batches that contain each step of these windows once."""
-        yield from windows.iterate_once(self.batch_size)
-
-    def _data(self) -> Trajectories:
-        if self.trajectories is None:
-            raise ValueError("the agent was loaded without data: use load(path, dataset=...) to train it")
-        return self.trajectories
 
     def _setup_learn(
         self,

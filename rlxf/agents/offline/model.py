@@ -1,8 +1,7 @@
 """Base class of the models of offline agents, and features of observations."""
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -56,24 +55,6 @@ class OfflineModel(nn.Module, ABC):
 
     def after_update(self) -> None:  # optional
         """Update state that depends on the weights, after each optimizer step."""
-
-
-@torch.no_grad()
-def mean_validation_losses(model: OfflineModel, batches: Iterable[Any]) -> dict[str, float]:
-    """Return the `OfflineModel.validation_losses` over all batches, in which each step counts the same.
-
-    Args:
-        model: model in evaluation mode.
-        batches: batches on the device of the model.
-    """
-    sums: dict[str, float] = defaultdict(float)
-    count = 0
-    for batch in batches:
-        steps = int(model.loss_count(batch))
-        count += steps
-        for name, loss in model.validation_losses(batch).items():
-            sums[name] += steps * loss.item()
-    return {name: value / max(count, 1) for name, value in sums.items()}
 
 
 MIN_IMAGE_SIZE = 36
