@@ -27,7 +27,6 @@ from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer
 from rlxf.agents.offline.agent import ReturnConditionedAgent
 from rlxf.agents.offline.checkpoint import restore_training_state
 from rlxf.agents.offline.config import check_sizes
-from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.attention.technique import check_not_negative
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.resume import ActionReplay
@@ -135,7 +134,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
             total_timesteps, callback = self._setup_learn(
                 steps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
-            self._update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
+            self._update = self._new_update()
             assert self.env is not None
             collector = EpisodeCollector(self, self.env, exploration_noise)
             rounds = OnlineRounds(collector, replay, options)

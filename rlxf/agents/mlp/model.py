@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlxf.agents.common.actions import action_encoder
 from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.checkpoint import window_memory
+from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.common.numerics import check_parameters
 from rlxf.agents.offline.config import Converter, DatasetInfo, OfflineConfig, check_sizes
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
@@ -178,6 +179,12 @@ class MLPModel(OfflineModel):
         y = self.outputs(self.history(batch), batch.return_to_go[:, -1])
         parts: dict[str, Tensor] = self.loss(y, batch.actions[:, -1], batch.mask[:, -1])
         return parts
+
+    def validation_losses(self, batch: WindowBatch) -> dict[str, Tensor]:
+        """Return the mean error of the action at the newest steps as "loss"."""
+        y = self.outputs(self.history(batch), batch.return_to_go[:, -1])
+        error = self.loss.head.error(y, batch.actions[:, -1])
+        return {"loss": masked_mean(error, batch.mask[:, -1])}
 
     def loss_count(self, batch: WindowBatch) -> Tensor:
         """Count the steps in the loss, one for each window."""
