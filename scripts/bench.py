@@ -24,6 +24,7 @@ from benchmarks.retrieval import Retrieval
 from benchmarks.returns import Returns
 from benchmarks.reversible import ReversibleLayers
 from benchmarks.speed import Speed
+from benchmarks.targets import Targets
 
 BENCHMARKS: dict[str, Any] = {
     "speed": Speed,
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Any] = {
     "cores": Cores,
     "offline": Offline,
     "returns": Returns,
+    "targets": Targets,
     "ranking": Ranking,
     "online": Online,
     "context": Context,

@@ -23,6 +23,7 @@ values = st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_size=1, max_s
 few = settings(max_examples=30, deadline=None)
 
 
+@few
 @given(values)
 def test_interquartile_mean_is_the_mean_of_the_middle(x):
     cut = len(x) // 4
@@ -30,6 +31,7 @@ def test_interquartile_mean_is_the_mean_of_the_middle(x):
     assert interquartile_mean(np.array(x)) == pytest.approx(sum(middle) / len(middle), abs=1e-6)
 
 
+@few
 @given(values, st.randoms())
 def test_interquartile_mean_ignores_the_order(x, shuffler):
     shuffled = x.copy()
@@ -37,6 +39,7 @@ def test_interquartile_mean_ignores_the_order(x, shuffler):
     assert interquartile_mean(np.array(shuffled)) == pytest.approx(interquartile_mean(np.array(x)), abs=1e-6)
 
 
+@few
 @given(st.lists(st.floats(-10, 10, allow_subnormal=False), min_size=4, max_size=40))
 def test_interquartile_mean_ignores_one_broken_episode(x):
     broken = np.array(x)
@@ -61,6 +64,7 @@ def test_interval_is_equivariant_to_shift_and_scale(x, shift, scale):
     assert moved == pytest.approx(expected)
 
 
+@few
 @given(st.floats(-1e9, 1e9, allow_subnormal=False), st.integers(1, 50))
 def test_interval_of_equal_values_has_width_zero(value, count):
     low, high = bootstrap_interval(np.full(count, value))
@@ -162,8 +166,7 @@ def test_differences_between_seeds_widen_the_interval_and_those_between_strata_d
     assert width([far_apart, far_apart + 100]) < width([same])
 
 
-@few
-@given(st.integers(-5, 5), st.integers(1, 9))
+@pytest.mark.parametrize(("shift", "scale"), [(-5, 1), (3, 4)])
 def test_stratified_interval_is_equivariant_to_shift_and_scale(shift, scale):
     before = stratified_interquartile_mean(tables())
     after = stratified_interquartile_mean([shift + scale * table for table in tables()])
@@ -171,8 +174,9 @@ def test_stratified_interval_is_equivariant_to_shift_and_scale(shift, scale):
     assert [after.value, after.low, after.high] == pytest.approx(expected)
 
 
-def test_stratified_interval_covers_the_true_value():
+def test_stratified_interval_covers_the_true_value(monkeypatch):
     """Scores of 8 seeds with deviation 1 and 20 episodes with deviation 1; the distribution is symmetric."""
+    monkeypatch.setattr(intervals, "RESAMPLES", 999)
     rng, covered = np.random.default_rng(0), 0
     for _ in range(60):
         found = stratified_interquartile_mean([rng.normal(size=(8, 1)) + rng.normal(size=(8, 20))])
