@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -98,7 +98,7 @@ class Returns:
             "batch_size": self.batch_size,
         }
         changes = {name: value for name, value in given.items() if value is not None}
-        setting = replace(preset.transformer, **changes)  # type: ignore[arg-type]
+        setting = replace(preset.transformer, **changes)
         return replace(preset, updates=self.updates or preset.updates, transformer=setting)
 
     def run(self) -> None:
@@ -157,7 +157,7 @@ def rows(runs: Sequence[Run], datasets: Sequence[str]) -> list[list[str]]:
 def data_row(strata: Sequence[NDArray[np.float64]]) -> list[str]:
     """Return the row of the scores of the episodes in the data; its interval is over episodes."""
     estimate = stratified_interquartile_mean([each[None] for each in strata])
-    return ["the data", "", f"{estimate:.1f}", f"{mean(map(np.mean, strata)):.1f}", "", "", ""]
+    return ["the data", "", f"{estimate:.1f}", f"{np.mean([each.mean() for each in strata]):.1f}", "", "", ""]
 
 
 def method_row(method: str, strata: Sequence[NDArray[np.float64]], runs: Sequence[Run]) -> list[str]:
@@ -173,7 +173,7 @@ def method_row(method: str, strata: Sequence[NDArray[np.float64]], runs: Sequenc
         METHODS[method].title,
         str(min(len(table) for table in strata)),
         f"{stratified_interquartile_mean(strata):.1f}",
-        f"{mean(map(np.mean, by_seed)):.1f}",
+        f"{np.mean([each.mean() for each in by_seed]):.1f}",
         f"{min(each.min() for each in by_seed):.1f}",
         f"{median(run.milliseconds for run in runs):.1f}",
         f"{max(run.megabytes for run in runs):.0f}",
