@@ -44,7 +44,7 @@ class Effort:
     episodes: int
 
 
-EFFORTS = {"default": Effort(20_000, 5, 50), "reduced": Effort(15_000, 3, 20)}
+EFFORTS = {"default": Effort(20_000, 5, 50), "reduced": Effort(10_000, 3, 20)}
 """Effort of each preset of `PRESETS`."""
 
 
@@ -92,7 +92,7 @@ class Ranking:
     """Methods of the agents: bc, bc-best, rvs, dt, as in the benchmark "returns"."""
     preset: str = "default"
     """Sizes of the agents as in the benchmark "returns", and effort of the estimates. default: 20,000 updates
-    of 5 Q functions, 50 episodes. reduced: 15,000 updates of 3 Q functions, 20 episodes."""
+    of 5 Q functions, 50 episodes. reduced: 10,000 updates of 3 Q functions, 20 episodes."""
     updates: int | None = None
     """Updates of the agents with the full amount of training; None for those of the preset."""
     fitted_updates: int | None = None
