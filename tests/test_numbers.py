@@ -1,6 +1,6 @@
 """Tests that tables of docs/benchmarks.md agree with the runs in docs/numbers."""
 
-from benchmarks import corridors
+from benchmarks import cores, corridors, mixers
 from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
 
@@ -21,6 +21,14 @@ def test_table_of_corridors():
         chosen = [run for run in runs if run.longest == longest]
         lengths = sorted({int(length) for run in chosen for length in run.success})
         assert_on_page(corridors.rows(chosen, lengths))
+
+
+def test_table_of_cores():
+    assert_on_page(cores.rows([cores.Run(**run) for run in read_runs(NUMBERS / "cores.jsonl").values()]))
+
+
+def test_table_of_mixers():
+    assert_on_page(mixers.rows([mixers.read(run) for run in read_runs(NUMBERS / "mixers.jsonl").values()]))
 
 
 def assert_on_page(cells):

@@ -124,6 +124,7 @@ class SegmentedTransformer(Transformer):
         self, x: Tensor, index: TokenIndex, state: State | None, finish: Callable[[Tensor], Tensor]
     ) -> SegmentedRun:
         """Process the segments in order; ``finish`` maps residual streams to outputs, memory tokens first."""
+        self._check_tokens(x, index)
         if state is None:
             state = self.initial_state(len(x))
         self._check_state(state, len(x))

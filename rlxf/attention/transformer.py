@@ -165,6 +165,7 @@ class Transformer(TransformerLayers):
         hidden: MutableSequence[Tensor],
     ) -> tuple[Tensor, SegmentStack]:
         """Return the residual stream of a segment and its passes; ``hidden`` receives the passes' inputs."""
+        self._check_tokens(x, index)
         if state is not None:
             self._check_state(state, len(index.episode))
         projected = self._project(context)
@@ -185,6 +186,14 @@ class Transformer(TransformerLayers):
         if torch.is_grad_enabled():
             self._prepare_penalty(view if view.has_penalty else None, passes)
         return self.spec.residual.init_stream(x), passes
+
+    def _check_tokens(self, x: Tensor, index: TokenIndex) -> None:
+        """Raise ValueError unless x is (B, T, C) for the width and index, with at least one token."""
+        if x.dim() != 3 or x.shape[2] != self.spec.width or x.shape[:2] != index.shape or not x.numel():
+            raise ValueError(
+                f"tokens must have shape (B, T, {self.spec.width}) with at least one token, and the index "
+                f"must have shape (B, T); got {tuple(x.shape)} and {tuple(index.shape)}"
+            )
 
     def _check_state(self, state: State, batch: int) -> None:
         """Raise ValueError unless a state is one of this core, for ``batch`` rows."""

@@ -31,9 +31,11 @@ from rlxf.off_policy_evaluation.fitted_q import (
     check_data,
     discounted_returns_to_go,
     fit_q,
+    folds_of_episodes,
     resample_counts,
 )
 from rlxf.off_policy_evaluation.policy_replay import Replay, check_replayable, is_conditioned, replay
+from rlxf.utils.errors import NumericalError
 from rlxf.utils.tables import Table, Tabular
 
 Method = Literal["fqe", "dr", "wdr"]
@@ -134,15 +136,17 @@ def estimate_return(
     - "fqe": fitted Q evaluation, ``mean of V(s_0)`` (`fit_q`). It works for all agents and actions. Its error
       is the extrapolation error of Q, where the agent acts unlike the data.
     - "dr": per-decision doubly robust (`doubly_robust_scores`). It corrects Q by importance ratios of
-      discrete actions. It is unbiased if the behavior policy is known. Its variance grows with the length of
+      discrete actions. It is unbiased if the behavior policy is known, because the Q function that is applied
+      to an episode is trained on other episodes (cross-fitting). Its variance grows with the length of
       episodes.
     - "wdr": weighted doubly robust (`weighted_doubly_robust`), with less variance and some bias.
 
     The agent acts on the logged history, see `replay`, so its actions depend on logged instead of its own
-    earlier actions. The 95% interval is ``value +- t s``: s^2 is the variance between the M members of the
-    ensemble, each trained on a resample of the episodes, plus the variance over 200 resamples of the episodes
-    for a given member; t is the quantile of Student's distribution with M - 1 degrees of freedom. The
-    interval does not contain the bias of Q.
+    earlier actions. The 95% interval is ``value +- t s``. For "fqe", s^2 is the variance between the M
+    members of the ensemble, each trained on a resample of the episodes, plus the variance over 200 resamples
+    of the episodes for a given member; t is the quantile of Student's distribution with M - 1 degrees of
+    freedom. For "dr" and "wdr", s^2 is the variance over 200 resamples of the E episodes, and t has E - 1
+    degrees of freedom. The interval does not contain the bias of Q.
 
     Source: Le et al. 2019, arXiv:1903.08738; Voloshin et al. 2019, arXiv:1911.06854 (comparison of methods).
 
@@ -151,13 +155,14 @@ def estimate_return(
             give probabilities of Discrete actions.
         dataset: Minari id, dataset, sequence of these, or `Trajectories`, with the spaces of the agent. It
             need not be the training data; from those, estimates are rather too high.
-        method: "fqe", "dr" or "wdr". The last two need discrete actions with known probabilities; otherwise
-            "fqe" is used, with a warning.
+        method: "fqe", "dr" or "wdr". The last two need discrete actions with known probabilities, and at
+            least two episodes; otherwise "fqe" is used, with a warning.
         target_return: target of a return-conditioned agent; None for the largest return in its data, or in
             ``dataset`` if unknown.
         discount: gamma, above 0 and at most 1.
         updates: gradient steps of fitted Q evaluation; at least ``150 / (1 - discount)`` are advisable.
-        members: number of Q functions M, at least 2.
+        members: number of Q functions M, at least 2; with "dr" and "wdr" each is trained without a fold, 1/M
+            of the episodes.
         deterministic: evaluate the most likely actions; False for the stochastic policy.
         behavior_probabilities: probability of each logged action under the policy that took it, (N,), for
             "dr" and "wdr". None to estimate it by behavior cloning of the data.
@@ -170,7 +175,7 @@ def estimate_return(
             the rewards are all 0, or the discount is 1 and not all episodes are terminated.
         DatasetError: if the dataset is invalid or does not fit the agent.
         TypeError: if the agent has no ``predict``, or observations are large images.
-        NumericalError: if the Q functions diverge.
+        NumericalError: if the Q functions diverge, or importance ratios overflow.
 
     Warns:
         UserWarning: for each entry of ``warnings`` of the result, and if the target lies outside of the
@@ -188,11 +193,18 @@ def estimate_return(
     notes = _data_notes(data, config)
     acted = replay(agent, data, target, deterministic, seed, progress_bar)
     chosen = _defined_method(method, acted, data, notes)
-    values = fit_q(data, acted.actions, config, acted.return_to_go, seed, get_device(device), progress_bar)
+    seeds = np.random.SeedSequence(seed).spawn(2)
+    folds = None if chosen == "fqe" else folds_of_episodes(data.episodes, members, seeds[0])
+    held_out = None if folds is None else folds == np.arange(members)[:, None]
+    values = fit_q(
+        data, acted.actions, config, acted.return_to_go, seed, get_device(device), progress_bar, held_out
+    )
     ratios = None if chosen == "fqe" else _ratios(acted, data, given, notes, seed, get_device(device))
     log = LoggedEpisodes.of(data, discount, ratios)
     size = None if ratios is None else _effective_size(log, notes)
-    value, margin = _interval(log, values, chosen, seed)
+    if folds is not None:
+        values = values.of_members(folds[log.episode])
+    value, margin = _interval(log, values, chosen, seeds[1])
     for note in notes:
         warnings.warn(note, stacklevel=2)
     logged = float(discounted_returns_to_go(data, discount)[data.offsets[:-1]].mean())
@@ -233,10 +245,12 @@ def _data_notes(data: Trajectories, config: FittedQConfig) -> list[str]:
 
 def _defined_method(method: Method, acted: Replay, data: Trajectories, notes: list[str]) -> Method:
     """Return the method, or "fqe" with an entry in the notes if it needs ratios that are not defined."""
-    if method == "fqe" or acted.probability is not None:
+    if method == "fqe" or (acted.probability is not None and data.episodes > 1):
         return method
     reason = "the probabilities of the agent's actions are unknown"
-    if isinstance(data.action_space, spaces.Box):
+    if data.episodes == 1:
+        reason = "Q is fitted on other episodes than those it is applied to, and there is only one"
+    elif isinstance(data.action_space, spaces.Box):
         reason = "importance ratios are computed for discrete actions only, and these actions are continuous"
     notes.append(f"method={method!r} is replaced by 'fqe', the direct method: {reason}")
     return "fqe"
@@ -262,7 +276,7 @@ def _ratios(
 
 def _effective_size(log: LoggedEpisodes, notes: list[str]) -> float:
     """Return the effective sample size; notes get an entry if it is low."""
-    size = effective_sample_size(log.final_ratios)
+    size = effective_sample_size(log.corrected_ratios)
     if size < FEW_SAMPLES:
         notes.append(
             f"the effective sample size is {size:.1f} episodes: the agent rarely takes the logged actions, "
@@ -271,10 +285,21 @@ def _effective_size(log: LoggedEpisodes, notes: list[str]) -> float:
     return size
 
 
-def _interval(log: LoggedEpisodes, values: StepValues, method: Method, seed: int) -> tuple[float, float]:
+def _interval(
+    log: LoggedEpisodes, values: StepValues, method: Method, seed: np.random.SeedSequence
+) -> tuple[float, float]:
     """Return the estimate and half the width of its 95% interval, see `estimate_return`."""
-    counts = resample_counts(log.episodes, RESAMPLES, torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(int(seed.generate_state(1)[0]))
+    counts = resample_counts(log.episodes, RESAMPLES, generator)
     value, resampled = resampled_values(log, values, method, counts)
-    variance = resampled.mean(axis=1).var(ddof=1) + resampled.var(axis=1).mean()
-    quantile = scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, len(resampled) - 1)
-    return value, float(quantile * math.sqrt(variance))
+    members = len(resampled)
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow raises the error below
+        between = resampled.mean(axis=1).var(ddof=1) if members > 1 else 0.0
+        variance = float(between + resampled.var(axis=1).mean())
+    if not math.isfinite(variance):
+        raise NumericalError(
+            f"method={method!r} overflows: importance ratios reach {log.ratios.max():.3g}. The agent takes "
+            f"the logged actions with a much higher probability than the behavior policy; use method='fqe'"
+        )
+    freedom = members - 1 if members > 1 else log.episodes - 1
+    return value, float(scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, freedom)) * math.sqrt(variance)

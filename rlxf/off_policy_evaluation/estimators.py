@@ -72,6 +72,12 @@ class LoggedEpisodes:
         """Cumulative importance ratio of each whole episode, (E,)."""
         return self.ratios[self.offsets[1:] - 1]
 
+    @property
+    def corrected_ratios(self) -> Floats:
+        """Cumulative importance ratio at the last usable step of each episode that has one, (E,) at most."""
+        last = self.offsets[1:] - 1 - ~self.terminated
+        return self.ratios[last[last >= self.offsets[:-1]]]
+
     def _within_episode(self, values: NDArray) -> NDArray:
         """Return the cumulative sums of values (N,) from the start of each episode."""
         sums = np.cumsum(values)
@@ -99,9 +105,9 @@ def doubly_robust_scores(log: LoggedEpisodes, q: Floats, v: Floats) -> Floats:
 
     ``V(s_0) + sum_t gamma^t rho_(0:t) (r_t + gamma V(s_(t+1)) - Q(s_t, a_t))``
 
-    This is the recursion of the paper, unrolled. Its mean over episodes is unbiased if the probabilities of
-    the behavior policy or Q and V are exact. The unknown rest of a truncated episode counts as V of its last
-    observation.
+    This is the recursion of the paper, unrolled. Its mean over episodes is unbiased if Q and V do not depend
+    on these episodes, and the probabilities of the behavior policy or Q and V are exact. The unknown rest of
+    a truncated episode counts as V of its last observation.
 
     Source: Jiang and Li 2016, arXiv:1511.03722, equation 10.
     """

@@ -1,6 +1,5 @@
 """Fitted Q evaluation: an ensemble of Q functions of a policy, trained on logged steps."""
 
-import math
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from rich.progress import track
 from torch import Tensor
 
 from rlxf.agents.common.numerics import clip_grad_norm_checked, numerical_error_context
+from rlxf.attention.technique import check_finite_number, check_int
 from rlxf.data import Trajectories
 from rlxf.off_policy_evaluation.networks import (
     ContinuousQ,
@@ -46,6 +46,7 @@ class FittedQConfig:
         target_rate: Polyak coefficient tau of the target networks, above 0 and at most 1.
 
     Raises:
+        TypeError: if a value has the wrong type.
         ValueError: if a value is out of range.
     """
 
@@ -59,13 +60,14 @@ class FittedQConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("updates", 1), ("members", 2), ("batch_size", 1), ("width", 2)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            check_int(name, getattr(self, name), least=least)
+        for name in ("discount", "target_rate", "learning_rate"):
+            check_finite_number(name, getattr(self, name))
         for name in ("discount", "target_rate"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1, got {getattr(self, name)}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be finite and above 0, got {self.learning_rate}")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,11 @@ class StepValues:
     q: NDArray[np.float64]
     v: NDArray[np.float64]
 
+    def of_members(self, member: NDArray[np.int64]) -> "StepValues":
+        """Return the values of one member for each step, as those of a single one; ``member`` is (N,)."""
+        steps = np.arange(len(member))
+        return StepValues(self.q[None, member, steps], self.v[None, member, steps])
+
 
 def fit_q(
     data: Trajectories,
@@ -89,6 +96,7 @@ def fit_q(
     seed: int = 0,
     device: torch.device | str = "cpu",
     progress_bar: bool = False,
+    held_out: NDArray[np.bool_] | None = None,
 ) -> StepValues:
     r"""Fit Q functions of a policy to logged steps, and return their values at all steps.
 
@@ -96,8 +104,8 @@ def fit_q(
     the episodes, where Q' is a Polyak average of Q and pi(s') the policy's action after the logged history.
     The last step of a terminated episode has the target r. The last step of a truncated episode is left out,
     because `Trajectories` do not contain the observation after it. Values are represented as ``c + sigma
-    f(s, a)``, where c and sigma are mean and standard deviation of the discounted returns-to-go in the data,
-    so results scale with the rewards. The averaged networks Q' give the result.
+    f(s, a)``, where c and sigma are mean and standard deviation of the discounted returns-to-go in the data
+    (without held-out episodes), so results scale with the rewards. The averaged networks Q' give the result.
 
     Source: Le et al. 2019, arXiv:1903.08738, algorithm 3; resampled episodes: Hao et al. 2021,
     arXiv:2102.03607.
@@ -110,6 +118,7 @@ def fit_q(
         seed: seed of weights, resamples and batches; equal seeds give equal results on one device.
         device: device of the networks.
         progress_bar: show a progress bar.
+        held_out: episodes that a member is not trained on, (M, E); None for none, see `folds_of_episodes`.
 
     Raises:
         ValueError: if no step can be used, all rewards are 0, or the discount is 1 and an episode is not
@@ -119,7 +128,9 @@ def fit_q(
     """
     check_data(data, config.discount)
     generator = torch.Generator().manual_seed(seed)
-    batches = TransitionBatches(data, policy_actions, StepFeatures(data, return_to_go), config, generator)
+    batches = TransitionBatches(
+        data, policy_actions, StepFeatures(data, return_to_go), config, generator, held_out
+    )
     kind = q_class(data.action_space)
     sizes = batches.features.width, policy_actions.shape[1]
     online = kind(config.members, *sizes, config.width, generator).to(device)
@@ -210,6 +221,8 @@ class TransitionBatches:
         features: network inputs of the steps.
         config: settings.
         generator: source of resamples and batches.
+        held_out: episodes that a member is not trained on, (M, E); None for none. A member without another
+            usable step is trained on all of them.
     """
 
     def __init__(
@@ -219,25 +232,29 @@ class TransitionBatches:
         features: StepFeatures,
         config: FittedQConfig,
         generator: torch.Generator,
+        held_out: NDArray[np.bool_] | None = None,
     ):
         self.features = features
         self._config, self._generator = config, generator
         self._logged, self._policy = encoded_actions(data), policy_actions
         self._horizon = _horizon(data, config.discount)
         self._rewards = data.rewards.astype(np.float64)
+        counts = resample_counts(data.episodes, config.members, generator)
+        allowed = np.ones_like(counts) if held_out is None else (~held_out).astype(counts.dtype)
         returns = discounted_returns_to_go(data, config.discount)
-        self.center = float(returns.mean())
-        self.scale = float(returns.std()) or abs(self.center) or 1.0
+        scales = [_center_and_scale(returns[np.repeat(row > 0, data.lengths)]) for row in allowed]
+        self.center, self.scale = np.array(scales).T[..., None]
         self._terminal = np.zeros(data.steps, np.bool_)
         self._terminal[data.offsets[1:][data.terminated] - 1] = True
-        counts = resample_counts(data.episodes, config.members, generator)
+        for chosen in (allowed, np.ones_like(counts)):  # if a resample contains no usable step
+            counts = np.where(_usable_in(counts * allowed, data), counts * allowed, chosen)
         weights = np.repeat(counts, data.lengths, axis=1) * usable_steps(data)
-        weights[weights.sum(axis=1) == 0] = usable_steps(data)  # a resample of episodes without usable steps
         self._cumulative = torch.from_numpy(np.cumsum(weights, axis=1))
 
     def largest_return(self) -> float:
         """Return a bound on the absolute normalized value of every policy."""
-        return (float(np.abs(self._rewards).max()) * self._horizon + abs(self.center)) / self.scale
+        largest = float(np.abs(self._rewards).max()) * self._horizon
+        return float(((largest + np.abs(self.center)) / self.scale).max())
 
     def sample(self) -> TransitionBatch:
         """Draw a batch for each member."""
@@ -276,6 +293,28 @@ class TransitionBatches:
         return StepValues(q, v)
 
 
+def _center_and_scale(returns: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the mean and standard deviation of returns; another scale above 0 if they are equal."""
+    center = float(returns.mean()) if len(returns) else 0.0
+    return center, (float(returns.std()) if len(returns) else 0.0) or abs(center) or 1.0
+
+
+def _usable_in(counts: NDArray[np.int64], data: Trajectories) -> NDArray[np.bool_]:
+    """Return which resamples, (M, E), contain a usable step: (M, 1)."""
+    usable = np.add.reduceat(usable_steps(data).astype(np.int64), data.offsets[:-1])
+    contains: NDArray[np.bool_] = (counts @ usable)[:, None] > 0
+    return contains
+
+
+def folds_of_episodes(episodes: int, folds: int, seed: int | np.random.SeedSequence) -> NDArray[np.int64]:
+    """Assign each of E episodes to one of the folds of nearly equal size, at random: (E,).
+
+    In cross-fitting, the Q function that is applied to an episode is trained without the episodes of its fold
+    (Chernozhukov et al. 2018, "Double/debiased machine learning", section 3).
+    """
+    return np.random.default_rng(seed).permutation(episodes) % folds
+
+
 def resample_counts(episodes: int, members: int, generator: torch.Generator) -> NDArray[np.int64]:
     """Return how often each of E episodes occurs in each of M resamples with replacement, int64 (M, E)."""
     drawn = torch.randint(episodes, (members, episodes), generator=generator)
@@ -308,9 +347,10 @@ def _check_divergence(largest: float, limit: float, batches: TransitionBatches) 
     """Raise NumericalError if normalized values exceed what any policy can reach."""
     if largest <= limit:
         return
-    bound = limit / DIVERGENCE_FACTOR * batches.scale
+    scale = float(batches.scale.max())
+    bound = limit / DIVERGENCE_FACTOR * scale
     raise NumericalError(
-        f"the Q values diverge: they reach {largest * batches.scale:.3g}, but no policy has a return above "
+        f"the Q values diverge: they reach {largest * scale:.3g}, but no policy has a return above "
         f"{bound:.3g}. The policy takes actions that are far from the data: lower the discount, add episodes "
         f"with similar actions, or lower the target_rate and the learning_rate"
     )

@@ -1,7 +1,7 @@
 """Cost of recurrent mixers: acting late in an episode, size of the state, and learning from long segments."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -131,9 +131,14 @@ def table(costs: Sequence[Cost]) -> Table:
     """Return a table with a row for each core."""
     acting, lengths = (f"acting at {step:,}, ms" for step in STEPS), (f"{n:,} tokens, s" for n in LENGTHS)
     result = Table("core", "weights", "state, bytes", *acting, *lengths, "exponent")
+    for row in rows(costs):
+        result.add_row(*row)
+    return result
+
+
+def rows(costs: Sequence[Cost]) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of each core."""
     for cost in costs:
         acts = (f"{cost.acting[step]:.2f}" for step in STEPS)
         learns = (f"{cost.learning[length]:.3f}" for length in LENGTHS)
-        sizes = f"{cost.weights:,}", f"{cost.state:,}"
-        result.add_row(cost.name, *sizes, *acts, *learns, f"{cost.exponent:.2f}")
-    return result
+        yield cost.name, f"{cost.weights:,}", f"{cost.state:,}", *acts, *learns, f"{cost.exponent:.2f}"

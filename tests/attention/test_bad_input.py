@@ -32,6 +32,8 @@ from rlxf.attention import (
     GatedDeltaNet,
     GRUGate,
     HighwayGate,
+    LayerKernels,
+    LayerPatterns,
     LearnedAbsolute,
     LearnedPerLayer,
     Longformer,
@@ -463,3 +465,37 @@ def test_attention_layers_in_a_list_equal_those_in_a_tuple():
     assert spec.attention_layers == (0, 2)
     assert spec == TransformerSpec.from_json(spec.to_json())
     assert hash(spec) == hash(replace(spec, attention_layers=(0, 2)))
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        TransformerSpec(width=8),
+        TransformerSpec(width=8, recurrence=GRU()),
+        TransformerSpec(width=8, memory=RMT(4, 2)),
+    ],
+    ids=["attention", "recurrence", "memory tokens"],
+)
+@pytest.mark.parametrize("shape", [(2, 0, 8), (0, 3, 8), (2, 4, 8), (3, 3, 8), (2, 3, 4), (2, 8)], ids=str)
+def test_tokens_of_other_shapes_are_refused(core, shape):
+    index = TokenIndex.range(*shape[:2]) if 0 in shape else SEGMENT
+    message = rf"shape \(B, T, 8\) .* got {re.escape(str(shape))} and \(\d, \d\)"
+    transformer = core.build()
+    for use in (transformer.forward, transformer.outputs, transformer.exits):
+        with pytest.raises(ValueError, match=message):
+            use(torch.zeros(shape), index)
+
+
+@pytest.mark.parametrize(
+    ("axis", "choice"),
+    [
+        ("kernel", LayerKernels(Softmax(), Performer(), (0,))),
+        ("pattern", LayerPatterns(Full(), Window(3), (0, 2))),
+    ],
+    ids=["kernel", "pattern"],
+)
+def test_choices_for_recurrent_layers_only_are_refused(axis, choice):
+    message = rf"one of the choices of {re.escape(str(choice))} has no effect with attention_layers=\(1,\)"
+    with pytest.raises(ValueError, match=message):
+        TransformerSpec(layers=3, recurrence=GRU(), attention_layers=(1,), **{axis: choice})
+    TransformerSpec(layers=3, recurrence=GRU(), attention_layers=(0, 1), **{axis: choice})

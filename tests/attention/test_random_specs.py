@@ -14,12 +14,17 @@ from rlxf.attention.registry import TECHNIQUES
 from rlxf.attention.technique import Technique
 from rlxf.attention.token_index import EMPTY
 from tests.attention.passes import act, assert_close_for_dtype
-from tests.attention.specs import DEFAULT, LINFORMER, RECIPES, SHORT, new_model
+from tests.attention.specs import ALONE, DEFAULT, LINFORMER, RECIPES, SHORT, new_model
 from tests.attention.worlds import END, GAP, ON, RESET, Segment, index_of, numbers, random_segment
 
 CHUNKS, SPECS_PER_CHUNK = 25, 20
 LEAST_ACCEPTED = 0.4
 """Least share of accepted specs: a refusal of all combinations would pass the other checks."""
+
+TRIES = 100
+"""Draws of random changes of a spec, until one is accepted."""
+LEAST_CHECKED = 500
+"""Least number of accepted specs with more than one random choice."""
 
 RUN = index_of([[ON, ON, END, ON, GAP, ON, ON, ON, ON, ON], [RESET, ON, ON, ON, ON, END, ON, ON, ON, RESET]])
 """Rows of two episodes, with empty slots inside and around them."""
@@ -73,6 +78,22 @@ def draw(seed: int) -> dict[str, Any]:
     return chosen
 
 
+def extended(name: str) -> dict[str, Any]:
+    """Return the fields of a spec of the contract tests, with other fields changed at random."""
+    base, rng = (ALONE | RECIPES)[name], random.Random(name)
+    own = {
+        field.name: getattr(base, field.name)
+        for field in fields(TransformerSpec)
+        if getattr(base, field.name) != getattr(DEFAULT, field.name)
+    }
+    others = [name for name in CHOICES if name not in own]
+    for _ in range(TRIES):
+        chosen = {name: rng.choice(CHOICES[name]) for name in rng.sample(others, rng.randint(1, 3))} | own
+        if refusal(chosen) is None:
+            return chosen
+    raise AssertionError(f"no random change of {name} was accepted")
+
+
 def refusal(chosen: dict[str, Any]) -> str | None:
     """Return the error message for the fields of a spec; None if they are compatible."""
     try:
@@ -110,13 +131,21 @@ def test_random_specs_work_or_are_refused(chunk):
     assert accepted >= LEAST_ACCEPTED * SPECS_PER_CHUNK / 2, "accepted specs of a chunk"
 
 
+@pytest.mark.parametrize("name", [*ALONE, *RECIPES])
+def test_each_technique_works_with_random_changes_of_other_choices(name):
+    assert check(extended(name))
+
+
 def test_many_random_specs_are_accepted():
+    """Draws from all axes are often accepted, and each technique is checked in a random combination."""
     draws = [draw(seed) for seed in range(CHUNKS * SPECS_PER_CHUNK)]
     accepted = [chosen for chosen in draws if refusal(chosen) is None]
     assert len(accepted) >= LEAST_ACCEPTED * len(draws)
+    accepted += [extended(name) for name in [*ALONE, *RECIPES]]
+    assert len(accepted) >= LEAST_CHECKED
     for axis in TECHNIQUES:
-        used = {type(chosen[axis]) for chosen in accepted if chosen.get(axis) is not None}
-        assert len(used) >= len(TECHNIQUES[axis]) / 2, axis
+        used = {type(part) for chosen in accepted for part in parts(chosen.get(axis, getattr(DEFAULT, axis)))}
+        assert set(TECHNIQUES[axis].values()) <= used, axis
 
 
 def check(chosen: dict[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.data import DatasetError, load_trajectories
 from rlxf.off_policy_evaluation import FittedQConfig, estimate, fitted_q
 from rlxf.off_policy_evaluation.behavior import estimate_behavior
+from rlxf.utils.errors import NumericalError
 from tests.datasets import ID, record_random
 from tests.off_policy_evaluation.worlds import TabularAgent, TabularMDP, episodes_of, scaled, states_of
 
@@ -97,6 +98,52 @@ def test_few_effective_episodes_are_stated():
         estimate_return(
             unlikely, data, "dr", discount=0.8, updates=5, members=2, behavior_probabilities=known
         )
+
+
+@pytest.mark.parametrize("method", ["dr", "wdr"])
+def test_corrections_use_values_of_other_episodes(method, monkeypatch):
+    """The values that are applied to an episode come from a Q function that was trained without it."""
+    seen = {}
+    original = estimate.resampled_values
+
+    def record(log, values, *rest):
+        seen["values"] = values
+        return original(log, values, *rest)
+
+    monkeypatch.setattr(estimate, "resampled_values", record)
+    data, first = MDP.record(BEHAVIOR, 9, 0), slice(0, 3)
+    known = {"updates": 5, "behavior_probabilities": np.full(data.steps, 0.5)}
+    estimated(data, method, **known)
+    base = seen["values"].v[0, first]
+    steps = np.arange(data.steps) < data.offsets[1]
+    other = replace(data, rewards=np.where(steps, data.rewards + 7, data.rewards))
+    estimated(other, method, **known)
+    length = min(3, int(data.lengths[0]))
+    np.testing.assert_array_equal(seen["values"].v[0, :length], base[:length])
+
+
+def test_one_episode_is_estimated_without_correction():
+    data = MDP.record(BEHAVIOR, 1, 3)
+    result = estimated(data, "dr", updates=5, members=2)
+    assert result.method == "fqe"
+    assert any("on other episodes" in note for note in result.warnings)
+
+
+def test_ratios_of_steps_without_correction_do_not_count():
+    """The last step of a truncated episode is not corrected, so its ratio does not affect the sample size."""
+    data = episodes_of(np.ones((8, 1)), np.tile([1, 0], 4), np.ones(8), [2] * 4, [False] * 4)
+    agent = TabularAgent([1])
+    result = estimated(data, "dr", agent, updates=5, members=2, behavior_probabilities=np.full(8, 0.5))
+    assert result.effective_sample_size == pytest.approx(4)
+
+
+def test_ratios_that_overflow_are_an_error():
+    data = MDP.record(BEHAVIOR, 5, 0)
+    likely = {"updates": 5, "behavior_probabilities": np.full(data.steps, 1e-300)}
+    large = scaled(data, 1e5)
+    agent = TabularAgent([0, 0, 0, 0])
+    with pytest.raises(NumericalError, match=r"method='dr' overflows: importance ratios reach .*'fqe'"):
+        estimated(large, "dr", agent, **likely)
 
 
 def test_continuous_actions_use_the_direct_method(minari_root):

@@ -127,3 +127,37 @@ def test_nan_is_reported_with_the_update():
 def test_settings_out_of_range_are_rejected(change, message):
     with pytest.raises(ValueError, match=message):
         FittedQConfig(**change)
+
+
+def test_values_do_not_depend_on_held_out_episodes():
+    """A member without an episode has the same values, whatever its rewards, observations and actions are."""
+    data = MDP.record(BEHAVIOR, 12, 0)
+    folds = fitted_q.folds_of_episodes(data.episodes, 3, 0)
+    assert np.bincount(folds).tolist() == [4, 4, 4]
+    held_out, own = folds == np.arange(3)[:, None], folds[np.repeat(np.arange(12), data.lengths)]
+    base = fit_q(data, policy_actions(data), replace(FAST, updates=20, members=3), held_out=held_out)
+    rewards = np.where(own == 1, data.rewards + 0.5, data.rewards)
+    actions = np.where(own == 1, 1 - data.actions, data.actions)
+    other = replace(data, rewards=rewards, actions=actions)
+    changed = fit_q(other, policy_actions(data), replace(FAST, updates=20, members=3), held_out=held_out)
+    np.testing.assert_array_equal(changed.v[1], base.v[1])
+    assert (changed.v[0] != base.v[0]).any()
+    assert (changed.v[2] != base.v[2]).any()
+    chosen = base.of_members(own)
+    for step in range(data.steps):
+        assert chosen.q[0, step] == base.q[own[step], step]
+        assert chosen.v[0, step] == base.v[own[step], step]
+
+
+def test_a_member_without_other_usable_steps_is_trained_on_all():
+    data = episodes_of(np.ones((3, 1)), np.array([0, 1, 0]), np.ones(3), [1, 2], [False, True])
+    config = FittedQConfig(updates=3, members=2, batch_size=4, width=4)
+    values = fit_q(data, torch.eye(2)[[0, 1, 0]], config, held_out=np.eye(2, dtype=np.bool_))
+    assert np.isfinite(values.v).all()
+
+
+@pytest.mark.parametrize("name", ["updates", "members", "batch_size", "width", "discount", "target_rate"])
+@pytest.mark.parametrize("value", ["x", None, [3]])
+def test_settings_of_wrong_type_are_rejected(name, value):
+    with pytest.raises(TypeError, match=f"{name} must be"):
+        FittedQConfig(**{name: value})

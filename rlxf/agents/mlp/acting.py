@@ -4,12 +4,14 @@ from abc import abstractmethod
 from typing import Any
 
 import numpy as np
+import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rlxf.agents.common.actions import to_environment
 from rlxf.agents.common.arguments import MissingStateWarning
-from rlxf.agents.mlp.model import MLPModel
+from rlxf.agents.mlp.model import MLPModel, ObservationHistory
 from rlxf.agents.offline.agent import OfflineAgent
 from rlxf.agents.offline.objectives import Objective
 from rlxf.agents.offline.observations import EncodedObservation
@@ -64,6 +66,36 @@ class MLPAgent(OfflineAgent):
                 calls without ``episode_start``, or in a call whose ``episode_start`` is False for an
                 observation.
         """
+        encoded, return_to_go, history = self._append_observation(observation, state, episode_start)
+        chosen = self.policy.act(history, return_to_go, deterministic)
+        actions = to_environment(chosen, self.action_space)
+        return (actions if encoded.batched else actions[0]), self._state(history)
+
+    @torch.no_grad()
+    def action_logits(
+        self,
+        observation: NDArray[Any] | dict[str, NDArray[Any]],
+        state: Any = None,
+        episode_start: NDArray[np.bool_] | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Return the logits (E, A) that `predict` samples from, and the state; arguments as in `predict`.
+
+        Raises the errors of `predict`.
+
+        Raises:
+            TypeError: also if the action space is not Discrete.
+        """
+        if not isinstance(self.action_space, spaces.Discrete):
+            raise TypeError(f"action_logits needs Discrete actions, got {self.action_space}")
+        _, return_to_go, history = self._append_observation(observation, state, episode_start)
+        head: Any = self.policy.loss.head  # of Discrete actions, so it has logits
+        (logits,) = head.logits(self.policy.checked_outputs(history, return_to_go))
+        return logits, self._state(history)
+
+    def _append_observation(
+        self, observation: Any, state: Any, episode_start: Any
+    ) -> tuple[EncodedObservation, Tensor | None, ObservationHistory]:
+        """Encode the observation and append it to the history; also return the return-to-go."""
         encoded, return_to_go = self._encode(observation)
         start = encoded.episode_starts(episode_start)
         if self.policy.training:
@@ -72,7 +104,8 @@ class MLPAgent(OfflineAgent):
             all_first = bool(start.all())
             known = episode_start is not None or all_first
             self._missing_state_warning.record(state, all_first if known else None)
-        history = self.policy.append_step(state, encoded.observations, start)
-        chosen = self.policy.act(history, return_to_go, deterministic)
-        actions = to_environment(chosen, self.action_space)
-        return (actions if encoded.batched else actions[0]), (history if self.context_length > 1 else None)
+        return encoded, return_to_go, self.policy.append_step(state, encoded.observations, start)
+
+    def _state(self, history: ObservationHistory) -> ObservationHistory | None:
+        """Return the state after a step; None if actions depend on the newest observation only."""
+        return history if self.context_length > 1 else None

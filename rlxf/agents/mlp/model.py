@@ -213,6 +213,11 @@ class MLPModel(OfflineModel):
         Raises:
             NumericalError: if an output of the network is not finite; the message names the cause.
         """
+        actions: Tensor = self.loss.head.choose(self.checked_outputs(history, return_to_go), deterministic)
+        return actions
+
+    def checked_outputs(self, history: ObservationHistory, return_to_go: Tensor | None) -> Tensor:
+        """Return `outputs`, or raise NumericalError if one is not finite."""
         y = self.outputs(history, return_to_go)
         if not y.isfinite().all():
             check_parameters(self)
@@ -220,8 +225,7 @@ class MLPModel(OfflineModel):
                 "the outputs of the network are not finite, although its parameters are: the observations "
                 "or the return-to-go exceed the range of float32; scale them down"
             )
-        actions: Tensor = self.loss.head.choose(y, deterministic)
-        return actions
+        return y
 
     @torch.no_grad()
     def append_step(self, state: Any, observations: Tensor, start: Tensor) -> ObservationHistory:

@@ -10,7 +10,12 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import AttentionKernel, Kernel, LinearFn, PairwiseKernel
-from rlxf.attention.patterns.assigned import HeadRules, check_leaves_heads, check_leaves_layers
+from rlxf.attention.patterns.assigned import (
+    HeadRules,
+    check_layers_with_attention,
+    check_leaves_heads,
+    check_leaves_layers,
+)
 from rlxf.attention.patterns.base import repeat_for_heads
 from rlxf.attention.positions.base import LayerPosition
 from rlxf.attention.sparse.attention import sparse_average
@@ -82,7 +87,7 @@ class LayerKernels(_Assigned):
     Raises:
         TypeError: if first or second is not a kernel, or the number of a layer is not an integer.
         ValueError: if layers is empty or has a negative number or a number twice; in a spec, if a layer does
-            not exist, or no layer is left for the first kernel.
+            not exist, or no layer with attention is left for one of the kernels.
     """
 
     layers: tuple[int, ...]
@@ -90,6 +95,11 @@ class LayerKernels(_Assigned):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "layers", check_layer_numbers("LayerKernels layers", self.layers))
+
+    def check(self, choices: SpecView) -> None:
+        """Check both kernels, and raise ValueError unless each has a layer with attention."""
+        super().check(choices)
+        check_layers_with_attention(f"{self}", self.layers, choices)
 
     def build(self, width: int, heads: int) -> AttentionKernel:
         """Return the module of the first kernel; `for_layers` gives the kernel of each layer."""

@@ -80,8 +80,8 @@ class LayerPatterns(_Assigned):
     Raises:
         TypeError: if first or second is not a pattern, or the number of a layer is not an integer.
         ValueError: if a pattern has separate projections for global tokens, or layers is empty or has a
-            negative number or a number twice; in a spec, if a layer does not exist, or no layer is left for
-            the first pattern.
+            negative number or a number twice; in a spec, if a layer does not exist, or no layer with
+            attention is left for one of the patterns.
     """
 
     layers: tuple[int, ...]
@@ -94,6 +94,7 @@ class LayerPatterns(_Assigned):
         """Check both patterns, and raise ValueError unless each has a layer."""
         super().check(choices)
         check_leaves_layers(f"{self}", self.layers, choices.layers)
+        check_layers_with_attention(f"{self}", self.layers, choices)
 
     def for_layer(self, layer: int) -> Pattern:
         return (self.second if layer in self.layers else self.first).for_layer(layer)
@@ -140,4 +141,15 @@ def check_leaves_layers(chosen: str, second: tuple[int, ...], layers: int) -> No
         raise ValueError(
             f"{chosen} needs layers from 0 to {layers - 1}, but not all of them, because the transformer has "
             f"layers={layers}"
+        )
+
+
+def check_layers_with_attention(chosen: str, second: tuple[int, ...], choices: SpecView) -> None:
+    """Raise ValueError if all layers of one of two choices have a recurrence in place of attention."""
+    attention = {n for n in range(choices.distinct_layers) if not choices.is_recurrent(n)}
+    if choices.has_recurrence and attention and len(attention & set(second)) in (0, len(attention)):
+        raise ValueError(
+            f"one of the choices of {chosen} has no effect with attention_layers={choices.attention_layers}, "
+            f"because all of its layers have the recurrence {choices.recurrence}; list a layer of each "
+            f"choice in attention_layers, or use the other choice alone"
         )
