@@ -25,6 +25,7 @@ from benchmarks.returns import Returns
 from benchmarks.reversible import ReversibleLayers
 from benchmarks.speed import Speed
 from benchmarks.stitching import Stitching
+from benchmarks.targets import Targets
 
 BENCHMARKS: dict[str, Any] = {
     "speed": Speed,
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Any] = {
     "cores": Cores,
     "offline": Offline,
     "returns": Returns,
+    "targets": Targets,
     "ranking": Ranking,
     "online": Online,
     "context": Context,

@@ -15,7 +15,6 @@ from benchmarks import (
     memory,
     mixers,
     promises,
-    ranking,
     result_cache,
     retrieval,
     reversible,
@@ -27,29 +26,14 @@ from benchmarks.depth import DepthBench
 from benchmarks.learning import Corridor, Learning
 from benchmarks.memory import MemoryBench, Run, cells
 from benchmarks.mixers import Mixers
-from benchmarks.ranking import Ranking
 from benchmarks.result_cache import read_runs, run_missing
 from benchmarks.reversible import AGREE, Point, difference
 from benchmarks.stitching import Stitching
 from rich.console import Console
 
-from rlxf import collect
 from rlxf.attention import TokenIndex
 from rlxf.envs import TMaze
-
-
-class InProcessPool:
-    """Process pool that runs jobs in this process."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        return None
-
-    def submit(self, make, *args):
-        result = make(*args)
-        return type("Done", (), {"result": lambda self: result})()
+from tests.in_process import InProcessPool
 
 
 @pytest.fixture(autouse=True)
@@ -290,40 +274,3 @@ def test_intervals_of_success_rates_are_wilsons(successes, episodes):
     for bound in (low, high):
         deviation = 1.959964 * np.sqrt(bound * (1 - bound) / episodes)
         assert abs(rate - bound) == pytest.approx(deviation, abs=1e-6)
-
-
-def test_ranking_compares_estimates_with_real_returns(tmp_path, monkeypatch, minari_root):
-    monkeypatch.setattr(ranking, "estimate_behavior", lambda data, seed: np.full(data.steps, 0.5))
-    collect(None, "CartPole-v1", "cartpole/random-v0", episodes=8, n_envs=4)
-    bench = Ranking(
-        datasets=("cartpole/random-v0",), checkpoints=(1, 2), quantiles=(0.0, 1.0), methods=("fqe", "wdr"),
-        fitted_updates=2, members=2, episodes=2, output=tmp_path / "runs.jsonl",
-    )  # fmt: skip
-    bench.run()
-    (stored,) = read_runs(bench.output).values()
-    run = ranking.Run(**stored)
-    assert [name.split()[0] for name in run.names] == ["1", "1", "2", "2"]
-    assert {method: len(each) for method, each in run.estimates.items()} == {"fqe": 4, "wdr": 4}
-
-
-def test_rank_correlation_and_regret_of_estimates():
-    estimates = {
-        "fqe": [[1.0, 0, 2], [2.0, 1, 3], [3.0, 2, 4]],
-        "wdr": [[3.0, 0, 4], [2.0, 1, 3], [1.0, 0, 2]],
-    }
-    run = ranking.Run("id", 0, ["a", "b", "c"], [10.0, 20.0, 30.0], estimates, {})
-    assert (run.spearman("fqe"), run.regret("fqe")) == (pytest.approx(1), 0)
-    assert (run.spearman("wdr"), run.regret("wdr")) == (pytest.approx(-1), 1)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"checkpoints": (1,), "quantiles": (1.0,)}, "at least 3 agents"),
-        ({"checkpoints": (2, 1)}, "ascending"),
-        ({"setting": "large"}, "setting must be one of"),
-    ],
-)
-def test_ranking_rejects_invalid_options(change, message):
-    with pytest.raises(ValueError, match=message):
-        Ranking(**change)

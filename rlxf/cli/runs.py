@@ -264,8 +264,9 @@ def load_agent_alone(run: RunFolder, checkpoint: Path, device: Device, trust: bo
     Raises:
         ValueError, OSError: if the agent of the run cannot act, or a file is missing or damaged.
     """
-    if agent_name(run) == OFFLINE:
-        return DecisionTransformer.load(checkpoint, device=device)
+    name = agent_name(run)
+    if name in OFFLINE_AGENTS:
+        return OFFLINE_AGENTS[name].load(checkpoint, device=device)
     if run.config.get("normalize_observations", False):
         return load_agent(run, make_env(run, None, {}, 1, trust), checkpoint, device)
     return GTrXLPPO.load(checkpoint, device=device)

@@ -9,26 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy  # its submodules load lazily; scipy.stats takes a second
 from numpy.typing import NDArray
 from stable_baselines3.common.logger import Figure as LoggedFigure
 from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.data.reference_scores import ReferenceScores
+from rlxf.evaluation.intervals import MIN_PAIRS, bootstrap_interval, interquartile_mean, rank_correlation
 from rlxf.utils.tables import Table, Tabular
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CONFIDENCE = 0.95
-"""Confidence of the bootstrap intervals."""
-RESAMPLES = 9999
-"""Number of bootstrap resamples."""
-_BATCH_NUMBERS = 2**20
-"""Number of returns that are resampled at a time, 8 MiB."""
-MIN_RANKED = 3
-"""Smallest number of targets with a rank correlation; with two, it can only be -1 or 1."""
 STATISTICS = ("episodes", "mean", "std", "iqm", "ci", "mean_length", "success_rate", "normalized_score")
 """Statistics of a `Report` in its JSON text."""
 TARGET_NAMES = {"eval/mean_reward": "return_mean", "eval/iqm": "return_iqm"}
@@ -203,9 +195,7 @@ class TargetSweep(Tabular):
 
         It is None with fewer than three targets, where it has no meaning, or if all mean returns are equal.
         """
-        if len(self.reports) < MIN_RANKED or np.ptp(self.achieved) == 0:
-            return None
-        return float(scipy.stats.spearmanr(self.targets, self.achieved).statistic)
+        return rank_correlation(self.targets, self.achieved)
 
     def scalars(self) -> dict[str, float]:
         """Return the value of each TensorBoard tag.
@@ -280,7 +270,7 @@ class TargetSweep(Tabular):
     def _correlation(self) -> str:
         """Spearman's rank correlation in words; "" with fewer than three targets."""
         value = "undefined" if self.spearman is None else f"{self.spearman:.2f}"
-        return "" if len(self.reports) < MIN_RANKED else f"Spearman's rank correlation {value}"
+        return "" if len(self.reports) < MIN_PAIRS else f"Spearman's rank correlation {value}"
 
 
 COLUMNS = {
@@ -334,42 +324,3 @@ def write_scalars(scalars: dict[str, float], logger: Logger | SummaryWriter, ste
         for tag, value in scalars.items():
             logger.add_scalar(tag, value, step)
         logger.flush()
-
-
-def interquartile_mean(x: np.ndarray) -> float:
-    """Return the mean of x (n,) without its floor(n / 4) smallest and floor(n / 4) largest values.
-
-    It is robust to outliers and needs fewer samples than the median.
-
-    Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.3.
-    """
-    return float(scipy.stats.trim_mean(x, 0.25))
-
-
-def bootstrap_interval(x: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """Return the 95% percentile bootstrap interval (low, high) of the mean of x (n,), low <= mean <= high.
-
-    The interval excludes the lowest and the highest 2.5% of the means of 9,999 samples, each of n values
-    drawn from x with replacement. Equal values, or a single value, give an interval of width 0.
-
-    Source: Efron 1979, "Bootstrap methods: another look at the jackknife".
-
-    Args:
-        x: values, at least one.
-        seed: seed of the samples.
-    """
-    mean = float(np.mean(x))
-    if np.ptp(x) == 0:
-        return mean, mean
-    result = scipy.stats.bootstrap(
-        (x,),
-        np.mean,
-        n_resamples=RESAMPLES,
-        batch=max(1, _BATCH_NUMBERS // len(x)),
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    low, high = result.confidence_interval
-    # Rounding errors may put the mean of nearly equal values outside the interval.
-    return min(float(low), mean), max(float(high), mean)

@@ -18,7 +18,7 @@ from rlxf.agents.common.arguments import check_device
 from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.evaluation.episodes import data_range, validate_targets
-from rlxf.evaluation.report import CONFIDENCE
+from rlxf.evaluation.intervals import CONFIDENCE
 from rlxf.off_policy_evaluation.behavior import check_probabilities, estimate_behavior
 from rlxf.off_policy_evaluation.estimators import (
     LoggedEpisodes,

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from benchmarks.attention_sizes import HEADS, SIZE
 from benchmarks.attention_subjects import SUBJECTS
-from benchmarks.offline_memory import peak_bytes
+from benchmarks.process_memory import peak_bytes
 from benchmarks.result_cache import run_missing
 
 ALL_PAIRS = "every pair"

@@ -9,8 +9,9 @@ from typing import Any
 
 from rich.progress import track
 
-from benchmarks.hurt_files import FileOutcomes, highest, resident, watched
+from benchmarks.hurt_files import FileOutcomes, watched
 from benchmarks.killed_runs import AGENTS, CLASSES
+from benchmarks.process_memory import peak_bytes, resident_bytes
 from rlxf.training import CheckpointError, read_archive, write_archive
 
 VALUES: tuple[Any, ...] = (
@@ -49,7 +50,7 @@ def writable(path: Path, documents: Any, tensors: Any) -> bool:
 def note_load(outcomes: FileOutcomes, name: str, path: Path) -> None:
     """Load a checkpoint, and record the outcome, the time and the memory."""
     outcomes.cases += 1
-    before, start = resident(), time.perf_counter()
+    before, start = resident_bytes(), time.perf_counter()
     try:
         CLASSES[name].load(path, device="cpu")
         outcomes.whole += 1
@@ -59,7 +60,7 @@ def note_load(outcomes: FileOutcomes, name: str, path: Path) -> None:
         print(f"{name}: {error!r}", file=sys.stderr)
         outcomes.wrong += 1
     outcomes.seconds = max(outcomes.seconds, time.perf_counter() - start)
-    outcomes.memory = max(outcomes.memory, highest() - before)
+    outcomes.memory = max(outcomes.memory, peak_bytes() - before)
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

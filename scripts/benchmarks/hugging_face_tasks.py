@@ -13,6 +13,7 @@ import torch
 from benchmarks.hugging_face_model import Learner, Player
 from benchmarks.offline_setting import Setting
 from benchmarks.original_loop import Batches, play_episode
+from benchmarks.process_memory import peak_bytes, resident_bytes
 from rlxf.data import Windows, load_trajectories
 from rlxf.evaluation import evaluate
 
@@ -22,17 +23,29 @@ Answer = dict[str, Any]
 def train_and_evaluate(
     setting: Setting, dataset: str, updates: int, seed: int, episodes: int, targets: list[float]
 ) -> Answer:
-    """Train HF's model on the windows of our agent with this seed; return its `TargetSweep` as JSON data."""
-    data = load_trajectories(dataset)
+    """Train HF's model on windows that are drawn with this seed, and evaluate it.
+
+    Returns:
+        Its `TargetSweep` as JSON data, the CPU seconds of each update, and the peak memory of the training.
+    """
+    data, before = load_trajectories(dataset), resident_bytes()
     learner = Learner(setting, data, updates, seed)
     windows, generator = Windows(data, setting.context_length), torch.Generator().manual_seed(seed)
+    times = [time.process_time()]
     for _ in range(updates):
         learner.update(windows.sample(setting.batch_size, generator))
+        times.append(time.process_time())
+    costs = {"update_seconds": intervals(times), "bytes": peak_bytes() - before}
     player: Any = Player(learner)
     env = player.make_env(episodes)
     sweep = evaluate(player, env, episodes, target_returns=targets)
     env.close()
-    return json.loads(sweep.to_json())
+    return json.loads(sweep.to_json()) | costs
+
+
+def intervals(times: list[float]) -> list[float]:
+    """Return the differences of consecutive times."""
+    return [after - before for before, after in pairwise(times)]
 
 
 def time_original(
@@ -52,8 +65,7 @@ def time_original(
     episode_results = [play_episode(learner, env, target, seed=1_000_000 + e) for e in range(episodes)]
     seconds = time.perf_counter() - start
     steps = sum(length for _, length in episode_results)
-    update_seconds = [after - before for before, after in pairwise(times)]
-    return {"update_seconds": update_seconds, "steps": steps, "seconds": seconds}
+    return {"update_seconds": intervals(times), "steps": steps, "seconds": seconds}
 
 
 TASKS = {task.__name__: task for task in (train_and_evaluate, time_original)}

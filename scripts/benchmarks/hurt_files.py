@@ -17,6 +17,7 @@ import torch
 from rich.progress import track
 
 from benchmarks.killed_runs import killed_after
+from benchmarks.process_memory import peak_bytes, resident_bytes
 from rlxf.training import Archive, CheckpointError, CheckpointFolder, archive, read_archive, write_archive
 
 NUMBERS = 1_000_000
@@ -165,7 +166,7 @@ def flipped(data: bytes, offset: int, rng: random.Random) -> bytes:
 def note(outcomes: FileOutcomes, path: Path, previous_is_used: Callable[[], bool]) -> None:
     """Read an altered file and record the outcome."""
     outcomes.cases += 1
-    before, start = resident(), time.perf_counter()
+    before, start = resident_bytes(), time.perf_counter()
     try:
         read_archive(path, MAX_BYTES)
         outcomes.wrong += 1
@@ -176,7 +177,7 @@ def note(outcomes: FileOutcomes, path: Path, previous_is_used: Callable[[], bool
         outcomes.refused += right
         outcomes.wrong += not right
     outcomes.seconds = max(outcomes.seconds, time.perf_counter() - start)
-    outcomes.memory = max(outcomes.memory, highest() - before)
+    outcomes.memory = max(outcomes.memory, peak_bytes() - before)
 
 
 def mutated(cases: int, seed: int, root: Path) -> FileOutcomes:
@@ -215,19 +216,3 @@ def mutation(data: bytes, rng: random.Random, offsets: Sequence[int]) -> bytes:
         offset = rng.choice(offsets)
         changed[offset : offset + rng.randint(0, 2)] = rng.randbytes(rng.randint(0, 2))
     return bytes(changed) if bytes(changed) != data else flipped(data, 0, rng)
-
-
-def resident() -> int:
-    """Return the resident memory of the process in bytes, and reset the peak of `highest`."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def highest() -> int:
-    """Return the peak of resident memory in bytes since the last call of `resident`."""
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

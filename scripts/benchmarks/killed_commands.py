@@ -29,8 +29,13 @@ from rlxf.data import ReferenceScores
 
 DATASET = "kills/random-v0"
 SCALE = ReferenceScores(0.0, 500.0, "the bounds of the task")
-CORE = "--core.width 8 --core.layers 1 --no-progress-bar --checkpoint-seconds 0"
+RUN = "--no-progress-bar --checkpoint-seconds 0"
+CORE = f"--core.width 8 --core.layers 1 {RUN}"
 WINDOWS = f"--dataset {DATASET} --log-interval 2 --context-length 4 --batch-size 4 --core.dropout 0.2 {CORE}"
+PERCEPTRON = (
+    f"--dataset {DATASET} --updates 5 --episodes 3 --evaluate-every 2 --log-interval 2 --context-length 2"
+    f" --batch-size 4 --hidden-sizes 8 8 --dropout 0.2 {RUN}"
+)
 COMMANDS = {
     "train gtrxl": shlex.split(
         "train gtrxl --env CartPole-v1 --total-timesteps 128 --episodes 3 --evaluate-every 50 --n-envs 2"
@@ -38,6 +43,8 @@ COMMANDS = {
         f" --attention-maps-every None --core.memory.length 8 --no-videos {CORE}"
     ),
     "train dt": shlex.split(f"train dt --updates 5 --episodes 3 --evaluate-every 2 {WINDOWS}"),
+    "train bc": shlex.split(f"train bc --best 0.5 {PERCEPTRON}"),
+    "train rvs": shlex.split(f"train rvs {PERCEPTRON}"),
     "pretrain": shlex.split(f"pretrain --updates 5 --mask-probability 0.4 {WINDOWS}"),
 }
 """Small runs of each resumable command."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import rlxf
-from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf import BehaviorCloning, DecisionTransformer, GTrXLPPO, ReturnConditionedMLP
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.attention import TransformerSpec
@@ -36,28 +36,52 @@ def online(core: TransformerSpec | None = SMALL_ONLINE) -> Any:
     return GTrXLPPO("MlpGTrXLPolicy", "CartPole-v1", n_envs=4, core=core, seed=0, device="cpu", **sizes)
 
 
-def offline(core: TransformerSpec | None = SMALL_OFFLINE) -> Any:
-    """Build an untrained Decision Transformer on random episodes, which are recorded once."""
+def dataset() -> str:
+    """Return the id of random episodes, which are recorded once."""
     os.environ.setdefault("MINARI_DATASETS_PATH", "datasets")
     root = Path(os.environ["MINARI_DATASETS_PATH"])
     if not (root / "faults").exists():
         rlxf.collect(None, "CartPole-v1", "faults/random-v0", 100, reference_scores=SCALE)
-    return DecisionTransformer("faults/random-v0", 5, core=core, batch_size=16, seed=0, device="cpu")
+    return "faults/random-v0"
+
+
+def offline(core: TransformerSpec | None = SMALL_OFFLINE) -> Any:
+    """Build an untrained Decision Transformer on random episodes."""
+    return DecisionTransformer(dataset(), 5, core=core, batch_size=16, seed=0, device="cpu")
+
+
+def cloning() -> Any:
+    """Build an untrained behavior cloning of the best episodes, with a history and dropout."""
+    return BehaviorCloning(dataset(), 0.5, 3, (16, 16), 0.2, batch_size=16, seed=0, device="cpu")
+
+
+def conditioned_cloning() -> Any:
+    """Build an untrained return-conditioned perceptron with dropout."""
+    return ReturnConditionedMLP(dataset(), 1, (16, 16), 0.2, batch_size=16, seed=0, device="cpu")
 
 
 AGENTS: dict[str, tuple[Callable[..., Any], int]] = {
     "GTrXLPPO": (online, 64 * 20),
     "DecisionTransformer": (offline, 150),
+    "BehaviorCloning": (cloning, 400),
+    "ReturnConditionedMLP": (conditioned_cloning, 400),
 }
 """Builder and number of training steps of each agent."""
 
-CLASSES: dict[str, Any] = {"GTrXLPPO": GTrXLPPO, "DecisionTransformer": DecisionTransformer}
+CLASSES: dict[str, Any] = {
+    "GTrXLPPO": GTrXLPPO,
+    "DecisionTransformer": DecisionTransformer,
+    "BehaviorCloning": BehaviorCloning,
+    "ReturnConditionedMLP": ReturnConditionedMLP,
+}
 """Class of each agent."""
 SAVED: dict[str, Callable[[], Any]] = {
     "small GTrXLPPO": online,
     "GTrXLPPO with default core": partial(online, None),
     "small DecisionTransformer": offline,
     "DecisionTransformer with default core": partial(offline, None),
+    "small BehaviorCloning": cloning,
+    "small ReturnConditionedMLP": conditioned_cloning,
 }
 """Agents for the measurement of saving costs."""
 SAVES = 10

@@ -19,6 +19,9 @@ def machine() -> dict[str, Any]:
 
 
 def fresh_processes(number: int, threads: int = 1) -> ProcessPoolExecutor:
-    """Return a pool of newly started processes with this number of torch threads each."""
+    """Return a pool with this number of torch threads in each process, and a new process for each task.
+
+    A new process makes the peak memory of a task independent of the tasks before it.
+    """
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(number, context, torch.set_num_threads, (threads,))
+    return ProcessPoolExecutor(number, context, torch.set_num_threads, (threads,), max_tasks_per_child=1)

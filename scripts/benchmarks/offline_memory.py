@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from benchmarks.machine import fresh_processes
 from benchmarks.offline_setting import Setting
+from benchmarks.process_memory import peak_bytes
 from rlxf import DecisionTransformer
 from rlxf.data import load_trajectories
 
@@ -46,10 +46,3 @@ def _train(datasets: Sequence[str], setting: Setting) -> Memory:
         trajectories.return_to_go,
     )
     return Memory(trajectories.steps, sum(array.nbytes for array in arrays), peak_bytes())
-
-
-def peak_bytes() -> int:
-    """Return the peak resident memory of this process on Linux, without that of its parent."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    line = next(line for line in status if line.startswith("VmHWM:"))
-    return 1024 * int(line.split()[1])

@@ -13,7 +13,8 @@ import torch
 from gymnasium import spaces
 from rich.progress import track
 
-from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf import BehaviorCloning, DecisionTransformer, GTrXLPPO, ReturnConditionedMLP
+from rlxf.agents.offline.objectives import MaximumEntropy, QRegularized
 from rlxf.attention import XL, RoPE, TransformerSpec, Window
 from rlxf.attention.registry import OPTIONAL, TECHNIQUES
 from rlxf.data import Trajectories, return_to_go
@@ -47,6 +48,15 @@ OFFLINE: dict[str, tuple[Any, ...]] = {
     "learning_rate": (*[1e-3] * 9, -1.0),
     "warmup_updates": (*[0, 1, 2] * 3, -1),
     "return_scale": (*[1.0, 10.0, 1000.0] * 3, 0.0),
+}
+PERCEPTRONS: dict[str, tuple[Any, ...]] = {
+    "context_length": (1, 1, 2, 5, 0),
+    "hidden_sizes": (*[(8,), (8, 4), ()] * 3, (0,)),
+    "dropout": (*[0.0, 0.1] * 4, 1.0),
+    "batch_size": (1, 4, 8),
+    "learning_rate": (*[1e-3] * 9, -1.0),
+    "objective": (*[None, MaximumEntropy()] * 4, QRegularized()),
+    "warmup_updates": (None, 0, 1, 2),
 }
 ACTIONS = (spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2,), np.float32))
 OBSERVATIONS = (
@@ -152,9 +162,24 @@ def offline(rng: random.Random) -> None:
     train(agent, 2)
 
 
+def cloning(rng: random.Random) -> None:
+    """Make two updates of behavior cloning."""
+    data = trajectories(ACTIONS[rng.randrange(3)])
+    train(BehaviorCloning(data, device="cpu", seed=0, **drawn(PERCEPTRONS, rng)), 2)
+
+
+def conditioned_cloning(rng: random.Random) -> None:
+    """Make two updates of a return-conditioned perceptron."""
+    data, settings = trajectories(ACTIONS[rng.randrange(3)]), drawn(PERCEPTRONS, rng)
+    scale = rng.choice(OFFLINE["return_scale"])
+    train(ReturnConditionedMLP(data, return_scale=scale, device="cpu", seed=0, **settings), 2)
+
+
 TRAININGS: dict[str, Callable[[random.Random], None]] = {
     "GTrXLPPO": online,
     "DecisionTransformer": offline,
+    "BehaviorCloning": cloning,
+    "ReturnConditionedMLP": conditioned_cloning,
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,27 @@ Jobs = Mapping[str, Callable[[], Any]]
 def run_missing(jobs: Jobs, processes: int, output: Path) -> dict[str, dict[str, Any]]:
     """Make the runs that are missing in the output file, one thread each, and return all requested runs.
 
-    A line is written after each run, in order.
+    A line is written after each run, so runs of several processes may be in another order than the jobs.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     done = read_runs(output)
     with fresh_processes(processes) as pool:
-        running = {key: pool.submit(make) for key, make in jobs.items() if key not in done}
-        for key, job in running.items():
-            line = {"key": key, "machine": machine(), "run": asdict(job.result())}
-            with open(output, "a") as file:
-                file.write(json.dumps(line) + "\n")
-            Console().print(f"done: {key}")
+        running = {pool.submit(make): key for key, make in jobs.items() if key not in done}
+        while running:
+            wait(running, return_when=FIRST_COMPLETED)
+            for job in [job for job in running if job.done()]:
+                key = running.pop(job)
+                write_run(output, key, job.result())
+                Console().print(f"done: {key}")
     done = read_runs(output)
     return {key: done[key] for key in jobs}
+
+
+def write_run(output: Path, key: str, run: Any) -> None:
+    """Append a completed run to the output file."""
+    line = {"key": key, "machine": machine(), "run": asdict(run)}
+    with open(output, "a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def read_runs(output: Path) -> dict[str, dict[str, Any]]:

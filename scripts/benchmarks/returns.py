@@ -1,276 +1,186 @@
-"""Returns of Decision Transformers, and their agreement with target returns."""
+"""Returns of offline methods on the same datasets: behavior cloning, Decision Transformers, HF's model."""
 
-import json
-from collections import defaultdict
-from collections.abc import Iterator
-from concurrent.futures import as_completed
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import numpy as np
-from gymnasium import spaces
+from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import hugging_face
-from benchmarks.machine import fresh_processes
-from benchmarks.offline_setting import SETTINGS, Setting
-from rlxf import DecisionTransformer, evaluate
-from rlxf.data import ReferenceScores, load_trajectories
-from rlxf.evaluation import Report, TargetSweep, compare
+from benchmarks.offline_methods import METHODS, PRESETS, Job, Preset, Run, excluded, measure
+from benchmarks.result_cache import run_missing
+from rlxf.data import Trajectories, load_trajectories
+from rlxf.evaluation.intervals import stratified_interquartile_mean
 
-HOPPER = "rlxf/hopper/medium-v0"
-OURS, THEIRS = "ours", "hf"
-PROGRAMS = {OURS: "DecisionTransformer", THEIRS: "HF DecisionTransformerModel"}
-CLONING: dict[str, dict[str, tuple[float, ...]]] = {
-    HOPPER: {
-        "behaviour cloning": (1623, 1073, 1449),
-        "behaviour cloning, best 10%": (2617, 1868, 3435),
-    },
-    "rlxf/hopper/medium-replay-like-v0": {
-        "behaviour cloning": (246, 658),
-        "behaviour cloning, best 10%": (2408, 1840),
-    },
-    "rlxf/hopper/medium-expert-v0": {
-        "behaviour cloning": (3582,),
-        "behaviour cloning, best 10%": (3644,),
-    },
-}
-"""Mean returns of behavior cloning per seed: an MLP, 20,000 updates, 20 episodes; measured separately."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """Settings of one agent: program, data, sizes, seed and number of target returns."""
-
-    dataset: str
-    program: str
-    setting: str
-    updates: int
-    seed: int
-    episodes: int
-    targets: int
-    learning_rate: float
-    decay: float
-
-    @property
-    def key(self) -> list[Any]:
-        """Key of the agent in the output file, as a JSON list."""
-        return list(astuple(self))
-
-    @property
-    def sizes(self) -> Setting:
-        """Training settings of the agent."""
-        return replace(SETTINGS[self.setting], learning_rate=self.learning_rate, decay=self.decay)
+MUJOCO = (
+    "rlxf/hopper/medium-v0",
+    "rlxf/hopper/medium-replay-like-v0",
+    "rlxf/hopper/medium-expert-v0",
+    "rlxf/halfcheetah/medium-v0",
+)
+THEIRS = "hf"
+"""Name of the method that needs the virtual environment of HF's model."""
+COLUMNS = ("method", "seeds", "IQM (95% interval)", "mean", "worst seed", "ms per update", "MB")
 
 
 @dataclass
 class Returns:
-    """Train agents on datasets with several seeds, and tabulate achieved returns over target returns.
+    """Returns of offline methods on datasets, with intervals over seeds and episodes, and their cost.
 
-    Scores are those for the highest return of the data as target. The first seeds have six further targets,
-    down to the 10% quantile. All results are those of the final checkpoint. HF's model is trained on the same
-    windows with the same seeds, if observations are vectors and actions are continuous.
+    Methods: bc (behavior cloning), bc-best (of the best 10% of the episodes), rvs (return-conditioned
+    perceptron), dt (Decision Transformer), dt-q (with QRegularized), dt-max, dt-elastic, dt-sampled (with
+    MaxReturn, ElasticHistory or SampledReturn in place of a target return), dt-q-max (QRegularized and
+    MaxReturn), hf (HF's Decision Transformer). The target of rvs, dt, dt-q and hf is the highest return of
+    the data. Methods that the data do not allow are left out with the reason.
 
-    Completed runs are lines of the output file and are not repeated, so several calls can share a table.
-    Datasets are read from MINARI_DATASETS_PATH; Hopper requires the extra mujoco.
+    Each result is that of the last checkpoint. All datasets have the same sizes and learning rates. Scores
+    are normalized if the data have reference scores, and are returns otherwise. The interquartile mean is
+    over all episodes of all seeds; its interval resamples seeds and episodes. The worst seed is that with
+    the lowest mean. Times are CPU times with one thread; memory is the peak of a new process minus its
+    memory before.
+
+    Completed runs are lines of the output file and are not repeated. Datasets are read from
+    MINARI_DATASETS_PATH; MuJoCo requires the extra mujoco.
     """
 
-    datasets: tuple[str, ...] = (HOPPER, "rlxf/hopper/medium-replay-like-v0")
+    datasets: tuple[str, ...] = MUJOCO
     """Minari ids."""
-    programs: tuple[str, ...] = (OURS, THEIRS)
-    """Programs: ours and hf."""
-    setting: str = "small"
-    """Sizes: small (width 64, 2 layers) or published (width 128, 3 layers)."""
-    learning_rate: float = 1e-3
-    """Learning rate of both programs after warm-up. The authors: 1e-4, constant, for 100,000 updates."""
-    decay: float = 0.1
-    """Learning rate at the last update as a fraction of the initial one; the decay is linear."""
-    updates: int = 10_000
-    """Updates of each agent."""
-    seeds: int = 3
-    """Agents of each program on each dataset."""
-    swept: int = 3
-    """Number of seeds with seven target returns; the others only have the highest target."""
+    methods: tuple[str, ...] = tuple(METHODS)
+    """Names of the methods."""
+    preset: str = "default"
+    """Sizes: default (transformers of width 64 with 2 layers, context 20, batch 64; perceptron of rvs with
+    width 1,024; 10,000 updates) or reduced (context 10, batch 32, width 256 of rvs), which costs about a
+    quarter."""
+    updates: int | None = None
+    """Updates of each agent; None for those of the preset."""
+    width: int | None = None
+    """Width of the transformers; None for that of the preset."""
+    layers: int | None = None
+    """Layers of the transformers; None for those of the preset."""
+    context: int | None = None
+    """Steps in the context of the transformers; None for those of the preset."""
+    batch_size: int | None = None
+    """Windows in an update of the transformers; None for those of the preset."""
+    seeds: int = 5
+    """Agents of each method on each dataset."""
     episodes: int = 50
-    """Evaluation episodes per target return."""
+    """Evaluation episodes of each agent."""
     processes: int = 2
     """Parallel processes, with one thread each."""
     venv: Path = hugging_face.CACHE
     """Folder of the virtual environment of HF's model."""
     output: Path = Path("runs/bench-returns.jsonl")
-    """Output file with a line for each agent; figures are saved next to it."""
+    """Output file with a line for each agent."""
 
     def __post_init__(self) -> None:
-        for name, chosen, known in (
-            ("setting", {self.setting}, SETTINGS),
-            ("programs", {*self.programs}, PROGRAMS),
-        ):
-            if chosen - set(known):
-                raise ValueError(f"{name} must be among {', '.join(known)}, got {sorted(chosen)}")
+        if unknown := set(self.methods) - set(METHODS):
+            raise ValueError(f"methods must be among {', '.join(METHODS)}, got {', '.join(sorted(unknown))}")
+        if self.preset not in PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
+        for name in ("updates", "width", "layers", "context", "batch_size", "seeds", "episodes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+    @property
+    def sizes(self) -> Preset:
+        """Preset with the sizes that were given."""
+        preset = PRESETS[self.preset]
+        given = {
+            "width": self.width,
+            "layers": self.layers,
+            "context_length": self.context,
+            "batch_size": self.batch_size,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        setting = replace(preset.transformer, **changes)
+        return replace(preset, updates=self.updates or preset.updates, transformer=setting)
 
     def run(self) -> None:
-        """Train missing agents, print a line for each, and the tables at the end."""
+        """Train and evaluate missing agents, and print the tables."""
         console = Console(width=120)
-        if THEIRS in self.programs:
+        methods = {dataset: self.allowed(dataset, console) for dataset in self.datasets}
+        if any(THEIRS in each for each in methods.values()):
             hugging_face.install(self.venv)
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        for job, answer in self.finished():
-            with open(self.output, "a") as file:
-                file.write(json.dumps({"key": job.key, "answer": answer}) + "\n")
-            console.print(f"{job}: Spearman {answer['spearman']}")
-        for dataset in self.datasets:
-            self.show(dataset, console)
-
-    def jobs(self) -> list[Job]:
-        """Return the settings of all agents."""
-        return [
-            Job(
-                dataset,
-                program,
-                self.setting,
-                self.updates,
-                seed,
-                self.episodes,
-                7 if seed < self.swept else 1,
-                self.learning_rate,
-                self.decay,
-            )
+        jobs = {
+            job.key: partial(measure, job, self.venv)
             for seed in range(self.seeds)
-            for dataset in self.datasets
-            for program in self.programs
-            if program == OURS or supported_by_hf(dataset)
-        ]
+            for dataset, names in methods.items()
+            for job in (Job(dataset, name, self.sizes, seed, self.episodes) for name in names)
+        }
+        runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
+        for dataset in self.datasets:
+            console.print(as_table(dataset, rows([run for run in runs if run.dataset == dataset], [dataset])))
+        if len(self.datasets) > 1:
+            console.print(as_table("all datasets", rows(runs, self.datasets)))
+        console.print(f"numbers: {self.output}")
 
-    def finished(self) -> Iterator[tuple[Job, dict[str, Any]]]:
-        """Train missing agents, and yield their results in order of completion."""
-        done = self.answers()
-        missing = [job for job in self.jobs() if str(job.key) not in done]
-        with fresh_processes(self.processes) as pool:
-            running = {pool.submit(learn_and_ask, job, self.venv): job for job in missing}
-            for future in as_completed(running):
-                yield running[future], future.result()
-
-    def answers(self) -> dict[str, dict[str, Any]]:
-        """Read the results of the output file by key."""
-        if not self.output.exists():
-            return {}
-        lines = map(json.loads, self.output.read_text().splitlines())
-        return {str(line["key"]): line["answer"] for line in lines}
-
-    def show(self, dataset: str, console: Console) -> None:
-        """Print the tables of a dataset, and save a figure for each program."""
-        results = self.sweeps(dataset)
-        if not results:
-            return
-        console.print(scores_table(dataset, results))
-        for program, sweeps in results.items():
-            whole = pooled(sweeps)
-            table = whole.table()
-            by_seed = ", ".join("none" if s.spearman is None else f"{s.spearman:.2f}" for s in sweeps)
-            table.title = f"{dataset}: {PROGRAMS[program]}\n{table.title}; by seed {by_seed}"
-            picture = self.output.with_name(f"{self.output.stem}-{dataset.replace('/', '-')}-{program}.png")
-            whole.plot(picture)
-            console.print(table, f"picture: {picture}")
-
-    def sweeps(self, dataset: str) -> dict[str, list[TargetSweep]]:
-        """Return the target sweeps of the agents of each program on a dataset."""
-        done, results = self.answers(), defaultdict(list)
-        for job in self.jobs():
-            if job.dataset == dataset and str(job.key) in done:
-                results[job.program].append(as_sweep(done[str(job.key)]))
-        return dict(results)
+    def allowed(self, dataset: str, console: Console) -> list[str]:
+        """Return the methods that the data allow, and print the reason for each of the others."""
+        reasons = {name: excluded(dataset, name) for name in self.methods}
+        for name, reason in reasons.items():
+            if reason is not None:
+                console.print(f"{dataset}: {name} is left out: {reason}")
+        return [name for name, reason in reasons.items() if reason is None]
 
 
-def learn_and_ask(job: Job, venv: Path) -> dict[str, Any]:
-    """Train an agent, evaluate it for each target, and return its `TargetSweep` as JSON data."""
-    targets = targets_of(job.dataset)[: job.targets]
-    if job.program == OURS:
-        return ours(job, targets)
-    return hugging_face.run_task(
-        venv,
-        "learn_and_ask",
-        job.sizes,
-        dataset=job.dataset,
-        updates=job.updates,
-        seed=job.seed,
-        episodes=job.episodes,
-        targets=targets,
-    )
+def as_table(title: str, cells: Sequence[Sequence[str]]) -> Table:
+    """Return a printable table of the rows of `rows`."""
+    table = Table(*COLUMNS, title=title)
+    for row in cells:
+        table.add_row(*row)
+    return table
 
 
-def ours(job: Job, targets: list[float]) -> dict[str, Any]:
-    """Train and evaluate our agent, as `hugging_face_tasks.learn_and_ask` does for HF's model."""
-    agent = DecisionTransformer(job.dataset, seed=job.seed, device="cpu", **job.sizes.arguments())
-    agent.generator.manual_seed(job.seed)  # same windows as for HF's model
-    agent.learn(job.updates)
-    env = agent.make_env(job.episodes)
-    sweep = evaluate(agent, env, job.episodes, target_returns=targets)
-    env.close()
-    return json.loads(sweep.to_json())
+def rows(runs: Sequence[Run], datasets: Sequence[str]) -> list[list[str]]:
+    """Return the rows of the data and of each method that has runs on all datasets, see `COLUMNS`.
+
+    Args:
+        runs: runs of methods with one preset.
+        datasets: Minari ids; with several, numbers are over all of them.
+    """
+    data = {dataset: load_trajectories(dataset) for dataset in datasets}
+    table = [data_row([scores(each, each.returns) for each in data.values()])]
+    for method in METHODS:
+        groups = [[r for r in runs if (r.method, r.dataset) == (method, dataset)] for dataset in datasets]
+        if all(groups):
+            tables = [np.stack([scores(data[run.dataset], run.returns) for run in group]) for group in groups]
+            table.append(method_row(method, tables, [run for group in groups for run in group]))
+    return table
 
 
-def targets_of(dataset: str) -> list[float]:
-    """Return seven targets from the highest return of the data down to the 10% quantile, distinct."""
-    returns = load_trajectories(dataset).returns
-    targets = np.linspace(returns.max(), np.quantile(returns, 0.1), 7)
-    return list(dict.fromkeys(targets.tolist()))
+def data_row(strata: Sequence[NDArray[np.float64]]) -> list[str]:
+    """Return the row of the scores of the episodes in the data; its interval is over episodes."""
+    estimate = stratified_interquartile_mean([each[None] for each in strata])
+    return ["the data", "", f"{estimate:.1f}", f"{np.mean([each.mean() for each in strata]):.1f}", "", "", ""]
 
 
-def supported_by_hf(dataset: str) -> bool:
-    """Return whether HF's model supports a dataset: vector observations and continuous actions."""
-    data = load_trajectories(dataset)
-    return data.observation_mean is not None and isinstance(data.action_space, spaces.Box)
+def method_row(method: str, strata: Sequence[NDArray[np.float64]], runs: Sequence[Run]) -> list[str]:
+    """Return the row of a method.
+
+    Args:
+        method: name of the method.
+        strata: scores (seeds, episodes) on each dataset.
+        runs: its runs on all datasets.
+    """
+    by_seed = [table.mean(axis=1) for table in strata]
+    return [
+        METHODS[method].title,
+        str(min(len(table) for table in strata)),
+        f"{stratified_interquartile_mean(strata):.1f}",
+        f"{np.mean([each.mean() for each in by_seed]):.1f}",
+        f"{min(each.min() for each in by_seed):.1f}",
+        f"{median(run.milliseconds for run in runs):.1f}",
+        f"{max(run.megabytes for run in runs):.0f}",
+    ]
 
 
-def as_sweep(answer: dict[str, Any]) -> TargetSweep:
-    """Build a sweep from the data of `TargetSweep.to_json`."""
-    reports = {row["target"]: as_report(row) for row in answer["targets"]}
-    return TargetSweep(reports, answer["data_range"] and tuple(answer["data_range"]))
-
-
-def as_report(row: dict[str, Any]) -> Report:
-    """Build a report from the data of `Report.to_json`."""
-    references = None if row["references"] is None else ReferenceScores(**row["references"])
-    return Report(np.array(row["returns"]), np.array(row["lengths"]), references=references)
-
-
-def pooled(sweeps: list[TargetSweep]) -> TargetSweep:
-    """Pool the episodes of several agents per target; agents without a target are left out of it."""
-    reports = {
-        target: joined([s.reports[target] for s in sweeps if target in s.reports])
-        for target in sweeps[0].reports
-    }
-    return TargetSweep(reports, sweeps[0].data_range)
-
-
-def joined(reports: list[Report]) -> Report:
-    """Pool all episodes in one report. Its interval is over episodes; seeds have rows of their own."""
-    returns, lengths = (
-        np.concatenate([getattr(r, name) for r in reports]) for name in ("returns", "lengths")
-    )
-    return Report(returns, lengths, references=reports[0].references)
-
-
-def scores_table(dataset: str, results: dict[str, list[TargetSweep]]) -> Table:
-    """Return the table of the data, behavior cloning, and each program at the highest target."""
-    data = load_trajectories(dataset)
-    rows = {
-        "the data": Report(data.returns.astype(np.float64), data.lengths, references=data.reference_scores)
-    }
-    for name, means in CLONING.get(dataset, {}).items():
-        returns = np.array(means, np.float64)
-        rows[f"{name}, {len(means)} seeds"] = Report(
-            returns, np.zeros(len(means)), references=data.reference_scores
-        )
-    for program, sweeps in results.items():
-        reports = [sweep.first for sweep in sweeps]
-        rows[f"{PROGRAMS[program]}, {len(reports)} seeds"] = joined(reports)
-        rows |= {f"  seed {number}, {program}": report for number, report in enumerate(reports)}
-    return compare(rows, f"{dataset}: last checkpoint, target {highest_target(results):g}", "")
-
-
-def highest_target(results: dict[str, list[TargetSweep]]) -> float:
-    """Return the highest target, which is the first."""
-    return float(next(iter(results.values()))[0].targets[0])
+def scores(data: Trajectories, returns: ArrayLike) -> NDArray[np.float64]:
+    """Return normalized scores of returns (n,), or the returns if the data have no reference scores."""
+    values = np.asarray(returns, np.float64)
+    return values if data.reference_scores is None else data.reference_scores.normalize(values)

@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.machine import fresh_processes, machine
-from benchmarks.offline_memory import peak_bytes
+from benchmarks.process_memory import peak_bytes
 from rlxf.attention import XL, Reversible, TokenIndex, Transformer, TransformerSpec, Window
 
 STACKS = {

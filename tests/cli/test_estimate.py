@@ -46,6 +46,27 @@ def test_a_decision_transformer_is_estimated_on_its_data_for_each_target(offline
     assert "fitted Q evaluation" in shown
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("kind", "targets"), [("bc", []), ("rvs", ["--target-returns", "1"])])
+def test_perceptrons_are_estimated_on_their_data(kind, targets, minari_root, capsys):
+    record_cartpole()
+    options = shlex.split("--updates 2 --episodes 0 --batch-size 4 --hidden-sizes 8 --no-progress-bar")
+    main(["train", kind, "--dataset", ID, "--run", "run", *options])
+    capsys.readouterr()
+    main(["estimate", "run", *targets, *TINY])
+    shown = capsys.readouterr().out
+    assert "Last checkpoint, update 2" in shown
+    assert ("target return" in shown) == (kind == "rvs")
+
+
+def test_targets_of_behavior_cloning_are_refused(minari_root, capsys):
+    record_cartpole()
+    options = shlex.split("--updates 2 --episodes 0 --batch-size 4 --hidden-sizes 8 --no-progress-bar")
+    main(["train", "bc", "--dataset", ID, "--run", "run", *options])
+    message = refused(capsys, "estimate", "run", "--target-returns", "1", *TINY)
+    assert "target_returns apply to return-conditioned agents only, got [1.0]" in message
+
+
 def test_a_gtrxl_needs_a_dataset(minari_root, capsys):
     train("--run", "online", "--normalize-observations")
     assert "pass logged episodes, --dataset ID" in refused(capsys, "estimate", "online", *TINY)

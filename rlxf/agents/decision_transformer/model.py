@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.decision_transformer.auxiliary import AuxiliaryWeights
-from rlxf.agents.decision_transformer.conditioning import Conditioning, conditioning_from_json
+from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, Conditioning, conditioning_from_json
 from rlxf.agents.offline.config import Converter, DatasetInfo
 from rlxf.agents.offline.critic import CriticWindows
 from rlxf.agents.offline.heads import Head
-from rlxf.agents.offline.objectives import MaximumEntropy, Objective, objective_from_json
+from rlxf.agents.offline.objectives import OBJECTIVES, MaximumEntropy, Objective, objective_from_json
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import (
     TOKENS_PER_STEP,
@@ -57,6 +57,16 @@ class DecisionTransformerConfig(TrajectoryConfig):
         "objective": (technique_to_json, objective_from_json),
         "conditioning": (technique_to_json, conditioning_from_json),
     }
+    TYPES: ClassVar[dict[str, tuple[type, ...]]] = TrajectoryConfig.TYPES | {
+        "objective": tuple(OBJECTIVES.values()),
+        "conditioning": tuple(CONDITIONINGS.values()),
+    }
+    MODEL_SETTINGS: ClassVar[tuple[str, ...]] = (
+        *TrajectoryConfig.MODEL_SETTINGS,
+        "objective",
+        "conditioning",
+        "context",
+    )
     context: ContextKind
     objective: Objective
     conditioning: Conditioning

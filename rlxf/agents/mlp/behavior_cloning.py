@@ -13,9 +13,9 @@ from torch import Tensor
 from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel, as_sizes
+from rlxf.agents.offline.config import check_number
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import EncodedObservation
-from rlxf.attention.technique import check_finite_number
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import returns_differ
@@ -36,7 +36,7 @@ class BehaviorCloningConfig(MLPConfig):
     def check(self) -> None:
         """Check all numbers; errors as in `MLPConfig`."""
         super().check()
-        check_finite_number("best", self.best)
+        check_number("best", self.best)
         if not 0 < self.best <= 1:
             raise ValueError(f"best must be a share of the episodes above 0 and at most 1, got {self.best}")
 

@@ -339,6 +339,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         settings = arguments.load_settings(settings)
         archive = read_agent_archive(path, cls.NAME, checkpoint.GROUPS, sha256)
         own = checkpoint.read_config(archive, cls.config_class)
+        own.check_changes(settings)
         stored = vars(own) | settings
         subclass: Any = cls  # the constructor of each subclass accepts the arguments in its files
 

@@ -4,8 +4,9 @@ import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
+from numbers import Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -25,6 +26,7 @@ from rlxf.data.spaces import space_mismatches
 from rlxf.data.splits import check_fraction
 from rlxf.data.trajectories import ScaleImages, Standardize
 from rlxf.envs.specs import DescribedEnv, env_id_of, find_spec, registered_spec
+from rlxf.training import CheckpointError
 from rlxf.training.compat import NOTHING, Rule, number, whole
 from rlxf.training.schedules import schedule_from_json, schedule_to_json, schedule_to_text
 from rlxf.training.spaces import space_from_json, space_to_json
@@ -247,6 +249,10 @@ class OfflineConfig:
         "sampling": (technique_to_json, sampling_from_json),
     }
     """Settings that are not JSON values: name -> conversion to JSON, and back."""
+    TYPES: ClassVar[dict[str, tuple[type, ...]]] = {}
+    """Classes of the settings that are objects, by name."""
+    MODEL_SETTINGS: ClassVar[tuple[str, ...]] = ()
+    """Settings that determine the parameters of the model, without its core."""
 
     context_length: int
     learning_rate: float | Schedule
@@ -275,7 +281,15 @@ class OfflineConfig:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """Pick the fields of the configuration from arguments or attributes by name."""
+        """Pick the fields of the configuration from arguments or attributes by name.
+
+        Raises:
+            TypeError: if a setting is not of one of its `TYPES`.
+        """
+        for name, types in cls.TYPES.items():
+            if not isinstance(arguments[name], types):
+                names = " or ".join(each.__name__ for each in types)
+                raise TypeError(f"{name} must be an object of class {names}, got {arguments[name]!r}")
         return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
     def check(self) -> None:
@@ -286,8 +300,10 @@ class OfflineConfig:
             ValueError: if a value is out of range.
         """
         rate = self.learning_rate(1.0) if callable(self.learning_rate) else self.learning_rate
+        check_number("learning_rate", rate)
         values = vars(self) | {"learning_rate": rate}
-        check_sizes(context_length=self.context_length, batch_size=self.batch_size)
+        for name in ("context_length", "batch_size"):
+            check_int(name, values[name], most=sys.maxsize)
         for name in ("learning_rate", "weight_decay", "warmup_updates"):
             if values[name] is not None and not 0 <= values[name] < float("inf"):
                 raise ValueError(f"{name} must be finite and at least 0, got {values[name]}")
@@ -303,13 +319,46 @@ class OfflineConfig:
         """Return the settings that are None and follow from the training data, with their values."""
         return {}
 
-    def load_error_context(self, changes: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Return a context manager that adds causes to errors of loading a checkpoint with these settings.
+    def check_changes(self, changes: Mapping[str, Any]) -> None:
+        """Check settings that are passed to ``load`` of a file with this configuration.
+
+        Args:
+            changes: settings by name; they replace those of the file.
+
+        Raises:
+            ValueError: if a setting is None that needs a value without data.
+        """
+        rules = self.rules()
+        for name, rule in rules.items():
+            needed = name in self.JSON or not rule.holds(None)
+            if needed and name in changes and changes[name] is None:
+                raise ValueError(
+                    f"{name} must have a value to load a file, got None: leave it out to use that of the file"
+                )
+
+    @contextmanager
+    def load_error_context(self, changes: Mapping[str, Any]) -> Iterator[None]:
+        """Add the settings that were passed to errors of loading a checkpoint.
 
         Args:
             changes: settings passed to ``load``, which replace those of the file.
+
+        Raises:
+            CheckpointError: in place of an error that only reports that the weights do not fit.
         """
-        return nullcontext()
+        own = {name: getattr(self, name) for name in self.MODEL_SETTINGS if name in changes}
+        differing = {name: value for name, value in own.items() if value != changes[name]}
+        try:
+            yield
+        except CheckpointError as error:
+            if not differing:
+                raise
+            stored = ", ".join(f"{name}={value!r}" for name, value in differing.items())
+            given = ", ".join(f"{name}={changes[name]!r}" for name in differing)
+            raise CheckpointError(
+                f"the file cannot be loaded with {given}: it was saved with {stored} ({error}); leave these "
+                f"arguments out"
+            ) from error
 
     def to_json(self) -> dict[str, Any]:
         """Return the configuration as JSON data, without arguments that have their default."""
@@ -365,6 +414,12 @@ def check_sizes(**sizes: int | None) -> None:
     for name, value in sizes.items():
         if value is not None:
             check_int(name, value, most=sys.maxsize)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raise TypeError unless a setting is a number."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
 
 
 def check_positive(name: str, value: float | None) -> None:

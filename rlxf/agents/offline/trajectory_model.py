@@ -2,8 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -48,6 +48,8 @@ class TrajectoryConfig(OfflineConfig):
     JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = OfflineConfig.JSON | {
         "core": (TransformerSpec.to_dict, TransformerSpec.from_dict)
     }
+    TYPES: ClassVar[dict[str, tuple[type, ...]]] = {"core": (TransformerSpec,)}
+    MODEL_SETTINGS: ClassVar[tuple[str, ...]] = ("episode_length",)
     return_scale: float | None
     episode_length: int | None
     core: TransformerSpec
@@ -80,9 +82,12 @@ class TrajectoryConfig(OfflineConfig):
         }
         return {name: value for name, value in derived.items() if getattr(self, name) is None}
 
-    def load_error_context(self, changes: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Return a context manager that names the first difference of a passed core from the stored one."""
-        return core_error_context(self.core, changes.get("core"))
+    @contextmanager
+    def load_error_context(self, changes: Mapping[str, Any]) -> Iterator[None]:
+        """Add the first difference of a passed core from the stored one; see `OfflineConfig`."""
+        others = {name: value for name, value in changes.items() if name != "core"}
+        with core_error_context(self.core, changes.get("core")), super().load_error_context(others):
+            yield
 
     def _loggable_settings(self) -> dict[str, Any]:
         own = {name: value for name, value in super()._loggable_settings().items() if name != "core"}

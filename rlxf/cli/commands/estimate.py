@@ -29,7 +29,8 @@ class Estimate(Command):
     """Folder of the run."""
     dataset: tuple[str, ...] = ()
     """Minari ids of the logged episodes, with the spaces of the agent.
-    By default the training data of a Decision Transformer, from which estimates are rather too high."""
+    By default the training data of an agent trained on a dataset, from which estimates are rather too
+    high."""
     method: Literal["fqe", "dr", "wdr"] = "fqe"
     """Fitted Q evaluation, doubly robust, or weighted doubly robust.
     The last two need discrete actions; with continuous ones, fqe is used and a warning is printed."""
@@ -37,7 +38,7 @@ class Estimate(Command):
     """Checkpoint to estimate: the last one, the best one of the evaluations during training, the one with the
     lowest validation loss (--validation-share), or all of them."""
     target_returns: tuple[float, ...] = ()
-    """Target returns for a Decision Transformer, one estimate each.
+    """Target returns for an agent that is conditioned on a return, one estimate each.
     By default the target is the largest return in its training data."""
     discount: float = 0.99
     """Discount factor gamma, above 0 and at most 1."""

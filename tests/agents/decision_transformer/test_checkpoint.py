@@ -7,6 +7,7 @@ import torch
 
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.agents.decision_transformer.conditioning import MaxReturn
 from rlxf.data import DatasetError, ReferenceScores
 from rlxf.training import CheckpointError, CosineSchedule, read_archive, write_archive
 from tests.agents.decision_transformer.worlds import (
@@ -135,6 +136,36 @@ def test_learning_without_a_dataset_is_refused(tmp_path):
     loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
     with pytest.raises(ValueError, match=r"loaded without data: use load\(path, dataset=\.\.\.\)"):
         loaded.learn(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"core": None}, ValueError, "core must have a value to load a file, got None: leave it out"),
+        ({"core": "x"}, TypeError, "core must be an object of class TransformerSpec, got 'x'"),
+        ({"conditioning": "MaxReturn"}, TypeError, "class TargetReturn or MaxReturn or .*, got 'MaxReturn'"),
+        ({"conditioning": MaxReturn()}, CheckpointError, r"it was saved with conditioning=TargetReturn\(\)"),
+        ({"objective": MaximumEntropy()}, CheckpointError, r"it was saved with objective=Imitation\(\)"),
+        ({"episode_length": 3}, CheckpointError, "loaded with episode_length=3: it was saved with episode_l"),
+        ({"return_scale": None}, ValueError, "return_scale must have a value to load"),
+        ({"learning_rate": None}, ValueError, "learning_rate must have a value to load"),
+        ({"batch_size": None}, ValueError, "batch_size must have a value to load"),
+    ],
+)
+def test_load_refuses_settings_that_do_not_fit_the_file(tmp_path, change, error, message):
+    small_agent(core=PLAIN).save(tmp_path / "agent.zip")
+    with pytest.raises(error, match=message):
+        DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", **change)
+
+
+def test_an_altered_file_is_not_blamed_on_other_settings(tmp_path):
+    small_agent(core=PLAIN).save(tmp_path / "agent.zip")
+    archive = read_archive(tmp_path / "agent.zip")
+    archive.tensors["policy"].popitem()
+    write_archive(tmp_path / "agent.zip", archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError) as caught:
+        DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", batch_size=3)
+    assert "batch_size" not in str(caught.value)
 
 
 def test_load_refuses_a_dataset_of_other_spaces(tmp_path):

@@ -11,6 +11,7 @@ from rlxf import BehaviorCloning, DecisionTransformer, ReturnConditionedMLP, col
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.data import DatasetError, load_trajectories
 from rlxf.envs import ReturnToGo, make_vec_env
+from rlxf.training import CheckpointError
 from tests.agents.decision_transformer.worlds import ACTIONS, some_trajectories
 from tests.agents.mlp.worlds import AGENTS, LENGTHS, environment_rows, small_mlp
 from tests.datasets import ID, record_cartpole
@@ -72,6 +73,40 @@ def test_a_share_of_few_episodes_is_an_error(tmp_path):
     small_mlp(best=0.1).save(tmp_path / "agent")
     with pytest.raises(ValueError, match=message):
         BehaviorCloning.load(tmp_path / "agent", few, device="cpu").learn(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error", "message"),
+    [
+        (
+            "BehaviorCloning",
+            {"hidden_sizes": (3,)},
+            CheckpointError,
+            r"with hidden_sizes=\(3,\): it was",
+        ),
+        ("BehaviorCloning", {"context_length": 2}, CheckpointError, "it was saved with context_length=1"),
+        ("BehaviorCloning", {"hidden_sizes": None}, ValueError, "leave it out to use that of the file"),
+        (
+            "BehaviorCloning",
+            {"hidden_sizes": 5},
+            TypeError,
+            "must be an object of class Sequence, got 5",
+        ),
+        ("BehaviorCloning", {"objective": "Imitation"}, TypeError, "class Imitation or MaximumEntropy or Q"),
+        ("BehaviorCloning", {"best": "all"}, TypeError, "best must be a number, got 'all'"),
+        (
+            "ReturnConditionedMLP",
+            {"return_scale": None},
+            ValueError,
+            "return_scale must have a value to load",
+        ),
+        ("ReturnConditionedMLP", {"dropout": None}, ValueError, "dropout must have a value to load"),
+    ],
+)
+def test_load_refuses_settings_that_do_not_fit_the_file(tmp_path, name, change, error, message):
+    small_mlp(name).save(tmp_path / "agent.zip")
+    with pytest.raises(error, match=message):
+        AGENTS[name].load(tmp_path / "agent.zip", device="cpu", **change)
 
 
 def equal_returns(lengths=LENGTHS):

@@ -1,0 +1,271 @@
+"""Offline methods that benchmarks compare: names, presets of their sizes, construction and training."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from benchmarks import hugging_face
+from benchmarks.offline_setting import Setting
+from benchmarks.process_memory import peak_bytes, resident_bytes
+from benchmarks.update_clock import UpdateClock
+from rlxf import BehaviorCloning, DecisionTransformer, ReturnConditionedMLP, evaluate
+from rlxf.agents.decision_transformer.conditioning import ElasticHistory, MaxReturn, SampledReturn
+from rlxf.agents.mlp.behavior_cloning import check_share
+from rlxf.agents.mlp.return_conditioned import check_returns_differ
+from rlxf.agents.offline.objectives import QRegularized
+from rlxf.agents.offline.trajectory_model import default_return_scale
+from rlxf.data import Trajectories, load_trajectories
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of the agents of all methods; one preset is used for all datasets.
+
+    Args:
+        updates: number of updates of each agent.
+        transformer: sizes and learning rates of the transformers. Returns are divided by their standard
+            deviation in the data instead of its ``return_scale``.
+        conditioned_width: width of both hidden layers of the return-conditioned perceptron.
+    """
+
+    updates: int
+    transformer: Setting
+    conditioned_width: int
+
+
+PRESETS = {
+    "default": Preset(10_000, Setting(64, 2, learning_rate=1e-3, decay=0.1), 1024),
+    "reduced": Preset(
+        7_500, Setting(64, 2, context_length=10, batch_size=32, learning_rate=1e-3, decay=0.1), 256
+    ),
+}
+"""Presets by name; "reduced" costs about a quarter of "default"."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One agent of the comparison.
+
+    Args:
+        dataset: Minari id.
+        method: a name in `METHODS`.
+        preset: sizes of the agent.
+        seed: random seed of the training.
+        episodes: number of evaluation episodes.
+    """
+
+    dataset: str
+    method: str
+    preset: Preset
+    seed: int
+    episodes: int
+
+    @property
+    def key(self) -> str:
+        """Key of the agent in a file of results; the sizes are those that its method uses."""
+        sizes = METHODS[self.method].sizes(self.preset)
+        return f"{self.dataset}, {self.method}, {sizes}, seed {self.seed}, {self.episodes} episodes"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Result of one agent.
+
+    Args:
+        dataset: Minari id.
+        method: a name in `METHODS`.
+        seed: random seed of the training.
+        target: target return of the evaluation; None for methods without one.
+        returns: undiscounted return of each evaluation episode.
+        milliseconds: median CPU time of an update, with one thread.
+        megabytes: peak memory of building and training the agent, without that of the process before.
+        seconds: wall time of training and evaluation.
+    """
+
+    dataset: str
+    method: str
+    seed: int
+    target: float | None
+    returns: list[float]
+    milliseconds: float
+    megabytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Method:
+    """Offline method.
+
+    Args:
+        title: name in tables.
+        train: function of the data, the sizes and the seed that builds an agent; None for HF's model.
+        check: function that raises ValueError if the data do not allow the method.
+        sizes: function that describes the sizes of a preset that the method uses.
+    """
+
+    title: str
+    train: Callable[[Trajectories, Preset, int], Any] | None
+    check: Callable[[Trajectories], None]
+    sizes: Callable[[Preset], str]
+
+
+def cloning(data: Trajectories, preset: Preset, seed: int, best: float) -> BehaviorCloning:
+    """Build behavior cloning with default sizes."""
+    return BehaviorCloning(data, best, seed=seed, device="cpu")
+
+
+def conditioned_cloning(data: Trajectories, preset: Preset, seed: int) -> ReturnConditionedMLP:
+    """Build the return-conditioned perceptron."""
+    sizes = (preset.conditioned_width, preset.conditioned_width)
+    return ReturnConditionedMLP(data, hidden_sizes=sizes, seed=seed, device="cpu")
+
+
+def transformer(data: Trajectories, preset: Preset, seed: int, **techniques: Any) -> DecisionTransformer:
+    """Build a Decision Transformer with an objective and a conditioning."""
+    arguments = scaled(preset.transformer, data).arguments()
+    return DecisionTransformer(data, seed=seed, device="cpu", **arguments | techniques)
+
+
+def scaled(setting: Setting, data: Trajectories) -> Setting:
+    """Return a setting whose scale of returns is that of the data."""
+    return replace(setting, return_scale=default_return_scale(data))
+
+
+def no_requirement(data: Trajectories) -> None:
+    """Accept all data."""
+
+
+def check_vectors(data: Trajectories) -> None:
+    """Raise ValueError unless observations are vectors and actions continuous, which HF's model needs."""
+    if data.observation_mean is None or not isinstance(data.action_space, spaces.Box):
+        raise ValueError(
+            f"HF's model needs vectors as observations and Box actions, got {data.observation_space} and "
+            f"{data.action_space}"
+        )
+
+
+def cloning_sizes(preset: Preset) -> str:
+    """Describe the sizes of behavior cloning."""
+    return f"{preset.updates} updates"
+
+
+def conditioned_sizes(preset: Preset) -> str:
+    """Describe the sizes of the return-conditioned perceptron."""
+    return f"{preset.updates} updates, width {preset.conditioned_width}"
+
+
+def transformer_sizes(preset: Preset) -> str:
+    """Describe the sizes of a transformer."""
+    sizes = preset.transformer
+    return (
+        f"{preset.updates} updates, width {sizes.width}, {sizes.layers} layers, context "
+        f"{sizes.context_length}, batch {sizes.batch_size}"
+    )
+
+
+def decision_transformer(title: str, **techniques: Any) -> Method:
+    """Return the method of a Decision Transformer with an objective and a conditioning."""
+    return Method(title, partial(transformer, **techniques), no_requirement, transformer_sizes)
+
+
+METHODS = {
+    "bc": Method("BC", partial(cloning, best=1.0), no_requirement, cloning_sizes),
+    "bc-best": Method(
+        "BC of the best 10%", partial(cloning, best=0.1), partial(check_share, best=0.1), cloning_sizes
+    ),
+    "rvs": Method("RvS, highest target", conditioned_cloning, check_returns_differ, conditioned_sizes),
+    "dt": decision_transformer("DT, highest target"),
+    "dt-q": decision_transformer("DT, QRegularized, highest target", objective=QRegularized()),
+    "dt-max": decision_transformer("DT, MaxReturn", conditioning=MaxReturn()),
+    "dt-elastic": decision_transformer("DT, ElasticHistory", conditioning=ElasticHistory()),
+    "dt-sampled": decision_transformer("DT, SampledReturn", conditioning=SampledReturn()),
+    "dt-q-max": decision_transformer(
+        "DT, QRegularized, MaxReturn", objective=QRegularized(), conditioning=MaxReturn()
+    ),
+    "hf": Method("HF DT, highest target", None, check_vectors, transformer_sizes),
+}
+"""Methods by name. The highest target is the highest return of the data."""
+
+
+def measure(job: Job, venv: Path) -> Run:
+    """Train and evaluate one agent.
+
+    Args:
+        job: the agent.
+        venv: folder of the virtual environment of HF's model.
+    """
+    start, data = time.perf_counter(), load_trajectories(job.dataset)
+    make = METHODS[job.method].train
+    returns, target, seconds, memory = ours(job, make, data) if make else theirs(job, data, venv)
+    warm = seconds[len(seconds) // 10 :]
+    return Run(
+        job.dataset,
+        job.method,
+        job.seed,
+        target,
+        returns,
+        1000 * median(warm),
+        memory / 1e6,
+        time.perf_counter() - start,
+    )
+
+
+Outcome = tuple[list[float], float | None, list[float], int]
+"""Returns, target return, CPU seconds of each update, and peak memory in bytes."""
+
+
+def ours(job: Job, make: Callable[[Trajectories, Preset, int], Any], data: Trajectories) -> Outcome:
+    """Train and evaluate an agent of this package."""
+    clock, before = UpdateClock(time.process_time), resident_bytes()
+    agent = make(data, job.preset, job.seed).learn(job.preset.updates, clock)
+    memory = peak_bytes() - before
+    target = highest_return(data) if agent.return_conditioned else None
+    returns = evaluated(agent, job.episodes, target)
+    return returns, target, clock.durations, memory
+
+
+def theirs(job: Job, data: Trajectories, venv: Path) -> Outcome:
+    """Train and evaluate HF's model on windows of the same kind."""
+    target = highest_return(data)
+    answer = hugging_face.run_task(
+        venv,
+        "train_and_evaluate",
+        scaled(job.preset.transformer, data),
+        dataset=job.dataset,
+        updates=job.preset.updates,
+        seed=job.seed,
+        episodes=job.episodes,
+        targets=[target],
+    )
+    (report,) = answer["targets"]
+    return report["returns"], target, answer["update_seconds"], answer["bytes"]
+
+
+def highest_return(data: Trajectories) -> float:
+    """Return the highest return of an episode, the target of methods that need one."""
+    return float(data.returns.max())
+
+
+def evaluated(agent: Any, episodes: int, target: float | None) -> list[float]:
+    """Return the returns of an agent in the environment of its data; all agents get the same episodes."""
+    env = agent.make_env(episodes)
+    found: Any = evaluate(agent, env, episodes, target_returns=None if target is None else [target])
+    env.close()
+    report = found if target is None else found.first
+    return [float(each) for each in np.asarray(report.returns)]
+
+
+def excluded(dataset: str, method: str) -> str | None:
+    """Return why the data do not allow a method; None if they do."""
+    try:
+        METHODS[method].check(load_trajectories(dataset))
+    except ValueError as error:
+        return str(error)
+    return None
