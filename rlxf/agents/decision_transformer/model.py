@@ -187,9 +187,15 @@ class DecisionTransformerModel(TrajectoryModel):
         super().__init__(info, normalization, config, config.conditioning.token_order)
         self.loss = config.objective.build(config.core.width, self.tokens.actions, self.features.width)
         self.init_weights(self.loss)
+        self.loss.after_init()
         self.auxiliary = config.auxiliary.build(config.core.width, math.prod(info.encoder.shape))
         if self.auxiliary is not None:
             init_gpt2_weights(self.auxiliary)
+
+    def check_processes(self, world_size: int) -> None:
+        """Raise ValueError if the core or the objective does not support this number of processes."""
+        self.loss.check_processes(world_size)
+        super().check_processes(world_size)
 
     def check_data(self, data: Trajectories, device: torch.device) -> None:
         """Raise ValueError if the core or the objective is unsuitable for the data."""

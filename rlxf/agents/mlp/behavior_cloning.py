@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
 from rlxf.agents.mlp.acting import MLPAgent
-from rlxf.agents.mlp.model import MLPConfig, MLPModel, as_sizes
-from rlxf.agents.offline.config import check_number
+from rlxf.agents.mlp.model import MLPConfig, MLPModel
+from rlxf.agents.offline.config import as_hidden_sizes, check_number
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import EncodedObservation
 from rlxf.data import Trajectories, Windows
@@ -132,7 +132,7 @@ class BehaviorCloning(MLPAgent):
     ):
         objective = Imitation() if objective is None else objective
         sampling = UNIFORM_STEPS if sampling is None else sampling
-        hidden_sizes = as_sizes(hidden_sizes)
+        hidden_sizes = as_hidden_sizes("hidden_sizes", hidden_sizes)
         self.trust, self._warned_versions = trust, set[str]()
         self._missing_state_warning = MissingStateWarning(stacklevel=4)
         config = BehaviorCloningConfig.of(locals())

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
 from rlxf.agents.mlp.acting import MLPAgent
-from rlxf.agents.mlp.model import MLPConfig, MLPModel, as_sizes
+from rlxf.agents.mlp.model import MLPConfig, MLPModel
 from rlxf.agents.offline.agent import ReturnConditionedAgent
-from rlxf.agents.offline.config import DatasetInfo, check_positive
+from rlxf.agents.offline.config import DatasetInfo, as_hidden_sizes, check_positive
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import default_return_scale
@@ -151,7 +151,7 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
     ):
         objective = Imitation() if objective is None else objective
         sampling = UNIFORM_STEPS if sampling is None else sampling
-        hidden_sizes = as_sizes(hidden_sizes)
+        hidden_sizes = as_hidden_sizes("hidden_sizes", hidden_sizes)
         self.trust, self._warned_versions = trust, set[str]()
         self._missing_state_warning = MissingStateWarning(stacklevel=4)
         config = ReturnConditionedMLPConfig.of(locals())

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from numbers import Real
@@ -420,6 +420,26 @@ def check_number(name: str, value: Any) -> None:
     """Raise TypeError unless a setting is a number."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+MAX_HIDDEN_LAYERS = 100
+"""Largest number of hidden layers of a multilayer perceptron."""
+
+
+def as_hidden_sizes(name: str, sizes: Any) -> tuple[int, ...]:
+    """Return the widths of hidden layers as a tuple.
+
+    Raises:
+        TypeError: if they are not a sequence of integers.
+        ValueError: if a width is less than 1, or there are more than 100.
+    """
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str):
+        raise TypeError(f"{name} must be a sequence of widths such as (256, 256), got {sizes!r}")
+    if len(sizes) > MAX_HIDDEN_LAYERS:
+        raise ValueError(f"{name} must be at most {MAX_HIDDEN_LAYERS} numbers, got {len(sizes)}")
+    for size in sizes:
+        check_int(name, size, most=sys.maxsize)
+    return tuple(sizes)
 
 
 def check_positive(name: str, value: float | None) -> None:

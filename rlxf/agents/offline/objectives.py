@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions
 from rlxf.agents.common.losses import masked_mean
+from rlxf.agents.offline.config import as_hidden_sizes
 from rlxf.agents.offline.critic import CriticWindows, DivergenceCheck, TwinQ, frozen_copy, window_targets
 from rlxf.agents.offline.heads import (
     CategoricalHead,
@@ -52,8 +53,14 @@ class ObjectiveLoss(nn.Module, ABC):
         """
         return parts
 
+    def after_init(self) -> None:  # optional
+        """Set state that depends on the initial weights."""
+
     def after_update(self) -> None:  # optional
         """Update state that depends on the weights, after each optimizer step."""
+
+    def check_processes(self, world_size: int) -> None:  # optional
+        """Raise ValueError if the objective does not support this number of processes."""
 
     def check_data(self, data: Trajectories) -> None:  # optional
         """Raise DatasetError if the objective cannot be trained on these data."""
@@ -179,9 +186,11 @@ class QRegularized(ObjectiveSpec):
 
     Source: Hu et al. 2024, arXiv:2405.17098 (QT), section 4; with the normalization of TD3+BC (Fujimoto and
     Gu 2021, arXiv:2106.06860, section 4), and noise on target actions (TD3, arXiv:1802.09477, section 5.3).
+    Other than in QT, target actions come from the trained policy and not from an average of it, |Q| is that
+    of the first network, and the agent acts from one return instead of the best of several by Q.
 
     Args:
-        eta: weight of the values; 0 is imitation.
+        eta: weight of the values, above 0; smaller values are closer to imitation.
         discount: discount factor of the values.
         target_rate: tau, the rate at which target networks follow.
         hidden_sizes: widths of the hidden layers of the action values.
@@ -191,7 +200,7 @@ class QRegularized(ObjectiveSpec):
     Raises:
         TypeError: if a number has the wrong type.
         ValueError: if eta or target_rate is not positive, target_rate is above 1, discount is not from 0 to
-            below 1, or n_steps is less than 1.
+            below 1, n_steps is less than 1, or there are more than 100 hidden layers.
     """
 
     paper: ClassVar[str] = "Hu et al. 2024, arXiv:2405.17098"
@@ -209,11 +218,10 @@ class QRegularized(ObjectiveSpec):
             raise ValueError(f"QRegularized target_rate must be at most 1, got {self.target_rate}")
         if not 0 <= self.discount < 1:
             raise ValueError(f"QRegularized discount must be from 0 to below 1, got {self.discount}")
-        for size in self.hidden_sizes:
-            check_int("QRegularized hidden_sizes", size)
+        sizes = as_hidden_sizes("QRegularized hidden_sizes", self.hidden_sizes)
+        object.__setattr__(self, "hidden_sizes", sizes)
         if self.n_steps is not None:
             check_int("QRegularized n_steps", self.n_steps)
-        object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
 
     def check_windows(self, steps: int) -> None:
         if steps < 2:
@@ -262,6 +270,13 @@ class QRegularizedLoss(ObjectiveLoss):
                 f"behavior cloning, which need no ends"
             )
 
+    def check_processes(self, world_size: int) -> None:
+        """Raise ValueError if there are several: means of the critic are over other steps than the loss."""
+        if world_size > 1:
+            raise ValueError(
+                f"objective={self.spec} supports one process, got {world_size}: train without torchrun"
+            )
+
     def check_online(self) -> None:
         """Accept every head: deterministic policies explore with noise on their actions."""
 
@@ -293,6 +308,12 @@ class QRegularizedLoss(ObjectiveLoss):
         weight = torch.cat([weight[:, :-1], (weight[:, -1] * windows.terminated)[:, None]], dim=1)
         error = (self.critic(x, windows.actions) - targets).square().sum(dim=0)
         return masked_mean(error, weight), masked_mean(targets, weight)
+
+    @torch.no_grad()
+    def after_init(self) -> None:
+        """Start the target networks with the weights of the action values."""
+        for target, value in zip(self.target.buffers(), self.critic.parameters(), strict=True):
+            target.copy_(value)
 
     @torch.no_grad()
     def after_update(self) -> None:

@@ -186,9 +186,14 @@ def test_unsuitable_choices_are_refused():
         ({"target_rate": 2}, "target_rate must be at most 1"),
         ({"hidden_sizes": (0,)}, "hidden_sizes must be at least 1"),
         ({"n_steps": 0}, "n_steps must be at least 1"),
+        ({"hidden_sizes": (1,) * 101}, "hidden_sizes must be at most 100 numbers, got 101"),
     ):
         with pytest.raises(ValueError, match=message):
             QRegularized(**options)
+    with pytest.raises(TypeError, match="hidden_sizes must be a sequence of widths"):
+        QRegularized(hidden_sizes=5)
+    with pytest.raises(ValueError, match="supports one process, got 2"):
+        small_agent(objective=QRegularized(hidden_sizes=(8,))).policy.check_processes(2)
     data = some_trajectories(action_space=ACTIONS["Discrete"])
     early = replace(small_agent().core, depth=CALM(confidence="softmax"))
     with pytest.raises(ValueError, match=r"objective=QRegularized\(.* needs outputs of one depth"):
