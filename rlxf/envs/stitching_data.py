@@ -63,8 +63,8 @@ def road_episodes(
 ) -> Trajectories:
     """Generate data of `StitchingMaze` in which no episode goes from its start to its goal.
 
-    Episodes alternate between both roads: from the west to the dead end, where the agent stays until the time
-    limit, and from the south to the goal. They have the returns 0 and 1.
+    Episodes alternate between both roads: from the northwest to the dead end, where the agent stays until
+    the time limit, and from the south to the goal. They have the returns 0 and 1.
 
     Args:
         episodes: number of episodes, at least 2.

@@ -131,7 +131,7 @@ class Stitching:
     def learn(self, kind: str, seed: int) -> Run:
         """Train and evaluate one agent."""
         agent, clock, start = self.agent(kind, seed), UpdateClock(time.process_time), time.process_time()
-        agent.learn(self.updates, callback=clock, log_interval=self.updates + 1)
+        agent.learn(self.updates, callback=clock)
         seconds = time.process_time() - start
         successes = count_successes(agent, self.episodes)
         return Run(kind, seed, successes, self.episodes, 1000 * median(clock.durations), seconds)
