@@ -53,7 +53,7 @@ def register_envs() -> None:
     for env_id, continuous in (("rlxf/StitchingMaze-v0", True), ("rlxf/StitchingMazeDiscrete-v0", False)):
         if env_id not in registry:
             register(
-                env_id, entry_point=_STITCHING_MAZE, max_episode_steps=50, kwargs={"continuous": continuous}
+                env_id, entry_point=_STITCHING_MAZE, max_episode_steps=40, kwargs={"continuous": continuous}
             )
 
 

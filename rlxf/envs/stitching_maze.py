@@ -62,7 +62,7 @@ class StitchingMaze(gymnasium.Env[NDArray[np.float32], Any]):
     agent can cut corners.
 
     The reward is 1 when the agent enters the square of the goal, which terminates the episode, and 0
-    otherwise. The registered environments truncate episodes after 50 steps. ``info["is_success"]`` is True
+    otherwise. The registered environments truncate episodes after 40 steps. ``info["is_success"]`` is True
     in the goal.
 
     Args:
