@@ -12,6 +12,8 @@ from rlxf.envs.stitching_maze import ROADS, STEP, Point, Road, StitchingMaze
 
 ENV_IDS = {True: "rlxf/StitchingMaze-v0", False: "rlxf/StitchingMazeDiscrete-v0"}
 """Registered id by the argument ``continuous``."""
+PERIOD = 4
+"""Number of episodes of which one reaches the goal."""
 LOOKAHEAD = 1.0
 """Distance of the point of the road that a `RoadFollower` walks towards."""
 
@@ -63,26 +65,26 @@ def road_episodes(
 ) -> Trajectories:
     """Generate data of `StitchingMaze` in which no episode goes from its start to its goal.
 
-    Episodes alternate between both roads: from the west to the dead end, where the agent stays until the time
-    limit, and from the south to the goal. They have the returns 0 and 1.
+    Three of four episodes go from the northwest to the dead end, where the agent stays until the time limit,
+    and every fourth one from the south to the goal. They have the returns 0 and 1.
 
     Args:
-        episodes: number of episodes, at least 2.
+        episodes: number of episodes, at least 4.
         seed: seed of the starts and of the noise; equal seeds give equal data.
         continuous: False for discrete actions.
         noise: standard deviation of the noise of `RoadFollower`, in steps.
 
     Raises:
-        ValueError: if episodes is less than 2, or noise is negative.
+        ValueError: if episodes is less than 4, or noise is negative.
     """
-    if episodes < 2:
-        raise ValueError(f"episodes must be at least 2, one for each road, got {episodes}")
+    if episodes < PERIOD:
+        raise ValueError(f"episodes must be at least {PERIOD}, so that one reaches the goal, got {episodes}")
     register_envs()
     env, rng = gymnasium.make(ENV_IDS[continuous]), np.random.default_rng(seed)
     policies = {start: RoadFollower(road, noise, rng) for start, road in ROADS.items()}
     env.reset(seed=seed)
-    names = [*ROADS]
-    played = [play(env, names[e % len(names)], policies) for e in range(episodes)]
+    starts = ["northwest" if e % PERIOD else "south" for e in range(1, episodes + 1)]
+    played = [play(env, start, policies) for start in starts]
     observations, actions, rewards, ends = zip(*played, strict=True)
     rows = np.concatenate(observations)
     terminated = np.array(ends)

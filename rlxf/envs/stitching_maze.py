@@ -16,17 +16,24 @@ Road = Sequence[tuple[float, float]]
 """Corners of a road, from its start to its end."""
 
 ARM = 4.0
-"""Distance of the ends of the roads from the crossing."""
+"""Distance of the ends and of the corner of the roads from the crossing."""
 HALF_WIDTH = 0.5
 """Half of the width of a road."""
 STEP = 0.5
 """Distance of a step with the action 1 along an axis."""
-STARTS = {"west": (-ARM, 0.0), "south": (0.0, -ARM)}
-"""Center of each start by its name."""
 GOAL = (0.0, ARM)
 """Center of the goal, a square of the width of the road."""
-ROADS: dict[str, Road] = {"west": ((-ARM, 0.0), (ARM, 0.0)), "south": ((0.0, -ARM), GOAL)}
-"""Road of the data from each start: a dead end from the west, the goal from the south."""
+ROADS: dict[str, Road] = {
+    "northwest": ((-ARM, ARM), (-ARM, 0.0), (ARM, 0.0)),
+    "south": ((0.0, -ARM), GOAL),
+}
+"""Road of the data by the name of its start: to a dead end from the northwest, to the goal from the south."""
+STARTS = {name: road[0] for name, road in ROADS.items()}
+"""Center of each start by its name."""
+EDGE = ARM + HALF_WIDTH
+LOW = np.array([(-EDGE, -HALF_WIDTH), (-HALF_WIDTH, -EDGE), (-EDGE, -HALF_WIDTH)])
+HIGH = np.array([(EDGE, HALF_WIDTH), (HALF_WIDTH, EDGE), (HALF_WIDTH - ARM, EDGE)])
+"""Southwest and northeast corners of the straight pieces of the roads, (3, 2)."""
 DIRECTIONS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)], np.float64)
 """Displacement by discrete action, in steps: 0 right, 1 up, 2 left, 3 down."""
 
@@ -36,22 +43,23 @@ class StitchingMaze(gymnasium.Env[NDArray[np.float32], Any]):
 
     ::
 
-              G          G goal
-              |          W start of an episode, and of the evaluation
-        W ----+---- .    S start of other episodes of the data
-              |          . dead end
-              S
+        A     G         A start of an episode, and of the evaluation
+        |     |         B start of other episodes of the data
+        +-----+-----D   D dead end
+              |         G goal
+              B
 
-    Episodes of the data (`rlxf.envs.road_episodes`) go from W to the dead end, or from S to G. No episode
-    goes from W to G. An agent that starts in W reaches G only if it joins the first half of one road and the
-    second half of the other (trajectory stitching: Fu et al. 2020, arXiv:2004.07219, section 4).
+    Episodes of the data (`rlxf.envs.road_episodes`) go from A to D, or from B to G. No episode goes from A to
+    G. An agent that starts in A reaches G only if it joins the first part of one road and the second part of
+    the other (trajectory stitching: Fu et al. 2020, arXiv:2004.07219, section 4). The corner keeps policies
+    that only learned the road from B to G from walking straight towards it.
 
-    Observation, float32 (2,): the position (x, y). The crossing is at (0, 0), the ends of the roads are at a
-    distance of 4, and the roads are 1 wide.
+    Observation, float32 (2,): the position (x, y). The crossing is at (0, 0), the corner at (-4, 0), A at
+    (-4, 4), and the other ends are at a distance of 4 from the crossing. The roads are 1 wide.
 
     Actions: a displacement in [-1, 1]^2 in units of half a road width, or with ``continuous=False`` 0 right,
     1 up, 2 left, 3 down. A step that would leave the roads ends at the nearest point of the roads, so an
-    agent can cut the corner of the crossing.
+    agent can cut corners.
 
     The reward is 1 when the agent enters the square of the goal, which terminates the episode, and 0
     otherwise. The registered environments truncate episodes after 40 steps. ``info["is_success"]`` is True
@@ -71,8 +79,7 @@ class StitchingMaze(gymnasium.Env[NDArray[np.float32], Any]):
     def __init__(self, continuous: bool = True, render_mode: str | None = None):
         check_render_mode(render_mode)
         self.continuous, self.render_mode = continuous, render_mode
-        edge = ARM + HALF_WIDTH
-        self.observation_space = spaces.Box(-edge, edge, (2,), np.float32)
+        self.observation_space = spaces.Box(-EDGE, EDGE, (2,), np.float32)
         box = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = box if continuous else spaces.Discrete(len(DIRECTIONS))
         self._position: Point | None = None
@@ -84,10 +91,10 @@ class StitchingMaze(gymnasium.Env[NDArray[np.float32], Any]):
 
         Args:
             seed: seed of the offsets; None to continue.
-            options: ``{"start": "south"}`` for the start S; by default, episodes start in W, "west".
+            options: ``{"start": "south"}`` for the start B; by default, episodes start in A, "northwest".
         """
         super().reset(seed=seed)
-        start = (options or {}).get("start", "west")
+        start = (options or {}).get("start", "northwest")
         if start not in STARTS:
             raise ValueError(f"start must be one of {', '.join(STARTS)}, got {start!r}")
         self._position = np.array(STARTS[start]) + self.np_random.uniform(-0.25, 0.25, 2)
@@ -120,11 +127,10 @@ class StitchingMaze(gymnasium.Env[NDArray[np.float32], Any]):
 
 
 def nearest_on_roads(point: Point) -> Point:
-    """Return the point of the roads that is nearest to a point (2,); the road from W if both are equal."""
-    reach = ARM + HALF_WIDTH
-    across, along = ((reach, HALF_WIDTH), (HALF_WIDTH, reach))
-    candidates = [point.clip(np.negative(limits), limits) for limits in (across, along)]
-    return min(candidates, key=lambda each: float(np.abs(each - point).sum()))
+    """Return the point of the roads that is nearest to a point (2,), in the sum of both coordinates."""
+    candidates = point.clip(LOW, HIGH)
+    nearest: Point = candidates[np.abs(candidates - point).sum(axis=1).argmin()]
+    return nearest
 
 
 WALL, FLOOR, TARGET, AGENT = range(4)
@@ -142,7 +148,7 @@ def render_roads(mode: str, position: Sequence[float] | Point) -> str | NDArray[
     """
     arm = int(ARM)
     grid = np.full((2 * arm + 1, 2 * arm + 1), WALL)
-    grid[arm], grid[:, arm], grid[0, arm] = FLOOR, FLOOR, TARGET
+    grid[arm], grid[:, arm], grid[:arm, 0], grid[0, arm] = FLOOR, FLOOR, FLOOR, TARGET
     column, row = np.rint(position).astype(np.int64) * (1, -1) + arm
     grid[row, column] = AGENT
     if mode == "ansi":

@@ -63,11 +63,11 @@ class Run:
 class Stitching:
     """Trajectory stitching: agents trained on two crossing roads, none of which leads from start to goal.
 
-    The data are 200 episodes of `rlxf.envs.road_episodes`: half of them go from the start to a dead end, the
-    other half from another place through the same crossing to the goal. The only reward is 1 in the goal. The
+    The data are 200 episodes of `rlxf.envs.road_episodes`: three of four go from the start to a dead end, the
+    others from another place through the same crossing to the goal. The only reward is 1 in the goal. The
     seed of an agent is also that of its data. Success is that of the last weights, from the start.
-    Transformers have width 64, 2 layers and a context of K steps, which at the crossing reaches back to the
-    start of the road.
+    Transformers have width 64, 2 layers and a context of K steps, in which the road before the crossing is
+    visible.
 
     Intervals are Wilson's for all episodes of a kind. Episodes of one agent are alike, so the rates of its
     seeds are printed in addition.
@@ -131,7 +131,7 @@ class Stitching:
     def learn(self, kind: str, seed: int) -> Run:
         """Train and evaluate one agent."""
         agent, clock, start = self.agent(kind, seed), UpdateClock(time.process_time), time.process_time()
-        agent.learn(self.updates, callback=clock, log_interval=self.updates + 1)
+        agent.learn(self.updates, callback=clock)
         seconds = time.process_time() - start
         successes = count_successes(agent, self.episodes)
         return Run(kind, seed, successes, self.episodes, 1000 * median(clock.durations), seconds)

@@ -16,14 +16,15 @@ from rlxf.envs.stitching_maze import ARM, DIRECTIONS, GOAL, HALF_WIDTH, ROADS, S
 
 IDS = {True: "rlxf/StitchingMaze-v0", False: "rlxf/StitchingMazeDiscrete-v0"}
 KINDS = pytest.mark.parametrize("continuous", [True, False], ids=["continuous", "discrete"])
-CORNER = (STARTS["west"], (0.0, 0.0), GOAL)
+CORNER = (STARTS["northwest"], (-ARM, 0.0), (0.0, 0.0), GOAL)
 """The road from the start to the goal, which no episode of the data follows."""
 
 
 def is_on_roads(x, y):
     """Return whether a position is on one of the roads, by their definition."""
     edge = ARM + HALF_WIDTH
-    return (abs(x) <= edge and abs(y) <= HALF_WIDTH) or (abs(y) <= edge and abs(x) <= HALF_WIDTH)
+    crossing = (abs(x) <= edge and abs(y) <= HALF_WIDTH) or (abs(y) <= edge and abs(x) <= HALF_WIDTH)
+    return crossing or (abs(x + ARM) <= HALF_WIDTH and -HALF_WIDTH <= y <= edge)
 
 
 @KINDS
@@ -72,7 +73,7 @@ def test_a_position_on_the_roads_is_its_own_nearest_point():
 
 def test_a_shortest_path_of_discrete_actions_reaches_the_goal():
     """Breadth-first search over the positions from the center of the start."""
-    first = STARTS["west"]
+    first = STARTS["northwest"]
     steps, queue = {first: 0}, deque([first])
     while queue:
         position = queue.popleft()
@@ -82,7 +83,7 @@ def test_a_shortest_path_of_discrete_actions_reaches_the_goal():
                 steps[after] = steps[position] + 1
                 queue.append(after)
     shortest = min(n for at, n in steps.items() if np.abs(np.subtract(at, GOAL)).max() <= HALF_WIDTH)
-    assert shortest == (2 * ARM - HALF_WIDTH) / STEP - 1, "one step is saved at the corner"
+    assert shortest == 19, "10 units along the inner sides of the corners, less a step by cutting one"
     assert shortest < gymnasium.spec(IDS[False]).max_episode_steps / 2
 
 
@@ -109,14 +110,14 @@ def test_the_start_is_near_its_center_and_set_by_the_seed():
         np.testing.assert_array_equal(first, again)
         other, _ = env.reset(seed=5, options={"start": start})
         assert (first != other).any()
-    assert np.abs(env.reset(seed=0)[0] - np.array(STARTS["west"])).max() <= 0.25
+    assert np.abs(env.reset(seed=0)[0] - np.array(STARTS["northwest"])).max() <= 0.25
 
 
 def test_invalid_uses_are_refused():
     env = StitchingMaze(continuous=False)
     with pytest.raises(ResetNeeded, match="call reset"):
         env.step(0)
-    with pytest.raises(ValueError, match="start must be one of west, south, got 'north'"):
+    with pytest.raises(ValueError, match="start must be one of northwest, south, got 'north'"):
         env.reset(options={"start": "north"})
     env.reset()
     with pytest.raises(ValueError, match=r"action must be in Discrete\(4\), got 4"):
@@ -150,9 +151,7 @@ def test_the_map_is_rendered():
     env = StitchingMaze(render_mode="ansi")
     env.reset(seed=0)
     lines = env.render().split("\n")
-    assert lines[0] == "    G    "
-    assert lines[4] == "A........"
-    assert [*map(len, lines)] == [9] * 9
+    assert lines == ["A   G    ", *[".   .    "] * 3, "." * 9, *["    .    "] * 4]
     env = StitchingMaze(render_mode="rgb_array")
     env.reset(seed=0)
     assert env.render().shape == (72, 72, 3)
@@ -176,8 +175,8 @@ def test_the_point_ahead_is_that_of_a_search_along_the_road(road):
 
 
 def test_the_policy_walks_to_the_end_of_the_road_and_stays():
-    follower, position = RoadFollower(CORNER, 0.0, np.random.default_rng(0)), np.array(STARTS["west"])
-    for _ in range(40):
+    follower, position = RoadFollower(CORNER, 0.0, np.random.default_rng(0)), np.array(STARTS["northwest"])
+    for _ in range(60):
         position = position + STEP * follower(position)
     np.testing.assert_allclose(position, GOAL, atol=1e-6)
 
@@ -188,23 +187,24 @@ def test_invalid_roads_are_refused():
         RoadFollower([(0.0, 0.0)], 0.1, rng)
     with pytest.raises(ValueError, match="noise must be at least 0, got -1"):
         RoadFollower(CORNER, -1, rng)
-    with pytest.raises(ValueError, match="episodes must be at least 2"):
-        road_episodes(1)
+    with pytest.raises(ValueError, match=r"episodes must be at least 4, .* got 3"):
+        road_episodes(3)
 
 
 @KINDS
 def test_no_episode_of_the_data_connects_start_and_goal(continuous):
     data = road_episodes(60, 1, continuous)
     places = np.split(data.observations, data.offsets[1:-1])
-    from_start = np.array([np.abs(each[0] - np.array(STARTS["west"])).max() <= 0.25 for each in places])
-    assert from_start.sum() == 30
+    from_start = np.array([np.abs(each[0] - np.array(STARTS["northwest"])).max() <= 0.25 for each in places])
+    assert from_start.sum() == 45
     assert (data.returns[from_start] == 0).all()
     assert (data.returns[~from_start] == 1).all()
     assert (data.terminated == ~from_start).all()
     assert (data.truncated == from_start).all()
     for each, starts_west in zip(places, from_start, strict=True):
         assert (np.abs(each).max(axis=1) < 1.5).any(), "the episode does not pass the crossing"
-        assert not starts_west or each[:, 1].max() <= 1.5, "an episode from the start turns to the goal"
+        turns = (each[:, 1] > 1.5) & (np.abs(each[:, 0]) <= HALF_WIDTH)
+        assert turns.any() != starts_west, "only episodes from the south turn to the goal"
 
 
 @KINDS

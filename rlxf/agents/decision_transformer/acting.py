@@ -54,11 +54,19 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         self, observation: NDArray[Any] | dict[str, NDArray[Any]], actions: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Encode observations of the agent's environments and actions, (E, ...), as in `Trajectories`."""
-        values: Any = observation
+        return self.encode_observation(observation), action_encoder(self.dataset_info.action_space)(actions)
+
+    def encode_observation(self, observation: Any) -> NDArray[Any]:
+        """Encode observations (E, ...) of the agent's environments as in `Trajectories`.
+
+        Raises:
+            TypeError, ValueError, FaultyEnvironmentError: as `predict`.
+        """
         if self.conditioning.needs_target:
-            values = values["observation"]
-        rows = encode_observations(values, self.dataset_info)
-        return rows, action_encoder(self.dataset_info.action_space)(actions)
+            return encode_observations(observation["observation"], self.dataset_info)
+        encoded = EncodedObservation.encode(observation, self.dataset_info, torch.device("cpu"))
+        rows: NDArray[Any] = encoded.observations.numpy()
+        return rows
 
     def predict(
         self,

@@ -19,7 +19,7 @@ from rlxf.agents.offline.checkpoint import read_matching_run
 from rlxf.envs import resume
 from rlxf.envs.spaces import is_filler, nested_parts, observation_from_nested_parts
 from rlxf.envs.step_checks import with_checked_steps
-from rlxf.envs.wrappers import is_return_conditioned
+from rlxf.envs.wrappers import encoded_observation_space, is_return_conditioned
 from rlxf.training import Archive, CheckpointError
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.serialization import arrays_to_tensors, tensors_to_arrays
@@ -43,7 +43,9 @@ class EpisodeCollector:
     def __init__(self, policy: ReturnConditionedPolicy, env: VecEnv, noise: float = 0.0):
         self.policy, self.env, self.noise = policy, with_checked_steps(env), noise
         self._conditioned = is_return_conditioned(env.observation_space)
-        self._space = self._without_condition(env.observation_space)
+        space: Any = env.observation_space
+        self._space = space["observation"] if self._conditioned else encoded_observation_space(space)
+        self._is_encoded = self._conditioned or self._space is space
         self._step_count = 0
         self.reset()
 
@@ -90,7 +92,7 @@ class EpisodeCollector:
         self._step_count += 1
         with restore_stats_on_error(self.env):
             self._last_obs, rewards, dones, infos = self.env.step(actions)
-            obs, count = self._without_condition(self._last_obs), self._step_count
+            obs, count = self._observed(self._last_obs), self._step_count
             check_step_results(self.env, obs, rewards, dones, count, space=self._space)
         terminated = dones & ~is_truncated(infos)
         self._steps.append(
@@ -108,13 +110,15 @@ class EpisodeCollector:
     def _reset(self) -> None:
         with restore_stats_on_error(self.env):
             obs: Any = self.env.reset()
-            first, count = self._without_condition(obs), self._step_count
+            first, count = self._observed(obs), self._step_count
             check_observations("first observation", self.env, first, count, space=self._space)
         self._last_obs = obs
 
-    def _without_condition(self, observation: Any) -> Any:
-        """Return the observation of the environment from that of a `ReturnToGo`, or the part of its space."""
-        return observation["observation"] if self._conditioned else observation
+    def _observed(self, observation: Any) -> Any:
+        """Return the observations of the environments as an array; a Dict or a Tuple is flattened."""
+        if self._conditioned:
+            return observation["observation"]
+        return observation if self._is_encoded else self.policy.encode_observation(observation)
 
     def _episode(self, row: int) -> Transitions:
         steps = self._steps[self._first[row] :]
