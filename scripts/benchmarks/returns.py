@@ -42,7 +42,7 @@ class Returns:
     are normalized if the data have reference scores, and are returns otherwise. The interquartile mean is
     over all episodes of all seeds; its interval resamples seeds and episodes. The worst seed is that with
     the lowest mean. Times are CPU times with one thread; memory is the peak of a new process minus its
-    memory before.
+    memory before, when all modules are loaded.
 
     Completed runs are lines of the output file and are not repeated. Datasets are read from
     MINARI_DATASETS_PATH; MuJoCo requires the extra mujoco.
