@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks import hugging_face, offline_methods, ranking, result_cache, returns
+from benchmarks import hugging_face, offline_methods, ranking, result_cache
 from benchmarks.offline_methods import METHODS, PRESETS, Job, measure
 from benchmarks.ranking import Ranking, regret
 from benchmarks.result_cache import read_runs
@@ -33,7 +33,8 @@ def cartpole(minari_root):
 
 
 def run_of(method="dt", dataset="a", seed=0, values=(1.0, 2.0), milliseconds=1.0, megabytes=2.0):
-    return offline_methods.Run(dataset, method, seed, None, list(values), milliseconds, megabytes, 3.0)
+    """Return a run without target and reference scores."""
+    return offline_methods.Run(dataset, method, seed, None, list(values), milliseconds, megabytes, 3.0, None)
 
 
 def test_all_methods_are_compared_and_completed_runs_are_not_repeated(cartpole, tmp_path, capsys):
@@ -44,7 +45,8 @@ def test_all_methods_are_compared_and_completed_runs_are_not_repeated(cartpole, 
         shown.split()
     )
     assert all(METHODS[name].title in shown for name in OURS)
-    runs = [offline_methods.Run(**run) for run in read_runs(bench.output).values()]
+    of_data, *runs = [offline_methods.Run(**run) for run in read_runs(bench.output).values()]
+    assert of_data.returns == load_trajectories(cartpole).returns.tolist()
     assert [run.method for run in runs] == [*OURS, *OURS]
     assert all(len(run.returns) == 2 and run.milliseconds > 0 and run.seconds > 0 for run in runs)
     highest = float(load_trajectories(cartpole).returns.max())
@@ -53,7 +55,7 @@ def test_all_methods_are_compared_and_completed_runs_are_not_repeated(cartpole, 
     assert {targets[name] for name in ("bc", "bc-best", "dt-max", "dt-elastic", "dt-sampled")} == {None}
     bench.run()
     replace(bench, methods=("bc",), width=16).run()  # the width does not concern behavior cloning
-    assert len(bench.output.read_text().splitlines()) == 2 * len(OURS)
+    assert len(bench.output.read_text().splitlines()) == 1 + 2 * len(OURS)
 
 
 def test_equal_seeds_give_equal_returns(cartpole, tmp_path):
@@ -68,7 +70,7 @@ def test_methods_that_the_data_do_not_allow_are_left_out_with_the_reason(minari_
     bench.run()
     shown = " ".join(capsys.readouterr().out.split())
     assert f"{ID}: bc-best is left out: best=0.1 chooses the episodes" in shown
-    assert len(read_runs(bench.output)) == 1
+    assert [run["method"] for run in read_runs(bench.output).values()] == ["data", "bc"]
 
 
 def test_the_other_model_gets_the_same_sizes_scale_and_target(cartpole, tmp_path, monkeypatch):
@@ -87,31 +89,32 @@ def test_the_other_model_gets_the_same_sizes_scale_and_target(cartpole, tmp_path
     assert (asked["task"], asked["seed"], asked["updates"]) == ("train_and_evaluate", 4, 7_500)
 
 
-def test_rows_contain_means_worst_seeds_and_medians_of_costs(monkeypatch):
-    data = {"a": np.array([0.0, 10.0]), "b": np.array([4.0])}
-
-    class Data:
-        reference_scores = None
-
-        def __init__(self, values):
-            self.returns = values
-
-    monkeypatch.setattr(returns, "load_trajectories", lambda dataset: Data(data[dataset]))
+def test_rows_contain_means_worst_seeds_and_costs():
     runs = [
+        run_of("data", values=(0.0, 10.0)),
+        run_of("data", "b", values=(4.0,)),
         run_of(seed=0, values=(1.0, 3.0), milliseconds=1.0),
         run_of(seed=1, values=(5.0, 7.0), milliseconds=3.0, megabytes=9.0),
         run_of("bc", seed=0, values=(2.0, 2.0)),
-        run_of(dataset="b", seed=0, values=(20.0, 20.0), milliseconds=8.0),
+        run_of("dt", "b", seed=0, values=(20.0, 20.0), milliseconds=8.0),
     ]
-    of_data, cloning, transformer = rows(runs[:3], ["a"])
-    assert (of_data[0], of_data[3]) == ("the data", "5.0")
+    of_data, cloning, transformer = rows(runs, ["a"])
+    assert (of_data[:2], of_data[3:]) == (["the data", ""], ["5.0", "", "", ""])
     assert cloning[:4] == ["BC", "1", "2.0 (2.0 to 2.0)", "2.0"]
     assert transformer[1] == "2"
     assert transformer[2].startswith(f"{interquartile_mean(np.array([1.0, 3, 5, 7])):.1f} (")
     assert transformer[3:] == ["4.0", "2.0", "2.0", "9"]
     over_all = rows(runs, ["a", "b"])
     assert [row[0] for row in over_all] == ["the data", "DT, highest target"]  # BC has no runs on b
+    assert over_all[0][3] == "4.5"
     assert over_all[1][1:2] + over_all[1][3:] == ["1", "12.0", "2.0", "3.0", "9"]
+
+
+def test_scores_are_normalized_if_the_data_have_reference_scores():
+    run = replace(run_of(values=(10.0, 15.0)), references=(5.0, 15.0))
+    assert run.scores.tolist() == [50, 100]
+    assert rows([run], ["a"])[0][3] == "75.0"
+    assert run_of(values=(10.0, 15.0)).scores.tolist() == [10, 15]
 
 
 def test_given_sizes_replace_those_of_the_preset():

@@ -11,6 +11,7 @@ import gymnasium
 import torch
 
 from benchmarks.hugging_face_model import Learner, Player
+from benchmarks.offline_methods import load_modules
 from benchmarks.offline_setting import Setting
 from benchmarks.original_loop import Batches, play_episode
 from benchmarks.process_memory import peak_bytes, resident_bytes
@@ -28,7 +29,9 @@ def train_and_evaluate(
     Returns:
         Its `TargetSweep` as JSON data, the CPU seconds of each update, and the peak memory of the training.
     """
-    data, before = load_trajectories(dataset), resident_bytes()
+    data = load_trajectories(dataset)
+    load_modules(data)
+    before = resident_bytes()
     learner = Learner(setting, data, updates, seed)
     windows, generator = Windows(data, setting.context_length), torch.Generator().manual_seed(seed)
     times = [time.process_time()]

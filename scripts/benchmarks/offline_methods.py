@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from benchmarks import hugging_face
 from benchmarks.offline_setting import Setting
@@ -21,7 +22,10 @@ from rlxf.agents.mlp.behavior_cloning import check_share
 from rlxf.agents.mlp.return_conditioned import check_returns_differ
 from rlxf.agents.offline.objectives import QRegularized
 from rlxf.agents.offline.trajectory_model import default_return_scale
-from rlxf.data import Trajectories, load_trajectories
+from rlxf.data import ReferenceScores, Trajectories, load_trajectories
+
+DATA = "data"
+"""Name of the episodes of the data in the place of a method."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +80,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Run:
-    """Result of one agent.
+    """Result of one agent, or the episodes of the data.
 
     Args:
         dataset: Minari id.
-        method: a name in `METHODS`.
+        method: a name in `METHODS`, or `DATA`.
         seed: random seed of the training.
         target: target return of the evaluation; None for methods without one.
         returns: undiscounted return of each evaluation episode.
         milliseconds: median CPU time of an update, with one thread.
         megabytes: peak memory of building and training the agent, without that of the process before.
         seconds: wall time of training and evaluation.
+        references: returns with normalized scores 0 and 100; None if the data have none.
     """
 
     dataset: str
@@ -97,6 +102,15 @@ class Run:
     milliseconds: float
     megabytes: float
     seconds: float
+    references: tuple[float, float] | None
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """Normalized score of each episode, or its return without reference scores."""
+        returns = np.array(self.returns, np.float64)
+        if self.references is None:
+            return returns
+        return ReferenceScores(*self.references, "the run").normalize(returns)
 
 
 @dataclass(frozen=True)
@@ -214,7 +228,20 @@ def measure(job: Job, venv: Path) -> Run:
         1000 * median(warm),
         memory / 1e6,
         time.perf_counter() - start,
+        references_of(data),
     )
+
+
+def measure_data(dataset: str) -> Run:
+    """Return the returns of the episodes in the data, as a run without seed, target and cost."""
+    data = load_trajectories(dataset)
+    return Run(dataset, DATA, 0, None, data.returns.astype(float).tolist(), 0, 0, 0, references_of(data))
+
+
+def references_of(data: Trajectories) -> tuple[float, float] | None:
+    """Return the returns with normalized scores 0 and 100; None if the data have none."""
+    scores = data.reference_scores
+    return None if scores is None else (scores.minimum, scores.maximum)
 
 
 Outcome = tuple[list[float], float | None, list[float], int]
@@ -223,12 +250,18 @@ Outcome = tuple[list[float], float | None, list[float], int]
 
 def ours(job: Job, make: Callable[[Trajectories, Preset, int], Any], data: Trajectories) -> Outcome:
     """Train and evaluate an agent of this package."""
+    load_modules(data)
     clock, before = UpdateClock(time.process_time), resident_bytes()
     agent = make(data, job.preset, job.seed).learn(job.preset.updates, clock)
     memory = peak_bytes() - before
     target = highest_return(data) if agent.return_conditioned else None
     returns = evaluated(agent, job.episodes, target)
     return returns, target, clock.durations, memory
+
+
+def load_modules(data: Trajectories) -> None:
+    """Make an update of a tiny agent, which loads the modules of a training before memory is measured."""
+    BehaviorCloning(data, hidden_sizes=(1,), batch_size=1, seed=0, device="cpu").learn(1)
 
 
 def theirs(job: Job, data: Trajectories, venv: Path) -> Outcome:

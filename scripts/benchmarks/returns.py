@@ -1,20 +1,29 @@
 """Returns of offline methods on the same datasets: behavior cloning, Decision Transformers, HF's model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import hugging_face
-from benchmarks.offline_methods import METHODS, PRESETS, Job, Preset, Run, excluded, measure
+from benchmarks.offline_methods import (
+    DATA,
+    METHODS,
+    PRESETS,
+    Job,
+    Preset,
+    Run,
+    excluded,
+    measure,
+    measure_data,
+)
 from benchmarks.result_cache import run_missing
-from rlxf.data import Trajectories, load_trajectories
 from rlxf.evaluation.intervals import stratified_interquartile_mean
 
 MUJOCO = (
@@ -42,7 +51,7 @@ class Returns:
     are normalized if the data have reference scores, and are returns otherwise. The interquartile mean is
     over all episodes of all seeds; its interval resamples seeds and episodes. The worst seed is that with
     the lowest mean. Times are CPU times with one thread; memory is the peak of a new process minus its
-    memory before.
+    memory before, when all modules are loaded.
 
     Completed runs are lines of the output file and are not repeated. Datasets are read from
     MINARI_DATASETS_PATH; MuJoCo requires the extra mujoco.
@@ -75,7 +84,7 @@ class Returns:
     venv: Path = hugging_face.CACHE
     """Folder of the virtual environment of HF's model."""
     output: Path = Path("runs/bench-returns.jsonl")
-    """Output file with a line for each agent."""
+    """Output file with a line for each agent and for each dataset."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.methods) - set(METHODS):
@@ -107,7 +116,10 @@ class Returns:
         methods = {dataset: self.allowed(dataset, console) for dataset in self.datasets}
         if any(THEIRS in each for each in methods.values()):
             hugging_face.install(self.venv)
-        jobs = {
+        jobs: dict[str, Callable[[], Run]] = {
+            f"{dataset}, {DATA}": partial(measure_data, dataset) for dataset in self.datasets
+        }
+        jobs |= {
             job.key: partial(measure, job, self.venv)
             for seed in range(self.seeds)
             for dataset, names in methods.items()
@@ -141,46 +153,33 @@ def rows(runs: Sequence[Run], datasets: Sequence[str]) -> list[list[str]]:
     """Return the rows of the data and of each method that has runs on all datasets, see `COLUMNS`.
 
     Args:
-        runs: runs of methods with one preset.
+        runs: runs of methods with one preset, and of the data.
         datasets: Minari ids; with several, numbers are over all of them.
     """
-    data = {dataset: load_trajectories(dataset) for dataset in datasets}
-    table = [data_row([scores(each, each.returns) for each in data.values()])]
-    for method in METHODS:
+    table = []
+    for method in (DATA, *METHODS):
         groups = [[r for r in runs if (r.method, r.dataset) == (method, dataset)] for dataset in datasets]
         if all(groups):
-            tables = [np.stack([scores(data[run.dataset], run.returns) for run in group]) for group in groups]
-            table.append(method_row(method, tables, [run for group in groups for run in group]))
+            strata = [np.stack([run.scores for run in group]) for group in groups]
+            cost = ["", "", ""] if method == DATA else cost_cells(strata, [run for g in groups for run in g])
+            table.append([*score_cells(method, strata), *cost])
     return table
 
 
-def data_row(strata: Sequence[NDArray[np.float64]]) -> list[str]:
-    """Return the row of the scores of the episodes in the data; its interval is over episodes."""
-    estimate = stratified_interquartile_mean([each[None] for each in strata])
-    return ["the data", "", f"{estimate:.1f}", f"{np.mean([each.mean() for each in strata]):.1f}", "", "", ""]
-
-
-def method_row(method: str, strata: Sequence[NDArray[np.float64]], runs: Sequence[Run]) -> list[str]:
-    """Return the row of a method.
-
-    Args:
-        method: name of the method.
-        strata: scores (seeds, episodes) on each dataset.
-        runs: its runs on all datasets.
-    """
-    by_seed = [table.mean(axis=1) for table in strata]
+def score_cells(method: str, strata: Sequence[NDArray[np.float64]]) -> list[str]:
+    """Return name, number of seeds, interquartile mean and mean, for scores (seeds, episodes) by dataset."""
     return [
-        METHODS[method].title,
-        str(min(len(table) for table in strata)),
+        "the data" if method == DATA else METHODS[method].title,
+        "" if method == DATA else str(min(map(len, strata))),
         f"{stratified_interquartile_mean(strata):.1f}",
-        f"{np.mean([each.mean() for each in by_seed]):.1f}",
-        f"{min(each.min() for each in by_seed):.1f}",
-        f"{median(run.milliseconds for run in runs):.1f}",
-        f"{max(run.megabytes for run in runs):.0f}",
+        f"{np.mean([table.mean() for table in strata]):.1f}",
     ]
 
 
-def scores(data: Trajectories, returns: ArrayLike) -> NDArray[np.float64]:
-    """Return normalized scores of returns (n,), or the returns if the data have no reference scores."""
-    values = np.asarray(returns, np.float64)
-    return values if data.reference_scores is None else data.reference_scores.normalize(values)
+def cost_cells(strata: Sequence[NDArray[np.float64]], runs: Sequence[Run]) -> list[str]:
+    """Return the mean of the worst seed, the milliseconds of an update and the memory of a method."""
+    return [
+        f"{min(table.mean(axis=1).min() for table in strata):.1f}",
+        f"{median(run.milliseconds for run in runs):.1f}",
+        f"{max(run.megabytes for run in runs):.0f}",
+    ]
