@@ -1,4 +1,4 @@
-"""Action heads of offline agents and the training objectives that build them."""
+"""Action heads of offline agents."""
 
 import math
 from abc import ABC, abstractmethod
