@@ -8,8 +8,9 @@ from typing import Any
 
 
 def parse_choice(option: str, text: str, choices: Mapping[str, type]) -> Any:
-    """Return the instance that a text describes, ``max-return`` or ``{"name": "MaxReturn", "expectile": 1}``.
+    """Return the instance that a text describes.
 
+    The text is a name, ``max-return``, or a JSON object, ``{"name": "MaxReturn", "expectile": 0.9}``.
     Case, dashes and underscores of names are ignored.
 
     Args:

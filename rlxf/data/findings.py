@@ -38,17 +38,22 @@ class Episodes(Protocol):
         """True if the episode was truncated, bool (E,)."""
 
 
+def returns_differ(data: Episodes) -> bool:
+    """Return whether not all episodes have the same return, up to the rounding of float32 sums."""
+    low, high = float(data.returns.min()), float(data.returns.max())
+    return high - low > EQUAL_RETURNS * max(abs(low), abs(high))
+
+
 def equal_returns(data: Episodes) -> str | None:
     """Find returns that are equal in all episodes, which makes conditioning on the return meaningless.
 
     The sentence also names the cause if all returns are 0: the rewards may be missing.
     """
-    low, high = float(data.returns.min()), float(data.returns.max())
-    if high - low > EQUAL_RETURNS * max(abs(low), abs(high)):
+    if returns_differ(data):
         return None
-    episodes = len(data.returns)
+    low, episodes = float(data.returns.min()), len(data.returns)
     who = f"all {episodes} episodes have" if episodes > 1 else "the only episode has"
-    cause = "" if low or high else "check that the rewards were recorded; otherwise "
+    cause = "" if np.any(data.returns) else "check that the rewards were recorded; otherwise "
     return (
         f"{who} the return {low:g}, so the data do not show how actions depend on the return: an agent that "
         f"is conditioned on the return only clones the behavior in the data, whatever return it is asked "
@@ -68,17 +73,18 @@ def missing_ends(data: Episodes) -> str | None:
     )
 
 
-def warn_of_returns(data: Episodes, stacklevel: int = 2) -> None:
+def warn_of_returns(data: Episodes, return_conditioned: bool, stacklevel: int = 2) -> None:
     """Warn about data on which an agent cannot be conditioned on the return as intended.
 
     Args:
         data: the training data.
+        return_conditioned: True if the agent acts for a target return, False if it predicts the return.
         stacklevel: as in ``warnings.warn``; 2 attributes the warning to the caller of this function.
 
     Warns:
-        UserWarning: for the findings `equal_returns` and `missing_ends`.
+        UserWarning: for the findings `equal_returns`, if there is a target, and `missing_ends`.
     """
-    for find in (equal_returns, missing_ends):
+    for find in (equal_returns, missing_ends) if return_conditioned else (missing_ends,):
         if sentence := find(data):
             warnings.warn(sentence, stacklevel=stacklevel)
 

@@ -186,7 +186,8 @@ def transformer_sizes(preset: Preset) -> str:
 
 def decision_transformer(title: str, **techniques: Any) -> Method:
     """Return the method of a Decision Transformer with an objective and a conditioning."""
-    return Method(title, partial(transformer, **techniques), no_requirement, transformer_sizes)
+    check = check_returns_differ if "conditioning" in techniques else no_requirement
+    return Method(title, partial(transformer, **techniques), check, transformer_sizes)
 
 
 METHODS = {

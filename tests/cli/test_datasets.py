@@ -195,6 +195,7 @@ def test_a_missing_dataset_is_not_downloaded(capsys, minari_root, monkeypatch):
         (["--plot", "x.png"], "--plot needs the id of a dataset"),
         (["--download"], "--download needs the id of a dataset"),
         ([ID, "--plot", "x.svg"], "--plot must be a file name that ends in .png, got x.svg"),
+        ([ID, "--plot", "none/x.png"], "--plot must be in an existing folder, got none/x.png: create none"),
     ],
     ids=str,
 )

@@ -101,8 +101,9 @@ def test_only_episodes_without_an_end_are_counted():
 def test_warnings_are_attributed_to_the_caller():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_of_returns(trajectories([[1.0], [1.0]], terminated=np.zeros(2, bool)))
+        warn_of_returns(trajectories([[1.0], [1.0]], terminated=np.zeros(2, bool)), True)
     assert [each.filename for each in caught] == [__file__] * 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_returns(trajectories([[1.0], [2.0]]))
+        warn_of_returns(trajectories([[1.0], [2.0]]), True)
+        warn_of_returns(trajectories([[1.0], [1.0]]), False)

@@ -23,7 +23,7 @@ from rlxf.agents.offline.observations import (
     encode_observations,
     initial_actions,
 )
-from rlxf.attention.heads.base import Datastore
+from rlxf.attention.heads.base import Datastore, OutputHead
 from rlxf.data import Trajectories, Windows, action_encoder
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
@@ -72,8 +72,8 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         Args:
             observation: observation of a single environment, or of E environments; of
                 `rlxf.envs.ReturnToGo` if the agent acts for a target return.
-            state: state returned by the previous call, a `ContextWindow` or an `EpisodeContext`; None at the
-                beginning.
+            state: state returned by the previous call, a `ContextWindow`, an `EpisodeContext` or, with
+                `ElasticHistory`, an `ElasticContext`; None at the beginning.
             episode_start: (E,) bool, True for the first observation of an episode. Observations with time
                 step 0 always start an episode.
             deterministic: return the most likely action instead of a sample. With `Imitation`, Box actions
@@ -160,6 +160,16 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         start = plain.episode_starts(episode_start)
         actions = initial_actions(self.dataset_info, len(start), self.device)
         return self.policy.continue_episode(plain, state, start, actions), start
+
+    def _check_datastore(self, data: Trajectories, head: OutputHead) -> None:
+        """Raise an error as `DatastoreMixin._check_datastore`, also if the agent predicts the return."""
+        if not self.conditioning.needs_target:
+            raise ValueError(
+                f"a datastore needs an agent that acts for a target return, because its keys contain the "
+                f"returns of the data, got conditioning={self.conditioning}; train the agent with "
+                f"conditioning=TargetReturn()"
+            )
+        super()._check_datastore(data, head)
 
     def _encode_dataset(self, data: Trajectories, progress_bar: bool) -> Datastore:
         return encode_dataset(self.policy.eval(), self.windows(data), self.device, progress_bar)

@@ -88,15 +88,15 @@ class DecisionTransformer(OnlineFinetuning):
         episode_length: number of time steps with an embedding; None for the longest episode of the dataset.
             Later steps share the last embedding.
         objective: None for `Imitation`; `MaximumEntropy` for a stochastic policy that supports online
-            fine-tuning.
+            fine-tuning; `QRegularized` for imitation with a critic, which prefers actions of high value.
         core: spec of the transformer, which must be causal; None for `decision_transformer`.
         context: "window": an action depends on the last K steps, and on those before them that fill the
             core's memory. "episode": the state of the core lasts for the whole episode, at constant cost. It
             needs a core with memory or recurrence. Gradients reach as far back as the start of the window of
             K steps.
-        conditioning: None for `TargetReturn`: the user gives a target return. With `MaxReturn` or
-            `SampledReturn`, the model predicts the return on which it conditions its actions, and no target
-            is given.
+        conditioning: None for `TargetReturn`: the user gives a target return. With `MaxReturn`,
+            `ElasticHistory` or `SampledReturn`, the model predicts the return on which it conditions its
+            actions, and no target is given.
         env: environment wrapped in `ReturnToGo` for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,
@@ -231,12 +231,19 @@ class DecisionTransformer(OnlineFinetuning):
         Raises:
             ValueError: if a number is less than 1, the agent was loaded without a dataset, the teacher has
                 different spaces, a different kind of head or a different device, an agent has a datastore or
-                ``context="episode"``, or several processes run.
+                ``context="episode"`` or predicts the return, or several processes run.
         """
         self.ranks.check_single_process("distill")
         for policy in (self.policy, teacher.policy):
             policy.check_window("distill")
         check_teacher_without_datastore(teacher.datastore)
+        for name, agent in (("teacher", teacher), ("student", self)):
+            if not agent.conditioning.needs_target:
+                raise ValueError(
+                    f"distill needs agents that act for a target return, but the {name} has "
+                    f"conditioning={agent.conditioning}, and predictions of the return are not distilled; "
+                    f"train it with conditioning=TargetReturn()"
+                )
         for kind, mismatch in teacher.dataset_info.space_mismatches(self.dataset_info):
             raise ValueError(f"the {kind}s of teacher and student must match: {mismatch}")
         update = DistillationUpdate(

@@ -20,6 +20,7 @@ from rlxf.agents.offline.config import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import ContextWindow, check_context
 from rlxf.data import Trajectories, WindowBatch
+from rlxf.data.findings import returns_differ
 
 
 class PredictedReturnModel(DecisionTransformerModel):
@@ -44,11 +45,22 @@ class PredictedReturnModel(DecisionTransformerModel):
         assert isinstance(config.conditioning, PredictedReturn)
         config.core.depth.check_no_early_exit(f"conditioning={config.conditioning}")
         super().__init__(info, normalization, config)
+        self.conditioning = config.conditioning
         self.return_head = config.conditioning.build(config.core.width)
         self.init_weights(self.return_head)
 
     def fit(self, data: Trajectories) -> None:
         self.return_head.fit(data.return_to_go)
+
+    def check_data(self, data: Trajectories, device: torch.device) -> None:
+        """Raise ValueError if the core is unsuitable, or all episodes have the same return."""
+        if not returns_differ(data):
+            raise ValueError(
+                f"conditioning={self.conditioning} predicts the return, but all {data.episodes} episodes "
+                f"have the return {data.returns[0]:g}, so a return does not tell good actions from others: "
+                f"use rlxf.BehaviorCloning, which needs no return"
+            )
+        super().check_data(data, device)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""

@@ -13,11 +13,12 @@ from torch import Tensor
 from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel, as_sizes
-from rlxf.agents.offline.config import check_number
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import EncodedObservation
+from rlxf.attention.technique import check_finite_number
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
+from rlxf.data.findings import returns_differ
 from rlxf.training.compat import Rule, number
 
 MIN_EPISODES = 10
@@ -34,7 +35,7 @@ class BehaviorCloningConfig(MLPConfig):
     def check(self) -> None:
         """Check all numbers; errors as in `MLPConfig`."""
         super().check()
-        check_number("best", self.best)
+        check_finite_number("best", self.best)
         if not 0 < self.best <= 1:
             raise ValueError(f"best must be a share of the episodes above 0 and at most 1, got {self.best}")
 
@@ -126,7 +127,7 @@ class BehaviorCloning(MLPAgent):
 
     def _set_dataset(self, trajectories: Trajectories) -> None:
         check_share(trajectories, self.best)
-        if self.best < 1 and trajectories.returns.min() == trajectories.returns.max():
+        if self.best < 1 and not returns_differ(trajectories):
             warnings.warn(
                 f"best={self.best:g} has no meaning: all {trajectories.episodes} episodes have the return "
                 f"{trajectories.returns[0]:g}; the first ones are chosen",

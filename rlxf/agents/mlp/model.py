@@ -13,11 +13,12 @@ from rlxf.agents.common.actions import action_encoder
 from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.checkpoint import window_memory
 from rlxf.agents.common.numerics import check_parameters
-from rlxf.agents.offline.config import Converter, DatasetInfo, OfflineConfig, check_number, check_sizes
+from rlxf.agents.offline.config import Converter, DatasetInfo, OfflineConfig, check_sizes
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
 from rlxf.agents.offline.objectives import OBJECTIVES, Objective, objective_from_json
 from rlxf.attention.modules import Dropout
 from rlxf.attention.registry import technique_to_json
+from rlxf.attention.technique import check_finite_number
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training import NumericalError
 from rlxf.training.compat import Rule, number, whole
@@ -87,9 +88,9 @@ class MLPConfig(OfflineConfig):
             raise ValueError(
                 f"hidden_sizes must be at most {MAX_LAYERS} numbers, got {len(self.hidden_sizes)}"
             )
+        check_finite_number("dropout", self.dropout)
         for size in self.hidden_sizes:
             check_sizes(hidden_sizes=size)
-        check_number("dropout", self.dropout)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and less than 1, got {self.dropout}")
 

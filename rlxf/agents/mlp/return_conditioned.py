@@ -17,8 +17,9 @@ from rlxf.agents.offline.config import DatasetInfo, check_positive
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import default_return_scale
-from rlxf.data import Trajectories
+from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
+from rlxf.data.findings import returns_differ
 from rlxf.training.compat import Rule, number
 
 
@@ -149,6 +150,15 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
         check_returns_differ(trajectories)
         super()._set_dataset(trajectories)
 
+    def windows(self, trajectories: Trajectories) -> Windows:
+        """Return the windows that end at each step, with K observations each.
+
+        Raises:
+            ValueError: if all episodes have the same return.
+        """
+        check_returns_differ(trajectories)
+        return super().windows(trajectories)
+
     def _encode(self, observation: Any) -> tuple[EncodedObservation, Tensor | None]:
         encoded = ConditionedObservation.encode(observation, self.dataset_info, self.device)
         return encoded, encoded.return_to_go
@@ -156,7 +166,7 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
 
 def check_returns_differ(data: Trajectories) -> None:
     """Raise ValueError if all episodes have the same return, so that an agent cannot be conditioned on it."""
-    if data.returns.min() == data.returns.max():
+    if not returns_differ(data):
         raise ValueError(
             f"all {data.episodes} episodes have the return {data.returns[0]:g}, so the data do not show what "
             f"a target return changes: train rlxf.BehaviorCloning on them, which needs no target return"

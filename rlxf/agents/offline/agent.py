@@ -193,7 +193,7 @@ class ReturnConditionedAgent(OfflineAgent):
 
     def _set_dataset(self, trajectories: Trajectories) -> None:
         super()._set_dataset(trajectories)
-        warn_of_returns(trajectories, stacklevel=6)
+        warn_of_returns(trajectories, self.return_conditioned, stacklevel=6)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *args: Any, **settings: Any) -> Self:  # type: ignore[override]
@@ -204,7 +204,7 @@ class ReturnConditionedAgent(OfflineAgent):
         """
         agent = super().load(path, *args, **settings)
         if agent.trajectories is not None:
-            warn_of_returns(agent.trajectories, stacklevel=3)
+            warn_of_returns(agent.trajectories, agent.return_conditioned, stacklevel=3)
         return agent
 
     def set_env(self, env: VecEnv, force_reset: bool = True) -> None:  # type: ignore[override]

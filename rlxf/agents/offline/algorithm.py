@@ -345,6 +345,7 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
         if dataset is not None:
             data = agent.trajectories = as_trajectories(dataset)
             check_spaces_match(agent.dataset_info, data.observation_space, data.action_space)
+            agent.policy.check_data(data, agent.device)
         return agent
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -288,7 +288,8 @@ class OfflineConfig:
             ValueError: if a value is out of range.
         """
         rate = self.learning_rate(1.0) if callable(self.learning_rate) else self.learning_rate
-        check_number("learning_rate", rate)
+        if not isinstance(rate, Real):
+            raise TypeError(f"learning_rate must be a number or a schedule of numbers, got {rate!r}")
         values = vars(self) | {"learning_rate": rate}
         for name in ("context_length", "batch_size"):
             check_int(name, values[name], most=sys.maxsize)
@@ -385,12 +386,6 @@ def check_sizes(**sizes: int | None) -> None:
     for name, value in sizes.items():
         if value is not None:
             check_int(name, value, most=sys.maxsize)
-
-
-def check_number(name: str, value: Any) -> None:
-    """Raise TypeError unless a setting is a number."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
 
 
 def check_positive(name: str, value: float | None) -> None:

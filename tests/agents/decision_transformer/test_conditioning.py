@@ -208,3 +208,27 @@ def test_elastic_history_refuses_a_memory():
     core = replace(small_agent().core, memory=XL(6), pattern=Window(7), position=XLRelative())
     with pytest.raises(ValueError, match=r"a memory would add to, got XL\(length=6\); use memory=None"):
         small_agent(conditioning=ElasticHistory(), core=core)
+
+
+@pytest.mark.parametrize("conditioning", [*PREDICTED.values(), ElasticHistory()], ids=str)
+def test_equal_returns_are_refused(conditioning, tmp_path):
+    data = some_trajectories()
+    ones = np.ones_like(data.rewards)
+    data = replace(data, rewards=ones / np.repeat(data.lengths, data.lengths))
+    data = replace(data, return_to_go=np.concatenate([np.linspace(1, 0, n) for n in data.lengths]))
+    with pytest.raises(ValueError, match=r"predicts the return, but all . episodes have the return 1, so"):
+        small_agent(data, conditioning=conditioning)
+    small_agent(conditioning=conditioning).save(tmp_path / "agent.zip")
+    with pytest.raises(ValueError, match="predicts the return, but all"):
+        DecisionTransformer.load(tmp_path / "agent.zip", data)
+
+
+@pytest.mark.parametrize("conditioning", [*PREDICTED.values(), ElasticHistory()], ids=str)
+def test_datastores_and_distillation_need_a_target_return(conditioning):
+    agent, other = small_agent(conditioning=conditioning), small_agent()
+    with pytest.raises(ValueError, match="a datastore needs an agent that acts for a target return"):
+        agent.attach_datastore(some_trajectories())
+    with pytest.raises(ValueError, match="but the teacher has conditioning="):
+        other.distill(agent, 1)
+    with pytest.raises(ValueError, match="but the student has conditioning="):
+        agent.distill(other, 1)

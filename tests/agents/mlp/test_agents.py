@@ -1,5 +1,7 @@
 """Tests of the agents: choice of episodes, conditioning on returns, environments and tools of SB3."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from stable_baselines3.common.callbacks import EvalCallback
@@ -10,8 +12,8 @@ from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.data import DatasetError, load_trajectories
 from rlxf.envs import ReturnToGo, make_vec_env
 from rlxf.training import CheckpointError
-from tests.agents.decision_transformer.worlds import some_trajectories
-from tests.agents.mlp.worlds import AGENTS, LENGTHS, small_mlp
+from tests.agents.decision_transformer.worlds import ACTIONS, some_trajectories
+from tests.agents.mlp.worlds import AGENTS, LENGTHS, environment_rows, small_mlp
 from tests.datasets import ID, record_cartpole
 
 TINY = {"hidden_sizes": (8,), "batch_size": 8, "seed": 0, "device": "cpu"}
@@ -57,7 +59,9 @@ def test_all_episodes_define_normalization_and_range_of_returns():
 
 @pytest.mark.parametrize("best", [0, -0.1, 1.1, float("nan")])
 def test_shares_out_of_range_are_errors(best):
-    with pytest.raises(ValueError, match="best must be a share of the episodes above 0 and at most 1"):
+    with pytest.raises(
+        ValueError, match=r"best must be (a share of the episodes above 0 and at most 1|finite)"
+    ):
         small_mlp(best=best)
 
 
@@ -121,6 +125,42 @@ def test_equal_returns_cannot_condition_an_agent():
     with pytest.warns(UserWarning, match="best=0.5 has no meaning"):
         BehaviorCloning(equal_returns(), best=0.5, **TINY)
     BehaviorCloning(equal_returns(), **TINY).learn(1)
+
+
+def test_returns_that_differ_by_rounding_are_equal(tmp_path):
+    """Returns of float32 sums differ by rounding; an agent that was loaded is refused such data, too."""
+    data = equal_returns()
+    returns = data.return_to_go.copy()
+    returns[0] = np.nextafter(returns[0], np.float32(np.inf))
+    rounded = replace(data, return_to_go=returns)
+    assert np.ptp(rounded.returns) > 0
+    with pytest.raises(ValueError, match="so the data do not show what a target return changes"):
+        ReturnConditionedMLP(rounded, **TINY)
+    ReturnConditionedMLP(some_trajectories(lengths=LENGTHS), **TINY).save(tmp_path / "agent.zip")
+    with pytest.raises(ValueError, match="so the data do not show what a target return changes"):
+        ReturnConditionedMLP.load(tmp_path / "agent.zip", data).learn(1)
+
+
+@pytest.mark.parametrize("name", ["best", "dropout"])
+def test_numbers_of_wrong_type_are_refused(name):
+    with pytest.raises(TypeError, match=f"{name} must be a number, got 'x'"):
+        BehaviorCloning(some_trajectories(lengths=LENGTHS), **{name: "x"}, **TINY)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_logits_are_those_of_predictions(name):
+    data = some_trajectories(lengths=LENGTHS, action_space=ACTIONS["Discrete"])
+    agent, steps = small_mlp(name, data, context_length=2), data.offsets[:-1]
+    rows, later = (environment_rows(agent, data, n) for n in (steps, np.minimum(steps + 1, data.steps - 1)))
+    first, state = agent.action_logits(rows, episode_start=np.ones(len(steps), bool))
+    chosen, other = agent.predict(rows, episode_start=np.ones(len(steps), bool))
+    np.testing.assert_array_equal(first.argmax(dim=1), chosen)
+    start = np.zeros(len(steps), bool)
+    np.testing.assert_array_equal(
+        agent.action_logits(later, state, start)[0].argmax(dim=1), agent.predict(later, other, start)[0]
+    )
+    with pytest.raises(TypeError, match="action_logits needs Discrete actions"):
+        small_mlp(name).action_logits(rows)
 
 
 @pytest.mark.parametrize("context_length", [1, 3])
