@@ -62,9 +62,9 @@ class Returns:
     methods: tuple[str, ...] = tuple(METHODS)
     """Names of the methods."""
     preset: str = "default"
-    """Sizes: default (transformers of width 64 with 2 layers, context 20, batch 64; perceptron of rvs with
-    width 1,024; 10,000 updates) or reduced (context 10, batch 32, width 256 of rvs), which costs about a
-    quarter."""
+    """Sizes of all agents. Both presets have transformers of width 64 with 2 layers.
+    default: context 20, batch 64, width 1,024 of rvs, 10,000 updates; about 7 hours of CPU time per dataset.
+    reduced: context 10, batch 32, width 256 of rvs, 7,500 updates; about 2 hours per dataset."""
     updates: int | None = None
     """Updates of each agent; None for those of the preset."""
     width: int | None = None
