@@ -24,6 +24,7 @@ from benchmarks.retrieval import Retrieval
 from benchmarks.returns import Returns
 from benchmarks.reversible import ReversibleLayers
 from benchmarks.speed import Speed
+from benchmarks.stitching import Stitching
 from benchmarks.targets import Targets
 
 BENCHMARKS: dict[str, Any] = {
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Any] = {
     "online": Online,
     "context": Context,
     "corridors": Corridors,
+    "stitching": Stitching,
     "reversible": ReversibleLayers,
     "retrieval": Retrieval,
     "pretraining": Pretraining,

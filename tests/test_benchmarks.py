@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import (
@@ -17,6 +18,7 @@ from benchmarks import (
     result_cache,
     retrieval,
     reversible,
+    stitching,
 )
 from benchmarks.cores import Cores, Task
 from benchmarks.corridors import Corridors, oracle_episodes
@@ -26,6 +28,7 @@ from benchmarks.memory import MemoryBench, Run, cells
 from benchmarks.mixers import Mixers
 from benchmarks.result_cache import read_runs, run_missing
 from benchmarks.reversible import AGREE, Point, difference
+from benchmarks.stitching import Stitching
 from rich.console import Console
 
 from rlxf.attention import TokenIndex
@@ -233,3 +236,41 @@ def test_corridors_report_success(tmp_path, capsys):
     assert len(bench.output.read_text().splitlines()) == 2
     with pytest.raises(ValueError, match=r"cores must be among RATE, .*, got LSTM"):
         Corridors(cores=("LSTM",))
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_stitching_reports_success_of_each_kind(tmp_path, capsys, discrete):
+    kinds = ("BehaviorCloning, best 10%", "QRegularized, target 1", "QRegularized, MaxReturn")
+    bench = Stitching(
+        kinds=kinds, seeds=1, updates=2, episodes=3, discrete=discrete, output=tmp_path / "runs.jsonl"
+    )
+    bench.run()
+    shown = capsys.readouterr().out
+    assert all(kind in shown for kind in kinds)
+    runs = [stitching.Run(**run) for run in read_runs(bench.output).values()]
+    assert [(run.kind, run.episodes) for run in runs] == [(kind, 3) for kind in kinds]
+    assert all(0 <= run.successes <= 3 for run in runs)
+    bench.run()
+    assert len(bench.output.read_text().splitlines()) == len(kinds)
+
+
+def test_the_kinds_of_stitching_are_built_as_named():
+    bench = Stitching(seeds=1)
+    for kind in stitching.KINDS:
+        agent = bench.agent(kind, 0)
+        assert agent.return_conditioned == ("target 1" in kind)
+        assert type(agent).__name__ == kind.split(",")[0] or "QRegularized" in kind
+        assert (type(agent.objective).__name__ == "QRegularized") == ("QRegularized" in kind)
+    with pytest.raises(ValueError, match=r"kinds must be among BehaviorCloning; .*, got Random"):
+        Stitching(kinds=("Random",))
+
+
+@pytest.mark.parametrize(("successes", "episodes"), [(0, 50), (50, 50), (7, 20)])
+def test_intervals_of_success_rates_are_wilsons(successes, episodes):
+    """The bounds are the rates p with ``|k / n - p| = z sqrt(p (1 - p) / n)``."""
+    low, high = stitching.wilson_interval(successes, episodes)
+    rate = successes / episodes
+    assert 0 <= low <= rate <= high <= 1
+    for bound in (low, high):
+        deviation = 1.959964 * np.sqrt(bound * (1 - bound) / episodes)
+        assert abs(rate - bound) == pytest.approx(deviation, abs=1e-6)

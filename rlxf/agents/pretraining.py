@@ -1,7 +1,7 @@
 """Masked pre-training of transformers on trajectories: masks of tokens, model and algorithm."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn
 
@@ -26,6 +26,7 @@ from rlxf.attention import TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.data.dataset_source import Dataset
+from rlxf.data.sampling import UNIFORM_STEPS, Sampling
 from rlxf.training.compat import Rule, number
 from rlxf.training.distributed import process_group
 
@@ -134,6 +135,13 @@ class MaskedModel(TrajectoryModel):
 
     def losses(self, batch: MaskedWindows) -> dict[str, Tensor]:
         """Return the "loss" and the mean error of each kind of token, over the chosen tokens of B windows."""
+        return self.add_penalty(self._mean_errors(batch))
+
+    def validation_losses(self, batch: MaskedWindows) -> dict[str, Tensor]:
+        """Return the "loss" without penalties, over the chosen tokens of B windows."""
+        return {"loss": self._mean_errors(batch)["loss"]}
+
+    def _mean_errors(self, batch: MaskedWindows) -> dict[str, Tensor]:
         exits = self.exits(self.steps(batch.windows), batch.masking)
         outputs = exits.outputs.unflatten(2, (-1, TOKENS_PER_STEP))
         layers = zip(exits.loss_weights, outputs, strict=True)
@@ -141,7 +149,7 @@ class MaskedModel(TrajectoryModel):
         chosen = batch.masking.chosen.to(errors.dtype)
         kinds = zip(KINDS, errors.unbind(-1), chosen.unbind(-1), strict=True)
         parts = {f"{kind}_loss": masked_mean(error, weight) for kind, error, weight in kinds}
-        return self.add_penalty({"loss": masked_mean(errors, chosen)} | parts)
+        return {"loss": masked_mean(errors, chosen)} | parts
 
     def loss_count(self, batch: MaskedWindows) -> Tensor:
         """Count the chosen tokens."""
@@ -216,6 +224,15 @@ class MaskedPretraining(TrajectoryAlgorithm):
         episode_length: number of time steps with an embedding; None for the longest episode of the dataset.
         core: core of the agent that receives the weights; None for `decision_transformer`. Pre-training uses
             a version of it without memory, which is bidirectional unless it has a recurrence.
+        weight_averaging: decay of an exponential moving average of the weights, e.g. 0.999; None for none.
+            The average acts and is the policy of a file, which also holds the newest weights. It covers about
+            the last ``1 / (1 - decay)`` updates and starts with the first one (`WeightAverage`).
+        validation_share: share of the episodes that are held out for `validation_losses`, above 0 and below
+            1; at least one episode, and at least one stays. None to train on all episodes.
+        validation_seed: seed of the choice of held-out episodes. It is not ``seed``, so agents with different
+            seeds are measured on the same episodes.
+        sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
+            likely; or `UniformEpisodes` or `ReturnWeighted`.
         download: True to download a dataset that is not on this machine.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
@@ -247,6 +264,10 @@ class MaskedPretraining(TrajectoryAlgorithm):
         return_scale: float | None = None,
         episode_length: int | None = None,
         core: TransformerSpec | None = None,
+        weight_averaging: float | None = None,
+        validation_share: float | None = None,
+        validation_seed: int = 0,
+        sampling: Sampling | None = None,
         download: bool = False,
         tensorboard_log: str | None = None,
         verbose: int = 0,
@@ -255,6 +276,7 @@ class MaskedPretraining(TrajectoryAlgorithm):
         _init_setup_model: bool = True,
     ):
         core = pretraining_core(decision_transformer() if core is None else core)
+        sampling = UNIFORM_STEPS if sampling is None else sampling
         process_group().check_single_process("MaskedPretraining")
         config = PretrainingConfig.of(locals())
         super().__init__(MaskedModel, dataset, config, download, tensorboard_log, device, _init_setup_model)
@@ -263,6 +285,12 @@ class MaskedPretraining(TrajectoryAlgorithm):
         batch = windows.sample(self.batch_size, self.generator)
         masking = Masking.draw(batch.mask, self.mask_probability, self.generator)
         return MaskedWindows(batch, masking).to(self.device)
+
+    def _validation_batches(self, windows: Windows) -> Iterator[MaskedWindows]:
+        """Yield the held-out windows with masks that depend on ``validation_seed`` only."""
+        generator = torch.Generator().manual_seed(self.validation_seed)
+        for batch in super()._validation_batches(windows):
+            yield MaskedWindows(batch, Masking.draw(batch.mask, self.mask_probability, generator))
 
     def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise TypeError: the model predicts masked tokens and cannot act."""

@@ -1,17 +1,21 @@
 """Base classes of the commands that train an agent on Minari datasets."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.cli.options import check_counts, check_not_negative
 from rlxf.cli.output import print_out
 from rlxf.cli.runs import AGENTS, check_env_named, make_offline_env
-from rlxf.cli.training_command import EvaluatedTrainingCommand, TrainingCommand
+from rlxf.cli.training_command import EvaluatedTrainingCommand, TrainingCommand, default_interval
 from rlxf.cli.training_session import StartPoint
 from rlxf.data import Trajectories, load_trajectories
+from rlxf.evaluation import BestValidationCallback
 from rlxf.evaluation.episodes import validate_targets
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group
@@ -43,6 +47,30 @@ class OfflineTraining(TrainingCommand):
         """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
         check_counts(self, "updates", "log_interval")
         super().check()
+
+    @property
+    def validation_interval(self) -> int:
+        """Number of updates between two measurements of the validation loss."""
+        return default_interval(self.total)
+
+    @contextmanager
+    def callbacks(self, agent: Any, run: RunFolder) -> Iterator[list[BaseCallback]]:
+        """Context manager for the callbacks of the training; the last one measures the validation loss."""
+        with super().callbacks(agent, run) as others:
+            if agent.validation_share is None:
+                yield others
+            else:
+                yield [*others, BestValidationCallback(self.validation_interval, run.best_validation)]
+
+    def finish(self, agent: Any, run: RunFolder) -> None:
+        """Print the lowest validation loss during training, if it was measured."""
+        self.print_lowest_validation_loss(run)
+
+    def print_lowest_validation_loss(self, run: RunFolder) -> None:
+        """Print the lowest validation loss and the path of its checkpoint, if there is one."""
+        name, title = BestValidationCallback.__name__, "lowest validation loss during training:"
+        if summary := self.describe_selection(run, name, run.best_validation, title):
+            print_out(summary)
 
     def load_data(self) -> Trajectories:
         """Load the datasets; of several processes, the first one loads and downloads before the others."""
@@ -116,6 +144,11 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
         """Make environments for an evaluation."""
         return make_offline_env(agent, self.env, self.env_kwargs, min(ENVIRONMENTS, episodes))
 
+    @property
+    def validation_interval(self) -> int:
+        """Number of updates between two measurements of the validation loss: that of evaluations, if set."""
+        return self.evaluate_every or super().validation_interval
+
     def evaluation_interval(self, agent: Any) -> int:
         """Return the number of updates between two evaluations; 0 for no evaluation."""
         return super().evaluation_interval(agent) if self.episodes else 0
@@ -130,12 +163,13 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
         return super().callback_options(agent) | {"episode_length": float(agent.trajectories.lengths.mean())}
 
     def finish(self, agent: Any, run: RunFolder) -> None:
-        """Evaluate and report the last checkpoint, and the best one if there is one.
+        """Evaluate and report the last checkpoint, and those that the training selected.
 
         With ``--episodes 0``, nothing is evaluated; the command that evaluates the run is printed.
         """
+        self.print_lowest_validation_loss(run)
         if self.episodes:
-            super().finish(agent, run)
+            EvaluatedTrainingCommand.finish(self, agent, run)
         else:
             env_option = "" if run.config["env"] else " --env ID"
             print_out(f"not evaluated because of --episodes 0; run: rlxf evaluate {run.path}{env_option}")

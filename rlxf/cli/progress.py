@@ -32,7 +32,7 @@ ONLINE_METRICS = {
     "entropy": ("train/entropy_loss", -1),
 }
 """Metrics of an online training: label -> tag in the log, and a factor."""
-OFFLINE_METRICS = {"loss": ("train/loss", 1)}
+OFFLINE_METRICS = {"loss": ("train/loss", 1), "validation loss": ("validation/loss", 1)}
 """Metrics of an offline training: label -> tag in the log, and a factor."""
 
 

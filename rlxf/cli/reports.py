@@ -23,16 +23,27 @@ WITH_DATASTORE = "with a datastore of trajectories"
 CHECKPOINTS = {
     "last": ("evaluation", "Last checkpoint, {}"),
     "best": ("evaluation-best", "Best checkpoint, {}, selected on other episodes during training"),
+    "validation": ("evaluation-validation", "Checkpoint with the lowest validation loss, {}"),
     f"last{DATASTORE_SUFFIX}": ("evaluation-datastore", f"Last checkpoint, {{}}, {WITH_DATASTORE}"),
     f"best{DATASTORE_SUFFIX}": ("evaluation-best-datastore", f"Best checkpoint, {{}}, {WITH_DATASTORE}"),
+    f"validation{DATASTORE_SUFFIX}": (
+        "evaluation-validation-datastore",
+        f"Checkpoint with the lowest validation loss, {{}}, {WITH_DATASTORE}",
+    ),
 }
 """Checkpoint name -> subfolder of its evaluation logs, a separate run in TensorBoard; title of its report."""
+SELECTED_BY = {"best": "evaluations", "validation": "--validation-share"}
+"""Name of a selected checkpoint -> what a training needs to select it."""
 
 
 def checkpoints_of(run: RunFolder) -> dict[str, Path]:
-    """Return name -> path of the checkpoints: "last", and "best" if evaluations selected one."""
-    last = {"last": run.final_checkpoint}
-    return last | {"best": run.best} if run.best.is_file() else last
+    """Return name -> path of the checkpoints: "last", and those of `SELECTED_BY` that training selected."""
+    files = {"last": run.final_checkpoint} | _selected(run)
+    return {name: file for name, file in files.items() if name == "last" or file.is_file()}
+
+
+def _selected(run: RunFolder) -> dict[str, Path]:
+    return {"best": run.best, "validation": run.best_validation}
 
 
 def select_checkpoints(run: RunFolder, which: str) -> dict[str, Path]:
@@ -40,18 +51,18 @@ def select_checkpoints(run: RunFolder, which: str) -> dict[str, Path]:
 
     Args:
         run: the run.
-        which: "last", "best", or "all" for those of `checkpoints_of`.
+        which: a name, or "all" for those of `checkpoints_of`.
 
     Raises:
-        FileNotFoundError: if "best" is requested and there is none.
+        FileNotFoundError: if the training selected no checkpoint of this name.
     """
     files = checkpoints_of(run)
     if which == "all":
         return files
     if which not in files:
         raise FileNotFoundError(
-            f"{run.path} has no {run.best.name}: it was trained without evaluations; evaluate the last "
-            f"checkpoint with --checkpoint last"
+            f"{run.path} has no {_selected(run)[which].name}: it was trained without {SELECTED_BY[which]}; "
+            f"evaluate the last checkpoint with --checkpoint last"
         )
     return {which: files[which]}
 
@@ -151,7 +162,7 @@ def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | Targ
     """Print one table for each report; checkpoints with the same weights share one.
 
     Args:
-        agents: checkpoint name -> agent, of the last and the best checkpoint.
+        agents: checkpoint name -> agent, the last checkpoint first.
         reports: checkpoint name -> report.
     """
     first = next(iter(reports))
@@ -159,8 +170,11 @@ def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | Targ
     for name, report in reports.items():
         if name not in equal:
             print_titled(report.table(), name, agents[name])
-    if equal:
-        print_out("the best checkpoint has the same weights as the last one, so one table is shown for both")
+    for name in equal:
+        selected = name.removesuffix(DATASTORE_SUFFIX)
+        print_out(
+            f"the {selected} checkpoint has the same weights as the last one, so one table is shown for both"
+        )
 
 
 def print_titled(table: Table, name: str, agent: Any) -> None:

@@ -17,7 +17,13 @@ from rlxf.attention import TransformerSpec
 from rlxf.cli.options import Command, check_counts, check_env_trust, check_not_negative
 from rlxf.cli.output import as_table, print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
-from rlxf.cli.reports import CHECKPOINTS, evaluate_checkpoints, plot_targets, print_reports
+from rlxf.cli.reports import (
+    CHECKPOINTS,
+    checkpoints_of,
+    evaluate_checkpoints,
+    plot_targets,
+    print_reports,
+)
 from rlxf.cli.runs import (
     check_config_memory,
     load_agent,
@@ -212,6 +218,24 @@ class TrainingCommand(Command):
         since = f" ({changed} changed afterwards)" if changed else ""
         return f"{run.path} is complete: {run.completion.steps:,} {self.unit}{since}"
 
+    def describe_selection(self, run: RunFolder, state_name: str, file: Path, title: str) -> str:
+        """Return one line with the best value of a callback and its checkpoint; "" if there is none.
+
+        Args:
+            run: folder of the run.
+            state_name: name of the state of the callback in checkpoints.
+            file: checkpoint that the callback saved.
+            title: text before the value.
+        """
+        if not file.is_file():
+            return ""
+        states = read_archive(run.resume_checkpoints.newest()).documents.get(STATEFUL_DOCUMENT, {})
+        state = states.get(state_name)
+        if state is None or state["best"] is None:
+            return ""
+        unit = self.unit.removesuffix("s")
+        return f"{title} {state['best']:.4g} at {unit} {state['best_step']:,}, saved in {file}"
+
     def _train(self, agent: Any, run: RunFolder, start: StartPoint) -> None:
         learn, finish = partial(self._learn, agent, run, start), partial(self.finish, agent, run)
         with error_context(run), ExitStack() as stack, closing(agent.logger):
@@ -311,17 +335,18 @@ class EvaluatedTrainingCommand(TrainingCommand):
             ]
 
     def finish(self, agent: Any, run: RunFolder) -> None:
-        """Evaluate and report the last checkpoint, and the best one if there is one."""
-        best = run.path / CHECKPOINTS["best"][0]
+        """Evaluate and report the last checkpoint, and those that the training selected."""
+        selected = {name: path for name, path in checkpoints_of(run).items() if name != "last"}
+        folders = {name: run.path / CHECKPOINTS[name][0] for name in selected}
         options = {"episodes": self.episodes, **self.evaluation_options(agent)}
         with self.fresh_env(agent, self.episodes) as env:
-            agents = {"last": agent}
-            if run.best.is_file():
-                agents["best"] = load_agent(run, env, run.best, self.learner.device)
+            agents = {"last": agent} | {
+                name: load_agent(run, env, path, self.learner.device) for name, path in selected.items()
+            }
             reports = evaluate_checkpoints(
                 run,
                 agents,
-                lambda name: nullcontext(agent.logger) if name == "last" else replaced_events(best),
+                lambda name: nullcontext(agent.logger) if name == "last" else replaced_events(folders[name]),
                 self.verbose,
                 env=env,
                 **options,
@@ -329,7 +354,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
         print_reports(agents, reports)
         if summary := self._describe_best(run):
             print_out(summary)
-        plot_targets(reports, {"last": run.path, "best": best})
+        plot_targets(reports, {"last": run.path, **folders})
         self.compare_reports(agent, run, reports)
 
     def compare_reports(self, agent: Any, run: RunFolder, reports: Mapping[str, Any]) -> None:  # optional
@@ -337,14 +362,8 @@ class EvaluatedTrainingCommand(TrainingCommand):
 
     def _describe_best(self, run: RunFolder) -> str:
         """Return one line with the best evaluation and the path of its checkpoint; "" if there is none."""
-        states = read_archive(run.resume_checkpoints.newest()).documents.get(STATEFUL_DOCUMENT, {})
-        state = states.get(EVALUATION_STATE)
-        if not run.best.is_file() or state is None or state["best"] is None:
-            return ""
-        unit = self.unit.removesuffix("s")
-        return (
-            f"best evaluation during training: mean return {state['best']:.4g} at {unit} "
-            f"{state['best_step']:,}, saved in {run.best}"
+        return self.describe_selection(
+            run, EVALUATION_STATE, run.best, "best evaluation during training: mean return"
         )
 
     @contextmanager

@@ -11,6 +11,7 @@ from rlxf.data.loading import (
     summarize,
 )
 from rlxf.data.reference_scores import ReferenceScores, reference_scores, scores_from_table
+from rlxf.data.sampling import SAMPLINGS, ReturnWeighted, Sampling, UniformEpisodes, UniformSteps
 from rlxf.data.spaces import check_spaces_match
 from rlxf.data.trajectories import EpisodeWindows, Trajectories, WindowBatch, Windows, return_to_go
 from rlxf.utils.errors import DatasetError
@@ -22,6 +23,11 @@ __all__ = [
     "Windows",
     "EpisodeWindows",
     "WindowBatch",
+    "Sampling",
+    "SAMPLINGS",
+    "UniformSteps",
+    "UniformEpisodes",
+    "ReturnWeighted",
     "DatasetError",
     "ReferenceScores",
     "reference_scores",

@@ -1,8 +1,8 @@
 """Trajectories as flat arrays, windows of their steps, and normalization of observations."""
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from rlxf.data.encoders import ImageEncoder, VectorEncoder, observation_encoder
 from rlxf.data.reference_scores import ReferenceScores
+from rlxf.data.sampling import UNIFORM_STEPS, EpisodeSampler, Sampling
+from rlxf.data.splits import split_episodes
 
 
 class Standardize(nn.Module):
@@ -189,17 +191,17 @@ class Windows:
     """Windows of at most K consecutive steps of one episode.
 
     `sample` draws the first step of each window uniformly from all steps, so an episode is drawn with a
-    probability proportional to its length. A window ends after K steps or at the end of the episode, as in
-    the reference implementation of Decision Transformer (Chen et al. 2021, arXiv:2106.01345). A short window
-    is therefore always the end of an episode. The causal model learns to act with a short context from the
-    first steps of every window.
+    probability proportional to its length (`with_sampling` changes it). A window ends after K steps or at the
+    end of the episode, as in the reference implementation of Decision Transformer (Chen et al. 2021,
+    arXiv:2106.01345). A short window is therefore always the end of an episode. The causal model learns to
+    act with a short context from the first steps of every window.
 
     Args:
         trajectories: source of the steps.
         length: number of steps K, at least 1; may exceed the longest episode.
         burn_in: number of additional steps before the start, as far as the episode has them, which fill a
             model's memory. Windows then have burn_in + K columns; the last step is in the last column.
-        episodes: numbers of the episodes from whose steps `draw` chooses, int64 (n,); None for all episodes.
+        episodes: numbers of the episodes to use, int64 (n,); None for all episodes.
 
     Raises:
         ValueError: if length is less than 1, or burn_in less than 0.
@@ -219,7 +221,43 @@ class Windows:
         self.length = length
         self.burn_in = burn_in
         self._columns = np.arange(-(burn_in + length), 0)
-        self._drawable = None if episodes is None else trajectories.steps_of(episodes)
+        self._set_episodes(episodes)
+        self._sampler: EpisodeSampler | None = None
+
+    def _set_episodes(self, episodes: NDArray[np.int64] | None) -> None:
+        self._episodes = episodes
+        self._drawable = None if episodes is None else self.trajectories.steps_of(episodes)
+
+    @property
+    def episodes(self) -> NDArray[np.int64]:
+        """Numbers of the episodes that are used, int64 (n,)."""
+        return np.arange(self.trajectories.episodes) if self._episodes is None else self._episodes
+
+    def split(self, share: float, seed: int) -> tuple[Self, Self]:
+        """Split the episodes at random: return windows to train on, and windows of held-out episodes.
+
+        Both draw uniformly from the steps of their part. Arguments and errors are those of
+        `rlxf.data.splits.split_episodes`.
+        """
+        training, held_out = (copy(self), copy(self))
+        parts = split_episodes(self.episodes, share, seed)
+        for windows, episodes in zip((training, held_out), parts, strict=True):
+            windows._set_episodes(episodes)
+        return training, held_out
+
+    def with_sampling(self, sampling: Sampling) -> Self:
+        """Return these windows with other probabilities of `draw`.
+
+        Raises:
+            ValueError: if the episodes do not suit the scheme, e.g. because all returns are equal.
+        """
+        if sampling == UNIFORM_STEPS:
+            return self
+        episodes, data, windows = self.episodes, self.trajectories, copy(self)
+        lengths, returns = data.lengths[episodes], data.returns[episodes]
+        weights = sampling.episode_weights(lengths, returns)
+        windows._sampler = EpisodeSampler(data.offsets[episodes], lengths, weights)
+        return windows
 
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> WindowBatch:
         """Sample ``batch_size`` windows with a CPU generator; None for torch's global generator."""
@@ -227,19 +265,21 @@ class Windows:
 
     def draw(self, batch_size: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw the first steps of random windows, int64 (batch_size,), for `starting_at`."""
+        if self._sampler is not None:
+            return self._sampler.draw(batch_size, generator)
         if self._drawable is None:
             return torch.randint(self.trajectories.steps, (batch_size,), generator=generator)
         numbers = torch.randint(len(self._drawable), (batch_size,), generator=generator)
         return torch.from_numpy(self._drawable)[numbers]
 
     def iterate_once(self, batch_size: int) -> Iterator[WindowBatch]:
-        """Iterate over windows, in order, that contain each step exactly once, for example for evaluation.
+        """Iterate over windows, in order, that contain each step of the episodes exactly once.
 
-        The last batch may be smaller. Burn-in steps are repeated in addition.
+        Use it for evaluation. The last batch may be smaller. Burn-in steps are repeated in addition.
         """
         offsets = self.trajectories.offsets
-        pairs = pairwise(offsets.tolist())
-        starts = np.concatenate([np.arange(first, end, self.length) for first, end in pairs])
+        bounds = zip(offsets[self.episodes].tolist(), offsets[self.episodes + 1].tolist(), strict=True)
+        starts = np.concatenate([np.arange(first, end, self.length) for first, end in bounds])
         for begin in range(0, len(starts), batch_size):
             yield self.starting_at(starts[begin : begin + batch_size])
 

@@ -1,4 +1,4 @@
-"""Gymnasium environments that need memory, functions that create environments, and wrappers."""
+"""Gymnasium environments of rlxf, functions that create environments, and wrappers."""
 
 if __name__ != "rlxf.envs":
     raise ImportError(
@@ -14,6 +14,8 @@ register_envs()
 _NAMES = {
     "rlxf.envs.make": ("make_vec_env", "make_env"),
     "rlxf.envs.spaces": ("check_spaces",),
+    "rlxf.envs.stitching_data": ("RoadFollower", "road_episodes"),
+    "rlxf.envs.stitching_maze": ("StitchingMaze",),
     "rlxf.envs.tmaze": ("TMaze",),
     "rlxf.envs.tmaze_vector": ("TMazeVector",),
     "rlxf.envs.wrappers": ("PreviousReward", "PreviousStep", "PreviousTransition", "ReturnToGo"),

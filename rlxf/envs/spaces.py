@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from stable_baselines3.common.vec_env.util import dict_to_obs, obs_space_info
 
-from rlxf.data.spaces import FLAT, is_text, is_text_only, leaves
+from rlxf.data.spaces import FLAT, encoded_parts, is_text, is_text_only, leaves
 
 Space = spaces.Space
 
@@ -155,6 +155,26 @@ def observation_from_parts(space: spaces.Space[Any], parts: Mapping[str, np.ndar
     """Return the observation of a space from its `observation_parts`."""
     keys, *_ = obs_space_info(space)
     return dict_to_obs(space, {key: parts["" if key is None else str(key)] for key in keys})
+
+
+def nested_parts(space: Space, observation: Any, name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of an observation by name: ``name.key.key`` for a part of a nested Dict or Tuple.
+
+    Text parts, which agents ignore, are left out.
+    """
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return {name: np.asarray(observation)}
+    named = (nested_parts(p, observation[key], f"{name}.{key}") for key, p in encoded_parts(space).items())
+    return {each: part for parts in named for each, part in parts.items()}
+
+
+def observation_from_nested_parts(space: Space, parts: Mapping[str, np.ndarray], name: str) -> Any:
+    """Return the observation of a space from its `nested_parts`; the text parts of a Tuple become None."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return parts[name]
+    inner = encoded_parts(space).items()
+    found = {key: observation_from_nested_parts(part, parts, f"{name}.{key}") for key, part in inner}
+    return found if isinstance(space, spaces.Dict) else tuple(map(found.get, range(len(space.spaces))))
 
 
 def _map_parts(batch: Any, function: Callable[[Any], Any]) -> Any:

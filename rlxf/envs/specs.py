@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv  # loads torch
 
 _TMAZE = "rlxf.envs.tmaze:TMaze"
+_STITCHING_MAZE = "rlxf.envs.stitching_maze:StitchingMaze"
 _TMAZE_ARGUMENTS = {"corridor_length", "active", "penalty", "penalty_rule"}
 
 
 def register_envs() -> None:
-    """Register ``rlxf/TMaze-v0`` and ``rlxf/TMazeActive-v0``; a second call has no effect.
+    """Register ``rlxf/TMaze-v0``, ``rlxf/StitchingMaze-v0`` and their variants; a second call has no effect.
 
     ``import rlxf`` calls this function, because Gymnasium 1.x does not discover plugins.
     """
@@ -48,6 +49,11 @@ def register_envs() -> None:
                 entry_point=_TMAZE,
                 vector_entry_point="rlxf.envs.tmaze_vector:TMazeVector",
                 kwargs={"corridor_length": 50, "active": active},
+            )
+    for env_id, continuous in (("rlxf/StitchingMaze-v0", True), ("rlxf/StitchingMazeDiscrete-v0", False)):
+        if env_id not in registry:
+            register(
+                env_id, entry_point=_STITCHING_MAZE, max_episode_steps=40, kwargs={"continuous": continuous}
             )
 
 

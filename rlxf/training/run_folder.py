@@ -48,8 +48,11 @@ class Completion:
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.zip"
+BEST_VALIDATION = "best-validation.zip"
 NORMALIZER = "normalizer.zip"
 BEST_NORMALIZER = "best-normalizer.zip"
+RESULTS = (CHECKPOINT, NORMALIZER, BEST, BEST_NORMALIZER, BEST_VALIDATION)
+"""Names of the files that the completion marker lists, if they exist."""
 SB3_ADVICE = "For a file of Stable-Baselines3, use rlxf.import_sb3, or rlxf collect --sb3.files"
 
 
@@ -140,6 +143,11 @@ class RunFolder:
         return self.path / BEST
 
     @property
+    def best_validation(self) -> Path:
+        """Path of the checkpoint with the lowest validation loss during training; it may not exist."""
+        return self.path / BEST_VALIDATION
+
+    @property
     def normalizer(self) -> Path:
         """Path of the statistics of normalized observations and rewards; it may not exist yet."""
         return self.path / NORMALIZER
@@ -196,7 +204,7 @@ class RunFolder:
             OSError: if a file cannot be written or synced.
         """
         self.log_files.sync()
-        results = [self.path / name for name in (CHECKPOINT, NORMALIZER, BEST, BEST_NORMALIZER)]
+        results = [self.path / name for name in RESULTS]
         digests = {file.name: file_sha256(file) for file in results if file.is_file()}
         text = dump_json({"steps": steps, "sha256": digests}, indent=2)
         atomic_write(self.path / COMPLETED, lambda handle: handle.write(text))

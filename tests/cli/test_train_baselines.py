@@ -14,6 +14,7 @@ from rlxf.agents.decision_transformer import Imitation
 from rlxf.cli import main
 from rlxf.cli.commands.train_baselines import MLPOptions
 from rlxf.cli.entry_point import parse
+from rlxf.data import UniformSteps
 from rlxf.training import RunFolder
 from tests.cli.running import refused
 from tests.datasets import ID, record_cartpole
@@ -36,7 +37,8 @@ def data(minari_root):
 def test_options_have_the_defaults_of_the_agent(kind):
     arguments = parse(["train", kind, "--dataset", "x"]).learner.arguments()
     defaults = {name: each.default for name, each in inspect.signature(KINDS[kind]).parameters.items()}
-    expected = {field.name: defaults[field.name] for field in fields(MLPOptions)} | {"objective": Imitation()}
+    choices = {"objective": Imitation(), "sampling": UniformSteps()}
+    expected = {field.name: defaults[field.name] for field in fields(MLPOptions)} | choices
     assert arguments == expected
 
 

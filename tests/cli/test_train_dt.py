@@ -24,6 +24,7 @@ from rlxf.agents.offline.objectives import OBJECTIVES, QRegularized
 from rlxf.cli import main
 from rlxf.cli.commands.train_offline import OfflineOptions
 from rlxf.cli.entry_point import parse
+from rlxf.data import UniformSteps
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import CheckpointFolder
 from tests.cli.running import refused
@@ -50,7 +51,8 @@ def train(*args):
 @pytest.mark.parametrize("name", sorted(SETTABLE))
 def test_options_have_the_names_and_defaults_of_the_agent(name):
     default = inspect.signature(DecisionTransformer).parameters[name].default
-    expected = {"objective": Imitation(), "conditioning": TargetReturn()}.get(name, default)
+    choices = {"objective": Imitation(), "conditioning": TargetReturn(), "sampling": UniformSteps()}
+    expected = choices.get(name, default)
     assert OfflineOptions().arguments()[name] == expected
 
 

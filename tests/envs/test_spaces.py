@@ -5,7 +5,14 @@ import pytest
 from gymnasium import spaces
 
 from rlxf.envs import check_spaces
-from rlxf.envs.spaces import check_playable, info_of, row_of, rows_of
+from rlxf.envs.spaces import (
+    check_playable,
+    info_of,
+    nested_parts,
+    observation_from_nested_parts,
+    row_of,
+    rows_of,
+)
 
 VECTOR, ACT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
 IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
@@ -147,3 +154,23 @@ def test_rows_of_nested_parts_and_text():
     assert rows["pair"][0].tolist() == [2, 0]
     assert rows["pair"][1]["deep"].tolist() == [[4, 5], [0, 1]]
     assert rows["mission"] == ("stay", "left")
+
+
+def test_nested_observations_are_restored_from_their_arrays_without_text():
+    word = spaces.Text(5)
+    inner = spaces.Dict({"b": VECTOR, "word": word})
+    space = spaces.Dict({"a": IMAGE, "pair": spaces.Tuple([word, inner, spaces.Discrete(3)])})
+    rng = np.random.default_rng(0)
+    images, vectors, numbers = rng.integers(0, 255, (2, 8, 8, 3)), rng.normal(size=(2, 3)), np.array([2, 0])
+    words = ("one", "two")
+    batch = {"a": images, "pair": (words, {"b": vectors, "word": words}, numbers)}
+    arrays = nested_parts(space, batch, "seen")
+    assert set(arrays) == {"seen.a", "seen.pair.1.b", "seen.pair.2"}
+    restored = observation_from_nested_parts(space, arrays, "seen")
+    np.testing.assert_array_equal(restored["a"], images)
+    missing, found, choice = restored["pair"]
+    assert missing is None
+    assert set(found) == {"b"}
+    np.testing.assert_array_equal(found["b"], vectors)
+    np.testing.assert_array_equal(choice, numbers)
+    assert set(nested_parts(VECTOR, vectors, "seen")) == {"seen"}

@@ -97,6 +97,14 @@ ATTACKS = {
     ),
     "core that is code": described("dt", (*SETTINGS, "core", "position"), {"name": "os.system"}, ""),
     "objective that is code": described("dt", (*SETTINGS, "objective"), {"name": "stranger.notes"}, ""),
+    "sampling that is code": described("dt", (*SETTINGS, "sampling"), {"name": "stranger.notes"}, "sampling"),
+    "share that is code": described(
+        "dt", (*SETTINGS, "validation_share"), {"name": "stranger.notes"}, "validation_share"
+    ),
+    "decay that is code": described(
+        "dt", (*SETTINGS, "weight_averaging"), "stranger.notes", "weight_averaging"
+    ),
+    "average that is missing": described("dt", (*SETTINGS, "weight_averaging"), 0.9, "trained_policy"),
     "context that is code": described("dt", (*SETTINGS, "context"), {"name": "stranger.notes"}, "context"),
     "space that is code": described("gtrxl", ("observation_space",), {"type": "stranger.notes"}, ""),
     "environment in a module": described(

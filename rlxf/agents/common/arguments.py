@@ -215,6 +215,7 @@ _RETURNS = UnsupportedArgument(
     "returns are sums of rewards without discount; to scale them use return_scale=..."
 )
 _NO_TARGET = UnsupportedArgument("there is no target network; leave it out")
+_TARGET_RATE = UnsupportedArgument("only objective=QRegularized(target_rate=...) has target networks")
 _NO_EXPLORATION = "the agent explores by sampling its actions; use objective=MaximumEntropy(...)"
 _ENTROPY = UnsupportedArgument("only objective=MaximumEntropy(...) has an entropy coefficient")
 _DATASET_SPACE = UnsupportedArgument("the spaces are those of the dataset; leave it out")
@@ -231,9 +232,12 @@ OFFLINE_SB3_ARGUMENTS = {
     ),
     **dict.fromkeys(("replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"), _REPLAY),
     **dict.fromkeys(("gamma", "gae_lambda"), _RETURNS),
-    **dict.fromkeys(("tau", "target_update_interval"), _NO_TARGET),
+    **dict.fromkeys(("tau", "target_update_interval"), _TARGET_RATE),
     **dict.fromkeys(("ent_coef", "target_entropy"), _ENTROPY),
-    "action_noise": UnsupportedArgument(_NO_EXPLORATION, neutral=(None,)),
+    "action_noise": UnsupportedArgument(
+        f"{_NO_EXPLORATION}, or objective=QRegularized(...) and learn_online(exploration_noise=...)",
+        neutral=(None,),
+    ),
     "use_sde": UnsupportedArgument(_NO_EXPLORATION, neutral=(False,)),
     "total_timesteps": UnsupportedArgument("pass the number of updates to learn(steps=...)"),
     **dict.fromkeys(("observation_space", "action_space"), _DATASET_SPACE),
@@ -257,6 +261,8 @@ MLP_SB3_ARGUMENTS = OFFLINE_SB3_ARGUMENTS | {
         ("gamma", "gae_lambda"),
         UnsupportedArgument("returns are sums of rewards without discount; leave it out"),
     ),
+    **dict.fromkeys(("tau", "target_update_interval"), _NO_TARGET),
+    "action_noise": UnsupportedArgument(_NO_EXPLORATION, neutral=(None,)),
 }
 """Unsupported arguments of the constructors of agents with a multilayer perceptron."""
 
@@ -270,6 +276,7 @@ SB3_ONLINE_ARGUMENTS = {
     "buffer_size": UnsupportedArgument("use replay_episodes=..."),
     "train_freq": UnsupportedArgument("use round_steps=..."),
     "gradient_steps": UnsupportedArgument("use round_updates=..."),
+    "action_noise": UnsupportedArgument("use exploration_noise=..., a standard deviation", neutral=(None,)),
 }
 """Unsupported arguments of ``learn_online``."""
 

@@ -20,7 +20,10 @@ from rlxf.training.states import RNG_GROUP
 from rlxf.utils.errors import CheckpointError, ResumeError
 from rlxf.utils.files import make_folder
 
-SEED_RULE = compat.whole(0, 2**32 - 1) | compat.NOTHING
+MAX_SEED = 2**32 - 1
+"""Largest seed that NumPy accepts."""
+SEED_VALUE = compat.whole(0, MAX_SEED)
+SEED_RULE = SEED_VALUE | compat.NOTHING
 """Validation rule of a seed in a file."""
 PROGRESS = {
     "num_timesteps": compat.whole(0),
@@ -135,20 +138,24 @@ def read_agent_archive(
     return archive
 
 
-def stored_settings(archive: Archive, rules: Mapping[str, compat.Rule]) -> dict[str, Any]:
+def stored_settings(
+    archive: Archive, rules: Mapping[str, compat.Rule], defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the settings in a checkpoint as JSON data.
 
     Args:
         archive: result of `read_agent_archive`.
         rules: rules by name of the setting.
+        defaults: values of settings that the file may leave out.
 
     Raises:
         CheckpointError: if a setting is missing, unknown or breaks its rule.
     """
     agent = archive.documents["agent"]
     compat.check_known(agent["settings"], list(rules), agent.get("rlxf"))
-    compat.check_fields(agent["settings"], rules, "settings")
-    return dict(agent["settings"])
+    settings = {**(defaults or {}), **agent["settings"]}
+    compat.check_fields(settings, rules, "settings")
+    return settings
 
 
 CACHE_COPIES = 8

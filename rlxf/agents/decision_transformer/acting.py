@@ -54,11 +54,19 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         self, observation: NDArray[Any] | dict[str, NDArray[Any]], actions: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Encode observations of the agent's environments and actions, (E, ...), as in `Trajectories`."""
-        values: Any = observation
+        return self.encode_observation(observation), action_encoder(self.dataset_info.action_space)(actions)
+
+    def encode_observation(self, observation: Any) -> NDArray[Any]:
+        """Encode observations (E, ...) of the agent's environments as in `Trajectories`.
+
+        Raises:
+            TypeError, ValueError, FaultyEnvironmentError: as `predict`.
+        """
         if self.conditioning.needs_target:
-            values = values["observation"]
-        rows = encode_observations(values, self.dataset_info)
-        return rows, action_encoder(self.dataset_info.action_space)(actions)
+            return encode_observations(observation["observation"], self.dataset_info)
+        encoded = EncodedObservation.encode(observation, self.dataset_info, torch.device("cpu"))
+        rows: NDArray[Any] = encoded.observations.numpy()
+        return rows
 
     def predict(
         self,
@@ -98,11 +106,43 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         encoded, state = self._append_observation(observation, state, episode_start, deterministic)
         with torch.no_grad():
             chosen = self.head.choose(self.policy.newest_output(state), deterministic)
+        actions, state = self._act(chosen, state)
+        return (actions if encoded.batched else actions[0]), state
+
+    @torch.no_grad()
+    def explore(
+        self,
+        observation: NDArray[Any] | dict[str, NDArray[Any]],
+        state: Any,
+        episode_start: NDArray[np.bool_],
+        noise: float,
+    ) -> tuple[NDArray[Any], Any]:
+        """Choose actions of E environments for the collection of episodes; errors as in `predict`.
+
+        Stochastic policies sample. Deterministic ones add Gaussian noise to their actions, which are then
+        clipped to the bounds of the space.
+
+        Args:
+            observation: as in `predict`, with a batch axis.
+            state: as in `predict`.
+            episode_start: (E,) bool, True for the first observation of an episode.
+            noise: standard deviation of the noise of a deterministic policy, in units of half the range of
+                an action, or of the action if it is unbounded.
+
+        Returns:
+            The actions, (E, ...), and the state for the next call.
+        """
+        _, state = self._append_observation(observation, state, episode_start, deterministic=False)
+        head: Head = self.policy.loss.head
+        return self._act(head.explore(self.policy.newest_output(state), noise), state)
+
+    def _act(self, chosen: Tensor, state: Any) -> tuple[NDArray[Any], Any]:
+        """Return chosen actions (E, ...) in the format of the environment, and the state with them."""
         actions = to_environment(chosen, self.action_space)
         if not self.conditioning.needs_target:
             rows = action_encoder(self.dataset_info.action_space)(actions)
             state = self.observe_action(state, torch.as_tensor(rows, device=self.device))
-        return (actions if encoded.batched else actions[0]), state
+        return actions, state
 
     @torch.no_grad()
     def action_logits(

@@ -40,7 +40,7 @@ class DistillationUpdate(OfflineUpdate):
     ):
         assert isinstance(student.model, DecisionTransformerModel)
         _check_models(student.model, teacher)
-        super().__init__(student.model, student.optimizer, student.max_grad_norm)
+        super().__init__(student.model, student.optimizer, student.max_grad_norm, student.average)
         self.student, self.teacher = student.model, teacher.eval()
         models = self.student, self.teacher
         pairs = zip(context_lengths, models, strict=True)

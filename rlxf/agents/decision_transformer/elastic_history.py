@@ -1,5 +1,6 @@
 """Elastic history: the model acts from that part of its window which promises the largest return."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,6 +88,13 @@ class ElasticHistoryModel(PredictedReturnModel):
 
     def observe_action(self, state: Any, actions: Tensor) -> Any:
         return replace(state, window=super().observe_action(state.window, actions))
+
+    def state_tensors(self, state: Any) -> dict[str, Tensor]:
+        return super().state_tensors(state.window) | {"history": state.history}
+
+    def state_from_tensors(self, tensors: Mapping[str, Tensor]) -> Any:
+        window = {name: tensor for name, tensor in tensors.items() if name != "history"}
+        return ElasticContext(ContextWindow(**window), tensors["history"])
 
     def continue_episode(
         self, observation: EncodedObservation, state: Any, start: Tensor, initial_actions: Tensor

@@ -37,11 +37,11 @@ from rlxf.agents.decision_transformer.online_finetuning import OnlineFinetuning
 from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.objectives import Imitation, Objective
-from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_choice, check_int
 from rlxf.data import Trajectories, Windows, as_trajectories
 from rlxf.data.dataset_source import Dataset
+from rlxf.data.sampling import UNIFORM_STEPS, Sampling
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl import GTrXLPPO
@@ -97,6 +97,18 @@ class DecisionTransformer(OnlineFinetuning):
         conditioning: None for `TargetReturn`: the user gives a target return. With `MaxReturn`,
             `ElasticHistory` or `SampledReturn`, the model predicts the return on which it conditions its
             actions, and no target is given.
+        weight_averaging: decay of an exponential moving average of the weights, e.g. 0.999; None for none.
+            The average acts and is the policy of a file, which also holds the newest weights. It covers about
+            the last ``1 / (1 - decay)`` updates and starts with the first one (`WeightAverage`).
+        validation_share: share of the episodes that are held out for `validation_losses`, above 0 and below
+            1; at least one episode, and at least one stays. None to train on all episodes.
+        validation_seed: seed of the choice of held-out episodes. It is not ``seed``, so agents with different
+            seeds are measured on the same episodes.
+        sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
+            likely; or `UniformEpisodes` or `ReturnWeighted`.
+        state_loss_weight: weight of an auxiliary loss, the error of a prediction of the next observation; 0
+            for no such head (`AuxiliaryHeads`).
+        return_loss_weight: the same for the return-to-go of the next step.
         env: environment wrapped in `ReturnToGo` for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,
@@ -140,6 +152,12 @@ class DecisionTransformer(OnlineFinetuning):
         core: TransformerSpec | None = None,
         context: ContextKind = "window",
         conditioning: Conditioning | None = None,
+        weight_averaging: float | None = None,
+        validation_share: float | None = None,
+        validation_seed: int = 0,
+        sampling: Sampling | None = None,
+        state_loss_weight: float = 0.0,
+        return_loss_weight: float = 0.0,
         env: VecEnv | None = None,
         download: bool = False,
         trust: bool = False,
@@ -152,6 +170,7 @@ class DecisionTransformer(OnlineFinetuning):
         core = decision_transformer() if core is None else core
         objective = Imitation() if objective is None else objective
         conditioning = TargetReturn() if conditioning is None else conditioning
+        sampling = UNIFORM_STEPS if sampling is None else sampling
         check_choice("context", context, CONTEXTS)
         self.trust, self._warned_versions = trust, set[str]()
         self._missing_state_warning = MissingStateWarning(stacklevel=5)
@@ -184,10 +203,14 @@ class DecisionTransformer(OnlineFinetuning):
             self._check_weights_fit(source)
             transfer_weights(source, self.policy, ("transformer", "tokens", "features"))
             assert source.return_scale is not None
-            self.return_scale = self.policy.tokens.return_scale = source.return_scale
+            self.return_scale = source.return_scale
+            models: Any = self._models()
+            for model in models:
+                model.tokens.return_scale = source.return_scale
         else:
             transfer_weights(source, self.policy)
         reset_calibration(self.policy.transformer)
+        self._update.restart_average()
         return self
 
     def _check_weights_fit(self, source: TrajectoryAlgorithm) -> None:
@@ -247,13 +270,13 @@ class DecisionTransformer(OnlineFinetuning):
         for kind, mismatch in teacher.dataset_info.space_mismatches(self.dataset_info):
             raise ValueError(f"the {kind}s of teacher and student must match: {mismatch}")
         update = DistillationUpdate(
-            OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm),
+            self._new_update(),
             teacher.policy,
             (self.context_length, teacher.context_length),
             distillation or Distillation(),
             self.generator,
         )
-        windows = update.windows(self._data())
+        windows = self._training_windows(update.windows(self._data()))
         return self._learn(
             update, windows, steps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
         )

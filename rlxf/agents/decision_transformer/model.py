@@ -1,6 +1,8 @@
 """Decision Transformer model: configuration and presets, from steps to actions."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
@@ -11,6 +13,8 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from rlxf.agents.common.calibration import check_exit_confidence
+from rlxf.agents.common.losses import masked_mean
+from rlxf.agents.decision_transformer.auxiliary import AuxiliaryWeights
 from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, Conditioning, conditioning_from_json
 from rlxf.agents.offline.config import Converter, DatasetInfo
 from rlxf.agents.offline.critic import CriticWindows
@@ -24,6 +28,7 @@ from rlxf.agents.offline.trajectory_model import (
     TrajectoryModel,
     WindowLayout,
     check_context,
+    init_gpt2_weights,
 )
 from rlxf.attention import Add, ExitTargets, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
@@ -31,8 +36,8 @@ from rlxf.attention.depth.calm import probability_margin
 from rlxf.attention.registry import technique_to_json
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.technique import check_choice
-from rlxf.data import WindowBatch, Windows
-from rlxf.training.compat import Rule
+from rlxf.data import Trajectories, WindowBatch, Windows
+from rlxf.training.compat import Rule, number
 
 ContextKind = Literal["window", "episode"]
 """Steps that an action depends on: those of a window, or all those of the episode."""
@@ -44,7 +49,9 @@ class DecisionTransformerConfig(TrajectoryConfig):
     """Arguments of `DecisionTransformer` that its checkpoints hold."""
 
     BOUNDS: ClassVar[dict[str, Rule]] = TrajectoryConfig.BOUNDS | {
-        "context": Rule(" or ".join(map(repr, CONTEXTS)), lambda value: value in CONTEXTS)
+        "context": Rule(" or ".join(map(repr, CONTEXTS)), lambda value: value in CONTEXTS),
+        "state_loss_weight": number(0),
+        "return_loss_weight": number(0),
     }
     JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = TrajectoryConfig.JSON | {
         "objective": (technique_to_json, objective_from_json),
@@ -63,6 +70,13 @@ class DecisionTransformerConfig(TrajectoryConfig):
     context: ContextKind
     objective: Objective
     conditioning: Conditioning
+    state_loss_weight: float = 0.0
+    return_loss_weight: float = 0.0
+
+    @property
+    def auxiliary(self) -> AuxiliaryWeights:
+        """Weights of the auxiliary losses."""
+        return AuxiliaryWeights(self.state_loss_weight, self.return_loss_weight)
 
     def check(self) -> None:
         """Check the core and the numbers.
@@ -78,6 +92,7 @@ class DecisionTransformerConfig(TrajectoryConfig):
                 "a Decision Transformer is autoregressive: its core needs causal=True and cross_attention="
                 f"False, got causal={self.core.causal}, cross_attention={self.core.cross_attention}"
             )
+        self.auxiliary.check(self.core, self.context_length, self.conditioning)
         self.objective.check_core(self.core, self.context)
         self.objective.check_windows(self.context_length)
         if self.context == "episode" and not self.conditioning.needs_target:
@@ -143,6 +158,8 @@ Source: Zheng et al. 2022, arXiv:2202.05607, appendix C; the return scale is tha
 
 DECISION_TOKENS = slice(1, None, TOKENS_PER_STEP)
 """Slice of the second token of each step, which predicts the action: it attends to return and state."""
+ACTION_TOKENS = slice(2, None, TOKENS_PER_STEP)
+"""Slice of the last token of each step, the action."""
 NEWEST_DECISION_TOKEN = slice(1 - TOKENS_PER_STEP, 2 - TOKENS_PER_STEP)
 """Slice of the last decision token."""
 FIRST_TOKENS = slice(0, None, TOKENS_PER_STEP)
@@ -170,6 +187,20 @@ class DecisionTransformerModel(TrajectoryModel):
         super().__init__(info, normalization, config, config.conditioning.token_order)
         self.loss = config.objective.build(config.core.width, self.tokens.actions, self.features.width)
         self.init_weights(self.loss)
+        self.loss.after_init()
+        self.auxiliary = config.auxiliary.build(config.core.width, math.prod(info.encoder.shape))
+        if self.auxiliary is not None:
+            init_gpt2_weights(self.auxiliary)
+
+    def check_processes(self, world_size: int) -> None:
+        """Raise ValueError if the core or the objective does not support this number of processes."""
+        self.loss.check_processes(world_size)
+        super().check_processes(world_size)
+
+    def check_data(self, data: Trajectories, device: torch.device) -> None:
+        """Raise ValueError if the core or the objective is unsuitable for the data."""
+        self.loss.check_data(data)
+        super().check_data(data, device)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows.
@@ -177,12 +208,39 @@ class DecisionTransformerModel(TrajectoryModel):
         The transformer's penalty, such as that of adaptive spans, is added to the loss of the objective.
         """
         steps, first = self.steps(batch), self.window_start(batch)
-        exits = self.exits(steps, DECISION_TOKENS)
+        all_tokens = self.auxiliary is not None
+        exits = self.exits(steps, slice(None) if all_tokens else DECISION_TOKENS)
+        y = exits.outputs[-1]
+        if all_tokens:
+            exits = replace(exits, outputs=exits.outputs[:, :, DECISION_TOKENS])
         actions, mask = batch.actions[:, first:], batch.mask[:, first:]
         actions = actions.expand(len(exits.loss_weights), *actions.shape)
         parts = self.loss(exits.outputs, actions, mask * exits.loss_weights[:, None, None])
         parts = self.loss.add_critic(parts, exits.outputs[-1], partial(self.critic_windows, batch, steps))
+        parts = self.add_auxiliary_losses(parts, batch, y)
         return self.add_penalty(self.add_exit_loss(parts, exits, actions, steps.between(first)))
+
+    def add_auxiliary_losses(
+        self, parts: dict[str, Tensor], batch: WindowBatch, y: Tensor
+    ) -> dict[str, Tensor]:
+        """Add the losses of `AuxiliaryHeads`, if there are any, for outputs y at all tokens of a window."""
+        if self.auxiliary is None:
+            return parts
+        first = self.window_start(batch)
+        observations = self.features.normalization(batch.observations[:, first:]).flatten(2)
+        returns = batch.return_to_go[:, first:] / self.tokens.return_scale
+        return self.auxiliary.add_losses(
+            parts, y[:, ACTION_TOKENS], observations, returns, batch.mask[:, first:]
+        )
+
+    def validation_losses(self, batch: WindowBatch) -> dict[str, Tensor]:
+        """Return the mean error of the action as "loss", with the returns of the data as inputs."""
+        return {"loss": self.action_error(batch, self.outputs(self.steps(batch)))}
+
+    def action_error(self, batch: WindowBatch, y: Tensor) -> Tensor:
+        """Compute the mean error of the action over the real steps, for outputs y at the decision tokens."""
+        first = self.window_start(batch)
+        return masked_mean(self.loss.head.error(y, batch.actions[:, first:]), batch.mask[:, first:])
 
     def critic_windows(self, batch: WindowBatch, steps: ContextWindow) -> CriticWindows:
         """Return the part of a batch from which a critic learns, without burn-in.
@@ -292,6 +350,14 @@ class DecisionTransformerModel(TrajectoryModel):
     def observe_action(self, state: Any, actions: Tensor) -> Any:
         """Return the state with the actions of the newest step, (E, ...); the next observation has them."""
         return state
+
+    def state_tensors(self, state: Any) -> dict[str, Tensor]:
+        """Return the tensors of a state of E environments by name, for checkpoints."""
+        return dict(vars(state))
+
+    def state_from_tensors(self, tensors: Mapping[str, Tensor]) -> Any:
+        """Restore a state from the result of `state_tensors`."""
+        return ContextWindow(**tensors)
 
     def continue_episode(
         self, observation: EncodedObservation, state: Any, start: Tensor, initial_actions: Tensor

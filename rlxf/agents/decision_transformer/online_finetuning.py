@@ -21,14 +21,13 @@ from rlxf.agents.decision_transformer.online_rounds import (
     ONLINE,
     EpisodeCollector,
     OnlineRounds,
-    ReplayBuffer,
     read_online_run,
 )
+from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer
 from rlxf.agents.offline.agent import ReturnConditionedAgent
 from rlxf.agents.offline.checkpoint import restore_training_state
 from rlxf.agents.offline.config import check_sizes
-from rlxf.agents.offline.heads import StochasticHead
-from rlxf.agents.offline.optimizer_step import OfflineUpdate
+from rlxf.attention.technique import check_not_negative
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, watch_processes
@@ -49,12 +48,13 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
     def learn_online(
         self,
         steps: int,
-        target_return: float,
+        target_return: float | None = None,
         env: str | gymnasium.Env | VectorEnv | VecEnv | None = None,
         n_envs: int = 8,
         round_steps: int = 1_000,
         round_updates: int = 300,
         replay_episodes: int = 1_000,
+        exploration_noise: float = 0.1,
         callback: MaybeCallback = None,
         log_interval: int = 1,
         tb_log_name: str = "DecisionTransformer_online",
@@ -62,20 +62,26 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         progress_bar: bool = False,
         resume_from: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """Fine-tune the agent online (Online Decision Transformer).
+        """Fine-tune the agent online (Online Decision Transformer), with a critic if it has one.
 
         The replay buffer initially holds the best episodes of the dataset. The agent collects episodes with
-        sampled actions, conditioned on ``target_return``. Each episode is relabeled with its achieved
-        returns-to-go (hindsight) and added to the buffer. After each round of environment steps the agent is
-        updated on windows of the buffer. ``num_timesteps`` counts environment steps, as in SB3; there is no
-        warm-up.
+        exploration, conditioned on ``target_return`` or on the return that it predicts. A stochastic policy
+        samples its actions, a deterministic one adds Gaussian noise to them. Each episode is relabeled with
+        its achieved returns-to-go (hindsight) and added to the buffer. After each round of environment steps
+        the agent is updated on windows of the buffer, with the loss of its objective. ``num_timesteps``
+        counts environment steps, as in SB3; there is no warm-up.
+
+        With `MaximumEntropy`, the policy imitates the best of its own episodes. With `QRegularized`, it also
+        follows the gradient of a critic, which learns from all episodes. The critic has no value after a
+        terminal state, and bootstraps from the last state of an episode that the time limit truncates.
 
         Source: Zheng et al. 2022, arXiv:2202.05607, section 4 and algorithm 1. In the paper, a round is one
-        episode of up to 1000 steps and 300 updates.
+        episode of up to 1000 steps and 300 updates. Gradients of a critic: Yan et al. 2024, arXiv:2410.24108.
 
         Args:
             steps: total number of environment steps, over all environments.
             target_return: target return while collecting. In the paper it is twice that of the evaluation.
+                None if the agent predicts the return (``conditioning``).
             env: environments, not wrapped in `ReturnToGo`, or a Gymnasium id; None for `make_env`.
                 Environments that are passed stay open and remain the agent's environments. Those made here
                 are closed at the end.
@@ -83,6 +89,9 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
             round_steps: environment steps, over all environments, between rounds of updates.
             round_updates: number of updates in a round.
             replay_episodes: capacity of the replay buffer in episodes. The buffer is kept in memory.
+            exploration_noise: standard deviation of the noise on Box actions of `QRegularized`, in units of
+                half their range, or of the action if it is unbounded (TD3: Fujimoto et al. 2018,
+                arXiv:1802.09477). Other policies sample and ignore it.
             callback: SB3 callback, called after each step of the environments.
             log_interval: number of rounds between log outputs.
             tb_log_name: name of the run in TensorBoard.
@@ -97,8 +106,9 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
 
         Raises:
             ValueError: if a number is out of range, the agent was loaded without a dataset, its policy is
-                deterministic (train it with ``objective=MaximumEntropy()``), the agent predicts the return,
-                or its settings or data differ from those in ``resume_from``.
+                deterministic and has no critic (train it with ``objective=MaximumEntropy()`` or
+                ``QRegularized()``), target_return is missing or the agent predicts the return instead, or its
+                settings or data differ from those in ``resume_from``.
             DatasetError: if the environment's spaces differ from those of the dataset.
             FileNotFoundError: if ``resume_from`` does not exist.
             CheckpointError: if the file is truncated, altered or of a different format, or was not written
@@ -106,17 +116,15 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         """
         self.ranks.check_single_process("learn_online")
         self.policy.check_window("learn_online")
-        self._check_target()
+        self._check_target(target_return)
         sizes = {"round_steps": round_steps, "round_updates": round_updates}
         sizes |= {"replay_episodes": replay_episodes}
         check_sizes(steps=steps, log_interval=log_interval, **sizes)
+        check_not_negative("exploration_noise", exploration_noise)
         replay = ReplayBuffer(self._data(), replay_episodes)
-        if not isinstance(self.policy.loss.head, StochasticHead):
-            raise ValueError(
-                "learn_online needs a stochastic policy: train the agent with objective=MaximumEntropy()"
-            )
+        self.policy.loss.check_online()
         self._check_eval_callbacks(callback)
-        options = {"target_return": target_return, **sizes}
+        options = {"target_return": target_return, "exploration_noise": exploration_noise, **sizes}
         run = None
         if resume_from is not None:
             run = read_online_run(resume_from, self._description(), steps, options)
@@ -126,9 +134,10 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
             total_timesteps, callback = self._setup_learn(
                 steps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
-            self._update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
+            self._update = self._new_update()
             assert self.env is not None
-            rounds = OnlineRounds(EpisodeCollector(self, self.env), replay, options)
+            collector = EpisodeCollector(self, self.env, exploration_noise)
+            rounds = OnlineRounds(collector, replay, options)
             callback.on_training_start(locals(), globals())
             if run is not None:
                 self._load_rounds(rounds, run)
@@ -199,22 +208,28 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
             seed = int(np.random.SeedSequence([self.seed, self.num_timesteps]).generate_state(1)[0])
         rounds.load_archive(archive, self.device, seed)
 
-    def _check_target(self) -> None:
-        if not self.return_conditioned:
+    def _check_target(self, target_return: float | None) -> None:
+        """Raise ValueError unless there is a target return exactly if the agent is conditioned on one."""
+        if self.return_conditioned and target_return is None:
             raise ValueError(
-                f"learn_online collects episodes for a target return, got conditioning={self.conditioning}; "
-                f"train the agent with conditioning=TargetReturn()"
+                "learn_online collects episodes for a target return, got target_return=None: pass a return "
+                "above the current ones of the agent"
+            )
+        if not self.return_conditioned and target_return is not None:
+            raise ValueError(
+                f"with conditioning={self.conditioning} the agent predicts the return on which it acts, got "
+                f"target_return={target_return}: leave it out"
             )
 
     @contextmanager
     def _collecting_in(
-        self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int, target_return: float
+        self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int, target_return: float | None
     ) -> Iterator[None]:
         """Set the agent's environments for the duration of the context; close those made here at its end."""
         before, vec_env = self.env, self._environments(env, n_envs)
         try:
             self.check_env(vec_env)
-            self.set_env(ReturnToGo(vec_env, target_return))
+            self.set_env(vec_env if target_return is None else ReturnToGo(vec_env, target_return))
             yield
         finally:
             if env is None or isinstance(env, str):

@@ -1,145 +1,58 @@
-"""Online data of a Decision Transformer: episode collection, replay, and rounds of updates."""
+"""Online data of a Decision Transformer: episode collection, and rounds of updates."""
 
 import math
 import os
 import warnings
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.checkpoint import check_same_settings, check_unfinished, newest_checkpoint_file
 from rlxf.agents.common.numerics import check_observations, check_step_results, restore_stats_on_error
 from rlxf.agents.decision_transformer.acting import ReturnConditionedPolicy
+from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer, Transitions
 from rlxf.agents.offline.checkpoint import read_matching_run
-from rlxf.agents.offline.trajectory_model import ContextWindow
-from rlxf.data import Trajectories, return_to_go
 from rlxf.envs import resume
-from rlxf.envs.spaces import is_filler
+from rlxf.envs.spaces import is_filler, nested_parts, observation_from_nested_parts
 from rlxf.envs.step_checks import with_checked_steps
+from rlxf.envs.wrappers import encoded_observation_space, is_return_conditioned
 from rlxf.training import Archive, CheckpointError
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.serialization import arrays_to_tensors, tensors_to_arrays
 from rlxf.utils.errors import EpisodeLostError
 
 
-class Transitions(NamedTuple):
-    """Observations, actions and rewards of N steps, encoded as in `Trajectories`.
-
-    They belong to an episode of N steps, or to N environments at one step.
-
-    Args:
-        observations: (N, D) or (N, C, H, W).
-        actions: (N, ...).
-        rewards: (N,).
-    """
-
-    observations: NDArray[Any]
-    actions: NDArray[Any]
-    rewards: NDArray[np.float32]
-
-
-def concatenate(episodes: Iterable[Transitions]) -> Transitions:
-    """Concatenate episodes along the axis of steps."""
-    return Transitions(*map(np.concatenate, zip(*episodes, strict=True)))
-
-
-def split(steps: Transitions, lengths: NDArray[np.integer[Any]]) -> list[Transitions]:
-    """Split steps into consecutive episodes of the given lengths, without a copy."""
-    parts = (np.split(part, np.cumsum(lengths)[:-1]) for part in steps)
-    return [Transitions(*episode) for episode in zip(*parts, strict=True)]
-
-
-class ReplayBuffer:
-    """Replay buffer of the last N episodes, in memory.
-
-    It initially holds the best episodes of the dataset, of which those with the lowest return are removed
-    first.
-
-    Source: Zheng et al. 2022, arXiv:2202.05607, section 4.1, algorithm 1.
-
-    Args:
-        data: offline dataset of the agent.
-        capacity: number of episodes N, at least 1.
-    """
-
-    def __init__(self, data: Trajectories, capacity: int):
-        best = np.argsort(data.returns, kind="stable")[-capacity:]
-        episodes = split(Transitions(data.observations, data.actions, data.rewards), data.lengths)
-        self.data = data
-        self.episodes = deque((episodes[e] for e in best.tolist()), maxlen=capacity)
-        self.added = 0
-
-    def extend(self, episodes: Sequence[Transitions]) -> None:
-        """Add collected episodes; the oldest episodes beyond the capacity are removed."""
-        self.episodes.extend(episodes)
-        self.added += len(episodes)
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the collected episodes, concatenated; those of the dataset need not be saved."""
-        if not self.added:
-            return {}
-        collected = list(self.episodes)[-self.added :]
-        lengths = np.array([len(episode.rewards) for episode in collected])
-        return concatenate(collected)._asdict() | {"lengths": lengths}
-
-    def load_state_dict(self, arrays: Mapping[str, NDArray[Any]], added: int) -> None:
-        """Restore the result of `state_dict` in a new buffer of the same dataset.
-
-        As in `extend`, the oldest episodes beyond the capacity are removed.
-
-        Args:
-            arrays: result of `state_dict`.
-            added: number of episodes added so far, including those that were removed.
-        """
-        if arrays:
-            collected = Transitions(*(arrays[name] for name in Transitions._fields))
-            self.episodes.extend(split(collected, arrays["lengths"]))
-        self.added = added
-
-    def trajectories(self) -> Trajectories:
-        """Return all episodes as flat arrays; returns-to-go are those achieved (hindsight relabeling)."""
-        rewards = [episode.rewards for episode in self.episodes]
-        ends = np.ones(len(rewards), np.bool_)
-        return replace(
-            self.data,
-            **concatenate(self.episodes)._asdict(),
-            return_to_go=np.concatenate([return_to_go(each) for each in rewards]).astype(np.float32),
-            offsets=np.cumsum([0, *map(len, rewards)]),
-            terminated=ends,
-            truncated=~ends,
-        )
-
-
 class EpisodeCollector:
-    """Collector of episodes: step E environments with sampled actions and return each episode as it ends.
+    """Collector of episodes: step E environments with exploration and return each episode as it ends.
 
     Args:
         policy: agent that chooses the actions.
-        env: environments wrapped in `ReturnToGo`; they are reset before the first step.
+        env: environments, wrapped in `ReturnToGo` if the agent acts for a target return; they are reset
+            before the first step.
+        noise: standard deviation of the exploration noise of deterministic policies (`Head.explore`).
 
     Raises:
         FaultyEnvironmentError: also from `step`, if an observation or a reward is NaN or infinite. The
             current episodes are lost.
     """
 
-    def __init__(self, policy: ReturnConditionedPolicy, env: VecEnv):
-        self.policy, self.env = policy, with_checked_steps(env)
-        assert isinstance(env.observation_space, spaces.Dict)  # of a `ReturnToGo`
-        self._space = env.observation_space["observation"]
+    def __init__(self, policy: ReturnConditionedPolicy, env: VecEnv, noise: float = 0.0):
+        self.policy, self.env, self.noise = policy, with_checked_steps(env), noise
+        self._conditioned = is_return_conditioned(env.observation_space)
+        space: Any = env.observation_space
+        self._space = space["observation"] if self._conditioned else encoded_observation_space(space)
+        self._is_encoded = self._conditioned or self._space is space
         self._step_count = 0
         self.reset()
 
     def reset(self) -> None:
         """Discard the current episodes; the next `step` resets the environments."""
         self._last_obs: Any = None
-        self._state: ContextWindow | None = None
+        self._state: Any = None
         self._starts = np.ones(self.env.num_envs, np.bool_)
         self._steps: list[Transitions] = []
         self._first = np.zeros(self.env.num_envs, np.int64)
@@ -148,9 +61,10 @@ class EpisodeCollector:
         """Return the state for continuing the current episodes."""
         own = {"starts": self._starts, "first": self._first, "taken": np.array(self._step_count)}
         if self._last_obs is not None:
-            own |= {f"seen.{name}": np.asarray(part) for name, part in self._last_obs.items()}
+            own |= nested_parts(self.env.observation_space, self._last_obs, "seen")
         if self._state is not None:
-            own |= {f"state.{name}": part.cpu().numpy() for name, part in vars(self._state).items()}
+            tensors = self.policy.policy.state_tensors(self._state)
+            own |= {f"state.{name}": part.cpu().numpy() for name, part in tensors.items()}
         if self._steps:
             steps = Transitions(*map(np.stack, zip(*self._steps, strict=True)))
             own |= {f"steps.{name}": part for name, part in steps._asdict().items()}
@@ -159,10 +73,12 @@ class EpisodeCollector:
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]], device: torch.device) -> None:
         """Continue from the result of `state_dict`."""
         self._starts, self._first, self._step_count = arrays["starts"], arrays["first"], int(arrays["taken"])
-        self._last_obs = _with_prefix("seen.", arrays) or None
+        self._last_obs = None
+        if any(name.startswith("seen") for name in arrays):
+            self._last_obs = observation_from_nested_parts(self.env.observation_space, arrays, "seen")
         state, steps = _with_prefix("state.", arrays), _with_prefix("steps.", arrays)
         tensors = {name: torch.from_numpy(part).to(device) for name, part in state.items()}
-        self._state = ContextWindow(**tensors) if tensors else None
+        self._state = self.policy.policy.state_from_tensors(tensors) if tensors else None
         columns = zip(*Transitions(**steps), strict=True) if steps else ()
         self._steps = [Transitions(*step) for step in columns]
 
@@ -171,14 +87,17 @@ class EpisodeCollector:
         if self._last_obs is None:
             self._reset()
         seen = (self._last_obs, self._state, self._starts)
-        actions, self._state = self.policy.predict(*seen, deterministic=False)
+        actions, self._state = self.policy.explore(*seen, noise=self.noise)
         observations, encoded_actions = self.policy.encode(self._last_obs, actions)
         self._step_count += 1
         with restore_stats_on_error(self.env):
             self._last_obs, rewards, dones, infos = self.env.step(actions)
-            obs, count = self._last_obs["observation"], self._step_count
+            obs, count = self._observed(self._last_obs), self._step_count
             check_step_results(self.env, obs, rewards, dones, count, space=self._space)
-        self._steps.append(Transitions(observations, encoded_actions, np.asarray(rewards, np.float32)))
+        terminated = dones & ~is_truncated(infos)
+        self._steps.append(
+            Transitions(observations, encoded_actions, np.asarray(rewards, np.float32), terminated)
+        )
         fillers = is_filler(infos)
         episodes = [self._episode(row) for row in np.flatnonzero(dones & ~fillers).tolist()]
         self._starts = dones | fillers
@@ -191,13 +110,24 @@ class EpisodeCollector:
     def _reset(self) -> None:
         with restore_stats_on_error(self.env):
             obs: Any = self.env.reset()
-            first, count = obs["observation"], self._step_count
+            first, count = self._observed(obs), self._step_count
             check_observations("first observation", self.env, first, count, space=self._space)
         self._last_obs = obs
+
+    def _observed(self, observation: Any) -> Any:
+        """Return the observations of the environments as an array; a Dict or a Tuple is flattened."""
+        if self._conditioned:
+            return observation["observation"]
+        return observation if self._is_encoded else self.policy.encode_observation(observation)
 
     def _episode(self, row: int) -> Transitions:
         steps = self._steps[self._first[row] :]
         return Transitions(*(np.stack([part[row] for part in parts]) for parts in zip(*steps, strict=True)))
+
+
+def is_truncated(infos: Sequence[dict[str, Any]]) -> NDArray[np.bool_]:
+    """Return the mask of the environments whose episode is truncated and not terminated, bool (E,)."""
+    return np.array([info.get("TimeLimit.truncated", False) for info in infos], np.bool_)
 
 
 def _with_prefix(start: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

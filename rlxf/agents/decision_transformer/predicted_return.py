@@ -65,14 +65,27 @@ class PredictedReturnModel(DecisionTransformerModel):
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""
         first = self.window_start(batch)
-        mask, returns = batch.mask[:, first:], batch.return_to_go[:, first:]
+        mask = batch.mask[:, first:]
         steps = self.steps(batch)
         y = self.outputs(steps, slice(None))
         parts = self.loss(y[:, DECISION_TOKENS], batch.actions[:, first:], mask.to(y.dtype))
         critic_windows = partial(self.critic_windows, batch, steps)
         parts = self.loss.add_critic(parts, y[:, DECISION_TOKENS], critic_windows)
-        error = masked_mean(self.return_head.error(y[:, FIRST_TOKENS], returns), mask)
+        parts, error = self.add_auxiliary_losses(parts, batch, y), self.return_error(batch, y)
         return self.add_penalty(parts | {"loss": parts["loss"] + error, "return_loss": error})
+
+    def validation_losses(self, batch: WindowBatch) -> dict[str, Tensor]:
+        """Return the sum of the mean errors of the action and of the return as "loss", and both errors."""
+        y = self.outputs(self.steps(batch), slice(None))
+        action = self.action_error(batch, y[:, DECISION_TOKENS])
+        predicted = self.return_error(batch, y)
+        return {"loss": action + predicted, "action_loss": action, "return_loss": predicted}
+
+    def return_error(self, batch: WindowBatch, y: Tensor) -> Tensor:
+        """Compute the mean error of the predicted return over the real steps, for outputs y at all tokens."""
+        first = self.window_start(batch)
+        error = self.return_head.error(y[:, FIRST_TOKENS], batch.return_to_go[:, first:])
+        return masked_mean(error, batch.mask[:, first:])
 
     @torch.no_grad()
     def append_step(

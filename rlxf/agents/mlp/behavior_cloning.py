@@ -12,13 +12,14 @@ from torch import Tensor
 
 from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
 from rlxf.agents.mlp.acting import MLPAgent
-from rlxf.agents.mlp.model import MLPConfig, MLPModel, as_sizes
+from rlxf.agents.mlp.model import MLPConfig, MLPModel
+from rlxf.agents.offline.config import as_hidden_sizes, check_number
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import EncodedObservation
-from rlxf.attention.technique import check_finite_number
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import returns_differ
+from rlxf.data.sampling import UNIFORM_STEPS, Sampling
 from rlxf.training.compat import Rule, number
 
 MIN_EPISODES = 10
@@ -35,7 +36,7 @@ class BehaviorCloningConfig(MLPConfig):
     def check(self) -> None:
         """Check all numbers; errors as in `MLPConfig`."""
         super().check()
-        check_finite_number("best", self.best)
+        check_number("best", self.best)
         if not 0 < self.best <= 1:
             raise ValueError(f"best must be a share of the episodes above 0 and at most 1, got {self.best}")
 
@@ -70,6 +71,15 @@ class BehaviorCloning(MLPAgent):
             of `learn`.
         max_grad_norm: maximum gradient norm; larger gradients are clipped.
         objective: None for `Imitation`; `MaximumEntropy` for a stochastic policy, also of Box actions.
+        weight_averaging: decay of an exponential moving average of the weights, e.g. 0.999; None for none.
+            The average acts and is the policy of a file, which also holds the newest weights. It covers about
+            the last ``1 / (1 - decay)`` updates and starts with the first one (`WeightAverage`).
+        validation_share: share of the episodes that are held out for `validation_losses`, above 0 and below
+            1; at least one episode, and at least one stays. None to train on all episodes.
+        validation_seed: seed of the choice of held-out episodes. It is not ``seed``, so agents with different
+            seeds are measured on the same episodes.
+        sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
+            likely; or `UniformEpisodes` or `ReturnWeighted`.
         env: environment for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,
@@ -107,6 +117,10 @@ class BehaviorCloning(MLPAgent):
         warmup_updates: int | None = 0,
         max_grad_norm: float = 1.0,
         objective: Objective | None = None,
+        weight_averaging: float | None = None,
+        validation_share: float | None = None,
+        validation_seed: int = 0,
+        sampling: Sampling | None = None,
         env: VecEnv | None = None,
         download: bool = False,
         trust: bool = False,
@@ -117,7 +131,8 @@ class BehaviorCloning(MLPAgent):
         _init_setup_model: bool = True,
     ):
         objective = Imitation() if objective is None else objective
-        hidden_sizes = as_sizes(hidden_sizes)
+        sampling = UNIFORM_STEPS if sampling is None else sampling
+        hidden_sizes = as_hidden_sizes("hidden_sizes", hidden_sizes)
         self.trust, self._warned_versions = trust, set[str]()
         self._missing_state_warning = MissingStateWarning(stacklevel=4)
         config = BehaviorCloningConfig.of(locals())

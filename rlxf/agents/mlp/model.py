@@ -12,36 +12,31 @@ from torch import Tensor, nn
 from rlxf.agents.common.actions import action_encoder
 from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.checkpoint import window_memory
+from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.common.numerics import check_parameters
-from rlxf.agents.offline.config import Converter, DatasetInfo, OfflineConfig, check_sizes
+from rlxf.agents.offline.config import (
+    MAX_HIDDEN_LAYERS,
+    Converter,
+    DatasetInfo,
+    OfflineConfig,
+    check_number,
+)
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
 from rlxf.agents.offline.objectives import OBJECTIVES, Objective, objective_from_json
 from rlxf.attention.modules import Dropout
 from rlxf.attention.registry import technique_to_json
-from rlxf.attention.technique import check_finite_number
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training import NumericalError
 from rlxf.training.compat import Rule, number, whole
 
-MAX_LAYERS = 100
-"""Largest number of hidden layers."""
 _SIZE = whole(1)
 HIDDEN_SIZES = Rule(
-    f"a list of at most {MAX_LAYERS} integers of at least 1",
-    lambda value: isinstance(value, list) and len(value) <= MAX_LAYERS and all(map(_SIZE.holds, value)),
+    f"a list of at most {MAX_HIDDEN_LAYERS} integers of at least 1",
+    lambda sizes: (
+        isinstance(sizes, list) and len(sizes) <= MAX_HIDDEN_LAYERS and all(map(_SIZE.holds, sizes))
+    ),
 )
 """Rule of the widths of hidden layers in a file."""
-
-
-def as_sizes(hidden_sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths of hidden layers as a tuple.
-
-    Raises:
-        TypeError: if they are not a sequence.
-    """
-    if not isinstance(hidden_sizes, Sequence) or isinstance(hidden_sizes, str):
-        raise TypeError(f"hidden_sizes must be a sequence of widths such as (256, 256), got {hidden_sizes!r}")
-    return tuple(hidden_sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,18 +74,12 @@ class MLPConfig(OfflineConfig):
         """Check all numbers.
 
         Raises:
-            TypeError: if a size is not an integer.
+            TypeError: if a number has the wrong type.
             ValueError: if a value is out of range.
         """
         super().check()
         self.objective.check_windows(1)
-        if len(self.hidden_sizes) > MAX_LAYERS:
-            raise ValueError(
-                f"hidden_sizes must be at most {MAX_LAYERS} numbers, got {len(self.hidden_sizes)}"
-            )
-        check_finite_number("dropout", self.dropout)
-        for size in self.hidden_sizes:
-            check_sizes(hidden_sizes=size)
+        check_number("dropout", self.dropout)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and less than 1, got {self.dropout}")
 
@@ -183,6 +172,12 @@ class MLPModel(OfflineModel):
         y = self.outputs(self.history(batch), batch.return_to_go[:, -1])
         parts: dict[str, Tensor] = self.loss(y, batch.actions[:, -1], batch.mask[:, -1])
         return parts
+
+    def validation_losses(self, batch: WindowBatch) -> dict[str, Tensor]:
+        """Return the mean error of the action at the newest steps as "loss"."""
+        y = self.outputs(self.history(batch), batch.return_to_go[:, -1])
+        error = self.loss.head.error(y, batch.actions[:, -1])
+        return {"loss": masked_mean(error, batch.mask[:, -1])}
 
     def loss_count(self, batch: WindowBatch) -> Tensor:
         """Count the steps in the loss, one for each window."""

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
 from rlxf.agents.mlp.acting import MLPAgent
-from rlxf.agents.mlp.model import MLPConfig, MLPModel, as_sizes
+from rlxf.agents.mlp.model import MLPConfig, MLPModel
 from rlxf.agents.offline.agent import ReturnConditionedAgent
-from rlxf.agents.offline.config import DatasetInfo, check_positive
+from rlxf.agents.offline.config import DatasetInfo, as_hidden_sizes, check_positive
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import default_return_scale
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import returns_differ
+from rlxf.data.sampling import UNIFORM_STEPS, Sampling
 from rlxf.training.compat import Rule, number
 
 
@@ -92,6 +93,15 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
         return_scale: divisor of returns in the model's input; None for the standard deviation of the
             return-to-go over all steps of the dataset.
         objective: None for `Imitation`; `MaximumEntropy` for a stochastic policy, also of Box actions.
+        weight_averaging: decay of an exponential moving average of the weights, e.g. 0.999; None for none.
+            The average acts and is the policy of a file, which also holds the newest weights. It covers about
+            the last ``1 / (1 - decay)`` updates and starts with the first one (`WeightAverage`).
+        validation_share: share of the episodes that are held out for `validation_losses`, above 0 and below
+            1; at least one episode, and at least one stays. None to train on all episodes.
+        validation_seed: seed of the choice of held-out episodes. It is not ``seed``, so agents with different
+            seeds are measured on the same episodes.
+        sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
+            likely; or `UniformEpisodes` or `ReturnWeighted`.
         env: environment wrapped in `ReturnToGo` for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,
@@ -126,6 +136,10 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
         max_grad_norm: float = 1.0,
         return_scale: float | None = None,
         objective: Objective | None = None,
+        weight_averaging: float | None = None,
+        validation_share: float | None = None,
+        validation_seed: int = 0,
+        sampling: Sampling | None = None,
         env: VecEnv | None = None,
         download: bool = False,
         trust: bool = False,
@@ -136,7 +150,8 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
         _init_setup_model: bool = True,
     ):
         objective = Imitation() if objective is None else objective
-        hidden_sizes = as_sizes(hidden_sizes)
+        sampling = UNIFORM_STEPS if sampling is None else sampling
+        hidden_sizes = as_hidden_sizes("hidden_sizes", hidden_sizes)
         self.trust, self._warned_versions = trust, set[str]()
         self._missing_state_warning = MissingStateWarning(stacklevel=4)
         config = ReturnConditionedMLPConfig.of(locals())

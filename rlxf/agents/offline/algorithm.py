@@ -4,22 +4,32 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, ClassVar, Self
 
 import torch
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import configure_logger, update_learning_rate
+from torch import nn
 
 from rlxf.agents.common import arguments
-from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, read_agent_archive
+from rlxf.agents.common.checkpoint import read_agent_archive
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.weights import sync_processes
 from rlxf.agents.offline import checkpoint
 from rlxf.agents.offline.config import DatasetInfo, OfflineConfig, check_no_policy, check_sizes
 from rlxf.agents.offline.model import OfflineModel
-from rlxf.agents.offline.optimizer_step import OfflineUpdate, ProgressBar, make_optimizer, warmup_factor
+from rlxf.agents.offline.optimizer_step import (
+    UNCLIPPED,
+    OfflineUpdate,
+    ProgressBar,
+    make_optimizer,
+    warmup_factor,
+)
 from rlxf.agents.offline.trajectory_model import TrajectoryModel
+from rlxf.agents.offline.validation import ValidatedAlgorithm
+from rlxf.agents.offline.weight_averaging import WeightAverage
 from rlxf.attention import TransformerSpec
 from rlxf.data import Trajectories, Windows, as_trajectories, check_spaces_match
 from rlxf.data.dataset_source import Dataset
@@ -30,7 +40,7 @@ from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboa
 from rlxf.training.states import check_buildable
 
 
-class OfflineAlgorithm(CheckpointedAlgorithm):
+class OfflineAlgorithm(ValidatedAlgorithm):
     """SB3 ``BaseAlgorithm`` that trains on windows of ``context_length`` steps.
 
     ``num_timesteps`` counts updates instead of environment steps.
@@ -50,13 +60,14 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
     progress_unit: ClassVar[str] = "update"
     """Unit of ``num_timesteps``, for titles."""
     policy_class: type[OfflineModel]  # type: ignore[assignment]
-    policy: OfflineModel  # type: ignore[assignment]
+    policy: OfflineModel
     optimizer: torch.optim.AdamW
     context_length: int
-    batch_size: int
     weight_decay: float
     warmup_updates: int | None
     max_grad_norm: float
+    weight_averaging: float | None
+    _average: WeightAverage | None
 
     def __init__(
         self,
@@ -84,7 +95,7 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
             seed=config.seed,
         )
         torch.set_flush_denormal(True)
-        self.trajectories: Trajectories | None = None
+        self.trajectories = None
         self.resumable = False  # distillation has state that a checkpoint does not hold
         if dataset is None and _init_setup_model:
             raise ValueError("dataset is None: give a Minari id, a MinariDataset, or a list of them")
@@ -115,8 +126,21 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
         if data is not None:
             self.policy.fit(data)
             self.policy.check_data(data, self.device)
-        self.optimizer = make_optimizer(self.policy, self.lr_schedule(1), self.weight_decay)
-        self._update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
+            self._training_windows(self.windows(data))
+        trained, self._average = self.policy, None
+        if self.weight_averaging is not None:
+            trained = deepcopy(self.policy)
+            self._average = WeightAverage(trained, self.policy, self.weight_averaging, UNCLIPPED)
+        self.optimizer = make_optimizer(trained, self.lr_schedule(1), self.weight_decay)
+        self._update = OfflineUpdate(trained, self.optimizer, self.max_grad_norm, self._average)
+
+    def _new_update(self) -> OfflineUpdate:
+        """Return an update of the trained model without pending metrics."""
+        return OfflineUpdate(self._update.model, self.optimizer, self.max_grad_norm, self._average)
+
+    def _models(self) -> nn.ModuleList:
+        """Return the model that acts, and with `weight_averaging` also the one that is trained."""
+        return nn.ModuleList([self.policy] if self._average is None else [self.policy, self._update.model])
 
     @arguments.reject_unknown_arguments(arguments.SB3_LEARN_ARGUMENTS)
     def learn(
@@ -152,8 +176,8 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
                 state overflow; during training, if the loss, a gradient or a recurrent state is NaN or
                 infinite. The weights are those before the update.
         """
-        update = OfflineUpdate(self.policy, self.optimizer, self.max_grad_norm)
-        windows = self.windows(self._data())
+        update = self._new_update()
+        windows = self._training_windows(self.windows(self._data()))
         options = (log_interval, tb_log_name or self.NAME, reset_num_timesteps, progress_bar, resume_from)
         self.resumable = True
         try:
@@ -182,7 +206,7 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
             steps, reset_num_timesteps = steps - self.num_timesteps, False
         counts = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates, "steps": steps}
         self.policy.check_processes(self.ranks.world_size)
-        sync_processes(self.ranks, self.policy, self.generator, self.set_logger, **counts)
+        sync_processes(self.ranks, self._models(), self.generator, self.set_logger, **counts)
         total_timesteps, callback = self._setup_learn(
             steps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
@@ -216,7 +240,7 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
             NumericalError: before the optimizer step, if the loss or a gradient is NaN or infinite.
         """
         update_learning_rate(self.optimizer, learning_rate)
-        self.policy.train()
+        self._update.begin()
         batch = self._batch(windows)
         where, rank_rng = f"update {self._n_updates + 1}", self.ranks.rank_rng(self.generator)
         with numerical_error_context(where, batch), rank_rng:
@@ -228,15 +252,6 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
         starts = windows.draw(self.batch_size, self.generator)
         return windows.starting_at(self.ranks.local_rows(starts)).to(self.device)
 
-    def windows(self, trajectories: Trajectories) -> Windows:
-        """Return the windows of trajectories that the model is trained on."""
-        return self.policy.windows(trajectories)
-
-    def _data(self) -> Trajectories:
-        if self.trajectories is None:
-            raise ValueError("the agent was loaded without data: use load(path, dataset=...) to train it")
-        return self.trajectories
-
     def _setup_learn(
         self,
         total_timesteps: int,
@@ -246,7 +261,8 @@ class OfflineAlgorithm(CheckpointedAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         """Check the parameters, and prepare training as SB3 does, without an environment to reset."""
-        check_parameters(self.policy)
+        for model in self._models():
+            check_parameters(model)
         self.start_time = time.time_ns()
         self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
         self._num_timesteps_at_start = self.num_timesteps

@@ -47,12 +47,13 @@ def build_archive(description: Any, update: OfflineUpdate, generator: torch.Gene
     """
     tensors = {
         states.RNG_GROUP: states.get_rng_states(),
-        "policy": update.model.state_dict(),
+        "policy": update.acting.state_dict(),
         "optimizer": states.optimizer_tensors(update.optimizer),
         WINDOW_GENERATOR: {"state": generator.get_state()},
     }
-    metrics = update.metrics()
-    return Archive({"agent": description}, tensors | ({METRICS: metrics} if metrics else {}))
+    metrics, average = update.metrics(), update.average
+    more = ({METRICS: metrics} if metrics else {}) | ({} if average is None else average.state())
+    return Archive({"agent": description}, tensors | more)
 
 
 @checkpoint_errors()
@@ -62,7 +63,7 @@ def read_config(archive: Archive, config: type[Config]) -> Config:
     Raises:
         CheckpointError: if the configuration lacks an argument of the file, or a value is invalid.
     """
-    stored = config.from_json(stored_settings(archive, config.rules()))
+    stored = config.from_json(stored_settings(archive, config.rules(), config.default_json()))
     states.check_layers(stored.layers, archive.tensors["policy"])
     return stored
 
@@ -74,15 +75,21 @@ def read_dataset_info(archive: Archive) -> DatasetInfo:
 
 
 def restore(update: OfflineUpdate, generator: torch.Generator, archive: Archive) -> None:
-    """Load weights, optimizer state and generator of batches.
+    """Load weights, their average, optimizer state and generator of batches.
+
+    If only the file or only the agent averages its weights, the agent starts from the weights that act in the
+    file.
 
     Raises:
         CheckpointError: if a tensor does not fit the model, or would make a recurrent state overflow.
     """
-    states.check_weights_fit(update.model, archive.tensors["policy"], "policy")
-    update.model.check_stored_parameters(archive.tensors["policy"])
-    updates = archive.documents["agent"]["progress"]["_n_updates"]
-    update.model.load_state_dict(archive.tensors["policy"])
+    model, agent = update.acting, archive.documents["agent"]
+    states.check_weights_fit(model, archive.tensors["policy"], "policy")
+    model.check_stored_parameters(archive.tensors["policy"])
+    updates = agent["progress"]["_n_updates"]
+    model.load_state_dict(archive.tensors["policy"])
+    if update.average is not None and agent["settings"].get("weight_averaging") is not None:
+        update.average.load_state(archive.tensors)
     optimizer = states.optimizer_state(update.optimizer, archive.tensors["optimizer"], updates)
     update.optimizer.load_state_dict(optimizer)
     try:

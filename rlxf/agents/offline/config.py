@@ -3,9 +3,9 @@
 import sys
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from numbers import Real
 from typing import Any, ClassVar, Self
 
@@ -16,11 +16,14 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from rlxf.agents.common.checkpoint import SEED_RULE, setting_rules
+from rlxf.agents.common.checkpoint import MAX_SEED, SEED_RULE, SEED_VALUE, setting_rules
+from rlxf.attention.registry import technique_to_json
 from rlxf.attention.technique import check_int
 from rlxf.data import DatasetError, ReferenceScores, Trajectories, observation_encoder
 from rlxf.data.encoders import ImageEncoder, VectorEncoder
+from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingScheme, sampling_from_json
 from rlxf.data.spaces import space_mismatches
+from rlxf.data.splits import check_fraction
 from rlxf.data.trajectories import ScaleImages, Standardize
 from rlxf.envs.specs import DescribedEnv, env_id_of, find_spec, registered_spec
 from rlxf.training import CheckpointError
@@ -224,7 +227,8 @@ Converter = Callable[[Any], Any]
 class OfflineConfig:
     """Arguments of the constructor of an offline agent that its checkpoints hold.
 
-    The meaning of each argument is that of `rlxf.DecisionTransformer`.
+    The meaning of each argument is that of `rlxf.DecisionTransformer`. Files leave out arguments that have a
+    default here and this value.
     """
 
     BOUNDS: ClassVar[dict[str, Rule]] = {
@@ -235,10 +239,14 @@ class OfflineConfig:
         "max_grad_norm": number(above=0),
         "seed": SEED_RULE,
         "verbose": whole(0),
+        "weight_averaging": number(0, 1) | NOTHING,
+        "validation_share": number(0, 1) | NOTHING,
+        "validation_seed": SEED_VALUE,
     }
     """Ranges of stored numbers; the annotations define the types of the other settings."""
     JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = {
-        "learning_rate": (schedule_to_json, schedule_from_json)
+        "learning_rate": (schedule_to_json, schedule_from_json),
+        "sampling": (technique_to_json, sampling_from_json),
     }
     """Settings that are not JSON values: name -> conversion to JSON, and back."""
     TYPES: ClassVar[dict[str, tuple[type, ...]]] = {}
@@ -254,6 +262,10 @@ class OfflineConfig:
     max_grad_norm: float
     verbose: int
     seed: int | None
+    weight_averaging: float | None = None
+    validation_share: float | None = None
+    validation_seed: int = 0
+    sampling: Sampling = UNIFORM_STEPS
 
     @property
     @abstractmethod
@@ -284,12 +296,11 @@ class OfflineConfig:
         """Check that sizes are integers of at least 1 and that coefficients are in their range.
 
         Raises:
-            TypeError: if a size is not an integer.
+            TypeError: if a size is not an integer, or sampling is not a sampling scheme.
             ValueError: if a value is out of range.
         """
         rate = self.learning_rate(1.0) if callable(self.learning_rate) else self.learning_rate
-        if not isinstance(rate, Real):
-            raise TypeError(f"learning_rate must be a number or a schedule of numbers, got {rate!r}")
+        check_number("learning_rate", rate)
         values = vars(self) | {"learning_rate": rate}
         for name in ("context_length", "batch_size"):
             check_int(name, values[name], most=sys.maxsize)
@@ -297,6 +308,12 @@ class OfflineConfig:
             if values[name] is not None and not 0 <= values[name] < float("inf"):
                 raise ValueError(f"{name} must be finite and at least 0, got {values[name]}")
         check_positive("max_grad_norm", self.max_grad_norm)
+        check_fraction("weight_averaging", self.weight_averaging)
+        check_fraction("validation_share", self.validation_share)
+        check_int("validation_seed", self.validation_seed, least=0, most=MAX_SEED)
+        if not isinstance(self.sampling, SamplingScheme):
+            choices = ", ".join(f"{name}()" for name in SAMPLINGS)
+            raise TypeError(f"sampling must be one of {choices}, got {self.sampling!r}")
 
     def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
         """Return the settings that are None and follow from the training data, with their values."""
@@ -344,13 +361,24 @@ class OfflineConfig:
             ) from error
 
     def to_json(self) -> dict[str, Any]:
-        """Return the configuration as JSON data."""
-        return vars(self) | {name: to(getattr(self, name)) for name, (to, _) in self.JSON.items()}
+        """Return the configuration as JSON data, without arguments that have their default."""
+        stored = vars(self) | {name: to(getattr(self, name)) for name, (to, _) in self.JSON.items()}
+        defaults = self.default_json()
+        return {
+            name: value for name, value in stored.items() if name not in defaults or value != defaults[name]
+        }
+
+    @classmethod
+    def default_json(cls) -> dict[str, Any]:
+        """Return the arguments that files may leave out, with their defaults as JSON data."""
+        defaults = {field.name: field.default for field in fields(cls) if field.default is not MISSING}
+        return {name: cls.JSON[name][0](x) if name in cls.JSON else x for name, x in defaults.items()}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """Restore the configuration from the result of `to_json`."""
-        return cls(**{**stored, **{name: back(stored[name]) for name, (_, back) in cls.JSON.items()}})
+        values = {**cls.default_json(), **stored}
+        return cls(**{**values, **{name: back(values[name]) for name, (_, back) in cls.JSON.items()}})
 
     @classmethod
     def rules(cls) -> dict[str, Rule]:
@@ -386,6 +414,32 @@ def check_sizes(**sizes: int | None) -> None:
     for name, value in sizes.items():
         if value is not None:
             check_int(name, value, most=sys.maxsize)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raise TypeError unless a setting is a number."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+MAX_HIDDEN_LAYERS = 100
+"""Largest number of hidden layers of a multilayer perceptron."""
+
+
+def as_hidden_sizes(name: str, sizes: Any) -> tuple[int, ...]:
+    """Return the widths of hidden layers as a tuple.
+
+    Raises:
+        TypeError: if they are not a sequence of integers.
+        ValueError: if a width is less than 1, or there are more than 100.
+    """
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str):
+        raise TypeError(f"{name} must be a sequence of widths such as (256, 256), got {sizes!r}")
+    if len(sizes) > MAX_HIDDEN_LAYERS:
+        raise ValueError(f"{name} must be at most {MAX_HIDDEN_LAYERS} numbers, got {len(sizes)}")
+    for size in sizes:
+        check_int(name, size, most=sys.maxsize)
+    return tuple(sizes)
 
 
 def check_positive(name: str, value: float | None) -> None:

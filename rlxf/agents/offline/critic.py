@@ -1,5 +1,6 @@
-"""Critic of offline agents: twin action values, their target networks, and n-step targets in windows."""
+"""Critic of offline agents: twin action values, target networks, n-step targets, and a divergence check."""
 
+import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions
 
@@ -80,21 +82,79 @@ def frozen_copy(module: AnyModule) -> AnyModule:
     return copied
 
 
-def window_targets(rewards: Tensor, last_value: Tensor, terminated: Tensor, discount: float) -> Tensor:
-    r"""Compute ``sum_(j=i)^(n-1) g^(j-i) r_j + g^(n-i) V_n`` at each step i of a window that ends at step n.
+def window_targets(
+    rewards: Tensor, values: Tensor, terminated: Tensor, discount: float, n_steps: int | None = None
+) -> Tensor:
+    r"""Compute ``sum_(j=i)^(e-1) g^(j-i) r_j + g^(e-i) V_e`` at each step i of a window that ends at step n.
 
-    If the episode terminates after step n, the target is ``sum_(j=i)^n g^(j-i) r_j`` instead.
+    Step e is n, or with ``n_steps`` m the step ``min(i + m, n)``. If the episode terminates after step n, the
+    target is ``sum_(j=i)^n g^(j-i) r_j`` wherever it would otherwise count the rewards up to step n: for all
+    i, or with m for ``i > n - m``.
 
-    Source: Hu et al. 2024, arXiv:2405.17098, section 4.2.
+    Source: Hu et al. 2024, arXiv:2405.17098, section 4.2, without m; Sutton 1988 for the m-step return.
 
     Args:
         rewards: (B, K).
-        last_value: V_n, (B,).
+        values: V at each step, (B, K); without ``n_steps``, only the last column is used, and others may be
+            left out.
         terminated: (B,) bool.
         discount: g.
+        n_steps: largest number of rewards m in a target; None for all up to the last step of the window.
     """
     steps = torch.arange(rewards.shape[1], device=rewards.device)
     distance = steps[None, :] - steps[:, None]
-    weights = rewards.new_tensor(discount) ** distance.clamp(min=0) * (distance >= 0)
-    last = torch.where(terminated, rewards[:, -1], last_value)
-    return torch.cat([rewards[:, :-1], last[:, None]], dim=1) @ weights.T
+    reach = len(steps) if n_steps is None else n_steps
+    counted = (distance >= 0) & (distance < reach)
+    weights = rewards.new_tensor(discount) ** distance.clamp(min=0) * counted
+    last = torch.where(terminated, rewards[:, -1], values[:, -1])
+    targets = torch.cat([rewards[:, :-1], last[:, None]], dim=1) @ weights.T
+    if reach >= len(steps):
+        return targets
+    return targets + discount**reach * functional.pad(values[:, reach:], (0, reach))
+
+
+DIVERGENCE_RATIO = 10.0
+"""Divergence threshold: mean |Q| in multiples of the largest value that the rewards allow."""
+
+
+class DivergenceCheck:
+    """Warn once when action values exceed what the rewards allow.
+
+    With rewards of at most ``|r|`` and discount g, no policy has a value above ``|r| / (1 - g)``. The values
+    diverge if the mean of |Q| over a batch exceeds 10 times this bound, for the largest reward of the
+    training so far. A bound below 1 counts as 1: the returns of the data, in units of their scale, and the
+    values of untrained networks are of this order. Values that are not finite stop the training with a
+    `NumericalError` in any case (`rlxf.agents.common.numerics.clip_grad_norm_checked`).
+
+    Args:
+        discount: g, from 0 to below 1.
+    """
+
+    def __init__(self, discount: float):
+        self.discount, self.largest_reward = discount, 0.0
+        self._warned = False
+
+    def check(self, value: float, windows: CriticWindows) -> None:
+        """Check an update.
+
+        Args:
+            value: mean of |Q| over the batch.
+            windows: the batch.
+        """
+        self.largest_reward = max(self.largest_reward, largest_reward(windows))
+        bound = self.largest_reward / (1 - self.discount)
+        if value > DIVERGENCE_RATIO * max(bound, 1.0) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the critic diverges: the mean of |Q| is {value:.3g} in units of return_scale, but with "
+                f"rewards of at most {self.largest_reward:.3g} and discount={self.discount:g} no value "
+                f"exceeds {bound:.3g}; lower the learning rate, the discount or target_rate, or leave "
+                f"return_scale=None, which normalizes the rewards",
+                stacklevel=2,
+            )
+
+
+def largest_reward(windows: CriticWindows) -> float:
+    """Return the largest absolute reward that the targets of a batch count."""
+    last = windows.rewards[:, -1] * windows.terminated
+    return float(torch.cat([windows.rewards[:, :-1], last[:, None]], dim=1).abs().max())

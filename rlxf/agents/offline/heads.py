@@ -1,4 +1,4 @@
-"""Action heads of offline agents and the training objectives that build them."""
+"""Action heads of offline agents."""
 
 import math
 from abc import ABC, abstractmethod
@@ -67,6 +67,15 @@ class Head(nn.Module, ABC):
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         """Return the most likely actions for y (..., C), or a sample, in the dataset's encoding."""
 
+    def explore(self, y: Tensor, noise: float) -> Tensor:
+        """Return actions for y (..., C) that explore, in the dataset's encoding: by default samples.
+
+        Args:
+            y: outputs of the transformer.
+            noise: standard deviation of the noise on actions of deterministic heads, scaled to [-1, 1].
+        """
+        return self.choose(y, deterministic=False)
+
     @abstractmethod
     def network_action(self, y: Tensor) -> Tensor:
         """Return the action for y (..., C) as a differentiable input (..., A) of a critic.
@@ -122,6 +131,11 @@ class DeterministicHead(Head):
 
     def choose(self, y: Tensor, deterministic: bool) -> Tensor:
         return self.actions.unscale(self._scaled(y))
+
+    def explore(self, y: Tensor, noise: float) -> Tensor:
+        """Add Gaussian noise, without bounds; source: Fujimoto et al. 2018, arXiv:1802.09477, appendix C."""
+        scaled = self._scaled(y)
+        return self.actions.unscale(scaled + noise * torch.randn_like(scaled))
 
     def network_action(self, y: Tensor) -> Tensor:
         return self._scaled(y)

@@ -28,6 +28,14 @@ class OfflineModel(nn.Module, ABC):
     def loss_count(self, batch: Any) -> Tensor:
         """Return the number of steps or tokens over which the `losses` of a batch are averaged, a scalar."""
 
+    @abstractmethod
+    def validation_losses(self, batch: Any) -> dict[str, Tensor]:
+        """Return the "loss" by which checkpoints are compared, and its parts if it has several.
+
+        It is the error of predictions of the data without the terms that training adds, such as penalties,
+        averaged over `loss_count` steps or tokens.
+        """
+
     def fit(self, data: Trajectories) -> None:  # optional
         """Set the buffers that depend on the training data."""
 

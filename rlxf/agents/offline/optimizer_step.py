@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.numerics import clip_grad_norm_checked
 from rlxf.agents.offline.model import OfflineModel
+from rlxf.agents.offline.weight_averaging import WeightAverage
 from rlxf.training.distributed import process_group
 from rlxf.training.process_group import ProcessGroup
 
@@ -25,14 +26,32 @@ class OfflineUpdate:
         model: model to train.
         optimizer: optimizer of the model; the gradient of its first parameter group is clipped.
         max_grad_norm: maximum gradient norm; larger gradients are clipped.
+        average: average of the weights of the model; None for none.
         ranks: process group of data-parallel training; each rank processes its part of a batch.
     """
 
     model: OfflineModel
     optimizer: torch.optim.Optimizer
     max_grad_norm: float
+    average: WeightAverage | None = None
     ranks: ProcessGroup = field(default_factory=process_group)
     _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def acting(self) -> OfflineModel:
+        """Model that acts and is saved as the policy: the average, or the trained model itself."""
+        return self.model if self.average is None else self.average.acting
+
+    def begin(self) -> None:
+        """Put the model into training mode; call it before each update."""
+        if self.average is not None:
+            self.average.begin()
+        self.model.train()
+
+    def restart_average(self) -> None:
+        """Start the average again with the next update, e.g. after a transfer of weights."""
+        if self.average is not None:
+            self.average.updates = 0
 
     def __call__(self, batch: Any) -> None:
         """Update the model on a batch.
@@ -58,6 +77,8 @@ class OfflineUpdate:
         norm = clip_grad_norm_checked(parts, self.model, weights, self.max_grad_norm, chain(*others))
         self.optimizer.step()
         self.model.after_update()
+        if self.average is not None:
+            self.average.update()
         return norm
 
     def pop_metric_means(self) -> dict[str, float]:

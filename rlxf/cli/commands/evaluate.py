@@ -22,17 +22,19 @@ if TYPE_CHECKING:
 class Evaluate(Command):
     """Evaluate the agent of a run over whole episodes, and report its returns.
 
-    The best checkpoint of the training is evaluated, too, if there is one. The results are also written to
-    TensorBoard, in the subfolders "evaluation" and "evaluation-best" of the run. With several target returns,
-    targets.png in these folders plots the achieved returns against the requested ones.
+    The checkpoints that the training selected are evaluated, too, if there are any. The results are also
+    written to TensorBoard, in the subfolders "evaluation", "evaluation-best" and "evaluation-validation" of
+    the run. With several target returns, targets.png in these folders plots the achieved returns against the
+    requested ones.
 
     Example: rlxf evaluate runs/gtrxl-rlxf-TMaze-v0-0 --episodes 500
     """
 
     run: Positional[Path]
     """Folder of the run."""
-    checkpoint: Literal["last", "best", "all"] = "all"
-    """Checkpoint to evaluate: the last one, the best one of the training, or both."""
+    checkpoint: Literal["last", "best", "validation", "all"] = "all"
+    """Checkpoint to evaluate: the last one, the best one of the evaluations during training, the one with the
+    lowest validation loss (--validation-share), or all of them."""
     episodes: int = 200
     """Number of episodes. With 200, the 95% confidence interval of a success rate is at most +-0.07."""
     env: str | None = None

@@ -11,13 +11,14 @@ from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
 from rlxf.agents.offline.objectives import OBJECTIVES
 from rlxf.cli.offline_training import EvaluatedOfflineTraining
 from rlxf.cli.options import CheckpointSeconds, Device, Json, LogInterval, Quiet, options
+from rlxf.cli.robust_options import RobustOptions
 from rlxf.cli.runs import CLONING, FLOAT32_BYTES, RVS, check_config_budget
 from rlxf.training import RunFolder, parse_schedule
 from rlxf.training.checkpoints import EVERY_SECONDS
 
 
 @options
-class MLPOptions:
+class MLPOptions(RobustOptions):
     """Options of the multilayer perceptron and of AdamW."""
 
     context_length: int = 1
@@ -49,7 +50,7 @@ class MLPOptions:
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
         own = {"learning_rate": parse_schedule(self.learning_rate), "objective": OBJECTIVES[self.objective]()}
-        return asdict(self) | own
+        return asdict(self) | self.robust_arguments() | own
 
     def memory_usage(self) -> dict[str, int]:
         """Return lower bounds of the bytes of the weights and of a batch."""

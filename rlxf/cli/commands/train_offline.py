@@ -27,6 +27,7 @@ from rlxf.cli.options import (
     given_options,
     options,
 )
+from rlxf.cli.robust_options import RobustOptions
 from rlxf.cli.runs import FLOAT32_BYTES, OFFLINE, PRETRAINING
 from rlxf.training import RunFolder, parse_schedule, schedule_to_text
 from rlxf.training.checkpoints import EVERY_SECONDS
@@ -37,7 +38,7 @@ DEFAULTS = {name: each.default for name, each in inspect.signature(DecisionTrans
 
 
 @options
-class WindowOptions:
+class WindowOptions(RobustOptions):
     """Options of AdamW and of the windows of the data."""
 
     context_length: int = DEFAULTS["context_length"]
@@ -60,7 +61,8 @@ class WindowOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as arguments of the agent or of the pretraining."""
-        return asdict(self) | {"learning_rate": parse_schedule(self.learning_rate)}
+        own = {"learning_rate": parse_schedule(self.learning_rate)}
+        return asdict(self) | self.robust_arguments() | own
 
     def memory_usage(self, core: TransformerSpec) -> dict[str, int]:
         """Return the bytes of a batch, three tokens per step, and of the time-step embeddings."""
@@ -87,6 +89,10 @@ class OfflineOptions(WindowOptions):
     """Return on which actions are conditioned: TargetReturn, or a return that the model predicts: MaxReturn,
     ElasticHistory or SampledReturn. A JSON object gives options, e.g.
     '{"name": "MaxReturn", "expectile": 0.9}'."""
+    state_loss_weight: float = DEFAULTS["state_loss_weight"]
+    """Weight of an auxiliary loss, the error of the predicted next observation. 0 means no such loss."""
+    return_loss_weight: float = DEFAULTS["return_loss_weight"]
+    """Weight of an auxiliary loss, the error of the predicted next return-to-go. 0 means no such loss."""
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as arguments of the agent.

@@ -8,13 +8,14 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
-from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
 from rlxf import DecisionTransformer, collect, evaluate
-from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.agents.decision_transformer import MaximumEntropy, MaxReturn, QRegularized, decision_transformer
 from rlxf.data import DatasetError, load_trajectories
 from rlxf.envs import ReturnToGo, make_vec_env
 from rlxf.envs.specs import env_id_of
+from rlxf.training import CheckpointFolder, CheckpointWriter
 from rlxf.utils.env_ids import is_other_version
 from tests.agents.decision_transformer.worlds import K
 from tests.datasets import CHOICE, random_episodes, record
@@ -87,6 +88,40 @@ def test_online_fine_tuning(actions):
     agent = trained(world("Tuple in a Dict", actions), objective=MaximumEntropy())
     agent.learn_online(16, target_return=5.0, n_envs=2, round_steps=8, round_updates=1)
     assert agent.num_timesteps == 16
+
+
+@pytest.mark.parametrize("observations", ["Tuple in a Dict", "nested Dict", "MiniGrid's"])
+def test_online_fine_tuning_with_predicted_returns_takes_nested_observations(observations, tmp_path):
+    """Checkpoints hold the last observation, which has no wrapper here, without its text."""
+    options = {"objective": QRegularized(hidden_sizes=(8,)), "conditioning": MaxReturn()}
+    online = {"n_envs": 2, "round_steps": 8, "round_updates": 1}
+    agent = trained(world(observations), **options)
+    agent.save(tmp_path / "agent.zip")
+    saving = CheckpointWriter(CheckpointFolder(tmp_path / "run"), 0)
+    agent.learn_online(16, callback=[saving, StopAt(8)], **online)
+    assert agent.num_timesteps == 8
+    resumed = trained_again(tmp_path / "agent.zip")
+    with pytest.warns(UserWarning, match="the environments are reset"):
+        resumed.learn_online(16, resume_from=tmp_path / "run", **online)
+    assert resumed.num_timesteps == 16
+
+
+def trained_again(path):
+    """Load an agent with its dataset."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "observation.* is text")
+        return DecisionTransformer.load(path, dataset=ID, device="cpu", trust=True)
+
+
+class StopAt(BaseCallback):
+    """Callback that stops the training at a step."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def _on_step(self):
+        return self.num_timesteps < self.step
 
 
 def test_discrete_actions_with_a_start_are_preserved():

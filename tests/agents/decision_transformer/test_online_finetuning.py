@@ -11,7 +11,8 @@ from stable_baselines3.common.logger import configure
 
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
-from rlxf.agents.decision_transformer.online_rounds import EpisodeCollector, ReplayBuffer, Transitions
+from rlxf.agents.decision_transformer.online_rounds import EpisodeCollector
+from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer, Transitions
 from rlxf.data import DatasetError
 from rlxf.envs import make_vec_env
 from rlxf.envs.vector import as_vec_env
@@ -26,7 +27,8 @@ def test_the_replay_holds_the_best_episodes_and_removes_the_worst_first():
     order = np.argsort(data.returns)
     replay = ReplayBuffer(data, 3)
     np.testing.assert_allclose(replay.trajectories().returns, data.returns[order[1:]], atol=1e-6)
-    new = Transitions(data.observations[:2], data.actions[:2], np.array([1.0, 5.0], np.float32))
+    rewards, ends = np.array([1.0, 5.0], np.float32), np.array([False, True])
+    new = Transitions(data.observations[:2], data.actions[:2], rewards, ends)
     replay.episodes.append(new)
     np.testing.assert_allclose(replay.trajectories().returns, [*data.returns[order[2:]], 6.0], atol=1e-6)
 
@@ -47,8 +49,7 @@ class RecordingPlayer:
     def __init__(self):
         self.shown = []
 
-    def predict(self, observation, state, episode_start, deterministic):
-        assert not deterministic
+    def explore(self, observation, state, episode_start, noise):
         self.shown.append((observation["observation"].copy(), episode_start.copy()))
         return np.full(len(episode_start), len(self.shown) % 3), state
 

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer, online_finetuning
-from rlxf.agents.decision_transformer.online_rounds import ReplayBuffer, Transitions
+from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer, Transitions
 from rlxf.envs import make_vec_env
 from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter, ResumeError
 from rlxf.training.checkpoints import BackgroundWriter, StopRequest
@@ -195,10 +195,11 @@ def test_replay_round_trip(capacity, added):
     for number in range(added):
         steps = slice(0, number % 3 + 1)
         rewards = np.full(number % 3 + 1, number, np.float32)
-        replay.extend([Transitions(data.observations[steps], data.actions[steps], rewards)])
+        ends = np.arange(len(rewards)) == len(rewards) - 1 + number % 2
+        replay.extend([Transitions(data.observations[steps], data.actions[steps], rewards, ends)])
     restored = ReplayBuffer(data, capacity)
     restored.load_state_dict(replay.state_dict(), replay.added)
-    for name in ("observations", "actions", "rewards", "return_to_go", "offsets"):
+    for name in ("observations", "actions", "rewards", "return_to_go", "offsets", "terminated", "truncated"):
         loaded, original = (getattr(each.trajectories(), name) for each in (restored, replay))
         np.testing.assert_array_equal(loaded, original)
     assert restored.added == added

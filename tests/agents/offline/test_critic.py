@@ -1,5 +1,6 @@
 """Tests of the critic: targets within windows, action values, and the objective that uses them."""
 
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -8,43 +9,55 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlxf import DecisionTransformer
+from rlxf import BehaviorCloning, DecisionTransformer
 from rlxf.agents.common.actions import action_encoder
 from rlxf.agents.decision_transformer import decision_transformer
-from rlxf.agents.offline.critic import TwinQ, frozen_copy, window_targets
+from rlxf.agents.offline.critic import (
+    CriticWindows,
+    DivergenceCheck,
+    TwinQ,
+    frozen_copy,
+    largest_reward,
+    window_targets,
+)
 from rlxf.agents.offline.objectives import Imitation, QRegularized
 from rlxf.attention import CALM
-from rlxf.data import Windows
+from rlxf.data import DatasetError, Windows
+from rlxf.training import NumericalError
 from tests.agents.decision_transformer.worlds import ACTIONS, shown, small_agent, some_trajectories
 
 BOX = spaces.Box(np.array([-2, -1], np.float32), np.array([2, 3], np.float32))
 
 
-def slow_targets(rewards, last_value, terminated, discount):
-    """Return the targets of one window by the formula of the paper."""
+def slow_targets(rewards, values, terminated, discount, n_steps):
+    """Return the targets of one window by the formula of the paper, or of the n-step return."""
     n = len(rewards) - 1
     targets = []
     for i in range(n + 1):
-        end = n + 1 if terminated else n
+        end = n if n_steps is None else min(i + n_steps, n)
+        if terminated and (n_steps is None or i + n_steps > n):
+            targets.append(sum(discount ** (j - i) * rewards[j] for j in range(i, n + 1)))
+            continue
         total = sum(discount ** (j - i) * rewards[j] for j in range(i, end))
-        targets.append(total if terminated else total + discount ** (n - i) * last_value)
+        targets.append(total + discount ** (end - i) * values[end])
     return targets
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.9, 0.999])
-def test_targets_are_discounted_sums_up_to_the_last_step(discount):
+@pytest.mark.parametrize("n_steps", [None, 1, 2, 4, 5, 9])
+def test_targets_are_discounted_sums_with_a_value(discount, n_steps):
     rewards = torch.randn(6, 5, dtype=torch.float64)
-    values, ends = torch.randn(6, dtype=torch.float64), torch.tensor([True, False] * 3)
+    values, ends = torch.randn(6, 5, dtype=torch.float64), torch.tensor([True, False] * 3)
     expected = [
-        slow_targets(r.tolist(), v.item(), e.item(), discount)
+        slow_targets(r.tolist(), v.tolist(), e.item(), discount, n_steps)
         for r, v, e in zip(rewards, values, ends, strict=True)
     ]
-    found = window_targets(rewards, values, ends, discount)
+    found = window_targets(rewards, values, ends, discount, n_steps)
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
 def test_rewards_after_the_last_step_of_an_unfinished_episode_have_no_effect():
-    rewards, value, ends = torch.randn(1, 4), torch.tensor([2.0]), torch.tensor([False])
+    rewards, value, ends = torch.randn(1, 4), torch.tensor([[2.0]]), torch.tensor([False])
     changed = rewards.clone()
     changed[0, -1] = 1e6
     assert torch.equal(*(window_targets(r, value, ends, 0.9) for r in (rewards, changed)))
@@ -75,10 +88,12 @@ def test_a_frozen_copy_has_buffers_in_the_order_of_the_parameters():
         assert buffer.data_ptr() != parameter.data_ptr()
 
 
+@pytest.mark.parametrize("n_steps", [None, 1, 3])
 @pytest.mark.parametrize("name", ["Box", "Discrete", "MultiDiscrete"])
-def test_the_agent_learns_with_a_critic(name):
+def test_the_agent_learns_with_a_critic(name, n_steps):
     data = some_trajectories(action_space=ACTIONS[name])
-    agent = small_agent(data, objective=QRegularized(hidden_sizes=(16,)), learning_rate=1e-3)
+    objective = QRegularized(hidden_sizes=(16,), n_steps=n_steps)
+    agent = small_agent(data, objective=objective, learning_rate=1e-3)
     before = {key: value.clone() for key, value in agent.policy.state_dict().items()}
     agent.learn(3)
     metrics = agent._update.metrics()
@@ -159,7 +174,7 @@ def test_resumed_training_is_equal(tmp_path):
 
 
 def test_a_loaded_agent_has_the_objective(tmp_path):
-    agent = small_agent(objective=QRegularized(eta=2.0, hidden_sizes=(8, 4)))
+    agent = small_agent(objective=QRegularized(eta=2.0, hidden_sizes=(8, 4), n_steps=2))
     agent.save(tmp_path / "agent.zip")
     assert DecisionTransformer.load(tmp_path / "agent.zip").objective == agent.objective
 
@@ -170,10 +185,115 @@ def test_unsuitable_choices_are_refused():
         ({"discount": 1.0}, "discount must be from 0 to below 1"),
         ({"target_rate": 2}, "target_rate must be at most 1"),
         ({"hidden_sizes": (0,)}, "hidden_sizes must be at least 1"),
+        ({"n_steps": 0}, "n_steps must be at least 1"),
+        ({"hidden_sizes": (1,) * 101}, "hidden_sizes must be at most 100 numbers, got 101"),
     ):
         with pytest.raises(ValueError, match=message):
             QRegularized(**options)
+    with pytest.raises(TypeError, match="hidden_sizes must be a sequence of widths"):
+        QRegularized(hidden_sizes=5)
+    with pytest.raises(ValueError, match="supports one process, got 2"):
+        small_agent(objective=QRegularized(hidden_sizes=(8,))).policy.check_processes(2)
     data = some_trajectories(action_space=ACTIONS["Discrete"])
     early = replace(small_agent().core, depth=CALM(confidence="softmax"))
     with pytest.raises(ValueError, match=r"objective=QRegularized\(.* needs outputs of one depth"):
         small_agent(data, objective=QRegularized(), core=early)
+
+
+def first_metrics(data, updates=3, **changes):
+    """Return the means of the metrics of an agent over its first updates."""
+    agent = small_agent(data, objective=QRegularized(hidden_sizes=(16,)), learning_rate=1e-3, **changes)
+    agent.learn(updates, log_interval=updates + 1)
+    return agent._update.pop_metric_means()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_training_does_not_depend_on_the_unit_of_the_rewards(scale):
+    data = some_trajectories()
+    scaled = replace(data, rewards=data.rewards * scale, return_to_go=data.return_to_go * scale)
+    one, other = first_metrics(data), first_metrics(scaled)
+    for name in ("loss", "critic_loss", "q", "q_target"):
+        assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-4), name
+
+
+def windows_of(rewards, terminated):
+    """Return a batch for a critic with these rewards."""
+    rewards, terminated = torch.tensor(rewards), torch.tensor(terminated)
+    ones = torch.ones_like(rewards)
+    return CriticWindows(ones[..., None], ones[..., None], rewards, ones.bool(), terminated)
+
+
+def test_the_largest_reward_leaves_out_what_no_target_counts():
+    assert largest_reward(windows_of([[1.0, -3.0, 9.0], [0.5, 2.0, 4.0]], [False, True])) == 4.0
+    assert largest_reward(windows_of([[1.0, -3.0, 9.0], [0.5, 2.0, 4.0]], [False, False])) == 3.0
+
+
+def test_values_beyond_what_rewards_allow_are_reported_once():
+    check, batch = DivergenceCheck(0.9), windows_of([[2.0, 0.0]], [False])  # no value exceeds 20
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check.check(199.0, batch)
+        DivergenceCheck(0.9).check(9.0, windows_of([[0.0, 0.0]], [False]))
+    with pytest.warns(UserWarning, match=r"the critic diverges: the mean of \|Q\| is 201 .* exceeds 20"):
+        check.check(201.0, batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check.check(500.0, batch)
+
+
+def test_larger_rewards_allow_larger_values():
+    check = DivergenceCheck(0.9)
+    check.check(0.0, windows_of([[5.0, 0.0]], [False]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check.check(499.0, windows_of([[0.1, 0.0]], [False]))
+
+
+def set_values(agent, value):
+    """Set the output of both action values."""
+    with torch.no_grad():
+        for net in agent.policy.loss.critic.nets:
+            net[-1].bias.fill_(value)
+
+
+def test_a_diverging_critic_is_reported():
+    agent = small_agent(objective=QRegularized(hidden_sizes=(8,)))
+    set_values(agent, 1e7)
+    with pytest.warns(UserWarning, match="the critic diverges"):
+        agent.learn(1)
+
+
+def test_values_that_overflow_stop_the_training_before_the_weights_change():
+    agent = small_agent(objective=QRegularized(hidden_sizes=(8,)))
+    set_values(agent, 1e30)
+    before = {name: value.clone() for name, value in agent.policy.state_dict().items()}
+    with pytest.warns(UserWarning, match="the critic diverges"), pytest.raises(NumericalError) as raised:
+        agent.learn(1)
+    assert str(raised.value).startswith("update 1: the loss is nan, critic_loss is nan; this step did not")
+    assert all(torch.equal(value, before[name]) for name, value in agent.policy.state_dict().items())
+
+
+NO_REWARDS = {"rewards": np.zeros(28, np.float32), "return_to_go": np.zeros(28, np.float32)}
+NO_ENDS = {"terminated": np.zeros(4, bool), "truncated": np.zeros(4, bool)}
+
+
+@pytest.mark.filterwarnings("ignore:all 4 episodes:UserWarning", "ignore:4 of 4 episodes:UserWarning")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [(NO_REWARDS, "all 28 rewards of the data are 0"), (NO_ENDS, "none of the 4 episodes is terminated or")],
+    ids=["rewards", "ends"],
+)
+def test_data_without_rewards_or_ends_are_refused_by_the_critic_only(changes, message, tmp_path):
+    data = some_trajectories(**changes)
+    with pytest.raises(DatasetError, match=message):
+        small_agent(data, objective=QRegularized())
+    small_agent(data).learn(1)
+    BehaviorCloning(data, hidden_sizes=(8,), batch_size=8, device="cpu").learn(1)
+    small_agent(objective=QRegularized(hidden_sizes=(8,))).save(tmp_path / "agent.zip")
+    with pytest.raises(DatasetError, match=message):
+        DecisionTransformer.load(tmp_path / "agent.zip", dataset=data)
+
+
+def test_data_that_are_only_truncated_are_accepted():
+    data = some_trajectories(terminated=np.zeros(4, bool), truncated=np.ones(4, bool))
+    assert np.isfinite(first_metrics(data, 1)["critic_loss"])

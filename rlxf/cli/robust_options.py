@@ -1,0 +1,32 @@
+"""Options that make training on datasets robust: averaged weights, held-out episodes, and sampling."""
+
+from typing import Any
+
+from rlxf.cli.choices import parse_choice
+from rlxf.cli.options import options
+from rlxf.data import SAMPLINGS, UniformSteps
+
+
+@options
+class RobustOptions:
+    """Options of all agents that are trained on datasets."""
+
+    weight_averaging: float | None = None
+    """Decay of an exponential moving average of the weights, e.g. 0.999. The average is evaluated, and saved
+    as the policy. None means no average."""
+    validation_share: float | None = None
+    """Share of the episodes that are held out, e.g. 0.1. The loss on them is logged during training, and the
+    checkpoint with the lowest one is best-validation.zip. None means that all episodes are used."""
+    validation_seed: int = 0
+    """Seed of the choice of held-out episodes. It does not depend on --seed."""
+    sampling: str = UniformSteps.__name__
+    """Probabilities with which windows are drawn: UniformSteps, UniformEpisodes or ReturnWeighted, or a JSON
+    object with options, e.g. '{"name": "ReturnWeighted", "temperature": 0.2}'."""
+
+    def robust_arguments(self) -> dict[str, Any]:
+        """Return those of these options that differ from the arguments of the agent.
+
+        Raises:
+            ValueError, TypeError: if sampling is unknown or invalid.
+        """
+        return {"sampling": parse_choice("sampling", self.sampling, SAMPLINGS)}

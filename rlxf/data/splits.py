@@ -1,0 +1,49 @@
+"""Split of episodes into those to train on and those held out for validation."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Episodes = NDArray[np.int64]
+
+
+def split_episodes(episodes: Episodes, share: float, seed: int) -> tuple[Episodes, Episodes]:
+    """Split episodes at random into two parts, of which each has at least one.
+
+    The held-out part has ``round(share n)`` of n episodes, at least 1 and at most n - 1. Equal arguments give
+    equal parts, so agents with different seeds can be compared on the same held-out episodes.
+
+    Args:
+        episodes: numbers of the n episodes, int64 (n,).
+        share: share of the episodes to hold out, above 0 and below 1.
+        seed: seed of the random order.
+
+    Returns:
+        Numbers of the episodes to train on, and of the held-out ones, each in ascending order.
+
+    Raises:
+        ValueError: if share is out of range, or there are fewer than two episodes.
+    """
+    check_fraction("validation_share", share)
+    if len(episodes) < 2:
+        raise ValueError(
+            f"validation_share={share:g} holds out episodes, which needs at least two, got {len(episodes)}: "
+            f"use validation_share=None, or more data"
+        )
+    count = min(max(1, round(share * len(episodes))), len(episodes) - 1)
+    order = np.random.default_rng(seed).permutation(episodes)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def check_fraction(name: str, share: float | None) -> None:
+    """Raise an error unless a setting is None, or a number above 0 and below 1.
+
+    Raises:
+        TypeError: if it is not a number.
+        ValueError: if it is out of range.
+    """
+    if share is None:
+        return
+    if not isinstance(share, int | float) or isinstance(share, bool):
+        raise TypeError(f"{name} must be a number between 0 and 1, or None, got {share!r}")
+    if not 0 < share < 1:
+        raise ValueError(f"{name} must be above 0 and below 1, or None, got {share}")

@@ -1,0 +1,172 @@
+"""Tests of the probabilities with which windows are drawn, and of the split into held-out episodes."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlxf.agents.mlp import BehaviorCloning
+from rlxf.data import (
+    SAMPLINGS,
+    EpisodeWindows,
+    ReturnWeighted,
+    UniformEpisodes,
+    UniformSteps,
+    Windows,
+    return_to_go,
+)
+from rlxf.data.sampling import sampling_from_json
+from rlxf.data.splits import split_episodes
+from tests.agents.decision_transformer.worlds import some_trajectories
+
+LENGTHS = (9, 1, 4, 14)
+DRAWS = 40_000
+
+
+def slow_probabilities(data, sampling, episodes):
+    """Return the probability of each step of the data, by the formulas of the docstrings."""
+    returns = {e: float(data.returns[e]) for e in episodes}
+    low, high = min(returns.values()), max(returns.values())
+    weights = np.zeros(data.steps)
+    for e in episodes:
+        for step in range(data.offsets[e], data.offsets[e + 1]):
+            if sampling == UniformSteps():
+                weights[step] = 1
+            elif sampling == UniformEpisodes():
+                weights[step] = 1 / data.lengths[e]
+            else:
+                weights[step] = np.exp((returns[e] - low) / (high - low) / sampling.temperature)
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("episodes", [None, [0, 2, 3]])
+@pytest.mark.parametrize(
+    "sampling", [UniformSteps(), UniformEpisodes(), ReturnWeighted(0.5), ReturnWeighted(3.0)], ids=repr
+)
+def test_steps_are_drawn_with_the_probabilities_of_the_formula(sampling, episodes):
+    data = some_trajectories(lengths=LENGTHS)
+    chosen = None if episodes is None else np.array(episodes)
+    windows = Windows(data, 3, episodes=chosen).with_sampling(sampling)
+    drawn = windows.draw(DRAWS, torch.Generator().manual_seed(0))
+    frequencies = np.bincount(drawn.numpy(), minlength=data.steps) / DRAWS
+    expected = slow_probabilities(data, sampling, range(data.episodes) if episodes is None else episodes)
+    assert (frequencies[expected == 0] == 0).all()
+    assert (np.abs(frequencies - expected) < 5 * np.sqrt(expected / DRAWS) + 1e-12).all()
+
+
+def test_uniform_steps_do_not_change_the_random_stream():
+    data = some_trajectories(lengths=LENGTHS)
+    draws = [
+        windows.draw(20, torch.Generator().manual_seed(1)).tolist()
+        for windows in (Windows(data, 3), Windows(data, 3).with_sampling(UniformSteps()))
+    ]
+    assert (
+        draws[0] == draws[1] == torch.randint(28, (20,), generator=torch.Generator().manual_seed(1)).tolist()
+    )
+
+
+def test_low_temperatures_draw_the_best_episode_only():
+    data = some_trajectories(lengths=LENGTHS)
+    drawn = Windows(data, 3).with_sampling(ReturnWeighted(1e-3)).draw(200)
+    best = int(data.returns.argmax())
+    assert set(np.searchsorted(data.offsets, drawn.numpy(), side="right") - 1) == {best}
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_the_temperature_does_not_depend_on_the_scale_of_rewards(scale):
+    lengths, returns = np.array([3, 5]), np.array([1.0, 2.0], np.float32)
+    weights = ReturnWeighted(0.3).episode_weights(lengths, scale * returns)
+    np.testing.assert_allclose(weights, ReturnWeighted(0.3).episode_weights(lengths, returns), rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampling", [UniformEpisodes(), ReturnWeighted()], ids=repr)
+def test_windows_of_whole_episodes_are_sampled_too(sampling):
+    data = some_trajectories(lengths=LENGTHS)
+    batch = EpisodeWindows(data, 4).with_sampling(sampling).sample(8, torch.Generator().manual_seed(0))
+    assert batch.mask.any(dim=1).all()
+
+
+def equal_returns():
+    rewards = np.ones(12, np.float32)
+    togo = np.concatenate([return_to_go(np.ones(3))] * 4).astype(np.float32)
+    return some_trajectories(lengths=(3,) * 4, rewards=rewards, return_to_go=togo)
+
+
+def test_equal_returns_cannot_be_weighted():
+    message = r"sampling=ReturnWeighted\(temperature=0.5\) .* all 4 episodes .* return 3; use .*UniformSteps"
+    with pytest.raises(ValueError, match=message):
+        BehaviorCloning(equal_returns(), sampling=ReturnWeighted(), device="cpu")
+    BehaviorCloning(equal_returns(), sampling=UniformEpisodes(), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: ReturnWeighted(0), ValueError, "temperature must be finite and above 0, got 0"),
+        (lambda: ReturnWeighted(-1.0), ValueError, "temperature must be finite and above 0, got -1"),
+        (lambda: ReturnWeighted(float("inf")), ValueError, "temperature must be finite"),
+        (lambda: ReturnWeighted("1"), TypeError, "temperature must be a number, got '1'"),
+        (lambda: sampling_from_json({"name": "Foo"}), ValueError, "unknown sampling 'Foo'; use one of"),
+    ],
+)
+def test_bad_schemes_are_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_agents_need_a_sampling_scheme():
+    with pytest.raises(TypeError, match=r"sampling must be one of UniformSteps\(\), .*, got 'uniform'"):
+        BehaviorCloning(some_trajectories(), sampling="uniform", device="cpu")
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_agents_keep_their_sampling_in_files(tmp_path, name):
+    sampling = SAMPLINGS[name]() if name != "ReturnWeighted" else ReturnWeighted(0.25)
+    BehaviorCloning(some_trajectories(), sampling=sampling, device="cpu").save(tmp_path / "agent.zip")
+    assert BehaviorCloning.load(tmp_path / "agent.zip", device="cpu").sampling == sampling
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "held_out"), [(2, 0.01, 1), (2, 0.99, 1), (10, 0.1, 1), (10, 0.25, 2), (100, 0.3, 30)]
+)
+def test_both_parts_of_a_split_have_episodes(count, share, held_out):
+    training, validation = split_episodes(np.arange(count), share, seed=0)
+    assert len(validation) == held_out
+    assert sorted([*training, *validation]) == list(range(count))
+    assert (np.diff(training) > 0).all()
+    assert (np.diff(validation) > 0).all()
+
+
+def test_a_split_depends_on_its_seed_only():
+    splits = [split_episodes(np.arange(50), 0.2, seed)[1].tolist() for seed in (0, 0, 1)]
+    assert splits[0] == splits[1] != splits[2]
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "error", "message"),
+    [
+        (
+            1,
+            0.5,
+            ValueError,
+            "holds out episodes, which needs at least two, got 1: use validation_share=None",
+        ),
+        (9, 0, ValueError, "validation_share must be above 0 and below 1, or None, got 0"),
+        (9, 1.0, ValueError, "validation_share must be above 0 and below 1, or None, got 1.0"),
+        (9, float("nan"), ValueError, "validation_share must be above 0 and below 1"),
+        (9, "half", TypeError, "validation_share must be a number between 0 and 1, or None, got 'half'"),
+    ],
+)
+def test_impossible_splits_are_errors(count, share, error, message):
+    with pytest.raises(error, match=message):
+        split_episodes(np.arange(count), share, seed=0)
+
+
+def test_windows_of_a_split_have_the_steps_of_their_episodes():
+    data = some_trajectories(lengths=LENGTHS)
+    parts = Windows(data, 3).split(0.5, seed=1)
+    seen = [set(part.draw(2_000, torch.Generator().manual_seed(0)).tolist()) for part in parts]
+    assert seen[0] & seen[1] == set()
+    assert seen[0] | seen[1] == set(range(data.steps))
+    for part, steps in zip(parts, seen, strict=True):
+        batches = list(part.iterate_once(2))
+        assert sum(int(batch.mask.sum()) for batch in batches) == len(steps)
