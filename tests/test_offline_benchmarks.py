@@ -66,6 +66,16 @@ def test_equal_seeds_give_equal_returns(cartpole, tmp_path):
     assert (one.returns, one.target) == (other.returns, None)
 
 
+@pytest.mark.parametrize("method", ["bc", "rvs", "dt"])
+def test_weights_are_averaged_on_request(cartpole, method):
+    sizes = Returns(**TINY, weight_averaging=0.9).sizes
+    agent = METHODS[method].train(load_trajectories(cartpole), sizes, 0)
+    assert agent.weight_averaging == 0.9
+    assert "weight averaging 0.9" in Job(cartpole, method, sizes, 0, 2).key
+    assert "averaging" not in Job(cartpole, method, Returns(**TINY).sizes, 0, 2).key
+    assert "averaging" not in Job(cartpole, "hf", sizes, 0, 2).key
+
+
 def test_methods_that_the_data_do_not_allow_are_left_out_with_the_reason(minari_root, tmp_path, capsys):
     record_cartpole((3, 4, 5))
     bench = Returns((ID,), ("bc", "bc-best"), **TINY, seeds=1, episodes=2, output=tmp_path / "runs.jsonl")

@@ -75,6 +75,8 @@ class Returns:
     """Steps in the context of the transformers; None for those of the preset."""
     batch_size: int | None = None
     """Windows in an update of the transformers; None for those of the preset."""
+    weight_averaging: float | None = None
+    """Decay of the moving average of the weights by which agents act, of all methods but hf; None for none."""
     seeds: int = 5
     """Agents of each method on each dataset."""
     episodes: int = 50
@@ -108,7 +110,8 @@ class Returns:
         }
         changes = {name: value for name, value in given.items() if value is not None}
         setting = replace(preset.transformer, **changes)
-        return replace(preset, updates=self.updates or preset.updates, transformer=setting)
+        updates = self.updates or preset.updates
+        return replace(preset, updates=updates, transformer=setting, weight_averaging=self.weight_averaging)
 
     def run(self) -> None:
         """Train and evaluate missing agents, and print the tables."""
