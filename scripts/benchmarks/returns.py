@@ -76,7 +76,7 @@ class Returns:
     batch_size: int | None = None
     """Windows in an update of the transformers; None for those of the preset."""
     weight_averaging: float | None = None
-    """Decay of the moving average of the weights by which agents act, of all methods but hf; None for none."""
+    """Decay of the moving average of weights by which all agents but hf act; None for none."""
     seeds: int = 5
     """Agents of each method on each dataset."""
     episodes: int = 50
