@@ -1,5 +1,6 @@
 """Tests of the benchmarks that compare offline methods, at small sizes."""
 
+import ast
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from rlxf.data import load_trajectories
 from rlxf.evaluation.intervals import interquartile_mean
 from tests.datasets import ID, record_cartpole
 from tests.in_process import InProcessPool
+from tests.sources import ROOT
 
 OURS = tuple(name for name in METHODS if name != "hf")
 TINY = {"preset": "reduced", "updates": 2, "width": 8, "layers": 1, "context": 3, "batch_size": 4}
@@ -64,6 +66,16 @@ def test_equal_seeds_give_equal_returns(cartpole, tmp_path):
     assert (one.returns, one.target) == (other.returns, None)
 
 
+@pytest.mark.parametrize("method", ["bc", "rvs", "dt"])
+def test_weights_are_averaged_on_request(cartpole, method):
+    sizes = Returns(**TINY, weight_averaging=0.9).sizes
+    agent = METHODS[method].train(load_trajectories(cartpole), sizes, 0)
+    assert agent.weight_averaging == 0.9
+    assert "weight averaging 0.9" in Job(cartpole, method, sizes, 0, 2).key
+    assert "averaging" not in Job(cartpole, method, Returns(**TINY).sizes, 0, 2).key
+    assert "averaging" not in Job(cartpole, "hf", sizes, 0, 2).key
+
+
 def test_methods_that_the_data_do_not_allow_are_left_out_with_the_reason(minari_root, tmp_path, capsys):
     record_cartpole((3, 4, 5))
     bench = Returns((ID,), ("bc", "bc-best"), **TINY, seeds=1, episodes=2, output=tmp_path / "runs.jsonl")
@@ -87,6 +99,16 @@ def test_the_other_model_gets_the_same_sizes_scale_and_target(cartpole, tmp_path
     assert run.target == asked["targets"][0] == data.returns.max()
     assert asked["setting"].return_scale == pytest.approx(np.std(data.return_to_go))
     assert (asked["task"], asked["seed"], asked["updates"]) == ("train_and_evaluate", 4, 7_500)
+
+
+def test_tasks_of_the_other_model_exist():
+    """Its module cannot be imported here, because it needs transformers."""
+    folder = ROOT / "scripts" / "benchmarks"
+    trees = {path.name: ast.parse(path.read_text()) for path in folder.glob("*.py")}
+    tasks = {node.name for node in trees["hugging_face_tasks.py"].body if isinstance(node, ast.FunctionDef)}
+    calls = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    requested = {ast.literal_eval(call.args[1]) for call in calls if "run_task" in ast.unparse(call.func)}
+    assert {"train_and_evaluate", "time_original"} <= requested <= tasks
 
 
 def test_rows_contain_means_worst_seeds_and_costs():

@@ -37,11 +37,25 @@ class Preset:
         transformer: sizes and learning rates of the transformers. Returns are divided by their standard
             deviation in the data instead of its ``return_scale``.
         conditioned_width: width of both hidden layers of the return-conditioned perceptron.
+        weight_averaging: decay of the moving average of the weights of all agents of this package; None for
+            none.
     """
 
     updates: int
     transformer: Setting
     conditioned_width: int
+    weight_averaging: float | None = None
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Arguments of all agents of this package."""
+        return {"weight_averaging": self.weight_averaging, "device": "cpu"}
+
+    def describe(self, *sizes: str) -> str:
+        """Return the updates, these sizes and the averaging of weights in words."""
+        averaging = self.weight_averaging
+        average = [] if averaging is None else [f"weight averaging {averaging:g}"]
+        return ", ".join([f"{self.updates} updates", *sizes, *average])
 
 
 PRESETS = {
@@ -132,19 +146,19 @@ class Method:
 
 def cloning(data: Trajectories, preset: Preset, seed: int, best: float) -> BehaviorCloning:
     """Build behavior cloning with default sizes."""
-    return BehaviorCloning(data, best, seed=seed, device="cpu")
+    return BehaviorCloning(data, best, seed=seed, **preset.training)
 
 
 def conditioned_cloning(data: Trajectories, preset: Preset, seed: int) -> ReturnConditionedMLP:
     """Build the return-conditioned perceptron."""
     sizes = (preset.conditioned_width, preset.conditioned_width)
-    return ReturnConditionedMLP(data, hidden_sizes=sizes, seed=seed, device="cpu")
+    return ReturnConditionedMLP(data, hidden_sizes=sizes, seed=seed, **preset.training)
 
 
 def transformer(data: Trajectories, preset: Preset, seed: int, **techniques: Any) -> DecisionTransformer:
     """Build a Decision Transformer with an objective and a conditioning."""
     arguments = scaled(preset.transformer, data).arguments()
-    return DecisionTransformer(data, seed=seed, device="cpu", **arguments | techniques)
+    return DecisionTransformer(data, seed=seed, **preset.training, **arguments | techniques)
 
 
 def scaled(setting: Setting, data: Trajectories) -> Setting:
@@ -167,26 +181,34 @@ def check_vectors(data: Trajectories) -> None:
 
 def cloning_sizes(preset: Preset) -> str:
     """Describe the sizes of behavior cloning."""
-    return f"{preset.updates} updates"
+    return preset.describe()
 
 
 def conditioned_sizes(preset: Preset) -> str:
     """Describe the sizes of the return-conditioned perceptron."""
-    return f"{preset.updates} updates, width {preset.conditioned_width}"
+    return preset.describe(f"width {preset.conditioned_width}")
 
 
 def transformer_sizes(preset: Preset) -> str:
     """Describe the sizes of a transformer."""
     sizes = preset.transformer
-    return (
-        f"{preset.updates} updates, width {sizes.width}, {sizes.layers} layers, context "
-        f"{sizes.context_length}, batch {sizes.batch_size}"
+    return preset.describe(
+        f"width {sizes.width}",
+        f"{sizes.layers} layers",
+        f"context {sizes.context_length}",
+        f"batch {sizes.batch_size}",
     )
+
+
+def other_sizes(preset: Preset) -> str:
+    """Describe the sizes of HF's model, whose weights are not averaged."""
+    return transformer_sizes(replace(preset, weight_averaging=None))
 
 
 def decision_transformer(title: str, **techniques: Any) -> Method:
     """Return the method of a Decision Transformer with an objective and a conditioning."""
-    return Method(title, partial(transformer, **techniques), no_requirement, transformer_sizes)
+    check = check_returns_differ if "conditioning" in techniques else no_requirement
+    return Method(title, partial(transformer, **techniques), check, transformer_sizes)
 
 
 METHODS = {
@@ -203,7 +225,7 @@ METHODS = {
     "dt-q-max": decision_transformer(
         "DT, QRegularized, MaxReturn", objective=QRegularized(), conditioning=MaxReturn()
     ),
-    "hf": Method("HF DT, highest target", None, check_vectors, transformer_sizes),
+    "hf": Method("HF DT, highest target", None, check_vectors, other_sizes),
 }
 """Methods by name. The highest target is the highest return of the data."""
 

@@ -62,9 +62,9 @@ class Returns:
     methods: tuple[str, ...] = tuple(METHODS)
     """Names of the methods."""
     preset: str = "default"
-    """Sizes: default (transformers of width 64 with 2 layers, context 20, batch 64; perceptron of rvs with
-    width 1,024; 10,000 updates) or reduced (context 10, batch 32, width 256 of rvs), which costs about a
-    quarter."""
+    """Sizes of all agents. Both presets have transformers of width 64 with 2 layers.
+    default: context 20, batch 64, width 1,024 of rvs, 10,000 updates; about 7 hours of CPU time per dataset.
+    reduced: context 10, batch 32, width 256 of rvs, 7,500 updates; about 2 hours per dataset."""
     updates: int | None = None
     """Updates of each agent; None for those of the preset."""
     width: int | None = None
@@ -75,6 +75,8 @@ class Returns:
     """Steps in the context of the transformers; None for those of the preset."""
     batch_size: int | None = None
     """Windows in an update of the transformers; None for those of the preset."""
+    weight_averaging: float | None = None
+    """Decay of the moving average of weights by which all agents but hf act; None for none."""
     seeds: int = 5
     """Agents of each method on each dataset."""
     episodes: int = 50
@@ -108,7 +110,8 @@ class Returns:
         }
         changes = {name: value for name, value in given.items() if value is not None}
         setting = replace(preset.transformer, **changes)
-        return replace(preset, updates=self.updates or preset.updates, transformer=setting)
+        updates = self.updates or preset.updates
+        return replace(preset, updates=updates, transformer=setting, weight_averaging=self.weight_averaging)
 
     def run(self) -> None:
         """Train and evaluate missing agents, and print the tables."""

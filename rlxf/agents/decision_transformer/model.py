@@ -66,6 +66,8 @@ class DecisionTransformerConfig(TrajectoryConfig):
         "objective",
         "conditioning",
         "context",
+        "state_loss_weight",
+        "return_loss_weight",
     )
     context: ContextKind
     objective: Objective

@@ -147,6 +147,7 @@ def test_learning_without_a_dataset_is_refused(tmp_path):
         ({"conditioning": MaxReturn()}, CheckpointError, r"it was saved with conditioning=TargetReturn\(\)"),
         ({"objective": MaximumEntropy()}, CheckpointError, r"it was saved with objective=Imitation\(\)"),
         ({"episode_length": 3}, CheckpointError, "loaded with episode_length=3: it was saved with episode_l"),
+        ({"state_loss_weight": 0.1}, CheckpointError, "it was saved with state_loss_weight=0.0"),
         ({"return_scale": None}, ValueError, "return_scale must have a value to load"),
         ({"learning_rate": None}, ValueError, "learning_rate must have a value to load"),
         ({"batch_size": None}, ValueError, "batch_size must have a value to load"),
