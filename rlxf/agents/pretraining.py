@@ -13,7 +13,7 @@ from rlxf.agents.common.arguments import OFFLINE_SB3_ARGUMENTS, reject_unknown_a
 from rlxf.agents.common.losses import masked_mean, squared_error
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
-from rlxf.agents.offline.config import DatasetInfo
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.objectives import Imitation
 from rlxf.agents.offline.trajectory_model import (
     INITIAL_STD,

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DecisionTransformerConfig, DecisionTransformerModel
 
 from benchmarks.offline_setting import Setting
-from rlxf.agents.offline.config import DatasetInfo
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.data import Trajectories, WindowBatch
 from rlxf.envs.make import make_vec_env
 

@@ -6,8 +6,8 @@ from rlxf.agents.decision_transformer.conditioning import (
     SampledReturn,
     TargetReturn,
 )
+from rlxf.agents.decision_transformer.config import KZL, ODT, decision_transformer
 from rlxf.agents.decision_transformer.learner import DecisionTransformer
-from rlxf.agents.decision_transformer.model import KZL, ODT, decision_transformer
 from rlxf.agents.offline.objectives import Imitation, MaximumEntropy, QRegularized
 
 __all__ = [

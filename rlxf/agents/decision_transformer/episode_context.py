@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from rlxf.agents.common.arguments import check_state_layout, check_state_rows, check_state_type
 from rlxf.agents.common.cores import check_state, check_state_core, check_token_by_token
 from rlxf.agents.common.numerics import check_outputs, check_recurrent_state
-from rlxf.agents.decision_transformer.model import DecisionTransformerConfig, DecisionTransformerModel
-from rlxf.agents.offline.config import DatasetInfo
+from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
+from rlxf.agents.decision_transformer.model import DecisionTransformerModel
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation
 from rlxf.agents.offline.trajectory_model import TOKENS_PER_STEP, ContextWindow
 from rlxf.attention import State, TransformerSpec

@@ -23,16 +23,16 @@ from rlxf.agents.decision_transformer.conditioning import (
     SampledReturn,
     TargetReturn,
 )
-from rlxf.agents.decision_transformer.distillation import DistillationUpdate
-from rlxf.agents.decision_transformer.elastic_history import ElasticHistoryModel
-from rlxf.agents.decision_transformer.episode_context import EpisodeModel
-from rlxf.agents.decision_transformer.model import (
+from rlxf.agents.decision_transformer.config import (
     CONTEXTS,
     ContextKind,
     DecisionTransformerConfig,
-    DecisionTransformerModel,
     decision_transformer,
 )
+from rlxf.agents.decision_transformer.distillation import DistillationUpdate
+from rlxf.agents.decision_transformer.elastic_history import ElasticHistoryModel
+from rlxf.agents.decision_transformer.episode_context import EpisodeModel
+from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.online_finetuning import OnlineFinetuning
 from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.decision_transformer.conditioning import PredictedReturn
+from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.decision_transformer.model import (
     DECISION_TOKENS,
     FIRST_TOKENS,
     NEWEST_FIRST_TOKEN,
-    DecisionTransformerConfig,
     DecisionTransformerModel,
 )
-from rlxf.agents.offline.config import DatasetInfo
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import ContextWindow, check_context
 from rlxf.data import Trajectories, WindowBatch

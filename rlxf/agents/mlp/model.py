@@ -14,13 +14,8 @@ from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.checkpoint import window_memory
 from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.common.numerics import check_parameters
-from rlxf.agents.offline.config import (
-    MAX_HIDDEN_LAYERS,
-    Converter,
-    DatasetInfo,
-    OfflineConfig,
-    check_number,
-)
+from rlxf.agents.offline.config import MAX_HIDDEN_LAYERS, Converter, OfflineConfig, check_number
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
 from rlxf.agents.offline.objectives import OBJECTIVES, Objective, objective_from_json
 from rlxf.attention.modules import Dropout

@@ -13,7 +13,8 @@ from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning,
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel
 from rlxf.agents.offline.agent import ReturnConditionedAgent
-from rlxf.agents.offline.config import DatasetInfo, as_hidden_sizes, check_positive
+from rlxf.agents.offline.config import as_hidden_sizes, check_positive
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import default_return_scale

@@ -13,7 +13,8 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 
 from rlxf.agents.offline.algorithm import OfflineAlgorithm
-from rlxf.agents.offline.config import check_sizes, warn_on_version_mismatch
+from rlxf.agents.offline.config import check_sizes
+from rlxf.agents.offline.dataset_info import warn_on_version_mismatch
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.data import DatasetError, ReferenceScores, Trajectories, Windows, check_spaces_match
 from rlxf.data.dataset_source import Dataset

@@ -18,7 +18,8 @@ from rlxf.agents.common.checkpoint import read_agent_archive
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.weights import sync_processes
 from rlxf.agents.offline import checkpoint
-from rlxf.agents.offline.config import DatasetInfo, OfflineConfig, check_no_policy, check_sizes
+from rlxf.agents.offline.config import OfflineConfig, check_no_policy, check_sizes
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.optimizer_step import (
     UNCLIPPED,

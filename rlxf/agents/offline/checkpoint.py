@@ -13,7 +13,8 @@ from rlxf.agents.common.checkpoint import (
     read_agent_archive,
     stored_settings,
 )
-from rlxf.agents.offline.config import DatasetInfo, OfflineConfig
+from rlxf.agents.offline.config import OfflineConfig
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.training import Archive, ResumeError, states
 from rlxf.training.compat import VERSION, checkpoint_errors

@@ -1,223 +1,25 @@
-"""Settings of offline agents: training arguments, and information about the dataset."""
+"""Settings of offline agents: the arguments of their constructors that files hold."""
 
 import sys
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from numbers import Real
 from typing import Any, ClassVar, Self
 
-import numpy as np
-from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.type_aliases import Schedule
-from stable_baselines3.common.vec_env import VecEnv
-from torch import nn
 
 from rlxf.agents.common.checkpoint import MAX_SEED, SEED_RULE, SEED_VALUE, setting_rules
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.attention.registry import technique_to_json
 from rlxf.attention.technique import check_int
-from rlxf.data import DatasetError, ReferenceScores, Trajectories, observation_encoder
-from rlxf.data.encoders import ImageEncoder, VectorEncoder
+from rlxf.data import Trajectories
 from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingScheme, sampling_from_json
-from rlxf.data.spaces import space_mismatches
 from rlxf.data.splits import check_fraction
-from rlxf.data.trajectories import ScaleImages, Standardize
-from rlxf.envs.specs import DescribedEnv, env_id_of, find_spec, registered_spec
 from rlxf.training import CheckpointError
 from rlxf.training.compat import NOTHING, Rule, number, whole
 from rlxf.training.schedules import schedule_from_json, schedule_to_json, schedule_to_text
-from rlxf.training.spaces import space_from_json, space_to_json
-from rlxf.utils.env_ids import is_other_version
-
-
-@dataclass(frozen=True)
-class DatasetInfo:
-    """Information about the dataset that an agent was trained on.
-
-    Args:
-        dataset_ids: Minari ids.
-        observation_space: observation space of the dataset.
-        action_space: action space of the dataset.
-        return_range: smallest and largest return of an episode.
-        env_id: Gymnasium id of the evaluation environment; None if the dataset names none.
-        env_kwargs: arguments of the evaluation environment.
-        max_episode_steps: time limit of the evaluation environment; None for no limit.
-        reference_scores: scores for the normalization of returns; None if there are none.
-        env_wrappers: names of the wrappers of the evaluation environment. Wrappers are code, so checkpoints
-            do not contain them.
-    """
-
-    dataset_ids: tuple[str, ...]
-    observation_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]
-    return_range: tuple[float, float]
-    env_id: str | None
-    env_kwargs: dict[str, Any]
-    max_episode_steps: int | None
-    reference_scores: ReferenceScores | None
-    env_wrappers: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, trajectories: Trajectories) -> "DatasetInfo":
-        """Return the information about these trajectories.
-
-        Raises:
-            DatasetError: if a return-to-go is NaN or infinite.
-        """
-        _check_returns(trajectories)
-        spec = trajectories.eval_env_spec
-        returns = trajectories.returns
-        return cls(
-            dataset_ids=trajectories.dataset_ids,
-            observation_space=trajectories.observation_space,
-            action_space=trajectories.action_space,
-            return_range=(float(returns.min()), float(returns.max())),
-            env_id=None if spec is None else spec.id,
-            env_kwargs={} if spec is None else dict(spec.kwargs),
-            max_episode_steps=None if spec is None else spec.max_episode_steps,
-            reference_scores=trajectories.reference_scores,
-            env_wrappers=() if spec is None else tuple(wrapper.name for wrapper in spec.additional_wrappers),
-        )
-
-    def space_mismatches(self, other: "DatasetInfo") -> Iterator[tuple[str, str]]:
-        """Yield each difference of the spaces: "observation" or "action", and its description."""
-        own = self.observation_space, self.action_space
-        return space_mismatches(own, (other.observation_space, other.action_space))
-
-    @property
-    def encoder(self) -> VectorEncoder | ImageEncoder:
-        """Encoder of observations as rows of an array."""
-        return observation_encoder(self.observation_space)
-
-    @property
-    def env(self) -> DescribedEnv | None:
-        """Evaluation environment as described by the dataset or the file; None if there is no description.
-
-        ``render_mode`` is left out: it does not change the task, and the value "human" opens a window.
-
-        Raises:
-            ValueError: if the description is malformed.
-        """
-        if self.env_id is None:
-            return None
-        described = DescribedEnv(self.env_id, self.env_kwargs, self.max_episode_steps, self.env_wrappers)
-        kwargs = {name: value for name, value in described.kwargs.items() if name != "render_mode"}
-        return replace(described, kwargs=kwargs)
-
-    def env_spec(self, trust: bool = False, given: Collection[str] = ()) -> EnvSpec | None:
-        """Return the spec of the evaluation environment as registered in Gymnasium; None if there is none.
-
-        Args:
-            trust: use all arguments of the description, which may be paths or require much memory, and import
-                the module of an id ``module:id``.
-            given: names of arguments for which the caller gives values.
-
-        Raises:
-            ValueError: if the environment is not registered or the dataset's environment has wrappers. Also
-                if, without trust, the description differs from the registered environment (`DescribedEnv`).
-        """
-        described = self.env
-        if described is None:
-            return None
-        self._check_registered(described, find_spec if trust else registered_spec)
-        if not trust:
-            return described.local_spec(given)
-        if described.wrappers:
-            raise ValueError(
-                f"the data are from {self.env_id!r} with the wrappers {', '.join(self.env_wrappers)}, which "
-                f"a file does not contain: pass the environment, or load the agent with its dataset and "
-                f"trust=True"
-            )
-        return described.trusted_spec()
-
-    def _check_registered(self, described: DescribedEnv, find: Callable[[str], EnvSpec]) -> None:
-        try:
-            find(described.id)
-        except ValueError as error:
-            raise ValueError(
-                f"the data are from {self.env_id!r}, which is not registered in Gymnasium: {error}. Import "
-                f"the package that registers it, or give the environment as module:id (--env). The entry "
-                f"point in the data is only run with --trust-data, in Python trust=True"
-            ) from error
-
-    def uninitialized_normalization(self) -> nn.Module:
-        """Return a normalization layer for these observations with placeholder statistics."""
-        if isinstance(self.encoder, ImageEncoder):
-            return ScaleImages()
-        width = self.encoder.shape
-        return Standardize(np.zeros(width, np.float32), np.ones(width, np.float32))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the information as plain data."""
-        scores = self.reference_scores
-        return {
-            **vars(self),
-            "observation_space": space_to_json(self.observation_space),
-            "action_space": space_to_json(self.action_space),
-            "reference_scores": None if scores is None else vars(scores),
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any], file_bytes: int = 0) -> "DatasetInfo":
-        """Restore the information from the result of `to_json`.
-
-        Args:
-            data: result of `to_json`.
-            file_bytes: bytes of the arrays in the file that contains it.
-
-        Raises the errors of its parts, such as those of `space_from_json`.
-        """
-        scores = data["reference_scores"]
-        fields = {
-            "dataset_ids": tuple(data["dataset_ids"]),
-            "observation_space": space_from_json(data["observation_space"], file_bytes),
-            "action_space": space_from_json(data["action_space"], file_bytes),
-            "return_range": tuple(data["return_range"]),
-            "reference_scores": None if scores is None else ReferenceScores(**scores),
-            "env_wrappers": tuple(data.get("env_wrappers", ())),
-        }
-        return cls(**{**data, **fields})
-
-
-def _check_returns(trajectories: Trajectories) -> None:
-    """Raise DatasetError unless all returns-to-go are finite; those of Minari datasets always are."""
-    finite = np.isfinite(trajectories.return_to_go)
-    if not finite.all():
-        step = int(np.argmin(finite))
-        raise DatasetError(
-            f"the return to go of step {step} is {trajectories.return_to_go[step]}; correct the rewards of "
-            f"that episode"
-        )
-
-
-def warn_on_version_mismatch(data_envs: Collection[str], env: VecEnv, warned: set[str]) -> None:
-    """Warn once if an environment is another version of that of the data, e.g. Walker2d-v5 for Walker2d-v4.
-
-    Versions may differ in dynamics and rewards even if their spaces are equal.
-
-    Args:
-        data_envs: Gymnasium ids of the environments of the data; empty if they are unknown.
-        env: the environments in which the agent acts.
-        warned: ids for which a warning was given; the new id is added.
-    """
-    env_id = env_id_of(env)
-    if env_id is None or env_id in warned:
-        return
-    others = [each for each in data_envs if is_other_version(each, env_id)]
-    if not others:
-        return
-    warned.add(env_id)
-    recorded = " and ".join(data_envs)
-    warnings.warn(
-        f"the data are from {recorded}, but the agent acts in {env_id}, another version of {others[0]}: "
-        f"dynamics and rewards may differ, so returns are not comparable; use {others[0]}, or data from "
-        f"{env_id} only",
-        stacklevel=4,
-    )
-
 
 Plain = bool | int | float | str
 Converter = Callable[[Any], Any]

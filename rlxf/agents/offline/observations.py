@@ -12,7 +12,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlxf.agents.offline.config import DatasetInfo
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.data import action_encoder, observation_encoder
 from rlxf.data.spaces import discrete_start, encoded_parts
 from rlxf.envs.spaces import batch_of_one

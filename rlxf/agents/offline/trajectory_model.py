@@ -17,7 +17,8 @@ from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.checkpoint import state_memory, window_memory
 from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.common.weights import check_stored_parameters, core_error_context
-from rlxf.agents.offline.config import Converter, DatasetInfo, OfflineConfig, check_positive, check_sizes
+from rlxf.agents.offline.config import Converter, OfflineConfig, check_positive, check_sizes
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
 from rlxf.attention import TokenIndex, Transformer, TransformerSpec
 from rlxf.attention.modules import Dropout

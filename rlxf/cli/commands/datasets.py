@@ -63,7 +63,7 @@ class Datasets(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Check the options, read the dataset, and return the function that prints the list or the report."""
-        from rlxf.agents.offline.config import DatasetInfo
+        from rlxf.agents.offline.dataset_info import DatasetInfo
         from rlxf.data import DatasetReport, load_trajectories
 
         if self.dataset is None:
