@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
-from rlxf.agents.offline.critic import CriticWindows
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.heads import Head
+from rlxf.agents.offline.objectives.critic import CriticWindows
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import (
     TOKENS_PER_STEP,

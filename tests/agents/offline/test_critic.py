@@ -12,7 +12,8 @@ from gymnasium import spaces
 from rlxf import BehaviorCloning, DecisionTransformer
 from rlxf.agents.common.actions import action_encoder
 from rlxf.agents.decision_transformer import decision_transformer
-from rlxf.agents.offline.critic import (
+from rlxf.agents.offline.objectives import Imitation, QRegularized
+from rlxf.agents.offline.objectives.critic import (
     CriticWindows,
     DivergenceCheck,
     TwinQ,
@@ -20,7 +21,6 @@ from rlxf.agents.offline.critic import (
     largest_reward,
     window_targets,
 )
-from rlxf.agents.offline.objectives import Imitation, QRegularized
 from rlxf.attention import CALM
 from rlxf.data import DatasetError, Windows
 from rlxf.training import NumericalError

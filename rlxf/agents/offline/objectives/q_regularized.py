@@ -1,25 +1,28 @@
-"""Training objectives of offline agents: imitation, maximum entropy, and imitation with a critic."""
+"""Imitation with a critic: a policy that prefers actions of high value."""
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions
 from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.offline.config import as_hidden_sizes
-from rlxf.agents.offline.critic import CriticWindows, DivergenceCheck, TwinQ, frozen_copy, window_targets
 from rlxf.agents.offline.heads import (
     CategoricalHead,
     DeterministicHead,
     Head,
-    SquashedGaussianHead,
-    StochasticHead,
+)
+from rlxf.agents.offline.objectives.base import ObjectiveLoss, ObjectiveSpec
+from rlxf.agents.offline.objectives.critic import (
+    CriticWindows,
+    DivergenceCheck,
+    TwinQ,
+    frozen_copy,
+    window_targets,
 )
 from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_finite_number, check_int, check_positive
@@ -27,144 +30,6 @@ from rlxf.data import DatasetError, Trajectories
 
 SMALLEST_SCALE = 1e-6
 """Smallest divisor of action values."""
-
-
-class ObjectiveLoss(nn.Module, ABC):
-    """Base class of the losses of objectives, with their action head."""
-
-    head: Head
-
-    @abstractmethod
-    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        """Compute "loss" and its parts from y (..., C), the actions of the dataset, and weights (...).
-
-        Padding has weight 0.
-        """
-
-    def add_critic(
-        self, parts: dict[str, Tensor], y: Tensor, windows: Callable[[], CriticWindows]
-    ) -> dict[str, Tensor]:
-        """Return the parts of the loss with those of a critic; without one, they are unchanged.
-
-        Args:
-            parts: result of `forward`.
-            y: outputs of the transformer, (B, K, C).
-            windows: function that returns the batch for the critic.
-        """
-        return parts
-
-    def after_init(self) -> None:  # optional
-        """Set state that depends on the initial weights."""
-
-    def after_update(self) -> None:  # optional
-        """Update state that depends on the weights, after each optimizer step."""
-
-    def check_processes(self, world_size: int) -> None:  # optional
-        """Raise ValueError if the objective does not support this number of processes."""
-
-    def check_data(self, data: Trajectories) -> None:  # optional
-        """Raise DatasetError if the objective cannot be trained on these data."""
-
-    def check_online(self) -> None:
-        """Raise ValueError unless the policy can be fine-tuned online: by default, if it is stochastic."""
-        if not isinstance(self.head, StochasticHead):
-            raise ValueError(
-                "learn_online needs a policy that explores: train the agent with objective=MaximumEntropy(), "
-                "whose policy is stochastic, or with QRegularized(), whose critic learns from noisy actions"
-            )
-
-
-class ObjectiveSpec:
-    """Base class of the objectives."""
-
-    def check_windows(self, steps: int) -> None:  # optional
-        """Raise ValueError unless the objective can be trained on windows of this number of steps."""
-
-    def check_core(self, core: TransformerSpec, context: str) -> None:  # optional
-        """Raise ValueError unless the objective supports a core and a `DecisionTransformer`'s ``context``."""
-
-
-@dataclass(frozen=True)
-class Imitation(ObjectiveSpec):
-    """Behavior cloning: ``mean of error(a_t)`` over the real (unpadded) steps.
-
-    The error is the squared error for Box actions and the cross-entropy for discrete actions.
-
-    Source: Chen et al. 2021, arXiv:2106.01345, section 3.
-    """
-
-    paper: ClassVar[str] = "Chen et al. 2021, arXiv:2106.01345"
-
-    def build(self, width: int, actions: BoxActions | DiscreteActions, features: int) -> "ImitationLoss":
-        """Build the loss and its head; arguments as in `QRegularized.build`."""
-        head: type[Any] = actions.select(continuous=DeterministicHead, discrete=CategoricalHead)
-        return ImitationLoss(head(width, actions))
-
-
-@dataclass(frozen=True)
-class MaximumEntropy(ObjectiveSpec):
-    r"""Maximum entropy: ``mean of -log p(a_t) - lambda H`` over the real (unpadded) steps.
-
-    lambda > 0 is the dual variable of the constraint ``H >= beta`` on the entropy H. It is trained jointly
-    and minimizes ``lambda (H - beta)``, so it grows while the entropy is below beta. Box actions are drawn
-    from a squashed Gaussian.
-
-    Source: Zheng et al. 2022, arXiv:2202.05607, section 4, equations 6 to 8.
-
-    Args:
-        temperature: initial lambda, which is logged as ``ent_coef``; not a softmax temperature.
-        target_entropy: beta, in nats. None: -A for Box actions of A dimensions, as in the paper; a fifth of
-            the largest entropy for discrete actions.
-
-    Raises:
-        ValueError: if temperature is not finite and more than 0, or target_entropy is not finite.
-    """
-
-    paper: ClassVar[str] = "Zheng et al. 2022, arXiv:2202.05607"
-    temperature: float = 0.1
-    target_entropy: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be finite and more than 0, got {self.temperature}")
-        if self.target_entropy is not None and not math.isfinite(self.target_entropy):
-            raise ValueError(f"target_entropy must be finite, or None, got {self.target_entropy}")
-
-    def build(self, width: int, actions: BoxActions | DiscreteActions, features: int) -> "MaximumEntropyLoss":
-        """Build the loss and its head; arguments as in `QRegularized.build`."""
-        head: type[Any] = actions.select(continuous=SquashedGaussianHead, discrete=CategoricalHead)
-        return MaximumEntropyLoss(head(width, actions), self.temperature, self.target_entropy)
-
-
-class ImitationLoss(ObjectiveLoss):
-    """Loss of `Imitation` with its action head."""
-
-    def __init__(self, head: Head):
-        super().__init__()
-        self.head = head
-
-    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        return {"loss": masked_mean(self.head.error(y, actions), weight)}
-
-
-class MaximumEntropyLoss(ObjectiveLoss):
-    """Loss of `MaximumEntropy` with its action head and log lambda."""
-
-    head: StochasticHead
-
-    def __init__(self, head: StochasticHead, temperature: float, target_entropy: float | None):
-        super().__init__()
-        self.head = head
-        self.target_entropy = head.default_target_entropy() if target_entropy is None else target_entropy
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
-
-    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        error = masked_mean(self.head.error(y, actions), weight)
-        entropy = masked_mean(self.head.entropy(y), weight)
-        temperature = self.log_temperature.exp()
-        dual = temperature * (entropy.detach() - self.target_entropy)
-        parts = {"nll": error, "entropy": entropy, "ent_coef": temperature, "ent_coef_loss": dual}
-        return {"loss": error - temperature.detach() * entropy + dual} | parts
 
 
 @dataclass(frozen=True)
@@ -320,22 +185,3 @@ class QRegularizedLoss(ObjectiveLoss):
         """Move the target networks towards the action values."""
         for target, value in zip(self.target.buffers(), self.critic.parameters(), strict=True):
             target.lerp_(value, self.spec.target_rate)
-
-
-Objective: TypeAlias = Imitation | MaximumEntropy | QRegularized
-OBJECTIVES: dict[str, type[Objective]] = {
-    choice.__name__: choice for choice in (Imitation, MaximumEntropy, QRegularized)
-}
-
-
-def objective_from_json(data: dict[str, Any]) -> Objective:
-    """Restore an objective from the result of `rlxf.attention.registry.technique_to_json`.
-
-    Raises:
-        ValueError: if the name is unknown.
-    """
-    options = dict(data)
-    name = options.pop("name", None)
-    if name not in OBJECTIVES:
-        raise ValueError(f"unknown objective {name!r}; use one of {', '.join(OBJECTIVES)}")
-    return OBJECTIVES[name](**options)

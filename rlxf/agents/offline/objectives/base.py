@@ -1,0 +1,71 @@
+"""Base classes of training objectives and of their losses."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from rlxf.agents.offline.heads import (
+    Head,
+    StochasticHead,
+)
+from rlxf.agents.offline.objectives.critic import (
+    CriticWindows,
+)
+from rlxf.attention import TransformerSpec
+from rlxf.data import Trajectories
+
+
+class ObjectiveLoss(nn.Module, ABC):
+    """Base class of the losses of objectives, with their action head."""
+
+    head: Head
+
+    @abstractmethod
+    def forward(self, y: Tensor, actions: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """Compute "loss" and its parts from y (..., C), the actions of the dataset, and weights (...).
+
+        Padding has weight 0.
+        """
+
+    def add_critic(
+        self, parts: dict[str, Tensor], y: Tensor, windows: Callable[[], CriticWindows]
+    ) -> dict[str, Tensor]:
+        """Return the parts of the loss with those of a critic; without one, they are unchanged.
+
+        Args:
+            parts: result of `forward`.
+            y: outputs of the transformer, (B, K, C).
+            windows: function that returns the batch for the critic.
+        """
+        return parts
+
+    def after_init(self) -> None:  # optional
+        """Set state that depends on the initial weights."""
+
+    def after_update(self) -> None:  # optional
+        """Update state that depends on the weights, after each optimizer step."""
+
+    def check_processes(self, world_size: int) -> None:  # optional
+        """Raise ValueError if the objective does not support this number of processes."""
+
+    def check_data(self, data: Trajectories) -> None:  # optional
+        """Raise DatasetError if the objective cannot be trained on these data."""
+
+    def check_online(self) -> None:
+        """Raise ValueError unless the policy can be fine-tuned online: by default, if it is stochastic."""
+        if not isinstance(self.head, StochasticHead):
+            raise ValueError(
+                "learn_online needs a policy that explores: train the agent with objective=MaximumEntropy(), "
+                "whose policy is stochastic, or with QRegularized(), whose critic learns from noisy actions"
+            )
+
+
+class ObjectiveSpec:
+    """Base class of the objectives."""
+
+    def check_windows(self, steps: int) -> None:  # optional
+        """Raise ValueError unless the objective can be trained on windows of this number of steps."""
+
+    def check_core(self, core: TransformerSpec, context: str) -> None:  # optional
+        """Raise ValueError unless the objective supports a core and a `DecisionTransformer`'s ``context``."""
