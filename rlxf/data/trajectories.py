@@ -243,6 +243,7 @@ class Windows:
         parts = split_episodes(self.episodes, share, seed)
         for windows, episodes in zip((training, held_out), parts, strict=True):
             windows._set_episodes(episodes)
+            windows._sampler = None
         return training, held_out
 
     def with_sampling(self, sampling: Sampling) -> Self:
@@ -251,9 +252,10 @@ class Windows:
         Raises:
             ValueError: if the episodes do not suit the scheme, e.g. because all returns are equal.
         """
+        windows, episodes, data = copy(self), self.episodes, self.trajectories
+        windows._sampler = None
         if sampling == UNIFORM_STEPS:
-            return self
-        episodes, data, windows = self.episodes, self.trajectories, copy(self)
+            return windows
         lengths, returns = data.lengths[episodes], data.returns[episodes]
         weights = sampling.episode_weights(lengths, returns)
         windows._sampler = EpisodeSampler(data.offsets[episodes], lengths, weights)

@@ -135,6 +135,8 @@ class DecisionTransformer(OnlineFinetuning):
     config_class = DecisionTransformerConfig
     objective: Objective
     conditioning: Conditioning
+    state_loss_weight: float
+    return_loss_weight: float
 
     @reject_unknown_arguments(OFFLINE_SB3_ARGUMENTS)
     def __init__(

@@ -45,7 +45,7 @@ class EpisodeCollector:
         self._conditioned = is_return_conditioned(env.observation_space)
         space: Any = env.observation_space
         self._space = space["observation"] if self._conditioned else encoded_observation_space(space)
-        self._is_encoded = self._conditioned or self._space is space
+        self._is_array = self._space is space
         self._step_count = 0
         self.reset()
 
@@ -118,7 +118,7 @@ class EpisodeCollector:
         """Return the observations of the environments as an array; a Dict or a Tuple is flattened."""
         if self._conditioned:
             return observation["observation"]
-        return observation if self._is_encoded else self.policy.encode_observation(observation)
+        return observation if self._is_array else self.policy.encode_observation(observation)
 
     def _episode(self, row: int) -> Transitions:
         steps = self._steps[self._first[row] :]

@@ -84,6 +84,7 @@ def final_state(agent, replay):
     """Return the final state of a training run as tensors."""
     episodes = replay.trajectories()
     tensors = dict(agent.policy.state_dict()) | get_rng_states() | {"order": agent.generator.get_state()}
+    tensors |= {f"trained {name}": value for name, value in agent._update.model.state_dict().items()}
     for number, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer {number} {name}": torch.as_tensor(x) for name, x in state.items()}
     arrays = ("observations", "actions", "rewards", "return_to_go", "offsets")
@@ -96,16 +97,18 @@ def assert_equal(one, other):
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=0, equal_nan=True, msg=name)
 
 
-@pytest.mark.parametrize("update", [0, 1, 4, 11])
-def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(fresh, replays, tmp_path, update):
+@pytest.mark.parametrize(
+    ("update", "options"), [(0, {}), (1, {}), (4, {}), (11, {}), (4, {"weight_averaging": 0.8})]
+)
+def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(fresh, replays, tmp_path, update, options):
     """The comparison covers weights with the dual variable, optimizer, replay buffer and generators."""
-    uninterrupted = fresh()
+    uninterrupted = fresh(**options)
     uninterrupted.learn_online(STEPS, **OPTIONS)
     expected, lines = final_state(uninterrupted, replays[-1]), uninterrupted.logger.output_formats[0].lines
     assert replays[-1].added > 0
-    interrupted(fresh(), tmp_path, update)
+    interrupted(fresh(**options), tmp_path, update)
     torch.manual_seed(99)  # a new process has other generator states
-    resumed = fresh()
+    resumed = fresh(**options)
     resumed.learn_online(STEPS, resume_from=tmp_path, **OPTIONS)
     assert_equal(final_state(resumed, replays[-1]), expected)
     assert "loss.log_temperature" in expected
