@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.progress import track
 
 from benchmarks.hurt_files import FileOutcomes, watched
@@ -28,7 +29,7 @@ def hostile(name: str, cases: int, seed: int, root: Path) -> FileOutcomes:
     agent.save(path)
     archive = read_archive(path)
     documents, paths = archive.documents, list(leaves(archive.documents))
-    CLASSES[name].load(path, device="cpu")  # import everything that loading imports
+    import_modules(name, path)
     outcomes.file, events = path.stat().st_size, watched()
     for _ in track(range(cases), f"hostile {name}"):
         changed = put(documents, rng.choice(paths), rng.choice(VALUES))
@@ -36,6 +37,13 @@ def hostile(name: str, cases: int, seed: int, root: Path) -> FileOutcomes:
             note_load(outcomes, name, path)
     outcomes.code = len(events)
     return outcomes
+
+
+def import_modules(name: str, path: Path) -> None:
+    """Import everything that loading, optimizers and progress bars import on first use."""
+    CLASSES[name].load(path, device="cpu")
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).step()
+    list(track(range(1), "import modules"))
 
 
 def writable(path: Path, documents: Any, tensors: Any) -> bool:
