@@ -19,7 +19,9 @@ MAY_IMPORT = {
     "evaluation": {"data", "evaluation", "envs", "utils"},
     "collection": {"collection", "data", "envs", "evaluation", "utils"},
     "agents": {"agents", "attention", "data", "envs", "evaluation", "training", "utils"},
-    "off_policy_evaluation": {"agents", "data", "envs", "evaluation", "off_policy_evaluation", "utils"},
+    "off_policy_evaluation": {
+        *("agents", "attention", "data", "envs", "evaluation", "off_policy_evaluation", "utils"),
+    },
     "cli": {
         *("agents", "attention", "cli", "collection", "data", "envs", "evaluation"),
         *("off_policy_evaluation", "training", "utils"),

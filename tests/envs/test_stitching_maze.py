@@ -54,7 +54,7 @@ def test_a_random_walk_stays_on_the_roads(continuous):
             before, _ = env.reset(options={"start": rng.choice([*STARTS])})
 
 
-def test_a_step_beside_the_roads_ends_at_the_nearest_point():
+def test_a_step_off_the_roads_ends_at_the_nearest_point():
     rng = np.random.default_rng(1)
     edge = ARM + HALF_WIDTH
     line = np.linspace(-edge, edge, 181)
