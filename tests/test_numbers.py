@@ -1,6 +1,6 @@
 """Tests that tables of docs/benchmarks.md agree with the runs in docs/numbers."""
 
-from benchmarks import cores, corridors, mixers
+from benchmarks import cores, corridors
 from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
 
@@ -25,10 +25,6 @@ def test_table_of_corridors():
 
 def test_table_of_cores():
     assert_on_page(cores.rows([cores.Run(**run) for run in read_runs(NUMBERS / "cores.jsonl").values()]))
-
-
-def test_table_of_mixers():
-    assert_on_page(mixers.rows([mixers.read(run) for run in read_runs(NUMBERS / "mixers.jsonl").values()]))
 
 
 def assert_on_page(cells):
