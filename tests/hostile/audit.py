@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hurt_files import highest, resident
+from benchmarks.process_memory import peak_bytes, resident_bytes
 
 STARTS = (
     *("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"),
@@ -58,13 +58,13 @@ class Watch:
     def on(self) -> Iterator[Seen]:
         """Record forbidden events in this context. Known packages may import further modules of their own."""
         self._known = _packages()
-        seen, before = Seen(), resident()
+        seen, before = Seen(), resident_bytes()
         self._seen = seen
         try:
             yield seen
         finally:
             self._seen = None
-            seen.memory = highest() - before
+            seen.memory = peak_bytes() - before
             # `importlib.import_module` raises no event of its own.
             seen.events += [f"import {name}" for name in sorted(_packages() - self._known)]
 
