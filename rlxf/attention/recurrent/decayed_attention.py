@@ -83,10 +83,12 @@ def delta_rule(
     corrected, predicted = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
     kept, written, read = carry[..., -1, :, None], (k * pairs[..., -1, :, :]).mT, q * carry
     scores, outputs = _scores(q, k, pairs), []
-    for chunk in range(q.shape[1]):
-        values = corrected[:, chunk] - predicted[:, chunk] @ state
-        outputs.append(read[:, chunk] @ state + scores[:, chunk] @ values)
-        state = kept[:, chunk] * state + written[:, chunk] @ values
+    # The backward pass of a slice x[:, chunk] would fill a tensor of all tokens for each chunk.
+    by_chunk = (x.unbind(1) for x in (corrected, predicted, read, scores, kept, written))
+    for fixed, factor, query, score, decay, key in zip(*by_chunk, strict=True):
+        values = fixed - factor @ state
+        outputs.append(query @ state + score @ values)
+        state = decay * state + key @ values
     return from_chunks(torch.stack(outputs, dim=1), length).to(dtype), state
 
 

@@ -94,10 +94,10 @@ class InfiniMixer(RecurrentMixer):
         tokens = torch.cat([q, k, F.pad(v, (0, 1), value=1.0)], dim=-1)
         parts = SegmentParts.of(runs, last_offset(state["values"]), self.spec.segment)
         outputs = [q[:, :0]]
-        for number, slots in enumerate(parts.slots):
+        for number, (slots, inputs) in enumerate(zip(parts.slots, parts.split(tokens), strict=True)):
             if slots.shape[1]:
                 part = Part.of(runs, number, slots, self.spec.segment)
-                y, state = self._read(parts.gather(tokens, slots), part, self._begin(part, state))
+                y, state = self._read(inputs, part, self._begin(part, state))
                 outputs.append(y)
         y = runs.inputs(parts.in_order(torch.cat(outputs, dim=1)))
         return self.output(y.flatten(-2)), state
@@ -179,7 +179,7 @@ class SegmentParts:
         column: (B, T) int64, place of each token among those of all parts.
     """
 
-    slots: list[Tensor]
+    slots: tuple[Tensor, ...]
     column: Tensor
 
     @classmethod
@@ -196,27 +196,30 @@ class SegmentParts:
         first = runs.reset | runs.valid & (runs.position % size <= _previous(runs, last, size))
         number, count = first.cumsum(1), runs.valid.cumsum(1) - 1
         rank = count - torch.where(first, count, 0).cummax(1).values
+        widths = _tokens_of_parts(number, runs.valid).amax(0)
+        column = (widths.cumsum(0) - widths)[number] + rank
+        total = int(widths.sum())
         token = torch.arange(rank.shape[1], device=rank.device).expand_as(rank)
-        slots, starts = [], [0]
-        for part in range(int(number.max()) + 1):
-            inside = runs.valid & (number == part)
-            place = torch.where(inside, rank, token.shape[1])
-            filled = token.new_full((len(token), token.shape[1] + 1), MISSING).scatter(1, place, token)
-            width = int(inside.sum(1).max())
-            starts.append(starts[-1] + width)
-            slots.append(filled[:, :width])
-        column = torch.tensor(starts, device=rank.device)[number] + rank
-        return cls(slots, column.clamp(0, max(0, starts[-1] - 1)))
+        place = torch.where(runs.valid, column, total)
+        order = token.new_full((len(token), total + 1), MISSING).scatter(1, place, token)[:, :total]
+        return cls(order.split(widths.tolist(), dim=1), column.clamp(0, max(0, total - 1)))
 
-    def gather(self, x: Tensor, slots: Tensor) -> Tensor:
-        """Return the tokens x (B, T, H, D) of a part, (B, W, H, D)."""
-        rows = slots.clamp(min=0)[..., None, None]
-        return x.gather(1, rows.expand(-1, -1, *x.shape[2:]))
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the tokens x (B, T, H, D) of each part, (B, W, H, D)."""
+        rows = torch.cat(self.slots, dim=1).clamp(min=0)[..., None, None]
+        tokens = x.gather(1, rows.expand(-1, -1, *x.shape[2:]))
+        return tokens.split([slots.shape[1] for slots in self.slots], dim=1)
 
     def in_order(self, y: Tensor) -> Tensor:
         """Return outputs (B, T, H, D) of all tokens, given those of the parts (B, N, H, D), joined."""
         y = y if y.shape[1] else F.pad(y, (0, 0, 0, 0, 0, 1))  # no tokens
         return y.gather(1, self.column[..., None, None].expand(-1, -1, *y.shape[2:]))
+
+
+def _tokens_of_parts(number: Tensor, valid: Tensor) -> Tensor:
+    """Return how many tokens each row has in each of N parts, (B, N), given the part of each token (B, T)."""
+    counts = number.new_zeros(len(number), int(number.max()) + 1)
+    return counts.scatter_add(1, number, valid.long())
 
 
 def _previous(runs: EpisodeRuns, last: Tensor, size: int) -> Tensor:

@@ -18,6 +18,9 @@ from rlxf.attention.recurrent.base import (
 )
 from rlxf.attention.technique import check_int
 
+BLOCK = 64
+"""Time steps that torch's module processes in one call; the backward pass of a call is quadratic in them."""
+
 
 @dataclass(frozen=True)
 class LSTM(Recurrence):
@@ -70,10 +73,23 @@ class GatedRNN(RecurrentMixer):
             return torch.zeros_like(x), state
         pieces = EpisodePieces(runs)
         initial = [pieces.initial(state[name])[None] for name in self.names]
-        packed, last = self.rnn(pieces.pack(x), initial[0] if len(initial) == 1 else tuple(initial))
-        final = last if isinstance(last, tuple) else (last,)
-        new = {name: pieces.final(h[0], state[name]) for name, h in zip(self.names, final, strict=True)}
-        return self.output(pieces.unpack(packed.data)), new
+        outputs, last = self._run(pieces.pack(x), initial)
+        new = {name: pieces.final(h[0], state[name]) for name, h in zip(self.names, last, strict=True)}
+        return self.output(pieces.unpack(outputs)), new
+
+    def _run(self, packed: PackedSequence, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Return the packed outputs (N, C) and the states (1, P, C) after each piece, in blocks of time."""
+        blocks = packed.batch_sizes.split(BLOCK)
+        outputs, ended = [], []
+        for sizes, data in zip(blocks, packed.data.split([int(n.sum()) for n in blocks]), strict=True):
+            pieces = int(sizes[0])  # the longest ones; the others ended in an earlier block
+            ended.append([h[:, pieces:] for h in states])
+            initial = tuple(h[:, :pieces] for h in states)
+            y, final = self.rnn(PackedSequence(data, sizes), initial if len(initial) > 1 else initial[0])
+            states = [final] if isinstance(final, Tensor) else list(final)
+            outputs.append(y.data)
+        ended.append(states)
+        return torch.cat(outputs), [torch.cat(parts[::-1], dim=1) for parts in zip(*ended, strict=True)]
 
 
 class EpisodePieces:
