@@ -1,6 +1,6 @@
 """Tests that tables of docs/benchmarks.md agree with the runs in docs/numbers."""
 
-from benchmarks import cores, corridors
+from benchmarks import cores, corridors, learning, mixers
 from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
 
@@ -23,8 +23,17 @@ def test_table_of_corridors():
         assert_on_page(corridors.rows(chosen, lengths))
 
 
+def test_table_of_recurrent_mixers_in_a_corridor_of_250():
+    runs = [learning.Run(**run) for run in read_runs(NUMBERS / "learning.jsonl").values()]
+    assert_on_page([learning.cells(run)[1:8] for run in runs])
+
+
 def test_table_of_cores():
     assert_on_page(cores.rows([cores.Run(**run) for run in read_runs(NUMBERS / "cores.jsonl").values()]))
+
+
+def test_table_of_mixers():
+    assert_on_page(mixers.rows([mixers.read(run) for run in read_runs(NUMBERS / "mixers.jsonl").values()]))
 
 
 def assert_on_page(cells):

@@ -18,7 +18,7 @@ from rlxf.attention.recurrent.base import (
 )
 from rlxf.attention.technique import check_int
 
-BLOCK = 64
+BLOCK = 256
 """Time steps that torch's module processes in one call; the backward pass of a call is quadratic in them."""
 
 
