@@ -53,8 +53,15 @@ def test_all_methods_are_compared_and_completed_runs_are_not_repeated(cartpole, 
     assert all(len(run.returns) == 2 and run.milliseconds > 0 and run.seconds > 0 for run in runs)
     highest = float(load_trajectories(cartpole).returns.max())
     targets = {run.method: run.target for run in runs}
-    assert {name for name, target in targets.items() if target == highest} == {"rvs", "dt", "dt-q"}
-    assert {targets[name] for name in ("bc", "bc-best", "dt-max", "dt-elastic", "dt-sampled")} == {None}
+    assert {name for name, target in targets.items() if target == highest} == {
+        "rvs",
+        "dt",
+        "dt-weighted",
+        "dt-q",
+    }
+    assert {
+        targets[name] for name in ("bc", "bc-best", "bc-weighted", "dt-max", "dt-elastic", "dt-sampled")
+    } == {None}
     bench.run()
     replace(bench, methods=("bc",), width=16).run()  # the width does not concern behavior cloning
     assert len(bench.output.read_text().splitlines()) == 1 + 2 * len(OURS)

@@ -22,7 +22,7 @@ from rlxf.agents.mlp.behavior_cloning import check_share
 from rlxf.agents.mlp.return_conditioned import check_returns_differ
 from rlxf.agents.offline.objectives import QRegularized
 from rlxf.agents.offline.trajectory_model import default_return_scale
-from rlxf.data import ReferenceScores, Trajectories, load_trajectories
+from rlxf.data import ReferenceScores, ReturnWeighted, Trajectories, load_trajectories
 
 DATA = "data"
 """Name of the episodes of the data in the place of a method."""
@@ -144,9 +144,9 @@ class Method:
     sizes: Callable[[Preset], str]
 
 
-def cloning(data: Trajectories, preset: Preset, seed: int, best: float) -> BehaviorCloning:
+def cloning(data: Trajectories, preset: Preset, seed: int, **options: Any) -> BehaviorCloning:
     """Build behavior cloning with default sizes."""
-    return BehaviorCloning(data, best, seed=seed, **preset.training)
+    return BehaviorCloning(data, seed=seed, **preset.training, **options)
 
 
 def conditioned_cloning(data: Trajectories, preset: Preset, seed: int) -> ReturnConditionedMLP:
@@ -211,13 +211,19 @@ def decision_transformer(title: str, **techniques: Any) -> Method:
     return Method(title, partial(transformer, **techniques), check, transformer_sizes)
 
 
+WEIGHTED = ReturnWeighted(0.1)
+"""Sampling of the return-weighted methods: the best episode is drawn exp(10) times as often as the worst."""
 METHODS = {
-    "bc": Method("BC", partial(cloning, best=1.0), no_requirement, cloning_sizes),
+    "bc": Method("BC", cloning, no_requirement, cloning_sizes),
     "bc-best": Method(
         "BC of the best 10%", partial(cloning, best=0.1), partial(check_share, best=0.1), cloning_sizes
     ),
+    "bc-weighted": Method(
+        "BC, return-weighted", partial(cloning, sampling=WEIGHTED), no_requirement, cloning_sizes
+    ),
     "rvs": Method("RvS, highest target", conditioned_cloning, check_returns_differ, conditioned_sizes),
     "dt": decision_transformer("DT, highest target"),
+    "dt-weighted": decision_transformer("DT, return-weighted, highest target", sampling=WEIGHTED),
     "dt-q": decision_transformer("DT, QRegularized, highest target", objective=QRegularized()),
     "dt-max": decision_transformer("DT, MaxReturn", conditioning=MaxReturn()),
     "dt-elastic": decision_transformer("DT, ElasticHistory", conditioning=ElasticHistory()),

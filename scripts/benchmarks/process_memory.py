@@ -10,7 +10,7 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """Return the peak of resident memory in bytes since the last call of `resident_bytes`, or since the start."""
+    """Return the peak of resident memory in bytes since `resident_bytes` was called or the start."""
     return _status("VmHWM")
 
 

@@ -41,11 +41,13 @@ COLUMNS = ("method", "seeds", "IQM (95% interval)", "mean", "worst seed", "ms pe
 class Returns:
     """Returns of offline methods on datasets, with intervals over seeds and episodes, and their cost.
 
-    Methods: bc (behavior cloning), bc-best (of the best 10% of the episodes), rvs (return-conditioned
-    perceptron), dt (Decision Transformer), dt-q (with QRegularized), dt-max, dt-elastic, dt-sampled (with
-    MaxReturn, ElasticHistory or SampledReturn in place of a target return), dt-q-max (QRegularized and
-    MaxReturn), hf (HF's Decision Transformer). The target of rvs, dt, dt-q and hf is the highest return of
-    the data. Methods that the data do not allow are left out with the reason.
+    Methods: bc (behavior cloning), bc-best (of the best 10% of the episodes), bc-weighted (of steps that are
+    drawn by the return of their episode, ReturnWeighted(0.1)), rvs (return-conditioned perceptron), dt
+    (Decision Transformer), dt-weighted (sampled like bc-weighted), dt-q (with QRegularized), dt-max,
+    dt-elastic, dt-sampled (with MaxReturn, ElasticHistory or SampledReturn in place of a target return),
+    dt-q-max (QRegularized and MaxReturn), hf (HF's Decision Transformer). The target of rvs, dt, dt-weighted,
+    dt-q and hf is the highest return of the data. Methods that the data do not allow are left out with the
+    reason.
 
     Each result is that of the last checkpoint. All datasets have the same sizes and learning rates. Scores
     are normalized if the data have reference scores, and are returns otherwise. The interquartile mean is
