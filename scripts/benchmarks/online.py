@@ -1,10 +1,10 @@
-"""Online fine-tuning of a Decision Transformer after offline training on poor episodes."""
+"""Online fine-tuning of Decision Transformers that were trained offline."""
 
-import json
-from collections.abc import Iterator
-from concurrent.futures import as_completed
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import minari
 import numpy as np
@@ -13,14 +13,28 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import fresh_processes, machine
+from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer, evaluate
-from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.agents.decision_transformer import (
+    MaximumEntropy,
+    MaxReturn,
+    QRegularized,
+    TargetReturn,
+    decision_transformer,
+)
+from rlxf.agents.offline.trajectory_model import default_return_scale
 from rlxf.data import Trajectories, load_trajectories
-from rlxf.evaluation import EvaluationCallback, Report, compare
+from rlxf.evaluation import EvaluationCallback
+from rlxf.evaluation.intervals import bootstrap_interval
 
 ENVS = 8
 """Number of parallel environments."""
+AGENTS: dict[str, dict[str, Any]] = {
+    "imitation": {"objective": MaximumEntropy(), "conditioning": TargetReturn()},
+    "critic": {"objective": QRegularized(), "conditioning": MaxReturn()},
+}
+"""Objective and conditioning by name; "imitation" is the Online Decision Transformer."""
+COLUMNS = ("seed", "data", "offline", "online", "difference (95% interval)")
 
 
 @dataclass(frozen=True)
@@ -29,32 +43,44 @@ class Run:
 
     Args:
         seed: random seed.
-        curve: (environment steps, returns of the evaluation episodes) of each evaluation, from step 0 on.
-        last: returns of the final agent in further episodes.
+        curve: (environment steps, returns of the evaluation episodes) of each evaluation, from the agent
+            before fine-tuning, at 0, to the one after it. All evaluations have the same episodes.
     """
 
     seed: int
     curve: list[tuple[int, list[float]]]
-    last: list[float]
+
+    @property
+    def before(self) -> np.ndarray:
+        """Returns before fine-tuning."""
+        return np.array(self.curve[0][1])
+
+    @property
+    def after(self) -> np.ndarray:
+        """Returns after fine-tuning."""
+        return np.array(self.curve[-1][1])
 
 
 @dataclass
 class Online:
-    """Online Decision Transformer: offline training on poor episodes of a dataset, then online fine-tuning.
+    """Online fine-tuning after offline training: returns before and after it, with the same episodes.
 
-    The offline data are the episodes with a return below a ceiling. Online, the agent plays with the target
-    return and learns from its own episodes. Evaluations use the same target return. The dataset is read from
-    MINARI_DATASETS_PATH.
+    Agents: imitation (MaximumEntropy with a target return, the Online Decision Transformer) or critic
+    (QRegularized and MaxReturn). The interval of the difference is a bootstrap interval over episodes. The
+    dataset is read from MINARI_DATASETS_PATH; Hopper requires the extra mujoco. Completed agents are lines of
+    the output file and are not repeated; the figure of the curves is saved next to it.
     """
 
     dataset: str = "rlxf/cartpole/mixed-v0"
     """Minari id."""
-    ceiling: float = 100.0
-    """Exclusive upper bound of the returns of offline episodes."""
+    ceiling: float | None = 100.0
+    """Exclusive upper bound of the returns of offline episodes; None for all episodes."""
+    agent: str = "imitation"
+    """Name of the agents: imitation or critic."""
     target: float = 500.0
-    """Target return, online and in evaluations."""
-    updates: int = 100
-    """Offline updates. After 300, offline returns are about as high as online returns."""
+    """Target return of imitation, online and in evaluations."""
+    updates: int = 5_000
+    """Offline updates."""
     steps: int = 60_000
     """Online environment steps, over 8 environments."""
     round_steps: int = 2_000
@@ -63,12 +89,16 @@ class Online:
     """Updates after each round."""
     replay_episodes: int = 100
     """Capacity of the replay buffer, in episodes."""
+    replay_remove: str = "worst"
+    """Episodes that a full replay buffer removes: worst or oldest."""
     learning_rate: float = 1e-3
     """Learning rate of AdamW, offline and online."""
+    width: int = 32
+    """Width of the transformers, which have two layers."""
     context_length: int = 10
     """Context length, in steps."""
     episode_length: int = 500
-    """Number of time step embeddings; longer than the episodes of the poor data."""
+    """Number of time step embeddings; longer than the episodes of poor data."""
     seeds: int = 3
     """Agents."""
     evaluations: int = 10
@@ -77,92 +107,109 @@ class Online:
     """Episodes of an evaluation."""
     processes: int = 2
     """Parallel processes, with one thread each."""
-    output: Path = Path("runs/bench-online.json")
-    """Output file with all returns; the figure of the curves is saved next to it."""
+    output: Path = Path("runs/bench-online.jsonl")
+    """Output file with a line for each agent."""
+
+    def __post_init__(self) -> None:
+        if self.agent not in AGENTS:
+            raise ValueError(f"agent must be one of {', '.join(AGENTS)}, got {self.agent!r}")
 
     def run(self) -> None:
-        """Train, print a line for each agent and the table, and write returns and figure."""
+        """Train missing agents, print the table and draw the curves."""
         console = Console(width=120)
-        runs = sorted(self.finished(console), key=lambda run: run.seed)
+        jobs: dict[str, Callable[[], Run]] = {
+            f"{self.description}, seed {seed}": partial(self.fine_tune, seed) for seed in range(self.seeds)
+        }
+        runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
         console.print(self.table(runs))
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        options = {**asdict(self), "output": str(self.output)}
-        results = {"machine": machine(), "options": options, "runs": [asdict(run) for run in runs]}
-        self.output.write_text(json.dumps(results))
         draw(runs, self.output.with_suffix(".png"))
         console.print(f"returns: {self.output}, curves: {self.output.with_suffix('.png')}")
 
-    def finished(self, console: Console) -> Iterator[Run]:
-        """Yield the results in order of completion."""
-        with fresh_processes(self.processes) as pool:
-            for job in as_completed([pool.submit(self.fine_tune, seed) for seed in range(self.seeds)]):
-                run = job.result()
-                before, after = np.mean(run.curve[0][1]), np.mean(run.last)
-                console.print(f"seed {run.seed}: {before:.1f} before, {after:.1f} after")
-                yield run
+    @property
+    def description(self) -> str:
+        """Text that identifies everything but the seed."""
+        return (
+            f"{self.dataset} below {self.ceiling}, {self.agent}, target {self.target:g}, {self.updates} + "
+            f"{self.steps} steps, {self.round_updates} updates per {self.round_steps} steps, "
+            f"{self.replay_episodes} episodes without {self.replay_remove}, width {self.width}, context "
+            f"{self.context_length} of {self.episode_length}, rate {self.learning_rate:g}, "
+            f"{self.episodes} episodes"
+        )
 
     def fine_tune(self, seed: int) -> Run:
         """Train one agent offline and online."""
         agent = self.offline(seed)
+        targets = {"target_returns": [self.target]} if agent.return_conditioned else {}
         evaluations = EvaluationCallback(
             agent.make_env(self.episodes),
             self.episodes,
             every_steps=self.steps // self.evaluations,
-            target_returns=[self.target],
+            **targets,
         )
-        start = evaluate(
-            agent, evaluations.env, self.episodes, target_returns=[self.target], seed=evaluations.seed
-        )
+        curve = [(0, self.returns(agent, evaluations))]
         agent.learn_online(
             self.steps,
-            self.target,
+            self.target if agent.return_conditioned else None,
             n_envs=ENVS,
             round_steps=self.round_steps,
             round_updates=self.round_updates,
             replay_episodes=self.replay_episodes,
+            replay_remove=self.replay_remove,
             callback=evaluations,
         )
-        last = evaluate(agent, episodes=self.episodes, target_returns=[self.target], n_envs=self.episodes)
-        curve = {0: start.first} | evaluations.reports
-        return Run(
-            seed,
-            [(step, report.returns.tolist()) for step, report in curve.items()],
-            last.first.returns.tolist(),
-        )
+        during = {step: returns_of(report) for step, report in evaluations.reports.items()}
+        last = {agent.num_timesteps: self.returns(agent, evaluations)}
+        return Run(seed, curve + sorted((during | last).items()))
+
+    def returns(self, agent: DecisionTransformer, evaluations: EvaluationCallback) -> list[float]:
+        """Return the returns of an agent in the episodes of the evaluations during the training."""
+        env, seed = evaluations.env, evaluations.seed
+        return returns_of(evaluate(agent, env, self.episodes, seed=seed, **self.targets(agent)))
+
+    def targets(self, agent: DecisionTransformer) -> dict[str, Any]:
+        """Return the argument of an evaluation for the target return, if the agent needs one."""
+        return {"target_returns": [self.target]} if agent.return_conditioned else {}
 
     def offline(self, seed: int) -> DecisionTransformer:
-        """Train an agent on the poor episodes of the data."""
+        """Train an agent on the episodes below the ceiling."""
+        data = self.data()
         agent = DecisionTransformer(
-            self.poor_part(),
+            data,
             self.context_length,
             learning_rate=self.learning_rate,
             episode_length=self.episode_length,
-            objective=MaximumEntropy(),
-            core=decision_transformer(width=32, layers=2),
+            return_scale=default_return_scale(data),
+            core=decision_transformer(width=self.width, layers=2),
             seed=seed,
+            **AGENTS[self.agent],
         )
         return agent.learn(self.updates)
 
-    def poor_part(self) -> Trajectories:
+    def data(self) -> Trajectories:
         """Return the episodes with returns below the ceiling."""
-        whole = minari.load_dataset(self.dataset)
-        return load_trajectories(whole.filter_episodes(lambda episode: episode.rewards.sum() < self.ceiling))
+        if self.ceiling is None:
+            return load_trajectories(self.dataset)
+        whole, ceiling = minari.load_dataset(self.dataset), self.ceiling
+        return load_trajectories(whole.filter_episodes(lambda episode: episode.rewards.sum() < ceiling))
 
     def table(self, runs: list[Run]) -> Table:
-        """Return the table of the data, and of each agent before and after fine-tuning."""
-        data = self.poor_part()
-        rows = {
-            f"{data.episodes} episodes of the data": Report(data.returns.astype(np.float64), data.lengths)
-        }
+        """Return the mean returns of the data and of each agent before and after fine-tuning."""
+        table = Table(*COLUMNS, title=f"{self.dataset}, {self.agent}: mean returns")
+        mean = f"{self.data().returns.mean():.1f}"
         for run in runs:
-            rows[f"seed {run.seed}, offline"] = as_report(run.curve[0][1])
-            rows[f"seed {run.seed}, after {self.steps:,} steps"] = as_report(run.last)
-        return compare(rows, f"{self.dataset} below {self.ceiling:g}: target {self.target:g}", "")
+            difference = run.after - run.before
+            low, high = bootstrap_interval(difference)
+            interval = f"{difference.mean():.1f} ({low:.1f} to {high:.1f})"
+            table.add_row(
+                str(run.seed), mean, f"{run.before.mean():.1f}", f"{run.after.mean():.1f}", interval
+            )
+        return table
 
 
-def as_report(returns: list[float]) -> Report:
-    """Build a report for CartPole, where the return equals the length of an episode."""
-    return Report(np.array(returns), np.array(returns, np.int64))
+def returns_of(evaluation: Any) -> list[float]:
+    """Return the returns of a report, or of the only report of a sweep over targets."""
+    report = getattr(evaluation, "first", evaluation)
+    return [float(each) for each in report.returns]
 
 
 def draw(runs: list[Run], path: Path) -> None:
@@ -179,7 +226,7 @@ def draw(runs: list[Run], path: Path) -> None:
 def draw_curve(axes: Axes, run: Run) -> None:
     """Plot the curve of one agent."""
     steps = [step for step, _ in run.curve]
-    reports = [as_report(returns) for _, returns in run.curve]
-    low, high = zip(*(report.ci for report in reports), strict=True)
-    (line,) = axes.plot(steps, [report.mean for report in reports], marker="o", label=f"seed {run.seed}")
+    returns = [np.array(values) for _, values in run.curve]
+    low, high = zip(*map(bootstrap_interval, returns), strict=True)
+    (line,) = axes.plot(steps, [each.mean() for each in returns], marker="o", label=f"seed {run.seed}")
     axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2)

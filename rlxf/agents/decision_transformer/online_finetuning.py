@@ -54,6 +54,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         round_steps: int = 1_000,
         round_updates: int = 300,
         replay_episodes: int = 1_000,
+        replay_remove: str = "worst",
         exploration_noise: float = 0.1,
         callback: MaybeCallback = None,
         log_interval: int = 1,
@@ -89,6 +90,8 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
             round_steps: environment steps, over all environments, between rounds of updates.
             round_updates: number of updates in a round.
             replay_episodes: capacity of the replay buffer in episodes. The buffer is kept in memory.
+            replay_remove: episodes that a full replay buffer removes: "worst", those with the lowest return,
+                or "oldest", as in the paper.
             exploration_noise: standard deviation of the noise on Box actions of `QRegularized`, in units of
                 half their range, or of the action if it is unbounded (TD3: Fujimoto et al. 2018,
                 arXiv:1802.09477). Other policies sample and ignore it.
@@ -121,10 +124,11 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         sizes |= {"replay_episodes": replay_episodes}
         check_sizes(steps=steps, log_interval=log_interval, **sizes)
         check_not_negative("exploration_noise", exploration_noise)
-        replay = ReplayBuffer(self._data(), replay_episodes)
+        replay = ReplayBuffer(self._data(), replay_episodes, replay_remove)
         self.policy.loss.check_online()
         self._check_eval_callbacks(callback)
         options = {"target_return": target_return, "exploration_noise": exploration_noise, **sizes}
+        options["replay_remove"] = replay_remove
         run = None
         if resume_from is not None:
             run = read_online_run(resume_from, self._description(), steps, options)

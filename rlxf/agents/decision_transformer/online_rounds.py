@@ -193,7 +193,7 @@ class OnlineRounds:
         ``episode_statistics`` are JSON data of the agent's log, which are stored in addition to the progress.
         """
         env = self.collector.env
-        progress = {"played": self._steps_taken, "rounds": self.completed, "added": self.replay.added}
+        progress = {"played": self._steps_taken, "rounds": self.completed}
         rounds = progress | dict(episode_statistics)
         document: dict[str, Any] = {"options": self.options, "finished": self.finished, "rounds": rounds}
         actions: Mapping[str, NDArray[Any]] = {}
@@ -228,9 +228,7 @@ class OnlineRounds:
         document, groups, env = archive.documents[ONLINE], archive.tensors, self.collector.env
         with checkpoint_errors():
             self._steps_taken, self.completed = (document["rounds"][name] for name in ("played", "rounds"))
-            self.replay.load_state_dict(
-                tensors_to_arrays(groups.get(REPLAY, {})), document["rounds"]["added"]
-            )
+            self.replay.load_state_dict(tensors_to_arrays(groups.get(REPLAY, {})))
             self.collector.load_state_dict(tensors_to_arrays(groups[COLLECTOR]), device)
         resume.load_wrapper_state(env, tensors_to_arrays(groups.get(WRAPPERS, {})))
         lost = _resume_episodes(env, document["environment"], tensors_to_arrays(groups.get(EPISODES, {})))

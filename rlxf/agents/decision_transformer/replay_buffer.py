@@ -1,6 +1,5 @@
 """Replay buffer of whole episodes for the online fine-tuning of a Decision Transformer."""
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rlxf.attention.technique import check_choice
 from rlxf.data import Trajectories, return_to_go
 
 
@@ -41,55 +41,78 @@ def split(steps: Transitions, lengths: NDArray[np.integer[Any]]) -> list[Transit
     return [Transitions(*episode) for episode in zip(*parts, strict=True)]
 
 
+REMOVALS = ("worst", "oldest")
+"""Episodes that a full `ReplayBuffer` removes first."""
+
+
 class ReplayBuffer:
-    """Replay buffer of the last N episodes, in memory.
+    """Replay buffer of N episodes, in memory.
 
-    It initially holds the best episodes of the dataset, of which those with the lowest return are removed
-    first.
+    It initially holds the best episodes of the dataset. Beyond the capacity, episodes are removed: those with
+    the lowest return, or the oldest. The episodes of the dataset are older than all others; among them, those
+    with the lowest return are removed first.
 
-    Source: Zheng et al. 2022, arXiv:2202.05607, section 4.1, algorithm 1.
+    Source: Zheng et al. 2022, arXiv:2202.05607, section 4.1, algorithm 1, which removes the oldest ones.
+    Keeping the best is self-imitation (Oh et al. 2018, arXiv:1806.05635).
 
     Args:
         data: offline dataset of the agent.
         capacity: number of episodes N, at least 1.
+        remove: one of `REMOVALS`.
+
+    Raises:
+        ValueError: if remove is unknown.
     """
 
-    def __init__(self, data: Trajectories, capacity: int):
-        best = np.argsort(data.returns, kind="stable")[-capacity:]
+    def __init__(self, data: Trajectories, capacity: int, remove: str = "worst"):
+        check_choice("replay_remove", remove, REMOVALS)
+        best = np.argsort(data.returns, kind="stable")[-capacity:].tolist()
         terminated = np.zeros(data.steps, np.bool_)
         terminated[data.offsets[1:] - 1] = data.terminated
         steps = Transitions(data.observations, data.actions, data.rewards, terminated)
-        episodes = split(steps, data.lengths)
-        self.data = data
-        self.episodes = deque((episodes[e] for e in best.tolist()), maxlen=capacity)
-        self.added = 0
+        logged = split(steps, data.lengths)
+        self.data, self.capacity, self.remove = data, capacity, remove
+        self.episodes = [logged[e] for e in best]
+        self._returns = [float(data.returns[e]) for e in best]
+        self._logged = len(best)
+
+    @property
+    def collected(self) -> list[Transitions]:
+        """Episodes that are not from the dataset, by age."""
+        return self.episodes[self._logged :]
 
     def extend(self, episodes: Sequence[Transitions]) -> None:
-        """Add collected episodes; the oldest episodes beyond the capacity are removed."""
-        self.episodes.extend(episodes)
-        self.added += len(episodes)
+        """Add collected episodes; episodes beyond the capacity are removed."""
+        self.episodes += episodes
+        self._returns += [float(episode.rewards.sum(dtype=np.float64)) for episode in episodes]
+        if len(self.episodes) > self.capacity:
+            self._keep(sorted(self._preferred()[: self.capacity]))
+
+    def _preferred(self) -> list[int]:
+        """Return the places in `episodes`, those to keep first; of equal returns, the newest are kept."""
+        newest_first = list(range(len(self.episodes)))[::-1]
+        if self.remove == "oldest":
+            return newest_first
+        return sorted(newest_first, key=self._returns.__getitem__, reverse=True)
+
+    def _keep(self, places: Sequence[int]) -> None:
+        """Remove all episodes but those at these places, in ascending order."""
+        self.episodes = [self.episodes[place] for place in places]
+        self._returns = [self._returns[place] for place in places]
+        self._logged = sum(place < self._logged for place in places)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the collected episodes, concatenated; those of the dataset need not be saved."""
-        if not self.added:
+        if not self.collected:
             return {}
-        collected = list(self.episodes)[-self.added :]
-        lengths = np.array([len(episode.rewards) for episode in collected])
-        return concatenate(collected)._asdict() | {"lengths": lengths}
+        lengths = np.array([len(episode.rewards) for episode in self.collected])
+        return concatenate(self.collected)._asdict() | {"lengths": lengths}
 
-    def load_state_dict(self, arrays: Mapping[str, NDArray[Any]], added: int) -> None:
-        """Restore the result of `state_dict` in a new buffer of the same dataset.
-
-        As in `extend`, the oldest episodes beyond the capacity are removed.
-
-        Args:
-            arrays: result of `state_dict`.
-            added: number of episodes added so far, including those that were removed.
-        """
+    def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Restore the result of `state_dict` in a new buffer of the same dataset."""
         if arrays:
             collected = Transitions(*(arrays[name] for name in Transitions._fields))
-            self.episodes.extend(split(collected, arrays["lengths"]))
-        self.added = added
+            self.extend(split(collected, arrays["lengths"]))
 
     def trajectories(self) -> Trajectories:
         """Return all episodes as flat arrays; returns-to-go are those achieved (hindsight relabeling).

@@ -22,15 +22,42 @@ from tests.agents.gtrxl.worlds import MIXED, next_step_scripts, scripts, shifted
 from tests.envs.faulty_envs import breaking
 
 
-def test_the_replay_holds_the_best_episodes_and_removes_the_worst_first():
+def some_episode(data, *rewards):
+    """Return an episode with these rewards, which terminates."""
+    steps, ends = slice(0, len(rewards)), np.arange(len(rewards)) == len(rewards) - 1
+    return Transitions(data.observations[steps], data.actions[steps], np.array(rewards, np.float32), ends)
+
+
+def test_a_new_replay_holds_the_best_episodes():
     data = some_trajectories()
-    order = np.argsort(data.returns)
-    replay = ReplayBuffer(data, 3)
-    np.testing.assert_allclose(replay.trajectories().returns, data.returns[order[1:]], atol=1e-6)
-    rewards, ends = np.array([1.0, 5.0], np.float32), np.array([False, True])
-    new = Transitions(data.observations[:2], data.actions[:2], rewards, ends)
-    replay.episodes.append(new)
-    np.testing.assert_allclose(replay.trajectories().returns, [*data.returns[order[2:]], 6.0], atol=1e-6)
+    best = np.sort(data.returns)[1:]
+    np.testing.assert_allclose(ReplayBuffer(data, 3).trajectories().returns, best, atol=1e-6)
+
+
+def test_a_full_replay_removes_the_oldest_episodes():
+    data = some_trajectories()
+    replay, logged = ReplayBuffer(data, 3, "oldest"), np.sort(data.returns)[-3:]
+    replay.extend([some_episode(data, -1e3)])
+    np.testing.assert_allclose(replay.trajectories().returns, [*logged[1:], -1e3], atol=1e-6)
+    replay.extend([some_episode(data, 1e3)])
+    replay.extend([some_episode(data, 1.0, 5.0), some_episode(data, 2.0)])
+    np.testing.assert_allclose(replay.trajectories().returns, [1e3, 6.0, 2.0], atol=1e-6)
+
+
+def test_a_full_replay_removes_the_worst_episodes():
+    data = some_trajectories()
+    replay, logged = ReplayBuffer(data, 3, "worst"), np.sort(data.returns)[-3:]
+    replay.extend([some_episode(data, -1e3)])
+    np.testing.assert_allclose(replay.trajectories().returns, logged, atol=1e-6)
+    replay.extend([some_episode(data, 500.0, 500.0), some_episode(data, 1e4)])
+    np.testing.assert_allclose(replay.trajectories().returns, [logged[-1], 1e3, 1e4], atol=1e-6)
+    replay.extend([some_episode(data, 1e4), some_episode(data, 1e3)])
+    assert [len(episode.rewards) for episode in replay.episodes] == [1, 1, 1]  # of equal returns, the newest
+
+
+def test_unknown_removals_are_refused():
+    with pytest.raises(ValueError, match=r"replay_remove must be one of .*'worst', 'oldest'.*'best'"):
+        ReplayBuffer(some_trajectories(), 3, "best")
 
 
 def test_the_replay_of_all_episodes_is_the_dataset_sorted_by_return():

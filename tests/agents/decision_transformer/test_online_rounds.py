@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer, online_finetuning
-from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer, Transitions
+from rlxf.agents.decision_transformer.replay_buffer import REMOVALS, ReplayBuffer, Transitions
 from rlxf.envs import make_vec_env
 from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter, ResumeError
 from rlxf.training.checkpoints import BackgroundWriter, StopRequest
@@ -105,7 +105,7 @@ def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(fresh, replays, 
     uninterrupted = fresh(**options)
     uninterrupted.learn_online(STEPS, **OPTIONS)
     expected, lines = final_state(uninterrupted, replays[-1]), uninterrupted.logger.output_formats[0].lines
-    assert replays[-1].added > 0
+    assert replays[-1].collected
     interrupted(fresh(**options), tmp_path, update)
     torch.manual_seed(99)  # a new process has other generator states
     resumed = fresh(**options)
@@ -174,6 +174,12 @@ def test_changed_options_are_refused(fresh, tmp_path, name):
         fresh().learn_online(STEPS, resume_from=tmp_path, **OPTIONS | {name: OPTIONS[name] + 1})
 
 
+def test_another_removal_from_the_replay_is_refused(fresh, tmp_path):
+    interrupted(fresh(), tmp_path, 4)
+    with pytest.raises(ResumeError, match="its replay_remove is"):
+        fresh().learn_online(STEPS, resume_from=tmp_path, replay_remove="oldest", **OPTIONS)
+
+
 def test_unsuitable_checkpoints_are_refused(fresh, tmp_path):
     interrupted(fresh(), tmp_path / "online", 4)
     with pytest.raises(
@@ -192,17 +198,18 @@ def test_unsuitable_checkpoints_are_refused(fresh, tmp_path):
 
 @pytest.mark.parametrize("capacity", [2, 4, 6, 100])
 @pytest.mark.parametrize("added", [0, 1, 3, 9])
-def test_replay_round_trip(capacity, added):
+@pytest.mark.parametrize("remove", REMOVALS)
+def test_replay_round_trip(capacity, added, remove):
     data = some_trajectories()
-    replay = ReplayBuffer(data, capacity)
+    replay = ReplayBuffer(data, capacity, remove)
     for number in range(added):
         steps = slice(0, number % 3 + 1)
         rewards = np.full(number % 3 + 1, number, np.float32)
         ends = np.arange(len(rewards)) == len(rewards) - 1 + number % 2
         replay.extend([Transitions(data.observations[steps], data.actions[steps], rewards, ends)])
-    restored = ReplayBuffer(data, capacity)
-    restored.load_state_dict(replay.state_dict(), replay.added)
+    restored = ReplayBuffer(data, capacity, remove)
+    restored.load_state_dict(replay.state_dict())
     for name in ("observations", "actions", "rewards", "return_to_go", "offsets", "terminated", "truncated"):
         loaded, original = (getattr(each.trajectories(), name) for each in (restored, replay))
         np.testing.assert_array_equal(loaded, original)
-    assert restored.added == added
+    assert len(restored.collected) == len(replay.collected)
