@@ -119,17 +119,16 @@ class TargetReturn:
     """
 
     paper: ClassVar[str] = "Chen et al. 2021, arXiv:2106.01345"
-    token_order: ClassVar[tuple[str, ...]] = ("return", "state", "action")
     needs_target: ClassVar[bool] = True
 
 
 class PredictedReturn(ABC):
     """Base class of conditionings on a return that the model predicts from the history and the state.
 
-    The state token therefore comes before the return token, whose output predicts the action.
+    The state token therefore comes before the return token, whose output predicts the action. The return
+    token also contains the state (`rlxf.agents.decision_transformer.predicted_return.StateFirstTokens`).
     """
 
-    token_order: ClassVar[tuple[str, ...]] = ("state", "return", "action")
     needs_target: ClassVar[bool] = False
 
     @abstractmethod

@@ -60,7 +60,7 @@ class DecisionTransformerModel(TrajectoryModel):
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: DecisionTransformerConfig):
         check_exit_confidence(config.core.depth, info.action_space)
-        super().__init__(info, normalization, config, config.conditioning.token_order)
+        super().__init__(info, normalization, config)
         self.loss = config.objective.build(config.core.width, self.tokens.actions, self.features.width)
         self.init_weights(self.loss)
         self.loss.after_init()

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -29,10 +29,8 @@ from rlxf.training.compat import Rule, number, whole
 
 INITIAL_STD = 0.02
 """Standard deviation of the initial weights, as in GPT-2."""
-TOKEN_ORDER = ("return", "state", "action")
-"""Tokens of a step in the order of Chen et al. 2021."""
-TOKENS_PER_STEP = len(TOKEN_ORDER)
-"""Number of tokens of a step."""
+TOKENS_PER_STEP = 3
+"""Number of tokens of a step: return, state, action."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,22 +212,14 @@ class StepTokens(nn.Module):
         features: number of features F of an observation.
         actions: conversion of actions to network inputs.
         config: arguments of the agent, with ``return_scale`` and ``episode_length``.
-        order: the tokens of a step in their order, a permutation of `TOKEN_ORDER`.
     """
 
-    def __init__(
-        self,
-        features: int,
-        actions: BoxActions | DiscreteActions,
-        config: TrajectoryConfig,
-        order: Sequence[str] = TOKEN_ORDER,
-    ):
+    def __init__(self, features: int, actions: BoxActions | DiscreteActions, config: TrajectoryConfig):
         super().__init__()
         assert config.return_scale is not None
         assert config.episode_length is not None
         width = config.core.width
         self.return_scale = config.return_scale
-        self.order = order
         self.actions = actions
         self.time = nn.Embedding(config.episode_length, width)
         self.return_embedding = nn.Linear(1, width)
@@ -244,12 +234,10 @@ class StepTokens(nn.Module):
 
     def embed(self, steps: ContextWindow) -> Tensor:
         """Compute ``W_R R_t / scale, W_s s_t, W_a a_t``, the embeddings without time, (B, W, 3, C)."""
-        tokens = {
-            "return": self.return_embedding(steps.return_to_go[..., None] / self.return_scale),
-            "state": self.state_embedding(steps.features),
-            "action": self.action_embedding(self.actions(steps.actions)),
-        }
-        return torch.stack([tokens[kind] for kind in self.order], dim=2)
+        returns = self.return_embedding(steps.return_to_go[..., None] / self.return_scale)
+        states = self.state_embedding(steps.features)
+        actions = self.action_embedding(self.actions(steps.actions))
+        return torch.stack([returns, states, actions], dim=2)
 
     def add_time_embedding(self, contents: Tensor, time_steps: Tensor) -> Tensor:
         """Add time-step embeddings to contents (B, W, 3, C), then normalize and flatten: (B, 3 W, C)."""
@@ -266,20 +254,16 @@ class TrajectoryModel(OfflineModel):
         info: spaces of observations and actions.
         normalization: normalization layer of observations.
         config: arguments of the agent, with ``return_scale`` and ``episode_length``.
-        order: the tokens of a step in their order.
     """
 
-    def __init__(
-        self,
-        info: DatasetInfo,
-        normalization: nn.Module,
-        config: TrajectoryConfig,
-        order: Sequence[str] = TOKEN_ORDER,
-    ):
+    tokens_class: ClassVar[type[StepTokens]] = StepTokens
+    """Class of the tokens of the steps."""
+
+    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: TrajectoryConfig):
         super().__init__()
         self.context_length, self.burn_in_steps = config.context_length, memory_steps(config.core)
         self.features = ObservationFeatures(info.encoder.shape, normalization)
-        self.tokens = StepTokens(self.features.width, action_encoder(info.action_space), config, order)
+        self.tokens = self.tokens_class(self.features.width, action_encoder(info.action_space), config)
         self.transformer = config.core.build()
 
     def init_weights(self, *heads: nn.Module) -> None:

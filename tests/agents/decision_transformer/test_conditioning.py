@@ -89,6 +89,19 @@ def test_prediction_depends_on_earlier_returns_only_and_the_action_on_the_newest
     assert (decision[column:] > 1e-5).all()
 
 
+@pytest.mark.parametrize("conditioning", PREDICTED.values(), ids=PREDICTED)
+def test_the_token_of_a_predicted_return_contains_the_state(conditioning):
+    agent = small_agent(conditioning=conditioning)
+    model, batch = agent.policy.eval(), Windows(agent.trajectories, K).starting_at([0])
+    steps, tokens = model.steps(batch), agent.policy.tokens
+    time = tokens.time(steps.time_steps)
+    state = tokens.state_embedding(steps.features)
+    returns = tokens.return_embedding(steps.return_to_go[..., None] / tokens.return_scale)
+    action = tokens.action_embedding(tokens.actions(steps.actions))
+    expected = [tokens.norm(each + time) for each in (state, state + returns, action)]
+    torch.testing.assert_close(tokens(steps).unflatten(1, (K, 3)), torch.stack(expected, dim=2))
+
+
 def plain_observations(data):
     """Yield observations of two environments and their episode starts; the first restarts every 4 steps."""
     for t in range(9):
