@@ -125,6 +125,26 @@ def test_the_value_term_changes_the_policy_and_not_the_critic():
     assert all(g is None for g in torch.autograd.grad(parts["critic_loss"], policy, allow_unused=True))
 
 
+def mean_size_of_q(model, batch):
+    """Return the mean of |Q| of the first network over the real steps, at the actions of the policy."""
+    windows = model.critic_windows(batch, model.steps(batch))
+    y = model.outputs(model.steps(batch))
+    q = model.loss.critic(windows.features, model.loss.head.network_action(y))[0]
+    return q[windows.mask].abs().mean()
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+def test_the_weight_of_the_values_grows_to_eta(warmup):
+    agent = small_agent(objective=QRegularized(eta=3.0, hidden_sizes=(8,), warmup_updates=warmup))
+    model, batch = agent.policy.eval(), Windows(agent.trajectories, 5).starting_at([0, 3, 11])
+    for update in range(1, 7):
+        parts = model.losses(batch)
+        value = (parts["imitation_loss"] + parts["critic_loss"] - parts["loss"]).item()
+        weight = value / (parts["q"] / mean_size_of_q(model, batch)).item()
+        assert weight == pytest.approx(3.0 * min(1, update / (warmup + 1)), rel=1e-4)
+        model.after_update()
+
+
 def bandit_action(objective):
     """Train on episodes of one step, where 0.8 gives 1 and -0.8 gives 0; return the action for return 0."""
     good = np.arange(60) % 4 == 0
@@ -147,7 +167,7 @@ def bandit_action(objective):
 
 def test_the_critic_moves_actions_to_those_of_higher_value():
     assert bandit_action(Imitation()) < -0.5
-    assert bandit_action(QRegularized(eta=20.0, hidden_sizes=(32,))) > 0
+    assert bandit_action(QRegularized(eta=20.0, hidden_sizes=(32,), warmup_updates=0)) > 0
 
 
 def test_steps_that_end_an_episode_are_marked():
@@ -165,7 +185,8 @@ def save_third_update(file, local, _):
 
 
 def test_resumed_training_is_equal(tmp_path):
-    options = {"objective": QRegularized(hidden_sizes=(8,)), "learning_rate": 1e-3}
+    objective = QRegularized(hidden_sizes=(8,), warmup_updates=4)
+    options = {"objective": objective, "learning_rate": 1e-3}
     whole, file = small_agent(**options).learn(6), tmp_path / "half.zip"
     small_agent(**options).learn(6, callback=partial(save_third_update, file))
     resumed = small_agent(**options).learn(6, resume_from=file)
@@ -186,6 +207,7 @@ def test_unsuitable_choices_are_refused():
         ({"target_rate": 2}, "target_rate must be at most 1"),
         ({"hidden_sizes": (0,)}, "hidden_sizes must be at least 1"),
         ({"n_steps": 0}, "n_steps must be at least 1"),
+        ({"warmup_updates": -1}, "warmup_updates must be at least 0"),
         ({"hidden_sizes": (1,) * 101}, "hidden_sizes must be at most 100 numbers, got 101"),
     ):
         with pytest.raises(ValueError, match=message):

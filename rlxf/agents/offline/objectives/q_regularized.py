@@ -45,14 +45,18 @@ class QRegularized(ObjectiveSpec):
     return is shorter, ``e = min(i + m, n)``. The policy stays near the actions of the data and prefers those
     of high value. It can therefore combine parts of several episodes, which imitation alone cannot.
 
+    The values of an untrained critic are arbitrary, and a policy that follows them leaves the actions of the
+    data. The weight eta therefore grows linearly from 0 over the first ``warmup_updates`` updates.
+
     The critic learns rewards in units of the agent's ``return_scale``, by default the standard deviation of
     the return-to-go. Training is thus independent of the unit of the rewards. A warning reports values beyond
     what the rewards allow (`DivergenceCheck`).
 
     Source: Hu et al. 2024, arXiv:2405.17098 (QT), section 4; with the normalization of TD3+BC (Fujimoto and
     Gu 2021, arXiv:2106.06860, section 4), and noise on target actions (TD3, arXiv:1802.09477, section 5.3).
-    Other than in QT, target actions come from the trained policy and not from an average of it, |Q| is that
-    of the first network, and the agent acts from one return instead of the best of several by Q.
+    Other than in QT, the weight of the values grows at the beginning, target actions come from the trained
+    policy and not from an average of it, |Q| is that of the first network, and the agent acts from one return
+    instead of the best of several by Q.
 
     Args:
         eta: weight of the values, above 0; smaller values are closer to imitation.
@@ -61,11 +65,14 @@ class QRegularized(ObjectiveSpec):
         hidden_sizes: widths of the hidden layers of the action values.
         n_steps: largest number of rewards m in a target; None for all up to the end of the window, as in the
             paper. Fewer rewards have less bias from the actions of the data, and depend more on Q'.
+        warmup_updates: updates over which the weight of the values grows to eta; 0 for none. The default is
+            several times the 1 / target_rate updates in which the target networks follow.
 
     Raises:
         TypeError: if a number has the wrong type.
         ValueError: if eta or target_rate is not positive, target_rate is above 1, discount is not from 0 to
-            below 1, n_steps is less than 1, or there are more than 100 hidden layers.
+            below 1, n_steps is less than 1, warmup_updates is negative, or there are more than 100 hidden
+            layers.
     """
 
     paper: ClassVar[str] = "Hu et al. 2024, arXiv:2405.17098"
@@ -74,6 +81,7 @@ class QRegularized(ObjectiveSpec):
     target_rate: float = 0.005
     hidden_sizes: tuple[int, ...] = (256, 256)
     n_steps: int | None = None
+    warmup_updates: int = 1_000
 
     def __post_init__(self) -> None:
         check_positive("QRegularized eta", self.eta)
@@ -87,6 +95,7 @@ class QRegularized(ObjectiveSpec):
         object.__setattr__(self, "hidden_sizes", sizes)
         if self.n_steps is not None:
             check_int("QRegularized n_steps", self.n_steps)
+        check_int("QRegularized warmup_updates", self.warmup_updates, least=0)
 
     def check_windows(self, steps: int) -> None:
         if steps < 2:
@@ -113,13 +122,19 @@ class QRegularized(ObjectiveSpec):
 
 
 class QRegularizedLoss(ObjectiveLoss):
-    """Loss of `QRegularized` with its action head, action values and target networks."""
+    """Loss of `QRegularized` with its action head, action values and target networks.
+
+    The buffer ``updates`` counts the updates of the critic.
+    """
+
+    updates: Tensor
 
     def __init__(self, spec: QRegularized, head: Head, critic: TwinQ):
         super().__init__()
         self.spec, self.head, self.critic = spec, head, critic
         self.target = frozen_copy(critic)
         self.divergence = DivergenceCheck(spec.discount)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
     def check_data(self, data: Trajectories) -> None:
         """Raise DatasetError if all rewards are 0, or no episode is marked as terminated or truncated."""
@@ -158,8 +173,13 @@ class QRegularizedLoss(ObjectiveLoss):
         q = functional_call(self.critic, frozen, (batch.features.detach(), chosen))[0]
         value, scale = (masked_mean(x, batch.mask) for x in (q, q.detach().abs()))
         self.divergence.check(scale.item(), batch)
-        loss = parts["loss"] - self.spec.eta * value / scale.clamp(min=SMALLEST_SCALE) + critic_loss
+        loss = parts["loss"] - self._weight() * value / scale.clamp(min=SMALLEST_SCALE) + critic_loss
         return parts | {"loss": loss, "critic_loss": critic_loss, "q": value, "q_target": target}
+
+    def _weight(self) -> Tensor:
+        """Return the weight of the values in update n, ``eta min(1, n / (warmup_updates + 1))``."""
+        share: Tensor = (self.updates + 1) / (self.spec.warmup_updates + 1)
+        return self.spec.eta * share.clamp(max=1)
 
     def _critic_loss(self, chosen: Tensor, windows: CriticWindows) -> tuple[Tensor, Tensor]:
         """Return the mean squared error of both action values, and the mean target."""
@@ -182,6 +202,7 @@ class QRegularizedLoss(ObjectiveLoss):
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Move the target networks towards the action values."""
+        """Move the target networks towards the action values, and count the update."""
+        self.updates += 1
         for target, value in zip(self.target.buffers(), self.critic.parameters(), strict=True):
             target.lerp_(value, self.spec.target_rate)
