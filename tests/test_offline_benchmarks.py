@@ -2,17 +2,23 @@
 
 import ast
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from benchmarks import hugging_face, offline_methods, ranking, result_cache
+import torch
+from benchmarks import hugging_face, offline_methods, online, pretraining, ranking, result_cache
+from benchmarks.offline_criteria import criteria
 from benchmarks.offline_methods import METHODS, PRESETS, Job, measure
+from benchmarks.offline_setting import Setting
+from benchmarks.online import Online
+from benchmarks.pretraining import Pretraining
 from benchmarks.ranking import Ranking, regret
 from benchmarks.result_cache import read_runs
-from benchmarks.returns import Returns, rows
+from benchmarks.returns import Returns, agent_rows, rows
 
-from rlxf import collect
-from rlxf.data import load_trajectories
+from rlxf import DecisionTransformer, collect
+from rlxf.data import Windows, load_trajectories
 from rlxf.evaluation.intervals import interquartile_mean
 from tests.datasets import ID, record_cartpole
 from tests.in_process import InProcessPool
@@ -83,6 +89,35 @@ def test_weights_are_averaged_on_request(cartpole, method):
     assert "averaging" not in Job(cartpole, "hf", sizes, 0, 2).key
 
 
+def test_options_of_robust_training_reach_the_agents_and_their_keys(cartpole, tmp_path, capsys):
+    sizes = Returns(**TINY, dropout=0.3, state_loss_weight=0.5, validation_share=0.2).sizes
+    agent = METHODS["dt"].train(load_trajectories(cartpole), sizes, 0)
+    assert (agent.core.dropout, agent.state_loss_weight, agent.validation_share) == (0.3, 0.5, 0.2)
+    keys = {name: Job(cartpole, name, sizes, 0, 2).key for name in ("bc", "dt", "hf")}
+    for text, names in {
+        "dropout 0.3": {"dt", "hf"},
+        "state loss 0.5": {"dt"},
+        "validation share 0.2": {"bc", "dt"},
+    }.items():
+        assert {name for name, key in keys.items() if text in key} == names
+    bench = Returns(
+        (cartpole,),
+        ("bc", "dt-max"),
+        **TINY,
+        validation_share=0.2,
+        seeds=2,
+        episodes=2,
+        output=tmp_path / "runs",
+    )
+    bench.run()
+    assert "validation loss" in capsys.readouterr().out
+    _, *runs = [offline_methods.Run(**run) for run in read_runs(bench.output).values()]
+    assert [row[1:3] for row in agent_rows(runs[::-1])] == [
+        [METHODS[name].title, str(seed)] for name in ("bc", "dt-max") for seed in range(2)
+    ]
+    assert all(np.isfinite(run.validation_loss) for run in runs)
+
+
 def test_methods_that_the_data_do_not_allow_are_left_out_with_the_reason(minari_root, tmp_path, capsys):
     record_cartpole((3, 4, 5))
     bench = Returns((ID,), ("bc", "bc-best"), **TINY, seeds=1, episodes=2, output=tmp_path / "runs.jsonl")
@@ -128,22 +163,49 @@ def test_rows_contain_means_worst_seeds_and_costs():
         run_of("dt", "b", seed=0, values=(20.0, 20.0), milliseconds=8.0),
     ]
     of_data, cloning, transformer = rows(runs, ["a"])
-    assert (of_data[:2], of_data[3:]) == (["the data", ""], ["5.0", "", "", ""])
+    assert (of_data[:2], of_data[3:]) == (["the data", ""], ["5.0", "5.0", "", "", ""])
     assert cloning[:4] == ["BC", "1", "2.0 (2.0 to 2.0)", "2.0"]
     assert transformer[1] == "2"
     assert transformer[2].startswith(f"{interquartile_mean(np.array([1.0, 3, 5, 7])):.1f} (")
-    assert transformer[3:] == ["4.0", "2.0", "2.0", "9"]
+    assert transformer[3:] == ["4.0", "4.0", "2.0", "2.0", "9"]
     over_all = rows(runs, ["a", "b"])
     assert [row[0] for row in over_all] == ["the data", "DT, highest target"]  # BC has no runs on b
     assert over_all[0][3] == "4.5"
-    assert over_all[1][1:2] + over_all[1][3:] == ["1", "12.0", "2.0", "3.0", "9"]
+    assert over_all[1][1:2] + over_all[1][3:] == ["1", "12.0", "", "2.0", "3.0", "9"]
 
 
 def test_scores_are_normalized_if_the_data_have_reference_scores():
     run = replace(run_of(values=(10.0, 15.0)), references=(5.0, 15.0))
     assert run.scores.tolist() == [50, 100]
-    assert rows([run], ["a"])[0][3] == "75.0"
+    assert rows([run], ["a"])[0][3:5] == ["75.0", "12.5"]  # the second is the mean return
     assert run_of(values=(10.0, 15.0)).scores.tolist() == [10, 15]
+
+
+def test_criteria_compare_methods_on_each_dataset():
+    scores = {"data": (1.0, 2.0), "bc-best": (5.0, 5.0), "dt": (4.0, 6.0), "dt-q": (17.0, 19.0)}
+    runs = [run_of(name, "ab"[i], 0, [x, x]) for name, xs in scores.items() for i, x in enumerate(xs)]
+    runs.append(run_of("dt", "a", 1, [0.5, 0.5]))  # the worst seed; the IQM on a is then 2.25
+    runs.append(run_of("bc", "a"))  # not measured on b
+    best, plain, critic = criteria(runs, ["a", "b"])
+    assert best[1:] == ["yes (+0.0)", "no (+0.9)", "yes (+3.0)"]
+    assert plain[1:] == ["no (-2.8)", "no (+0.0)", "no (-0.5)"]
+    assert critic[1:] == ["yes (+12.0)", "yes (+13.9)", "yes (+16.0)"]
+    assert criteria([run_of("data"), run_of("dt-q")], ["a"])[0][1:] == ["", "", "yes (+0.0)"]
+
+
+def test_only_sampled_returns_are_evaluated_with_a_stochastic_policy(cartpole, tmp_path, monkeypatch):
+    asked = []
+
+    def evaluate(agent, env, episodes, target_returns, deterministic):
+        asked.append(deterministic)
+        return SimpleNamespace(returns=[1.0])
+
+    monkeypatch.setattr(offline_methods, "evaluate", evaluate)
+    jobs = [Job(cartpole, name, Returns(**TINY).sizes, 0, 1) for name in ("bc", "dt-max", "dt-sampled")]
+    for job in jobs:
+        measure(job, tmp_path)
+    assert asked == [True, True, False]
+    assert ["stochastic policy" in job.key for job in jobs] == [False, False, True]
 
 
 def test_given_sizes_replace_those_of_the_preset():
@@ -179,15 +241,15 @@ def test_ranking_compares_estimates_with_real_returns(cartpole, tmp_path, monkey
     assert "Spearman" in capsys.readouterr().out
     runs = [ranking.Run(**run) for run in read_runs(bench.output).values()]
     names = [name for run in runs for name in run.names]
-    assert len(names) == len(set(names)) == 16
+    assert len(names) == len(set(names)) == 17
     assert [name for name in names if name.startswith("BC")] == [
         *("BC, 2 updates", "BC, 20 updates"),
         *("BC of the best 10%, 2 updates", "BC of the best 10%, 20 updates"),
     ]
     assert all(len(run.estimates[name]) == len(run.names) for run in runs for name in ("fqe", "wdr"))
-    assert [row[:3] for row in ranking.rows(runs)] == [[cartpole, "fqe", "16"], [cartpole, "wdr", "16"]]
+    assert [row[:3] for row in ranking.rows(runs)] == [[cartpole, "fqe", "17"], [cartpole, "wdr", "17"]]
     bench.run()
-    assert len(bench.output.read_text().splitlines()) == 8
+    assert len(bench.output.read_text().splitlines()) == 9
 
 
 def test_rank_correlation_and_regret_of_estimates():
@@ -209,9 +271,9 @@ def test_rank_correlation_and_regret_of_estimates():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"agents": ("bc",)}, "at least 3 agents, got 2"),
-        ({"agents": ("rvs",), "quantiles": (1.0,)}, "at least 3 agents, got 1"),
-        ({"agents": ("hf",)}, "agents must be among bc, bc-best, rvs, dt, got hf"),
+        ({"agents": ("bc", "dt-q-max")}, "at least 10 agents, got 3"),
+        ({"agents": ("dt",)}, "at least 10 agents, got 9"),
+        ({"agents": ("hf",)}, "agents must be among bc, bc-best, rvs, dt, dt-q-max, got hf"),
         ({"estimators": ("fqe", "ipw")}, "estimators must be among fqe, dr, wdr, got ipw"),
         ({"preset": "large"}, "preset must be among default, reduced, got large"),
     ],
@@ -219,3 +281,87 @@ def test_rank_correlation_and_regret_of_estimates():
 def test_invalid_options_of_the_ranking_are_rejected(change, message):
     with pytest.raises(ValueError, match=message):
         Ranking(**change)
+
+
+# Online fine-tuning after offline training
+
+
+@pytest.mark.parametrize("agent", online.AGENTS)
+def test_online_fine_tuning_is_measured_before_and_after_on_the_same_episodes(
+    cartpole, agent, tmp_path, capsys
+):
+    bench = Online(
+        cartpole,
+        ceiling=None,
+        agent=agent,
+        target=20.0,
+        updates=2,
+        steps=32,
+        round_steps=16,
+        round_updates=1,
+        width=8,
+        context_length=3,
+        seeds=1,
+        evaluations=1,
+        episodes=3,
+        output=tmp_path / "runs.jsonl",
+    )
+    bench.run()
+    (run,) = [online.Run(**run) for run in read_runs(bench.output).values()]
+    steps = [step for step, _ in run.curve]
+    assert steps[0] == 0
+    assert steps == sorted(set(steps))
+    assert steps[-1] >= 32
+    assert all(len(returns) == 3 for _, returns in run.curve)
+    mean = f"{load_trajectories(cartpole).returns.mean():.1f}"
+    difference = f"{(run.after - run.before).mean():.1f} ("
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"0 │ {mean} │ {run.before.mean():.1f} │ {run.after.mean():.1f} │ {difference}" in shown
+    assert bench.output.with_suffix(".png").stat().st_size > 1000
+    bench.run()
+    assert len(bench.output.read_text().splitlines()) == 1
+
+
+def test_the_ceiling_excludes_episodes(cartpole):
+    returns = load_trajectories(cartpole).returns
+    ceiling = float(np.median(returns))
+    below = Online(cartpole, ceiling=ceiling).data()
+    assert below.returns.tolist() == returns[returns < ceiling].tolist()
+    with pytest.raises(ValueError, match="agent must be one of imitation, critic, got 'dt'"):
+        Online(cartpole, agent="dt")
+
+
+# Pre-training
+
+
+def test_all_initial_weights_are_compared(cartpole, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(pretraining.SHORT, "small", Setting(8, 1, context_length=3, batch_size=4))
+    sizes = {"pretraining_updates": 2, "updates": 1, "seeds": 1, "episodes": 2, "share": 0.5}
+    bench = Pretraining(cartpole, **sizes, output=tmp_path / "runs.jsonl")
+    bench.run()
+    runs = [pretraining.Run(**run) for run in read_runs(bench.output).values()]
+    assert [run.initialization for run in runs] == list(pretraining.INITIALIZATIONS)
+    shown = capsys.readouterr().out
+    assert all(each.title in shown for each in pretraining.INITIALIZATIONS.values())
+    with pytest.raises(ValueError, match=r"initializations must be among fresh, .*, got gpt"):
+        Pretraining(cartpole, initializations=("gpt",))
+
+
+def test_masks_of_actions_cover_nothing_else(cartpole):
+    sizes = Setting(8, 1, context_length=3).arguments()
+    agent = pretraining.ActionPretraining(cartpole, mask_probability=0.5, seed=0, **sizes)
+    masking = agent._batch(Windows(agent.trajectories, 3)).masking
+    for part in (masking.chosen, masking.masked, masking.swapped):
+        assert part[..., 2].any()
+        assert not part[..., :2].any()
+
+
+@pytest.mark.parametrize("parts", [("transformer",), ("tokens", "features")])
+def test_only_the_named_parts_are_copied(cartpole, parts):
+    sizes = Setting(8, 1, context_length=3).arguments()
+    agent, source, fresh = (DecisionTransformer(cartpole, seed=seed, **sizes) for seed in (0, 1, 0))
+    pretraining.load_parts(agent, source, parts)
+    for name in pretraining.PARTS:
+        expected = getattr((source if name in parts else fresh).policy, name).state_dict()
+        for key, value in getattr(agent.policy, name).state_dict().items():
+            assert torch.equal(value, expected[key]), (name, key)

@@ -103,13 +103,17 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
         super().check()
 
     def check_agent(self, agent: Any) -> None:
-        """Raise ValueError or TypeError if environments or target returns are invalid."""
+        """Raise ValueError or TypeError if environments or target returns are invalid.
+
+        The warning about another version of the environment does not depend on whether the run evaluates.
+        """
         if agent.return_conditioned:
             validate_targets(self._targets(agent), agent.return_range)
         elif self.target_returns is not None:
             raise ValueError(
                 "--target-returns has no effect, because the agent acts without a target return: leave it out"
             )
+        agent.check_env_id(self.env)
         if self.episodes == 0:
             return
         check_env_named(agent, self.env, ", or train without evaluation: --episodes 0")

@@ -42,6 +42,31 @@ _UNREADABLE = (
 Dataset: TypeAlias = str | minari.MinariDataset
 
 
+def local_ids() -> list[str]:
+    """Return the ids of all datasets on this machine, sorted by namespace, name and version.
+
+    Each folder with a subfolder ``data`` is a dataset, and its path is the id. Damaged datasets are included,
+    and folders whose path is not a Minari id, which come last. Hidden folders are skipped.
+    """
+    root, found = get_dataset_path(), []
+    for folder, children, _ in os.walk(root, followlinks=True):
+        path = Path(folder)
+        if path != root and "data" in children:
+            found.append(path.relative_to(root).as_posix())
+            children.clear()
+        children[:] = [name for name in children if not name.startswith(".")]
+    return sorted(found, key=_sort_key)
+
+
+def _sort_key(dataset_id: str) -> tuple[bool, str, str, int]:
+    """Return the key that sorts ids; malformed ids come last."""
+    try:
+        namespace, name, version = parse_dataset_id(dataset_id)
+    except ValueError:
+        return True, dataset_id, "", 0
+    return False, namespace or "", name, version
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """Dataset with a selection of its episodes.
@@ -158,7 +183,7 @@ def _missing_message(dataset_id: str, folder: Path, damage: str) -> str:
             f"dataset {dataset_id} in {folder} cannot be opened: {damage}. Download it again with "
             f"download=True (--download), or record it again"
         )
-    similar = ", ".join(get_close_matches(dataset_id, minari.list_local_datasets(), n=4)) or "none"
+    similar = ", ".join(get_close_matches(dataset_id, local_ids(), n=4)) or "none"
     return (
         f"dataset {dataset_id!r} is not in {get_dataset_path()} (similar names: {similar}). Download it with "
         f"download=True (--download), or set MINARI_DATASETS_PATH to the folder that contains it"

@@ -53,12 +53,17 @@ def equal_returns(data: Episodes) -> str | None:
         return None
     low, episodes = float(data.returns.min()), len(data.returns)
     who = f"all {episodes} episodes have" if episodes > 1 else "the only episode has"
-    cause = "" if np.any(data.returns) else "check that the rewards were recorded; otherwise "
+    cause = "" if np.any(data.returns) else f"{_no_return(data)}; otherwise "
     return (
         f"{who} the return {low:g}, so the data do not show how actions depend on the return: an agent that "
         f"is conditioned on the return only clones the behavior in the data, whatever return it is asked "
         f"for; {cause}use {low:g} as target return, or add episodes with other returns"
     )
+
+
+def _no_return(data: Episodes) -> str:
+    """Return advice for data in which all returns are 0."""
+    return "check that the rewards were recorded, since a critic refuses data whose rewards are all 0"
 
 
 def missing_ends(data: Episodes) -> str | None:
@@ -100,12 +105,15 @@ def few_episodes(report: "DatasetReport") -> str | None:
 
 
 def no_terminations(report: "DatasetReport") -> str | None:
-    """Find data without a terminal state."""
+    """Find data without a terminal state. A critic refuses data whose episodes are not truncated, either."""
     if report.terminated.any():
         return None
+    others = "return-conditioned agents and behavior cloning do not need terminations"
+    if not report.truncated.any():
+        return f"no episode is terminated or truncated: a critic refuses these data; {others}"
     return (
-        "no episode terminates: a critic cannot learn which states end an episode and bootstraps at every "
-        "end; return-conditioned agents and behavior cloning do not need terminations"
+        f"no episode terminates: a critic cannot learn which states end an episode and bootstraps at every "
+        f"end; {others}"
     )
 
 

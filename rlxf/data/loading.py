@@ -12,7 +12,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import minari
 import numpy as np
 from gymnasium import spaces
 from minari.storage.datasets_root_dir import get_dataset_path
@@ -189,14 +188,6 @@ def local_folder() -> Path:
     return get_dataset_path()
 
 
-def local_ids() -> list[str]:
-    """Return the Minari ids of all datasets on this machine, sorted by namespace, name and version.
-
-    Damaged datasets are included.
-    """
-    return list(minari.list_local_datasets())
-
-
 def summarize(dataset_id: str) -> DatasetSummary:
     """Summarize a dataset; observations and actions are counted but not read.
 
@@ -210,7 +201,7 @@ def summarize(dataset_id: str) -> DatasetSummary:
     spec = source.dataset.env_spec
     size = source.file.stat().st_size
     return DatasetSummary(
-        source.id, spec and spec.id, np.array(lengths), np.array(returns), size, source.has_jpeg
+        dataset_id, spec and spec.id, np.array(lengths), np.array(returns), size, source.has_jpeg
     )
 
 

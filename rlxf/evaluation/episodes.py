@@ -232,10 +232,23 @@ def check_return_conditioned(agent: Any) -> None:
     space = getattr(agent, "observation_space", None)
     by_space = space is None or is_return_conditioned(space)
     if not getattr(agent, "return_conditioned", by_space):
-        raise ValueError(
-            f"target_returns needs an agent that is conditioned on a return, such as DecisionTransformer, "
-            f"got {type(agent).__name__}: leave target_returns out"
-        )
+        raise ValueError(unconditioned_message("target_returns", agent))
+
+
+def unconditioned_message(argument: str, agent: Any) -> str:
+    """Return the error message for a target return of an agent that is not conditioned on one.
+
+    Args:
+        argument: name of the argument with the target return.
+        agent: the agent; the message names its ``conditioning``, if it has one.
+    """
+    conditioning, given = getattr(agent, "conditioning", None), type(agent).__name__
+    if conditioning is not None:
+        given = f"{given} with conditioning={conditioning}, which predicts the return"
+    return (
+        f"{argument} needs an agent that is conditioned on a return, such as DecisionTransformer with "
+        f"conditioning=TargetReturn(), got {given}: leave {argument} out"
+    )
 
 
 def data_range(agent: Any) -> tuple[float, float] | None:

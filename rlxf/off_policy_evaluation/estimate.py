@@ -17,7 +17,7 @@ from stable_baselines3.common.utils import get_device
 from rlxf.agents.common.arguments import check_device
 from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
-from rlxf.evaluation.episodes import data_range, validate_targets
+from rlxf.evaluation.episodes import data_range, unconditioned_message, validate_targets
 from rlxf.evaluation.intervals import CONFIDENCE
 from rlxf.off_policy_evaluation.behavior import check_probabilities, estimate_behavior
 from rlxf.off_policy_evaluation.estimators import (
@@ -216,10 +216,7 @@ def _target(agent: Any, data: Trajectories, target: float | None) -> float | Non
     """Return the target return, by default the largest in the agent's data; None for other agents."""
     if not is_conditioned(agent):
         if target is not None:
-            raise ValueError(
-                f"target_return needs an agent that is conditioned on a return, such as DecisionTransformer, "
-                f"got {type(agent).__name__}: leave target_return out"
-            )
+            raise ValueError(unconditioned_message("target_return", agent))
         return None
     known = data_range(agent) or (float(data.returns.min()), float(data.returns.max()))
     return validate_targets([known[1] if target is None else target], known)[0]
@@ -227,7 +224,7 @@ def _target(agent: Any, data: Trajectories, target: float | None) -> float | Non
 
 def _data_notes(data: Trajectories, config: FittedQConfig) -> list[str]:
     """Return limitations of the data and of the settings, as sentences."""
-    notes = []
+    notes = list(filter(None, [_unmarked_ends(data)]))
     if data.episodes == 1:
         notes.append(
             "the data have a single episode: the interval contains no variation of episodes; use at least ten"
@@ -241,6 +238,18 @@ def _data_notes(data: Trajectories, config: FittedQConfig) -> list[str]:
             f"the data; use at least {needed}"
         )
     return notes
+
+
+def _unmarked_ends(data: Trajectories) -> str | None:
+    """Return a sentence about episodes that end neither terminated nor truncated, if there are some."""
+    neither = int(np.count_nonzero(~(data.terminated | data.truncated)))
+    if not neither:
+        return None
+    return (
+        f"{neither:,} of {data.episodes:,} episodes end neither terminated nor truncated, so they count as "
+        f"truncated: rewards after their last recorded step are extrapolated; mark these ends as "
+        f"terminations if the episodes ended there"
+    )
 
 
 def _defined_method(method: Method, acted: Replay, data: Trajectories, notes: list[str]) -> Method:

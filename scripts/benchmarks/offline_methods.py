@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
@@ -39,23 +40,31 @@ class Preset:
         conditioned_width: width of both hidden layers of the return-conditioned perceptron.
         weight_averaging: decay of the moving average of the weights of all agents of this package; None for
             none.
+        validation_share: share of the episodes that all agents of this package hold out; None for none.
+        state_loss_weight: weight of the auxiliary loss of the transformers of this package.
     """
 
     updates: int
     transformer: Setting
     conditioned_width: int
     weight_averaging: float | None = None
+    validation_share: float | None = None
+    state_loss_weight: float = 0.0
 
     @property
     def training(self) -> dict[str, Any]:
         """Arguments of all agents of this package."""
-        return {"weight_averaging": self.weight_averaging, "device": "cpu"}
+        return {
+            "weight_averaging": self.weight_averaging,
+            "validation_share": self.validation_share,
+            "device": "cpu",
+        }
 
     def describe(self, *sizes: str) -> str:
-        """Return the updates, these sizes and the averaging of weights in words."""
-        averaging = self.weight_averaging
-        average = [] if averaging is None else [f"weight averaging {averaging:g}"]
-        return ", ".join([f"{self.updates} updates", *sizes, *average])
+        """Return the updates, these sizes and the options of all agents of this package in words."""
+        options = {"weight averaging": self.weight_averaging, "validation share": self.validation_share}
+        given = [f"{name} {value:g}" for name, value in options.items() if value is not None]
+        return ", ".join([f"{self.updates} updates", *sizes, *given])
 
 
 PRESETS = {
@@ -88,8 +97,12 @@ class Job:
     @property
     def key(self) -> str:
         """Key of the agent in a file of results; the sizes are those that its method uses."""
-        sizes = METHODS[self.method].sizes(self.preset)
-        return f"{self.dataset}, {self.method}, {sizes}, seed {self.seed}, {self.episodes} episodes"
+        method = METHODS[self.method]
+        policy = "" if method.deterministic else "stochastic policy, "
+        return (
+            f"{self.dataset}, {self.method}, {method.sizes(self.preset)}, seed {self.seed}, {policy}"
+            f"{self.episodes} episodes"
+        )
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,7 @@ class Run:
         megabytes: peak memory of building and training the agent, without that of the process before.
         seconds: wall time of training and evaluation.
         references: returns with normalized scores 0 and 100; None if the data have none.
+        validation_loss: loss of the last checkpoint on held-out episodes; None if there are none.
     """
 
     dataset: str
@@ -117,6 +131,7 @@ class Run:
     megabytes: float
     seconds: float
     references: tuple[float, float] | None
+    validation_loss: float | None = None
 
     @property
     def scores(self) -> NDArray[np.float64]:
@@ -136,12 +151,14 @@ class Method:
         train: function of the data, the sizes and the seed that builds an agent; None for HF's model.
         check: function that raises ValueError if the data do not allow the method.
         sizes: function that describes the sizes of a preset that the method uses.
+        deterministic: False to evaluate the stochastic policy, as the source of the method does.
     """
 
     title: str
     train: Callable[[Trajectories, Preset, int], Any] | None
     check: Callable[[Trajectories], None]
     sizes: Callable[[Preset], str]
+    deterministic: bool = True
 
 
 def cloning(data: Trajectories, preset: Preset, seed: int, **options: Any) -> BehaviorCloning:
@@ -157,8 +174,8 @@ def conditioned_cloning(data: Trajectories, preset: Preset, seed: int) -> Return
 
 def transformer(data: Trajectories, preset: Preset, seed: int, **techniques: Any) -> DecisionTransformer:
     """Build a Decision Transformer with an objective and a conditioning."""
-    arguments = scaled(preset.transformer, data).arguments()
-    return DecisionTransformer(data, seed=seed, **preset.training, **arguments | techniques)
+    arguments = scaled(preset.transformer, data).arguments() | preset.training | techniques
+    return DecisionTransformer(data, seed=seed, state_loss_weight=preset.state_loss_weight, **arguments)
 
 
 def scaled(setting: Setting, data: Trajectories) -> Setting:
@@ -190,19 +207,21 @@ def conditioned_sizes(preset: Preset) -> str:
 
 
 def transformer_sizes(preset: Preset) -> str:
-    """Describe the sizes of a transformer."""
-    sizes = preset.transformer
+    """Describe the sizes of a transformer, and its dropout and auxiliary loss if they are not the default."""
+    sizes, weight = preset.transformer, preset.state_loss_weight
     return preset.describe(
         f"width {sizes.width}",
         f"{sizes.layers} layers",
         f"context {sizes.context_length}",
         f"batch {sizes.batch_size}",
+        *([] if sizes.dropout == Setting.dropout else [f"dropout {sizes.dropout:g}"]),
+        *([f"state loss {weight:g}"] if weight else []),
     )
 
 
 def other_sizes(preset: Preset) -> str:
-    """Describe the sizes of HF's model, whose weights are not averaged."""
-    return transformer_sizes(replace(preset, weight_averaging=None))
+    """Describe the sizes of HF's model, which does not have the options of the agents of this package."""
+    return transformer_sizes(Preset(preset.updates, preset.transformer, preset.conditioned_width))
 
 
 def decision_transformer(title: str, **techniques: Any) -> Method:
@@ -227,7 +246,9 @@ METHODS = {
     "dt-q": decision_transformer("DT, QRegularized, highest target", objective=QRegularized()),
     "dt-max": decision_transformer("DT, MaxReturn", conditioning=MaxReturn()),
     "dt-elastic": decision_transformer("DT, ElasticHistory", conditioning=ElasticHistory()),
-    "dt-sampled": decision_transformer("DT, SampledReturn", conditioning=SampledReturn()),
+    "dt-sampled": replace(
+        decision_transformer("DT, SampledReturn", conditioning=SampledReturn()), deterministic=False
+    ),
     "dt-q-max": decision_transformer(
         "DT, QRegularized, MaxReturn", objective=QRegularized(), conditioning=MaxReturn()
     ),
@@ -245,7 +266,7 @@ def measure(job: Job, venv: Path) -> Run:
     """
     start, data = time.perf_counter(), load_trajectories(job.dataset)
     make = METHODS[job.method].train
-    returns, target, seconds, memory = ours(job, make, data) if make else theirs(job, data, venv)
+    returns, target, seconds, memory, loss = ours(job, make, data) if make else theirs(job, data, venv)
     warm = seconds[len(seconds) // 10 :]
     return Run(
         job.dataset,
@@ -257,6 +278,7 @@ def measure(job: Job, venv: Path) -> Run:
         memory / 1e6,
         time.perf_counter() - start,
         references_of(data),
+        loss,
     )
 
 
@@ -272,8 +294,8 @@ def references_of(data: Trajectories) -> tuple[float, float] | None:
     return None if scores is None else (scores.minimum, scores.maximum)
 
 
-Outcome = tuple[list[float], float | None, list[float], int]
-"""Returns, target return, CPU seconds of each update, and peak memory in bytes."""
+Outcome = tuple[list[float], float | None, list[float], int, float | None]
+"""Returns, target return, CPU seconds of each update, peak memory in bytes, and validation loss."""
 
 
 def ours(job: Job, make: Callable[[Trajectories, Preset, int], Any], data: Trajectories) -> Outcome:
@@ -283,8 +305,10 @@ def ours(job: Job, make: Callable[[Trajectories, Preset, int], Any], data: Traje
     agent = make(data, job.preset, job.seed).learn(job.preset.updates, clock)
     memory = peak_bytes() - before
     target = highest_return(data) if agent.return_conditioned else None
-    returns = evaluated(agent, job.episodes, target)
-    return returns, target, clock.durations, memory
+    torch.manual_seed(job.seed)  # stochastic policies draw from the global generator
+    returns = evaluated(agent, job.episodes, target, METHODS[job.method].deterministic)
+    loss = None if agent.validation_share is None else agent.validation_losses()["loss"]
+    return returns, target, clock.durations, memory, loss
 
 
 def load_modules(data: Trajectories) -> None:
@@ -306,7 +330,7 @@ def theirs(job: Job, data: Trajectories, venv: Path) -> Outcome:
         targets=[target],
     )
     (report,) = answer["targets"]
-    return report["returns"], target, answer["update_seconds"], answer["bytes"]
+    return report["returns"], target, answer["update_seconds"], answer["bytes"], None
 
 
 def highest_return(data: Trajectories) -> float:
@@ -314,10 +338,10 @@ def highest_return(data: Trajectories) -> float:
     return float(data.returns.max())
 
 
-def evaluated(agent: Any, episodes: int, target: float | None) -> list[float]:
+def evaluated(agent: Any, episodes: int, target: float | None, deterministic: bool = True) -> list[float]:
     """Return the returns of an agent in the environment of its data; all agents get the same episodes."""
-    env = agent.make_env(episodes)
-    found: Any = evaluate(agent, env, episodes, target_returns=None if target is None else [target])
+    env, targets = agent.make_env(episodes), None if target is None else [target]
+    found: Any = evaluate(agent, env, episodes, target_returns=targets, deterministic=deterministic)
     env.close()
     report = found if target is None else found.first
     return [float(each) for each in np.asarray(report.returns)]

@@ -139,12 +139,11 @@ class Online:
     def fine_tune(self, seed: int) -> Run:
         """Train one agent offline and online."""
         agent = self.offline(seed)
-        targets = {"target_returns": [self.target]} if agent.return_conditioned else {}
         evaluations = EvaluationCallback(
             agent.make_env(self.episodes),
             self.episodes,
             every_steps=self.steps // self.evaluations,
-            **targets,
+            target_returns=self.targets(agent),
         )
         curve = [(0, self.returns(agent, evaluations))]
         agent.learn_online(
@@ -164,11 +163,11 @@ class Online:
     def returns(self, agent: DecisionTransformer, evaluations: EvaluationCallback) -> list[float]:
         """Return the returns of an agent in the episodes of the evaluations during the training."""
         env, seed = evaluations.env, evaluations.seed
-        return returns_of(evaluate(agent, env, self.episodes, seed=seed, **self.targets(agent)))
+        return returns_of(evaluate(agent, env, self.episodes, seed=seed, target_returns=self.targets(agent)))
 
-    def targets(self, agent: DecisionTransformer) -> dict[str, Any]:
-        """Return the argument of an evaluation for the target return, if the agent needs one."""
-        return {"target_returns": [self.target]} if agent.return_conditioned else {}
+    def targets(self, agent: DecisionTransformer) -> list[float] | None:
+        """Return the target returns of evaluations; None if the agent predicts the return."""
+        return [self.target] if agent.return_conditioned else None
 
     def offline(self, seed: int) -> DecisionTransformer:
         """Train an agent on the episodes below the ceiling."""

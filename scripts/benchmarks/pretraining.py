@@ -1,11 +1,13 @@
-"""Benefit of masked pre-training on all trajectories if only some of them are used for fine-tuning."""
+"""Effect of pre-training on all trajectories if only some of them are used for fine-tuning, with controls."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -13,11 +15,52 @@ from rich.table import Table
 from benchmarks.offline_setting import SHORT
 from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer, evaluate
-from rlxf.agents.pretraining import MaskedPretraining
-from rlxf.data import Trajectories, load_trajectories
-from rlxf.evaluation import Report, compare
+from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
+from rlxf.agents.pretraining import KINDS, MaskedPretraining, MaskedWindows, Masking
+from rlxf.data import Trajectories, Windows, load_trajectories
+from rlxf.evaluation.intervals import stratified_interquartile_mean
 
-INITIALIZATIONS = {True: "pre-trained", False: "fresh weights"}
+PARTS = ("transformer", "tokens", "features")
+"""Names of the modules that `DecisionTransformer.load_pretrained` copies."""
+COLUMNS = ("initial weights", "agents", "IQM (95% interval)", "mean", "mean of each agent")
+
+
+class ActionPretraining(MaskedPretraining):
+    """Masked pre-training that masks and predicts actions only, from both sides."""
+
+    def _batch(self, windows: Windows) -> MaskedWindows:
+        batch = super()._batch(windows)
+        actions = torch.tensor([kind == "action" for kind in KINDS], device=self.device)
+        drawn = batch.masking
+        chosen, masked, swapped = (part & actions for part in (drawn.chosen, drawn.masked, drawn.swapped))
+        return replace(batch, masking=Masking(chosen, masked, swapped, drawn.replacement_step))
+
+
+@dataclass(frozen=True)
+class Initialization:
+    """Initial weights of an agent.
+
+    Args:
+        title: name in tables.
+        pretraining: class that is trained on all episodes before; None for random weights.
+        parts: modules that are copied from it, among `PARTS`; the others stay random.
+    """
+
+    title: str
+    pretraining: Callable[..., TrajectoryAlgorithm] | None = None
+    parts: tuple[str, ...] = PARTS
+
+
+FRESH, MASKED = "fresh", "masked"
+INITIALIZATIONS = {
+    FRESH: Initialization("fresh weights"),
+    MASKED: Initialization("masked pre-training", MaskedPretraining),
+    "masked-actions": Initialization("masked pre-training on actions only", ActionPretraining),
+    "masked-transformer": Initialization("its transformer only", MaskedPretraining, PARTS[:1]),
+    "masked-embeddings": Initialization("its embeddings only", MaskedPretraining, PARTS[1:]),
+    "imitation": Initialization("Decision Transformer", DecisionTransformer),
+}
+"""Initial weights by name. Those after "masked" are controls that separate possible causes of its effect."""
 
 
 @dataclass(frozen=True)
@@ -25,45 +68,47 @@ class Run:
     """Result of one agent.
 
     Args:
-        pretrained: whether the agent was initialized with pre-trained weights.
+        initialization: name of its initial weights in `INITIALIZATIONS`.
         seed: random seed.
         returns: returns of the evaluation episodes.
         lengths: lengths of these episodes, in steps.
     """
 
-    pretrained: bool
+    initialization: str
     seed: int
     returns: list[float]
     lengths: list[int]
 
-    @property
-    def report(self) -> Report:
-        """Evaluation of the agent."""
-        return Report(np.array(self.returns), np.array(self.lengths))
-
 
 @dataclass
 class Pretraining:
-    """Masked pre-training on all windows of a dataset, then a Decision Transformer on a part of its episodes.
+    """Pre-training on all windows of a dataset, then a Decision Transformer on a part of its episodes.
 
-    Each seed selects another random part. An agent with random initial weights is trained on the same part
-    for as many updates. The target return of both is the largest return in the data. The dataset is read from
-    MINARI_DATASETS_PATH; Hopper requires the extra mujoco. Completed agents are lines of the output file and
-    are not repeated.
+    Initial weights: fresh (random), masked (masked pre-training), masked-actions (masked pre-training whose
+    masks and loss concern actions only), masked-transformer and masked-embeddings (a part of the weights of
+    masked pre-training; the others are random), imitation (a Decision Transformer that is trained on all
+    episodes). All but the first are trained for the same number of updates before.
+
+    Each seed selects another random part of the episodes, on which all agents are trained for as many
+    updates. Their target return is the largest return in the data. Intervals are over seeds and episodes. The
+    dataset is read from MINARI_DATASETS_PATH; Hopper requires the extra mujoco. Completed agents are lines of
+    the output file and are not repeated.
     """
 
     dataset: str = "rlxf/hopper/medium-v0"
     """Minari id."""
+    initializations: tuple[str, ...] = tuple(INITIALIZATIONS)
+    """Names of initial weights."""
     setting: str = "small"
     """Sizes: small (width 64, 2 layers) or published (width 128, 3 layers)."""
     share: float = 0.1
     """Fraction of the episodes that is used for fine-tuning."""
     pretraining_updates: int = 10_000
-    """Updates of masked pre-training."""
+    """Updates of pre-training."""
     updates: int = 5_000
     """Updates of each agent."""
     seeds: int = 3
-    """Agents with and without pre-training."""
+    """Agents with each kind of initial weights."""
     episodes: int = 50
     """Episodes of an evaluation."""
     processes: int = 2
@@ -72,6 +117,9 @@ class Pretraining:
     """Output file with the returns of each agent."""
 
     def __post_init__(self) -> None:
+        if unknown := set(self.initializations) - set(INITIALIZATIONS):
+            known, given = ", ".join(INITIALIZATIONS), ", ".join(sorted(unknown))
+            raise ValueError(f"initializations must be among {known}, got {given}")
         if self.setting not in SHORT:
             raise ValueError(f"setting must be one of {', '.join(SHORT)}, got {self.setting!r}")
         if not 0 < self.share <= 1:
@@ -81,45 +129,61 @@ class Pretraining:
         """Train and evaluate missing agents, write each result, and print the table."""
         load_trajectories(self.dataset)  # convert the data once, before processes read it
         jobs: dict[str, Callable[[], Run]] = {
-            self.key(seed, begun): partial(self.learn, seed, begun)
+            self.key(seed, name): partial(self.learn, seed, name)
             for seed in range(self.seeds)
-            for begun in INITIALIZATIONS
+            for name in self.initializations
         }
         runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
         Console(width=120).print(self.table(runs), f"numbers: {self.output}")
 
-    def key(self, seed: int, pretrained: bool) -> str:
+    def key(self, seed: int, name: str) -> str:
         """Return the key of an agent in the output file."""
-        begun = f"{self.pretraining_updates} updates before" if pretrained else INITIALIZATIONS[False]
+        kind = "" if name == MASKED else f" of {name}"
+        begun = INITIALIZATIONS[FRESH].title
+        if name != FRESH:
+            begun = f"{self.pretraining_updates} updates{kind} before"
         task = f"{self.dataset}, {self.share:g} of it, {self.setting}, {self.updates} updates"
         return f"{task}, {begun}, {self.episodes} episodes, seed {seed}"
 
-    def learn(self, seed: int, pretrained: bool) -> Run:
+    def learn(self, seed: int, name: str) -> Run:
         """Train and evaluate one agent."""
-        whole, settings = load_trajectories(self.dataset), SHORT[self.setting].arguments()
-        part = some_episodes(whole, self.share, seed)
-        agent = DecisionTransformer(part, episode_length=int(whole.lengths.max()), seed=seed, **settings)
-        if pretrained:
-            agent.load_pretrained(
-                MaskedPretraining(whole, seed=seed, **settings).learn(self.pretraining_updates)
-            )
+        whole, initial = load_trajectories(self.dataset), INITIALIZATIONS[name]
+        agent = self.build(whole, seed)
+        if initial.pretraining is not None:
+            settings = SHORT[self.setting].arguments()
+            source = initial.pretraining(whole, seed=seed, **settings).learn(self.pretraining_updates)
+            load_parts(agent, source, initial.parts)
         agent.learn(self.updates)
         target = float(whole.returns.max())
         report = evaluate(agent, agent.make_env(self.episodes), self.episodes, target_returns=[target]).first
-        return Run(pretrained, seed, report.returns.tolist(), report.lengths.tolist())
+        return Run(name, seed, report.returns.tolist(), report.lengths.tolist())
+
+    def build(self, whole: Trajectories, seed: int) -> DecisionTransformer:
+        """Build an agent with random weights that is trained on a part of the episodes."""
+        part, settings = some_episodes(whole, self.share, seed), SHORT[self.setting].arguments()
+        return DecisionTransformer(part, episode_length=int(whole.lengths.max()), seed=seed, **settings)
 
     def table(self, runs: list[Run]) -> Table:
-        """Return the table of results over all seeds, and of each agent."""
-        rows: dict[str, Report] = {}
-        for pretrained, name in INITIALIZATIONS.items():
-            group = [run for run in runs if run.pretrained == pretrained]
-            returns, lengths = (
-                np.concatenate([getattr(run.report, field) for run in group])
-                for field in ("returns", "lengths")
+        """Return the table of results: a row for each kind of initial weights."""
+        table = Table(*COLUMNS, title=f"{self.dataset}, {self.share:.0%} of the episodes")
+        for name in self.initializations:
+            returns = np.array([run.returns for run in runs if run.initialization == name])
+            table.add_row(
+                INITIALIZATIONS[name].title,
+                str(len(returns)),
+                f"{stratified_interquartile_mean([returns]):.0f}",
+                f"{returns.mean():.0f}",
+                ", ".join(f"{each:.0f}" for each in returns.mean(axis=1)),
             )
-            rows[f"{name}, {len(group)} seeds"] = Report(returns, lengths)
-            rows |= {f"  {name}, seed {run.seed}": run.report for run in group}
-        return compare(rows, f"{self.dataset}, {self.share:.0%} of the episodes", "")
+        return table
+
+
+def load_parts(agent: DecisionTransformer, source: TrajectoryAlgorithm, parts: tuple[str, ...]) -> None:
+    """Copy these modules from pre-training to an agent; its other modules keep their weights."""
+    kept = {name: deepcopy(getattr(agent.policy, name).state_dict()) for name in PARTS if name not in parts}
+    agent.load_pretrained(source)
+    for name, state in kept.items():
+        getattr(agent.policy, name).load_state_dict(state)
 
 
 def some_episodes(data: Trajectories, share: float, seed: int) -> Trajectories:

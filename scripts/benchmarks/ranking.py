@@ -17,12 +17,20 @@ from benchmarks.offline_methods import METHODS, PRESETS, evaluated, excluded
 from benchmarks.result_cache import run_missing
 from rlxf import estimate_return
 from rlxf.data import Trajectories, load_trajectories
-from rlxf.evaluation.intervals import MIN_PAIRS, rank_correlation_interval
+from rlxf.evaluation.intervals import rank_correlation_interval
 from rlxf.off_policy_evaluation import OffPolicyEstimate
 from rlxf.off_policy_evaluation.behavior import estimate_behavior
 
-CHECKPOINTS = {"bc": (0.1, 1.0), "bc-best": (0.1, 1.0), "rvs": (1.0,), "dt": (0.05, 0.25, 1.0)}
+CHECKPOINTS = {
+    "bc": (0.1, 1.0),
+    "bc-best": (0.1, 1.0),
+    "rvs": (1.0,),
+    "dt": (0.05, 0.25, 1.0),
+    "dt-q-max": (1.0,),
+}
 """Name of a method in `METHODS` -> amounts of training of its agents, as fractions of the updates."""
+MIN_AGENTS = 10
+"""Smallest number of agents of a ranking; intervals of the correlation are very wide with fewer."""
 DIRECT = "fqe"
 """Estimator that is defined for all actions; the others need discrete ones."""
 ESTIMATORS = (DIRECT, "dr", "wdr")
@@ -75,11 +83,12 @@ class Run:
 class Ranking:
     """Spearman's correlation of off-policy estimates with real returns over at least ten agents per dataset.
 
-    By default there are 16 agents per dataset and seed: behavior cloning of all and of the best 10% of the
-    episodes after two amounts of training, and a return-conditioned perceptron and a Decision Transformer,
-    the latter after three amounts of training, each with three target returns: quantiles of the returns in
-    the data. Estimates use the training data. The environments play only to measure the real returns. Doubly
-    robust estimates need discrete actions and are left out for continuous ones.
+    By default there are 17 agents per dataset and seed: behavior cloning of all and of the best 10% of the
+    episodes after two amounts of training, a Decision Transformer with a critic and predicted returns, and a
+    return-conditioned perceptron and a Decision Transformer, the latter after three amounts of training, each
+    with three target returns: quantiles of the returns in the data. Estimates use the training data. The
+    environments play only to measure the real returns. Doubly robust estimates need discrete actions and are
+    left out for continuous ones.
 
     Regret is the loss by choosing the agent with the highest estimate, as a fraction of the range of real
     returns. The interval of the correlation resamples agents. Datasets are read from MINARI_DATASETS_PATH;
@@ -89,7 +98,7 @@ class Ranking:
     datasets: tuple[str, ...] = ("rlxf/hopper/medium-v0", "rlxf/hopper/medium-replay-like-v0")
     """Minari ids."""
     agents: tuple[str, ...] = tuple(CHECKPOINTS)
-    """Methods of the agents: bc, bc-best, rvs, dt, as in the benchmark "returns"."""
+    """Methods of the agents: bc, bc-best, rvs, dt, dt-q-max, as in the benchmark "returns"."""
     preset: str = "default"
     """Sizes of the agents as in the benchmark "returns", and effort of the estimates. default: 20,000 updates
     of 5 Q functions, 50 episodes. reduced: 10,000 updates of 3 Q functions, 20 episodes."""
@@ -120,9 +129,9 @@ class Ranking:
                 raise ValueError(f"{name} must be among {', '.join(known)}, got {', '.join(sorted(unknown))}")
         targets = {"rvs": len(self.quantiles), "dt": len(self.quantiles)}
         count = sum(targets.get(name, 1) * len(CHECKPOINTS[name]) for name in self.agents)
-        if count < MIN_PAIRS:
+        if count < MIN_AGENTS:
             raise ValueError(
-                f"a rank correlation needs at least {MIN_PAIRS} agents, got {count}: agents {self.agents} "
+                f"a ranking needs at least {MIN_AGENTS} agents, got {count}: agents {self.agents} "
                 f"with {len(self.quantiles)} target returns"
             )
 
@@ -219,7 +228,7 @@ class Ranking:
 
 def described(name: str, updates: int, target: float | None) -> str:
     """Return the name of an agent in tables."""
-    trained = f"{METHODS[name].title.split(',')[0]}, {updates:,} updates"
+    trained = f"{METHODS[name].title.removesuffix(', highest target')}, {updates:,} updates"
     return trained if target is None else f"{trained}, target {target:.4g}"
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import hugging_face
+from benchmarks.offline_criteria import CRITERIA, criteria
 from benchmarks.offline_methods import (
     DATA,
     METHODS,
@@ -34,7 +36,11 @@ MUJOCO = (
 )
 THEIRS = "hf"
 """Name of the method that needs the virtual environment of HF's model."""
-COLUMNS = ("method", "seeds", "IQM (95% interval)", "mean", "worst seed", "ms per update", "MB")
+COLUMNS = (
+    *("method", "seeds", "IQM (95% interval)", "mean", "mean return", "worst seed", "ms per update", "MB"),
+)
+
+AGENT_COLUMNS = ("dataset", "method", "seed", "mean", "validation loss")
 
 
 @dataclass
@@ -49,11 +55,14 @@ class Returns:
     dt-q and hf is the highest return of the data. Methods that the data do not allow are left out with the
     reason.
 
-    Each result is that of the last checkpoint. All datasets have the same sizes and learning rates. Scores
-    are normalized if the data have reference scores, and are returns otherwise. The interquartile mean is
-    over all episodes of all seeds; its interval resamples seeds and episodes. The worst seed is that with
-    the lowest mean. Times are CPU times with one thread; memory is the peak of a new process minus its
-    memory before, when all modules are loaded.
+    Each result is that of the last checkpoint. All datasets have the same sizes and learning rates. Policies
+    are deterministic, except that dt-sampled samples, as in its source. Scores are normalized if the data
+    have reference scores, and are returns otherwise; the column "mean return" is never normalized. The
+    interquartile mean is over all episodes of all seeds; its interval resamples seeds and episodes. The worst
+    seed is that with the lowest mean. The last table shows which methods reach at least the score of cloning
+    the best 10% on each dataset, 10 points more than dt on average, and with each seed at least the mean of
+    the data. Times are CPU times with one thread; memory is the peak of a new process minus its memory
+    before, when all modules are loaded.
 
     Completed runs are lines of the output file and are not repeated. Datasets are read from
     MINARI_DATASETS_PATH; MuJoCo requires the extra mujoco.
@@ -65,7 +74,7 @@ class Returns:
     """Names of the methods."""
     preset: str = "default"
     """Sizes of all agents. Both presets have transformers of width 64 with 2 layers.
-    default: context 20, batch 64, width 1,024 of rvs, 10,000 updates; about 7 hours of CPU time per dataset.
+    default: context 20, batch 64, width 1,024 of rvs, 10,000 updates; 7.5 hours of CPU time per dataset.
     reduced: context 10, batch 32, width 256 of rvs, 7,500 updates; about 2 hours per dataset."""
     updates: int | None = None
     """Updates of each agent; None for those of the preset."""
@@ -79,6 +88,13 @@ class Returns:
     """Windows in an update of the transformers; None for those of the preset."""
     weight_averaging: float | None = None
     """Decay of the moving average of weights by which all agents but hf act; None for none."""
+    dropout: float | None = None
+    """Dropout of the transformers; None for 0.1."""
+    state_loss_weight: float = 0.0
+    """Weight of the auxiliary loss of the transformers but hf: the prediction of the next observation."""
+    validation_share: float | None = None
+    """Share of the episodes that all agents but hf hold out; None for none. A table then shows the loss of
+    each agent on them next to its score, for the diagnosis of seeds that fail."""
     seeds: int = 5
     """Agents of each method on each dataset."""
     episodes: int = 50
@@ -104,16 +120,23 @@ class Returns:
     def sizes(self) -> Preset:
         """Preset with the sizes that were given."""
         preset = PRESETS[self.preset]
-        given = {
+        given: dict[str, Any] = {
             "width": self.width,
             "layers": self.layers,
             "context_length": self.context,
             "batch_size": self.batch_size,
+            "dropout": self.dropout,
         }
         changes = {name: value for name, value in given.items() if value is not None}
         setting = replace(preset.transformer, **changes)
-        updates = self.updates or preset.updates
-        return replace(preset, updates=updates, transformer=setting, weight_averaging=self.weight_averaging)
+        return replace(
+            preset,
+            updates=self.updates or preset.updates,
+            transformer=setting,
+            weight_averaging=self.weight_averaging,
+            validation_share=self.validation_share,
+            state_loss_weight=self.state_loss_weight,
+        )
 
     def run(self) -> None:
         """Train and evaluate missing agents, and print the tables."""
@@ -135,6 +158,9 @@ class Returns:
             console.print(as_table(dataset, rows([run for run in runs if run.dataset == dataset], [dataset])))
         if len(self.datasets) > 1:
             console.print(as_table("all datasets", rows(runs, self.datasets)))
+        console.print(as_table("criteria", criteria(runs, self.datasets), CRITERIA))
+        if self.validation_share is not None:
+            console.print(as_table("agents", agent_rows(runs), AGENT_COLUMNS))
         console.print(f"numbers: {self.output}")
 
     def allowed(self, dataset: str, console: Console) -> list[str]:
@@ -146,9 +172,9 @@ class Returns:
         return [name for name, reason in reasons.items() if reason is None]
 
 
-def as_table(title: str, cells: Sequence[Sequence[str]]) -> Table:
-    """Return a printable table of the rows of `rows`."""
-    table = Table(*COLUMNS, title=title)
+def as_table(title: str, cells: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS) -> Table:
+    """Return a printable table of rows, by default those of `rows`."""
+    table = Table(*columns, title=title)
     for row in cells:
         table.add_row(*row)
     return table
@@ -167,8 +193,23 @@ def rows(runs: Sequence[Run], datasets: Sequence[str]) -> list[list[str]]:
         if all(groups):
             strata = [np.stack([run.scores for run in group]) for group in groups]
             cost = ["", "", ""] if method == DATA else cost_cells(strata, [run for g in groups for run in g])
-            table.append([*score_cells(method, strata), *cost])
+            table.append([*score_cells(method, strata), mean_return(groups), *cost])
     return table
+
+
+def agent_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """Return a row for each agent with a validation loss, see `AGENT_COLUMNS`."""
+    measured = [run for run in runs if run.validation_loss is not None]
+    return [
+        [
+            run.dataset,
+            METHODS[run.method].title,
+            str(run.seed),
+            f"{run.scores.mean():.1f}",
+            f"{run.validation_loss:.4g}",
+        ]
+        for run in sorted(measured, key=lambda run: (run.dataset, run.method, run.seed))
+    ]
 
 
 def score_cells(method: str, strata: Sequence[NDArray[np.float64]]) -> list[str]:
@@ -179,6 +220,11 @@ def score_cells(method: str, strata: Sequence[NDArray[np.float64]]) -> list[str]
         f"{stratified_interquartile_mean(strata):.1f}",
         f"{np.mean([table.mean() for table in strata]):.1f}",
     ]
+
+
+def mean_return(groups: Sequence[Sequence[Run]]) -> str:
+    """Return the mean return on a dataset, in units of its rewards; empty for several datasets."""
+    return f"{np.mean([run.returns for run in groups[0]]):.1f}" if len(groups) == 1 else ""
 
 
 def cost_cells(strata: Sequence[NDArray[np.float64]], runs: Sequence[Run]) -> list[str]:

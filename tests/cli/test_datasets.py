@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from io import BytesIO, TextIOWrapper
 
@@ -70,6 +71,16 @@ def test_a_damaged_dataset_does_not_hide_the_others(run):
     assert " test/whole-v0 unknown " in text
     assert "test/broken-v0 cannot be read:" in text
     assert "main_data.hdf5: the file is truncated or altered" in text
+
+
+def test_a_folder_with_a_malformed_id_does_not_hide_the_others(run, minari_root, capsys):
+    whole = data_file(record_random(dataset_id="test/whole-v0"))
+    shutil.copytree(whole.parents[1], minari_root / "t/cart12-v0")
+    text = " ".join(run().split())
+    assert " test/whole-v0 unknown " in text
+    assert "t/cart12-v0 cannot be read: 't/cart12-v0' is not a Minari id" in text
+    message = refused(capsys, "train", "bc", "--dataset", "test/who-v0")
+    assert "similar names: test/whole-v0" in message
 
 
 def test_run_an_empty_folder_names_the_folder(run, minari_root):

@@ -266,8 +266,9 @@ def nameless(minari_root):
     return ID
 
 
-def test_another_version_of_the_environment_warns_before_training(data, capsys):
-    train("--dataset", data, "--env", "CartPole-v0", "--run", "other", "--quiet")
+@pytest.mark.parametrize("evaluation", [[], ["--episodes", "0"]], ids=["evaluated", "not evaluated"])
+def test_another_version_of_the_environment_warns_before_training(data, evaluation, capsys):
+    train("--dataset", data, "--env", "CartPole-v0", "--run", "other", "--quiet", *evaluation)
     captured = capsys.readouterr()
     assert captured.err.count("data are from CartPole-v1, but the agent acts in CartPole-v0, another") == 1
     train("--dataset", data, "--env", "CartPole-v1", "--run", "same", "--quiet")

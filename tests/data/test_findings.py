@@ -39,7 +39,16 @@ def test_usual_data_have_no_findings():
         ("equal_returns", "all 12 episodes have the return 4.5, so", {"rewards": [[1.5, 3.0], [4.5]] * 6}),
         ("missing_ends", "12 of 12 episodes end neither", {"terminated": np.zeros(12, bool)}),
         ("few_episodes", "the number of episodes is 9:", {"rewards": varied(9)}),
-        ("no_terminations", "no episode terminates", {"terminated": np.zeros(12, bool)}),
+        (
+            "no_terminations",
+            "no episode is terminated or truncated: a critic refuses",
+            {"terminated": np.zeros(12, bool)},
+        ),
+        (
+            "no_terminations",
+            "no episode terminates: a critic .* bootstraps",
+            {"terminated": np.zeros(12, bool), "truncated": np.ones(12, bool)},
+        ),
         (
             "uniform_rewards",
             "the reward is 2 in every step",
@@ -82,7 +91,8 @@ def test_findings_name_the_property_of_the_data(name, sentence, changes):
 
 def test_a_single_episode_and_rewards_of_zero_are_named():
     assert found([[1.0, 2.0]])["equal_returns"].startswith("the only episode has the return 3, so")
-    assert "check that the rewards were recorded" in found([[0.0], [0.0]])["equal_returns"]
+    without_rewards = found([[0.0], [0.0]])["equal_returns"]
+    assert "check that the rewards were recorded, since a critic refuses data" in without_rewards
 
 
 def test_returns_that_differ_by_rounding_are_equal():

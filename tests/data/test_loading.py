@@ -159,7 +159,12 @@ def test_all_local_datasets_are_listed(minari_root):
     assert local_ids() == []
     record_random(dataset_id="test/b-v0")
     data_file(record_random(dataset_id="test/a-v0")).write_bytes(b"")
-    assert local_ids() == ["test/a-v0", "test/b-v0"]
+    record_random(dataset_id="test/b-v10")
+    record_random(dataset_id="test/b-v2")
+    for other in ("t/malformed-v0", ".hidden/c-v0", "test/empty-v0"):
+        (minari_root / other / ("" if "empty" in other else "data")).mkdir(parents=True)
+    expected = ["test/a-v0", "test/b-v0", "test/b-v2", "test/b-v10", "t/malformed-v0"]
+    assert local_ids() == expected
     assert local_folder() == minari_root
 
 

@@ -7,11 +7,13 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
-from rlxf import GTrXLPPO, collect, evaluate
+from rlxf import DecisionTransformer, GTrXLPPO, collect, evaluate
+from rlxf.agents.decision_transformer import MaxReturn
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.envs import make_vec_env
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import load_normalizer, save_normalizer
+from tests.datasets import ID, record_random
 from tests.evaluation.worlds import ActionRewardEnv, Countdown, Idle, TargetFollower, vec
 
 SIZES = {"n_steps": 16, "segment_length": 4, "batch_size": 16, "seed": 3, "device": "cpu"}
@@ -103,6 +105,13 @@ def test_targets_for_an_unconditioned_agent_raise():
         evaluate(Unconditioned(), vec(Countdown(3)), 2, target_returns=[1.0])
     agent = GTrXLPPO("MlpGTrXLPolicy", "CartPole-v1", n_envs=8, device="cpu")
     with pytest.raises(ValueError, match=r"conditioned on a return, .*got GTrXLPPO"):
+        evaluate(agent, "CartPole-v1", 2, target_returns=[1.0])
+
+
+def test_targets_for_an_agent_that_predicts_the_return_name_its_conditioning(minari_root):
+    record_random()
+    agent = DecisionTransformer(ID, conditioning=MaxReturn(expectile=0.9), device="cpu")
+    with pytest.raises(ValueError, match=r"with conditioning=MaxReturn\(expectile=0.9.*\), which predicts"):
         evaluate(agent, "CartPole-v1", 2, target_returns=[1.0])
 
 

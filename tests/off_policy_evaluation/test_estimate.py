@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 from rlxf import DecisionTransformer, estimate_return
-from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.decision_transformer import MaxReturn, decision_transformer
 from rlxf.data import DatasetError, load_trajectories
 from rlxf.off_policy_evaluation import FittedQConfig, estimate, fitted_q
 from rlxf.off_policy_evaluation.behavior import estimate_behavior
@@ -166,6 +166,16 @@ def test_a_single_episode_is_stated():
     assert np.isfinite([result.value, *result.ci]).all()
 
 
+def test_episodes_without_a_marked_end_are_stated():
+    data = MDP.record(BEHAVIOR, 5, 0)
+    unmarked = replace(data, terminated=np.zeros(5, bool), truncated=np.zeros(5, bool))
+    note = "5 of 5 episodes end neither terminated nor truncated, so they count as truncated"
+    with pytest.warns(UserWarning, match=note):
+        estimate_return(AGENT, unmarked, discount=0.8, updates=5, members=2)
+    cut = replace(unmarked, truncated=np.ones(5, bool))
+    assert estimated(cut, updates=5).warnings == ()
+
+
 def test_too_few_updates_are_stated(monkeypatch):
     monkeypatch.setattr(estimate, "PROPAGATION", 3.0)
     data = MDP.record(BEHAVIOR, 5, 0)
@@ -195,6 +205,12 @@ def test_bad_input_is_rejected_before_training(monkeypatch):
         estimated(data, discount=1.01)
     with pytest.raises(ValueError, match="target_return needs an agent that is conditioned on a return"):
         estimated(data, target_return=1.0)
+    predicting = TabularAgent([0, 1, 1, 0])
+    predicting.conditioning = MaxReturn()
+    with pytest.raises(
+        ValueError, match=r"got TabularAgent with conditioning=MaxReturn\(.*\), which predicts"
+    ):
+        estimated(data, target_return=1.0, agent=predicting)
     with pytest.raises(TypeError, match="agent must have predict"):
         estimated(data, agent=object())
     ones = episodes_of(np.ones((2, 1)), np.zeros(2, np.int64), np.ones(2), [1, 1], [False, False])

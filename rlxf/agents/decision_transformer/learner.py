@@ -128,7 +128,8 @@ class DecisionTransformer(OnlineFinetuning):
 
     Warns:
         UserWarning: if all episodes have the same return, on which conditioning has no effect; if episodes
-            end neither terminated nor truncated.
+            end neither terminated nor truncated; if the objective has a critic and ``return_scale`` is less
+            than 1% of that of the data.
     """
 
     NAME = "DecisionTransformer"

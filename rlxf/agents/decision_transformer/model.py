@@ -17,7 +17,7 @@ from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.heads import Head
-from rlxf.agents.offline.objectives.critic import CriticWindows
+from rlxf.agents.offline.objectives.critic import CriticWindows, warn_of_small_scale
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import (
     TOKENS_PER_STEP,
@@ -25,6 +25,7 @@ from rlxf.agents.offline.trajectory_model import (
     TrajectoryModel,
     WindowLayout,
     check_context,
+    default_return_scale,
     init_gpt2_weights,
 )
 from rlxf.attention import ExitTargets, State, TokenIndex
@@ -74,8 +75,14 @@ class DecisionTransformerModel(TrajectoryModel):
         super().check_processes(world_size)
 
     def check_data(self, data: Trajectories, device: torch.device) -> None:
-        """Raise ValueError if the core or the objective is unsuitable for the data."""
+        """Raise ValueError if the core or the objective is unsuitable for the data.
+
+        Warns:
+            UserWarning: if there is a critic and the scale of returns is far below that of the data.
+        """
         self.loss.check_data(data)
+        if self.loss.has_critic:
+            warn_of_small_scale(self.tokens.return_scale, default_return_scale(data))
         super().check_data(data, device)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:

@@ -127,8 +127,8 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         replay = ReplayBuffer(self._data(), replay_episodes, replay_remove)
         self.policy.loss.check_online()
         self._check_eval_callbacks(callback)
-        options = {"target_return": target_return, "exploration_noise": exploration_noise, **sizes}
-        options["replay_remove"] = replay_remove
+        options: dict[str, float | str | None] = {"target_return": target_return}
+        options |= {"exploration_noise": exploration_noise} | sizes | {"replay_remove": replay_remove}
         run = None
         if resume_from is not None:
             run = read_online_run(resume_from, self._description(), steps, options)

@@ -20,7 +20,7 @@ from rlxf.data import DatasetError, ReferenceScores, Trajectories, Windows, chec
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import describe_missing_environment, warn_of_returns
 from rlxf.envs.make import make_vec_env_from
-from rlxf.envs.specs import make_single
+from rlxf.envs.specs import env_id_of, make_single
 from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
 
 
@@ -94,7 +94,18 @@ class OfflineAgent(OfflineAlgorithm):
         wrapper = unwrap_vec_wrapper(env, ReturnToGo) if self.return_conditioned else None
         unwrapped = env if wrapper is None else wrapper.venv
         check_spaces_match(self.dataset_info, unwrapped.observation_space, unwrapped.action_space)
-        warn_on_version_mismatch(self._recorded_envs, unwrapped, self._warned_versions)
+        self.check_env_id(env_id_of(unwrapped))
+
+    def check_env_id(self, env_id: str | None) -> None:
+        """Warn if this is the id of a different version of the dataset's environment.
+
+        Args:
+            env_id: Gymnasium id of an environment in which the agent shall act; None if it is unknown.
+
+        Warns:
+            UserWarning: once for each id.
+        """
+        warn_on_version_mismatch(self._recorded_envs, env_id, self._warned_versions)
 
     @property
     def _recorded_envs(self) -> tuple[str, ...]:

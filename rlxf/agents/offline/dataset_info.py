@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
 from rlxf.data import DatasetError, ReferenceScores, Trajectories, observation_encoder
 from rlxf.data.encoders import ImageEncoder, VectorEncoder
 from rlxf.data.spaces import space_mismatches
 from rlxf.data.trajectories import ScaleImages, Standardize
-from rlxf.envs.specs import DescribedEnv, env_id_of, find_spec, registered_spec
+from rlxf.envs.specs import DescribedEnv, find_spec, registered_spec
 from rlxf.training.spaces import space_from_json, space_to_json
 from rlxf.utils.env_ids import is_other_version
 
@@ -180,17 +179,16 @@ def _check_returns(trajectories: Trajectories) -> None:
         )
 
 
-def warn_on_version_mismatch(data_envs: Collection[str], env: VecEnv, warned: set[str]) -> None:
+def warn_on_version_mismatch(data_envs: Collection[str], env_id: str | None, warned: set[str]) -> None:
     """Warn once if an environment is another version of that of the data, e.g. Walker2d-v5 for Walker2d-v4.
 
     Versions may differ in dynamics and rewards even if their spaces are equal.
 
     Args:
         data_envs: Gymnasium ids of the environments of the data; empty if they are unknown.
-        env: the environments in which the agent acts.
+        env_id: Gymnasium id of the environment in which the agent acts; None if it is unknown.
         warned: ids for which a warning was given; the new id is added.
     """
-    env_id = env_id_of(env)
     if env_id is None or env_id in warned:
         return
     others = [each for each in data_envs if is_other_version(each, env_id)]
@@ -202,5 +200,5 @@ def warn_on_version_mismatch(data_envs: Collection[str], env: VecEnv, warned: se
         f"the data are from {recorded}, but the agent acts in {env_id}, another version of {others[0]}: "
         f"dynamics and rewards may differ, so returns are not comparable; use {others[0]}, or data from "
         f"{env_id} only",
-        stacklevel=4,
+        stacklevel=5,
     )

@@ -232,6 +232,9 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
 class Pretrain(OfflineTraining):
     """Pre-train weights by masked token prediction on trajectories, and save them in a new folder.
 
+    Not recommended for a Decision Transformer on the same data: on Hopper, agents that were trained on 10% of
+    the episodes reached a mean return of 1220 after pre-training on all episodes, and 1503 without it.
+
     Agents start from these weights with --pretrained FOLDER in "rlxf train dt" and "rlxf train gtrxl". Choose
     the same core options as for the agent. The folder contains config.json, checkpoint.zip, progress.csv and
     TensorBoard events. Ctrl-C, SIGTERM and SIGUSR1 stop the training and save its progress. "rlxf resume"

@@ -285,6 +285,18 @@ def test_a_diverging_critic_is_reported():
         agent.learn(1)
 
 
+def test_a_scale_far_below_that_of_the_data_is_reported_to_the_critic_only():
+    data = some_trajectories()
+    scaled = replace(data, rewards=data.rewards * 1e12, return_to_go=data.return_to_go * 1e12)
+    with pytest.warns(UserWarning, match=r"return_scale=1 is less than 1% of .*leave return_scale=None"):
+        small_agent(scaled, objective=QRegularized(hidden_sizes=(8,)), return_scale=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small_agent(scaled, objective=QRegularized(hidden_sizes=(8,)))
+        small_agent(data, objective=QRegularized(hidden_sizes=(8,)), return_scale=1.0)
+        small_agent(scaled, return_scale=1.0)
+
+
 def test_values_that_overflow_stop_the_training_before_the_weights_change():
     agent = small_agent(objective=QRegularized(hidden_sizes=(8,)))
     set_values(agent, 1e30)

@@ -40,6 +40,11 @@ class ObjectiveLoss(nn.Module, ABC):
         """
         return parts
 
+    @property
+    def has_critic(self) -> bool:
+        """True if the objective trains a critic, in units of the agent's ``return_scale``."""
+        return type(self).add_critic is not ObjectiveLoss.add_critic
+
     def after_init(self) -> None:  # optional
         """Set state that depends on the initial weights."""
 

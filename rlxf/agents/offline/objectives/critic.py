@@ -115,6 +115,8 @@ def window_targets(
 
 DIVERGENCE_RATIO = 10.0
 """Divergence threshold: mean |Q| in multiples of the largest value that the rewards allow."""
+SMALL_SCALE = 0.01
+"""Fraction of the scale of the data below which a given scale of returns causes a warning."""
 
 
 class DivergenceCheck:
@@ -152,6 +154,25 @@ class DivergenceCheck:
                 f"return_scale=None, which normalizes the rewards",
                 stacklevel=2,
             )
+
+
+def warn_of_small_scale(return_scale: float, data_scale: float) -> None:
+    """Warn about a scale of returns that is below `SMALL_SCALE` of that of the data.
+
+    Values of the critic are then large numbers, for which its learning rate and its initial weights are too
+    small.
+
+    Args:
+        return_scale: divisor of rewards and returns.
+        data_scale: standard deviation of the returns-to-go of the data.
+    """
+    if return_scale < SMALL_SCALE * data_scale:
+        warnings.warn(
+            f"return_scale={return_scale:g} is less than {SMALL_SCALE:.0%} of {data_scale:.3g}, the standard "
+            f"deviation of the returns-to-go in the data: the values of the critic are large, so it learns "
+            f"slowly or diverges; leave return_scale=None, which normalizes the rewards",
+            stacklevel=2,
+        )
 
 
 def largest_reward(windows: CriticWindows) -> float:
