@@ -1,5 +1,6 @@
 """Multi-head attention: projections, position encoding, attention kernel and attention mask."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.attention_options import PLAIN, AttentionOptions, OutputGate, build_qk_norms, repeat_heads
 from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentAttentionKernel, RecurrentKernelState
-from rlxf.attention.modules import orthogonal_linear, stacked_orthogonal
+from rlxf.attention.modules import bound, fused_step, orthogonal_linear, stacked_orthogonal
 from rlxf.attention.positions.base import LayerPosition, Position
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.sparse.attention import sparse_average
@@ -56,6 +57,26 @@ class LayerCache:
         return replace(self, keys=self.keys.clone(), values=self.values.clone())
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class StepKeys:
+    """Keys that one query per row sees in S slots, for all layers of a `FusedStep`.
+
+    Args:
+        slot: slot of the query's own token.
+        columns: column of each slot in the distance table, (B, 1, S) int64; arbitrary where masked.
+        mask: 0 where the query may attend to the slot, -inf elsewhere, (B, 1, S).
+        none_visible: (B, 1) bool, True for a query without visible slots.
+    """
+
+    slot: int
+    columns: Tensor
+    mask: Tensor
+    none_visible: Tensor
+
+
+LayerStep = Callable[[Tensor, LayerCache, StepKeys], Tensor]
+"""Function of tokens (B, C), the cache of a layer, which it updates, and the keys: outputs (B, C)."""
+
 PassCache = LayerCache | RecurrentKernelState
 """Cache of one pass: a ring buffer, or the state of a recurrent kernel."""
 
@@ -95,6 +116,7 @@ class Attention(nn.Module):
         self.position = position.build(width, heads) if position else LayerPosition()
         self.kernel = kernel.build(width, heads)
         self.kernel.dropout = dropout
+        self.options = options
         self.query_norm, self.key_norm = build_qk_norms(options.qk_norm, self.size, heads, self.kv_heads)
         gate = options.attention_gate
         self.output_gate = None if gate is None else OutputGate(gate, width, heads)
@@ -143,6 +165,22 @@ class Attention(nn.Module):
         average = self.position.value_average(self.kernel, cache.table)
         y = average(*self._kernel_inputs(q, cache.keys, cache.values, mask, cache.table))
         return self._merge_heads(self._zero_masked_heads(y, mask), x, mask)
+
+    def fused_step(self) -> LayerStep | None:
+        """Return `step` for a `FusedStep`; None if the position, the kernel or an option has no such form."""
+        encode, average = fused_step(self.position), fused_step(self.kernel)
+        if self.options != PLAIN or encode is None or average is None:
+            return None
+        qkv, out, heads = bound(self.qkv), bound(self.out), (3, self.heads, self.size)
+
+        def step(x: Tensor, cache: LayerCache, keys: StepKeys) -> Tensor:
+            q, k, v = qkv(x).unflatten(-1, heads).unbind(1)
+            cache.keys[:, :, keys.slot], cache.values[:, :, keys.slot] = k, v
+            q, bias = encode(q, keys.columns, cache.table)
+            y = average(q, cache.keys, cache.values, bias + keys.mask)
+            return out(y).masked_fill(keys.none_visible, 0.0)
+
+        return step
 
     def write(self, x: Tensor, cache: PassCache, slot: int, mask: AttentionMask) -> None:
         """Write the token x (B, 1, C) into the cache without computing its output."""

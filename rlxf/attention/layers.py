@@ -10,11 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.attention import Attention, LayerCache, PassCache, Projected
+from rlxf.attention.attention import Attention, LayerCache, LayerStep, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache, NoKeys, ProjectedContext
 from rlxf.attention.memory.base import MemoryView, State
-from rlxf.attention.modules import Dropout, FeedForward, PreNorm, build_feed_forward
+from rlxf.attention.modules import (
+    Dropout,
+    FeedForward,
+    PreNorm,
+    bound,
+    build_feed_forward,
+    fused_step,
+    own_method,
+)
 from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.positions.base import PositionEmbedding
 from rlxf.attention.recurrent.base import MixerState, RecurrentMixer, RecurrentPasses
@@ -133,6 +141,17 @@ class Block(Layer):
     def skip_step(self, number: int, x: Tensor, passes: "StepStack") -> None:
         h, cache = self.attention_norm.branch_input(x), passes.cache.of_attention(number)
         self.attention.write(h, cache, passes.slot, passes.masks[number])
+
+    def fused_step(self) -> LayerStep | None:
+        """Return the layer for a `FusedStep`; None if one of its parts has no such form."""
+        attend, norms = fused_step(self.attention), (self.attention_norm, self.feed_forward_norm)
+        around = [own_method(norm, "bind_around") for norm in norms]
+        if attend is None or self.cross is not None or None in around:
+            return None
+        attention, feed_forward = (
+            bind(sublayer) for bind, sublayer in zip(around, (attend, bound(self.feed_forward)), strict=True)
+        )
+        return lambda x, cache, keys: feed_forward(attention(x, cache, keys))
 
     def attend(self, x: Tensor, memory: Tensor | None, mask: AttentionMask) -> Tensor:
         """Apply self-attention of the segment x (B, T, C) over memory (B, M, C) and x -> (B, Tq, C)."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,37 @@ def orthogonal_linear(columns: int, rows: int, matrices: int = 1, bias: bool = T
     if bias:
         nn.init.zeros_(linear.bias)
     return linear
+
+
+TokenFunction = Callable[..., Tensor]
+"""Function of tokens (B, C), such as a module."""
+
+
+def own_method(part: object, name: str) -> Callable[..., Any] | None:
+    """Return a method that the class of ``part`` defines itself; None if it is missing or inherited.
+
+    For faster forms of a computation, which do not apply to a subclass that changes the computation.
+    """
+    return getattr(part, name) if name in vars(type(part)) else None
+
+
+def fused_step(part: object) -> Any:
+    """Return the form of a module for a `FusedStep`: the result of its own method ``fused_step``, or None."""
+    method = own_method(part, "fused_step")
+    return None if method is None else method()
+
+
+def bound(module: nn.Module) -> TokenFunction:
+    """Return a function of tokens (B, C) that computes the same as the module, with less overhead per call.
+
+    It uses the current parameter objects of the module and calls no hooks. The class of a module may define
+    it in a method ``bind``; otherwise it is the module.
+    """
+    if type(module) is nn.Linear:
+        weight, bias = module.weight, module.bias
+        return lambda x: F.linear(x, weight, bias)
+    bind = own_method(module, "bind")
+    return module if bind is None else bind()
 
 
 PROBABILITY_LEVELS = 2**16
@@ -138,6 +169,18 @@ class FeedForward(nn.Module):
         y: Tensor = self.outer(self.activation(hidden))
         return y.view_as(x)
 
+    def bind(self) -> TokenFunction:
+        """Return `transform` as a `bound` function."""
+        if type(self.inner) is not nn.Linear:
+            return self.transform
+        weight, bias, outer, activation = (
+            self.inner.weight,
+            self.inner.bias,
+            bound(self.outer),
+            self.activation,
+        )
+        return lambda x: outer(activation((x @ weight.T).add_(bias)))
+
 
 class SwiGLU(FeedForward):
     """Gated feed-forward network: ``W_2 (silu(W_g x) * W_1 x)``, elementwise ``*``, with biases.
@@ -156,6 +199,9 @@ class SwiGLU(FeedForward):
         y: Tensor = self.outer(self.activation(gate) * value)
         return y
 
+    def bind(self) -> TokenFunction:
+        return self.transform
+
 
 def build_feed_forward(width: int, inner: int, activation: Activation, chunk: int | None) -> FeedForward:
     """Build the feed-forward network of an activation. Arguments are those of `FeedForward`."""
@@ -173,6 +219,11 @@ class LayerNorm(nn.LayerNorm):
         """Compute ``weight norm(x) + bias``, with scale and shift of the norm folded into weight and bias."""
         normalized = F.layer_norm(x, self.normalized_shape, eps=self.eps)
         return F.linear(normalized, weight * self.weight, torch.addmv(bias, weight, self.bias))
+
+    def bind(self) -> TokenFunction:
+        """Return the norm as a `bound` function."""
+        shape, weight, bias, eps = self.normalized_shape, self.weight, self.bias, self.eps
+        return lambda x: F.layer_norm(x, shape, weight, bias, eps)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -240,6 +291,14 @@ class PreNorm(nn.Module):
         """Combine the residual stream x and the sublayer's output y."""
         return self.residual(x, y)
 
+    def bind_around(self, sublayer: TokenFunction) -> TokenFunction:
+        """Return the sublayer with its norm and residual connection as a `bound` function of the stream.
+
+        Further arguments are passed to ``sublayer``.
+        """
+        norm, residual = bound(self.norm), bound(self.residual)
+        return lambda x, *inputs: residual(x, sublayer(norm(x), *inputs))
+
 
 class PostNorm(PreNorm):
     """Post-norm: ``norm(residual(x, f(x)))``, as in the original transformer.
@@ -258,6 +317,10 @@ class PostNorm(PreNorm):
     def combine(self, x: Tensor, y: Tensor) -> Tensor:
         """Combine stream and sublayer output, then normalize."""
         return self.norm(self.residual(x, y))
+
+    def bind_around(self, sublayer: TokenFunction) -> TokenFunction:
+        norm, residual = bound(self.norm), bound(self.residual)
+        return lambda x, *inputs: norm(residual(x, sublayer(x, *inputs)))
 
 
 NORMS: dict[Norm, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm}

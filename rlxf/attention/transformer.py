@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.cache import Context, KVCache
 from rlxf.attention.depth.base import ConfidenceFn, ExitOutputs
+from rlxf.attention.fused_step import FusedStep, NoFusedStep, build_fused_step
 from rlxf.attention.layers import (
     LayerStack,
     RecurrentKernelLayer,
@@ -33,6 +34,8 @@ class Transformer(TransformerLayers):
     `forward` maps a segment of T tokens and a memory state to outputs and the next state. `step` maps
     one token and a `KVCache` to an output. Both compute the same outputs, so acting matches training.
     """
+
+    _fused_step: FusedStep | NoFusedStep | None = None
 
     def forward(
         self, x: Tensor, index: TokenIndex, state: State | None = None, context: Context | None = None
@@ -233,6 +236,8 @@ class Transformer(TransformerLayers):
         Returns:
             The outputs (B, C), and the inputs of each layer (L, B, C), from which a state can be built.
         """
+        if (fused := self._fused_step_for(cache)) is not None:
+            return fused(x, index, cache)
         stream, passes = self._begin_step(x, index, cache)
         y = self._output(self.depth(stream, passes))
         cache.recurrent = self.carry(passes)
@@ -258,10 +263,24 @@ class Transformer(TransformerLayers):
                 f"{self.spec.depth} decides about exits by the mean of a sequence and cannot run single "
                 f"steps; use `early_outputs` on segments"
             )
+        if (fused := self._fused_step_for(cache)) is not None:
+            return fused(x, index, cache)[0]
         stream, passes = self._begin_step(x, index, cache)
         y = self._output(self._run_early(stream, passes, confidence_fn))[:, 0]
         cache.recurrent = self.carry(passes)
         return y
+
+    def _fused_step_for(self, cache: KVCache) -> FusedStep | None:
+        """Return the fused form of a step with this cache; None if there is none, or dropout is active."""
+        if self._fused_step is None or not self._fused_step.is_current:
+            self._fused_step = build_fused_step(self)
+        if isinstance(self._fused_step, NoFusedStep) or (self.training and self.spec.dropout):
+            return None
+        return self._fused_step if self._fused_step.accepts(cache) else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to copy; a copy builds its own fused step, which holds its own parameters."""
+        return self.__dict__ | {"_fused_step": None}
 
     def _begin_step(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, StepStack]:
         """Return the residual stream of one token per row, (B, 1, C), and its passes."""

@@ -144,7 +144,7 @@ def check_outputs(
         before: states of recurrent layers and memory before it.
         after: returns the states after it; called only if an output is not finite.
     """
-    if outputs.isfinite().all() or outputs[episode != EMPTY].isfinite().all():
+    if outputs.sum().isfinite() or outputs[episode != EMPTY].isfinite().all():
         return
     transformer: Any = policy.transformer
     check_recurrent_state(transformer, before)

@@ -163,7 +163,7 @@ class RecurrentPolicy(BasePolicy):
                 although episode_start marks an observation as not the first of its episode.
         """
         latent, state, batched = self._early_output(observation, state, episode_start)
-        with torch.no_grad():
+        with torch.inference_mode():
             actions = self._choose_actions(latent, deterministic)
             state.action = self.encode_actions(actions)
         chosen = self.to_environment(actions)
@@ -267,7 +267,8 @@ class RecurrentPolicy(BasePolicy):
             state, None if episode_start is None else bool(np.all(episode_start))
         )
         state, start = self._continue(state, episode_start, _batch_size(obs))
-        latent = self.act_early(obs, state, state.advance(start))
+        with torch.inference_mode():  # but not for the cache: a copy may modify it outside of this mode
+            latent = self.act_early(obs, state, state.advance(start))
         return latent, state, batched
 
     def _choose_actions(self, latent: Tensor, deterministic: bool) -> Tensor:
@@ -295,9 +296,15 @@ class RecurrentPolicy(BasePolicy):
         new_episodes = "pass state=None to start new episodes"
         check_state_type(state, RecurrentPolicyState, new_episodes)
         check_state_rows(state.position, batch, self.device, new_episodes)
-        check_state_core(state.core, self.core, new_episodes)
-        check_state_layout(state.layout, self._state_layout, new_episodes)
+        if state.core is not self.core or state.action.shape[1] != self.encoded_action_width:
+            check_state_core(state.core, self.core, new_episodes)
+            check_state_layout(state.layout, self._state_layout, new_episodes)
         check_recurrent_state(self.transformer, state.cache.recurrent)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters; SB3 searches the modules for one, which takes time in every step."""
+        return self.value_net.weight.device
 
     @cached_property
     def _state_layout(self) -> dict[str, object]:

@@ -20,6 +20,13 @@ LinearFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 its own function."""
 
 
+StepAverage = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Function of queries (B, H, D), keys and values (B, H, S, D), and the bias (B, H, S) with the mask added.
+
+It returns the weighted averages (B, H D), the heads of a row one after another.
+"""
+
+
 class AttentionKernel(nn.Module, ABC):
     """Attention kernel of one layer: a weighted average of values that is linear in the values.
 
@@ -101,6 +108,10 @@ class AttentionKernel(nn.Module, ABC):
         default the result of `inspect_weights`.
         """
         return self.inspect_weights(q, k, bias, mask)
+
+    def fused_step(self) -> StepAverage | None:
+        """Return the average of one query per row for a `FusedStep`; None, the default, if there is none."""
+        return None
 
     def allows_gathering(self, mask: "AttentionMask") -> bool:
         """Return whether groups of queries may be computed separately, each with its own gathered keys."""

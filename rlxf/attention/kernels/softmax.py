@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.kernels.base import AttentionKernel, PairwiseKernel
+from rlxf.attention.kernels.base import AttentionKernel, PairwiseKernel, StepAverage
 from rlxf.attention.modules import dropout as drop_some
 from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.technique import check_bool
@@ -67,6 +67,9 @@ class SoftmaxAttention(AttentionKernel):
             return drop_some(self.append_sink(scores).softmax(dim=-1)[..., :-1], self.active_dropout)
         return drop_some(scores.softmax(dim=-1), self.active_dropout)
 
+    def fused_step(self) -> StepAverage | None:
+        return None if self.has_sink else _step_average
+
     @property
     def has_sink(self) -> bool:
         """True if the softmax has one more logit than keys, with value 0."""
@@ -80,6 +83,14 @@ class SoftmaxAttention(AttentionKernel):
 def weighted_average(weights: Tensor, v: Tensor) -> Tensor:
     """Multiply weights (B, H, Tq, Tk) by values (B, H, Tk, V): (B, H, Tq, V)."""
     return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).unflatten(0, weights.shape[:2])
+
+
+def _step_average(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Compute the `StepAverage` of `SoftmaxAttention`."""
+    batch, _, size = q.shape
+    scores = bias.flatten(0, 1).unsqueeze(1)
+    scores = scores.baddbmm(q.view(-1, 1, size), k.flatten(0, 1).transpose(1, 2), alpha=size**-0.5)
+    return torch.bmm(scores.softmax(dim=-1), v.flatten(0, 1)).view(batch, -1)
 
 
 class _Scores(torch.autograd.Function):

@@ -66,6 +66,11 @@ class Pattern(Technique, ABC):
         return False
 
     @property
+    def sees_nearest(self) -> bool:
+        """True only if a query sees exactly the keys up to `max_distance` away, in all layers and heads."""
+        return False
+
+    @property
     def query_rules(self) -> tuple["Pattern", ...]:
         """One rule for each kind of query. Each kind has its own projections; by default there is one."""
         return (self,)
@@ -263,6 +268,11 @@ class Window(Pattern):
         return max(numbers_by_layer(self.size)) - 1
 
     shift_period = 1  # only distances count
+
+    @property
+    def sees_nearest(self) -> bool:
+        """True for a single size."""
+        return isinstance(self.size, int)
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether ``|i - j| < size``, with the largest size."""

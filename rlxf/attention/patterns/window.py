@@ -23,7 +23,7 @@ class Full(Pattern):
 
     shift_period = 1  # only distances count
 
-    sees_all = True
+    sees_all = sees_nearest = True
 
     def within(self, distance: int) -> Pattern:
         return Window(distance + 1)

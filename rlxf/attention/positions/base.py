@@ -14,6 +14,14 @@ AverageFn = Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionMask], Ten
 """Function of q, k, v, bias and mask with the interface of `AttentionKernel.forward`."""
 
 
+StepEncoder = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Function of queries q (B, H, D), columns (B, 1, S) of the slots in the distance table, and the table.
+
+It returns the encoded queries (B, H, D) and the bias on the scores (B, H, S), like `LayerPosition.encode`.
+Keys must not depend on their position.
+"""
+
+
 class PositionEmbedding(nn.Module):
     """Part of a position technique that all layers share: input embedding or score bias.
 
@@ -100,6 +108,10 @@ class LayerPosition(nn.Module):
     def required_heads(self, heads: slice | list[int]) -> slice | list[int]:
         """Return the heads whose queries and keys `bias` needs, if only some heads are computed."""
         return heads
+
+    def fused_step(self) -> StepEncoder | None:
+        """Return the encoding of one query per row for a `FusedStep`; None, the default, if there is none."""
+        return None
 
     def value_average(self, kernel: AttentionKernel, table: Tensor | None) -> AverageFn:
         """Return the function that averages the values of the keys: by default the kernel.

@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.modules import orthogonal_linear
-from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition, SinusoidPosition
+from rlxf.attention.positions.base import (
+    PairwiseLayerPosition,
+    PairwisePosition,
+    SinusoidPosition,
+    StepEncoder,
+)
 
 
 @dataclass(frozen=True)
@@ -62,3 +67,12 @@ class XLRelativeBias(PairwiseLayerPosition):
         """Return ``(q_i + v) . (W_r r_{i-j}) / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""
         assert table is not None
         return mask.relative.scores(q + self.v[:, None], table)
+
+    def fused_step(self) -> StepEncoder:
+        u, v = self.u, self.v
+
+        def encode(q: Tensor, columns: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+            by_distance = torch.bmm((q + v).transpose(0, 1), table).transpose(0, 1)
+            return q + u, by_distance.gather(-1, columns.expand(-1, q.shape[1], -1))
+
+        return encode

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.modules import stacked_orthogonal
+from rlxf.attention.modules import TokenFunction, stacked_orthogonal
 from rlxf.attention.residuals.base import Gate, Residual
 from rlxf.attention.technique import check_finite_number
 
@@ -112,6 +112,19 @@ class GRUGateModule(Gate):
         r, z = torch.addmm(w_rz, flat_x, self.u.T).chunk(2, dim=-1)
         h = torch.addmm(w_g, r.sigmoid() * flat_x, self.u_g.T).tanh()
         return torch.lerp(flat_x, h, (z - self.b).sigmoid()).view_as(x)
+
+    def bind(self) -> TokenFunction:
+        """Return the gate as a `bound` function."""
+        w, u, u_g, b = self.w, self.u, self.u_g, self.b
+        sizes = [2 * len(b), len(b)]
+
+        def gate(x: Tensor, y: Tensor) -> Tensor:
+            w_rz, w_g = torch.split_with_sizes(F.linear(y.relu(), w), sizes, dim=-1)
+            r, z = torch.addmm(w_rz, x, u.T).chunk(2, dim=-1)
+            h = torch.addmm(w_g, r.sigmoid() * x, u_g.T).tanh()
+            return torch.lerp(x, h, (z - b).sigmoid())
+
+        return gate
 
     def update_gate(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the update gate z of ``forward(x, y)``, (..., C): the replaced fraction of each feature."""
