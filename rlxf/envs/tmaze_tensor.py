@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
@@ -65,6 +64,7 @@ class TMazeTensor(TMazeVector):
         is_whole = isinstance(actions, Tensor) and not (actions.is_floating_point() or actions.is_complex())
         if not is_whole or actions.shape != (self.num_envs,) or actions.device != self._cells.device:
             raise ValueError(
-                f"actions must be a tensor of {self.num_envs} integers on {self._cells.device}, got {actions!r}"
+                f"actions must be a tensor of {self.num_envs} integers on {self._cells.device}, "
+                f"got {actions!r}"
             )
         return actions.long()

@@ -179,7 +179,7 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         final_obs[:] = list(observations)
         return final_obs
 
-    def _check_actions(self, actions: ArrayLike) -> NDArray[np.integer]:
+    def _check_actions(self, actions: Any) -> Any:
         array = np.asarray(actions)
         is_valid = array.shape == (self.num_envs,) and array.dtype.kind in "iu"
         if not is_valid or array.min() < 0 or array.max() > 3:
