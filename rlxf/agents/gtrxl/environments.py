@@ -110,31 +110,34 @@ class ArrayEnvs(RolloutEnvs):
         self, obs: Any, rewards: np.ndarray, dones: np.ndarray, infos: Sequence[Info], step: int
     ) -> StepResults:
         """Copy the results to the device."""
-        device = self.device
-        truncated = self._marked(infos, dones, "TimeLimit.truncated").nonzero()[:, 0]
+        truncated = np.flatnonzero(_marked(infos, dones, "TimeLimit.truncated"))
         lost = np.array([LOST in info for info in infos])
         return StepResults(
             obs,
-            torch.as_tensor(rewards, dtype=torch.float32, device=device),
-            torch.as_tensor(dones, dtype=torch.bool, device=device),
-            truncated,
-            self._last_obs(truncated.tolist(), infos, step),
-            torch.as_tensor(lost, device=device) if lost.any() else None,
-            self._marked(infos, dones | lost, "filler_next"),
+            self._upload(rewards, torch.float32),
+            self._upload(dones, torch.bool),
+            self._upload(truncated),
+            self._last_obs(truncated, infos, step),
+            self._upload(lost) if lost.any() else None,
+            self._upload(_marked(infos, dones | lost, "filler_next")),
         )
 
-    def _last_obs(self, rows: list[int], infos: Sequence[Info], step: int) -> Any:
+    def _last_obs(self, rows: np.ndarray, infos: Sequence[Info], step: int) -> Any:
         """Return the last observations (N, ...) of the episodes that ended in the environments ``rows``."""
-        if not rows:
+        if not len(rows):
             return None
         last = map_obs(lambda *obs: np.stack(obs), *(infos[row]["terminal_observation"] for row in rows))
         check_finite("last observation", last, step, [self.env_numbers[row] for row in rows])
         return last
 
-    def _marked(self, infos: Sequence[Info], rows: np.ndarray, key: str) -> Tensor:
-        """Return which environments of ``rows`` (E,) bool have a true ``key`` in their info, (E,) bool."""
-        marked = [bool(row and info.get(key)) for row, info in zip(rows, infos, strict=True)]
-        return torch.tensor(marked, device=self.device)
+    def _upload(self, values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
+        """Return values on the device."""
+        return torch.as_tensor(values, dtype=dtype, device=self.device)
+
+
+def _marked(infos: Sequence[Info], rows: np.ndarray, key: str) -> np.ndarray:
+    """Return which environments of ``rows`` (E,) bool have a true ``key`` in their info, (E,) bool."""
+    return np.array([bool(row and info.get(key)) for row, info in zip(rows, infos, strict=True)])
 
 
 class TensorEnvs(RolloutEnvs):

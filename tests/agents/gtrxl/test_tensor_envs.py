@@ -110,9 +110,9 @@ def test_callbacks_of_stable_baselines3_work(tmp_path):
     scores = []
     for kind in (partial(TMazeTensor, device="cpu"), TMazeVector):
         folder = tmp_path / str(len(scores))
-        evaluation = EvalCallback(
-            as_vec_env(kind(2, 4)), n_eval_episodes=4, eval_freq=16, log_path=str(folder)
-        )
+        other = as_vec_env(kind(2, 4))
+        other.seed(5)
+        evaluation = EvalCallback(other, n_eval_episodes=4, eval_freq=16, log_path=str(folder))
         checkpoints = CheckpointCallback(16, str(folder))
         small_agent(kind(3, 4)).learn(48, callback=[evaluation, checkpoints])
         assert len(list(folder.glob("rl_model_*_steps.zip"))) == 1
@@ -190,3 +190,10 @@ def test_wrapper_with_arrays_is_reported_and_trains_like_arrays():
         one = trained(normalized[0])
     for x, y in zip(parameters(one), parameters(trained(normalized[1])), strict=True):
         assert torch.equal(x, y)
+
+
+def test_predict_accepts_tensors():
+    agent = small_agent(TMazeTensor(3, 4, device="cpu"))
+    observation = torch.rand(3, 2)
+    actions, expected = (agent.predict(x, deterministic=True)[0] for x in (observation, observation.numpy()))
+    np.testing.assert_array_equal(actions, expected)
