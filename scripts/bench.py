@@ -26,9 +26,11 @@ from benchmarks.reversible import ReversibleLayers
 from benchmarks.speed import Speed
 from benchmarks.stitching import Stitching
 from benchmarks.targets import Targets
+from benchmarks.tensors import Tensors
 
 BENCHMARKS: dict[str, Any] = {
     "speed": Speed,
+    "tensors": Tensors,
     "attention": Attention,
     "learning": Learning,
     "defaults": Defaults,

@@ -17,7 +17,7 @@ from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.spaces import check_playable
 from rlxf.envs.specs import creation_errors, find_spec, make_single, package_of
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.worker_pool import Workers
 from rlxf.envs.worker_vec_env import WorkerVecEnv
 from rlxf.envs.wrappers import PreviousReward, PreviousTransition

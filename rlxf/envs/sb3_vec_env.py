@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from rlxf.data.spaces import FLAT, parts_of
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.wrappers import TransparentWrapper
 from rlxf.utils.errors import BrokenEnvironmentError
 

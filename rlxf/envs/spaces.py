@@ -119,19 +119,19 @@ def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
 
 def row_of(batch: Any, i: int) -> Any:
     """Return a copy of row i of a batch of observations: an array, a string, or a dict or tuple of these."""
-    return _map_parts(batch, lambda part: _copy(part[i]))
+    return map_parts(batch, lambda part: _copy(part[i]))
 
 
 def rows_of(batch: Any, rows: NDArray[np.int64]) -> Any:
     """Return the selected rows (N,) of a batch of observations, nested like the batch."""
-    return _map_parts(
+    return map_parts(
         batch, lambda part: tuple(part[i] for i in rows) if isinstance(part, tuple) else part[rows]
     )
 
 
 def batch_of_one(observation: Any) -> Any:
     """Return an observation as a batch with one row, arrays (1, ...), nested like the observation."""
-    return _map_parts(observation, lambda part: np.asarray(part)[None])
+    return map_parts(observation, lambda part: np.asarray(part)[None])
 
 
 def concatenate_observations(rows: Sequence[Any]) -> VecEnvObs:
@@ -177,12 +177,12 @@ def observation_from_nested_parts(space: Space, parts: Mapping[str, np.ndarray],
     return found if isinstance(space, spaces.Dict) else tuple(map(found.get, range(len(space.spaces))))
 
 
-def _map_parts(batch: Any, function: Callable[[Any], Any]) -> Any:
+def map_parts(batch: Any, function: Callable[[Any], Any]) -> Any:
     """Apply a function to each part of a batch. Gymnasium batches strings as a tuple of strings, one part."""
     if isinstance(batch, dict):
-        return {key: _map_parts(part, function) for key, part in batch.items()}
+        return {key: map_parts(part, function) for key, part in batch.items()}
     if isinstance(batch, tuple) and not all(isinstance(entry, str) for entry in batch):
-        return tuple(_map_parts(part, function) for part in batch)
+        return tuple(map_parts(part, function) for part in batch)
     return function(batch)
 
 

@@ -33,6 +33,14 @@ if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv  # loads torch
 
 _TMAZE = "rlxf.envs.tmaze:TMaze"
+_TMAZE_VECTOR, _TMAZE_TENSOR = "rlxf.envs.tmaze_vector:TMazeVector", "rlxf.envs.tmaze_tensor:TMazeTensor"
+_TMAZES = (
+    ("rlxf/TMaze-v0", _TMAZE_VECTOR, False),
+    ("rlxf/TMazeActive-v0", _TMAZE_VECTOR, True),
+    ("rlxf/TMazeTensor-v0", _TMAZE_TENSOR, False),
+    ("rlxf/TMazeActiveTensor-v0", _TMAZE_TENSOR, True),
+)
+"""Ids of the T-Mazes, with their vector environments and whether they are active."""
 _STITCHING_MAZE = "rlxf.envs.stitching_maze:StitchingMaze"
 _TMAZE_ARGUMENTS = {"corridor_length", "active", "penalty", "penalty_rule"}
 
@@ -42,12 +50,12 @@ def register_envs() -> None:
 
     ``import rlxf`` calls this function, because Gymnasium 1.x does not discover plugins.
     """
-    for env_id, active in (("rlxf/TMaze-v0", False), ("rlxf/TMazeActive-v0", True)):
+    for env_id, vector, active in _TMAZES:
         if env_id not in registry:
             register(
                 env_id,
                 entry_point=_TMAZE,
-                vector_entry_point="rlxf.envs.tmaze_vector:TMazeVector",
+                vector_entry_point=vector,
                 kwargs={"corridor_length": 50, "active": active},
             )
     for env_id, continuous in (("rlxf/StitchingMaze-v0", True), ("rlxf/StitchingMazeDiscrete-v0", False)):

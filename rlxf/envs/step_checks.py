@@ -119,7 +119,7 @@ def _limits_of(space: spaces.Space[Any]) -> _Limits:
     """Return the bounds with tolerance of each bounded Box, by the key of a Dict, or None."""
     parts = space.spaces if isinstance(space, spaces.Dict) else {None: space}
     boxes = {key: part for key, part in parts.items() if isinstance(part, spaces.Box)}
-    return {key: _tolerant_bounds(box) for key, box in boxes.items() if not _is_whole_range(box)}
+    return {key: _tolerant_bounds(box) for key, box in boxes.items() if not is_whole_range(box)}
 
 
 def _tolerant_bounds(space: spaces.Box[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +128,7 @@ def _tolerant_bounds(space: spaces.Box[Any]) -> tuple[np.ndarray, np.ndarray]:
     return low.astype(dtype), high.astype(dtype)
 
 
-def _is_whole_range(space: spaces.Box[Any]) -> bool:
+def is_whole_range(space: spaces.Box[Any]) -> bool:
     """Return whether the space contains all values of its dtype, as uint8 images and unbounded spaces do."""
     if space.dtype.kind in "iu":
         limits = np.iinfo(space.dtype)

@@ -13,7 +13,6 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 PenaltyRule = Literal["schedule", "step"]
-Cells = int | NDArray[np.int64]
 MAX_CORRIDOR_LENGTH = 1_000_000
 """Largest corridor length. It bounds memory: the tables take about 60 bytes for each cell."""
 RIGHT, UP, LEFT, DOWN = range(4)
@@ -126,21 +125,20 @@ class TMazeRules:
         """Observation in each cell without the hint, (cells, 2): [at the junction or in an arm, arm]."""
         return np.stack([self.columns == self.junction, self.arms], axis=1).astype(np.float32)
 
-    def idle(
-        self, before: Cells, after: Cells, time: int, hint_due: bool | NDArray[np.bool_]
-    ) -> NDArray[np.bool_]:
-        """Return whether a step is penalized, for one environment or for (N,) environments.
+    def idle(self, columns: Any, before: Any, after: Any, time: int, hint_due: Any) -> Any:
+        """Return whether a step is penalized, for one environment, or N in arrays or tensors (N,).
 
         Args:
+            columns: `columns`, as an array or tensor.
             before: cells before the step.
             after: cells after the step.
             time: number of steps of the episode, including this step.
-            hint_due: whether the hint was not yet shown before the step.
+            hint_due: whether the hint was not yet shown before the step; of NumPy's or torch's bool type.
         """
         if self.penalty_rule == "schedule":
-            return self.columns[after] < time - self.start
-        fetches_hint = np.logical_and(hint_due, np.equal(after, 0))
-        return (self.columns[after] <= self.columns[before]) & ~fetches_hint
+            return columns[after] < time - self.start
+        fetches_hint = hint_due & (after == 0)
+        return (columns[after] <= columns[before]) & ~fetches_hint
 
 
 PIXELS = 8
@@ -234,7 +232,8 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
         before, self._cell = self._cell, int(self.rules.moves[self._cell, action])
         terminated = self._time == self.rules.horizon
         success = terminated and bool(self.rules.arms[self._cell] == self._goal)
-        idle = self.rules.idle(before, self._cell, self._time, not self._hint_shown)
+        hint_due = np.bool_(not self._hint_shown)
+        idle = self.rules.idle(self.rules.columns, before, self._cell, self._time, hint_due)
         reward = float(success) if terminated else self.rules.step_penalty if idle else 0.0
         return self._observe(), reward, terminated, False, {"is_success": success}
 

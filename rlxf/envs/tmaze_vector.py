@@ -1,7 +1,8 @@
 """Vectorized T-Maze, stepped with array operations."""
 
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -41,6 +42,9 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         gymnasium.error.ResetNeeded: from `step`, before the first reset.
     """
 
+    _xp: ClassVar[ModuleType] = np
+    """Module of the array type of a class: the dynamics consist of operators and ``where``."""
+
     def __init__(
         self,
         num_envs: int = 1,
@@ -62,10 +66,12 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._generators: list[np.random.Generator] = []
-        self._cells = np.full(num_envs, self.rules.start)
-        self._goals = np.ones(num_envs, dtype=np.int64)
-        self._hint_shown = self._all_false()
-        self._time = self.rules.horizon
+        rules, array = self.rules, self._array
+        self._moves, self._columns, self._arms = map(array, (rules.moves, rules.columns, rules.arms))
+        self._cell_observations = array(rules.cell_observations)
+        self._cells, self._goals = self._full(rules.start), self._full(1)
+        self._hint_shown = self._full(False)
+        self._time = rules.horizon
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -85,14 +91,14 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         if not self._generators:
             raise ResetNeeded("call reset() before step()")
         if self._time == self.rules.horizon:
-            return self._start_episodes(), np.zeros(self.num_envs), *self._ends(False), {}
+            return self._start_episodes(), self._full(0.0), *self._ends(False), {}
         self._time += 1
-        before, self._cells = self._cells, self.rules.moves[self._cells, self._check_actions(actions)]
+        before, self._cells = self._cells, self._moves[self._cells, self._check_actions(actions)]
         if self._time == self.rules.horizon:
             return self._last_step()
-        idle = self.rules.idle(before, self._cells, self._time, ~self._hint_shown)
-        rewards = np.where(idle, self.rules.step_penalty, 0.0)
-        return self._observe(), rewards, *self._ends(False), self._info(self._all_false())
+        idle = self.rules.idle(self._columns, before, self._cells, self._time, ~self._hint_shown)
+        rewards = self._xp.where(idle, self.rules.step_penalty, 0.0)
+        return self._observe(), rewards, *self._ends(False), self._info(self._full(False))
 
     def render(self) -> tuple[Any, ...] | None:
         """Render each environment according to ``render_mode``; None without a render mode."""
@@ -114,8 +120,8 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
     def load_state(self, state: dict[str, Any]) -> None:
         """Load the dict of `state`."""
         self._time = state["time"]
-        self._cells, self._goals = np.array(state["cells"]), np.array(state["goals"])
-        self._hint_shown = np.array(state["hint_shown"])
+        cells, goals, hint_shown = (np.array(state[name]) for name in ("cells", "goals", "hint_shown"))
+        self._cells, self._goals, self._hint_shown = map(self._array, (cells, goals, hint_shown))
         self._generators = [seeding.np_random(0)[0] for _ in state["generators"]]
         for generator, generator_state in zip(self._generators, state["generators"], strict=True):
             generator.bit_generator.state = generator_state
@@ -130,40 +136,50 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
             if new is not None or i >= len(self._generators):
                 self._generators[i : i + 1] = [seeding.np_random(new)[0]]
 
-    def _start_episodes(self) -> NDArray[np.float32]:
+    def _start_episodes(self) -> Any:
         self._time = 0
-        self._cells = np.full(self.num_envs, self.rules.start)
-        self._goals = np.array([draw_goal(generator) for generator in self._generators])
-        self._hint_shown = self._all_false()
+        self._cells, self._hint_shown = self._full(self.rules.start), self._full(False)
+        self._goals = self._array(np.array([draw_goal(generator) for generator in self._generators]))
         return self._observe()
 
-    def _observe(self) -> NDArray[np.float32]:
-        observations = self.rules.cell_observations[self._cells]
+    def _observe(self) -> Any:
+        observations = self._cell_observations[self._cells]
         hint = (self._cells == 0) & ~self._hint_shown
-        np.copyto(observations[:, 1], self._goals, where=hint, casting="unsafe")
-        self._hint_shown |= hint
+        observations[:, 1] = self._xp.where(hint, self._goals, observations[:, 1])
+        self._hint_shown = self._hint_shown | hint
         return observations
 
-    def _last_step(self) -> Step:
-        success = self.rules.arms[self._cells] == self._goals
+    def _last_step(self) -> Any:
+        success = self._arms[self._cells] == self._goals
         observation, info = self._observe(), self._info(success)
         if self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP:
-            final_obs, present = np.empty(self.num_envs, dtype=object), ~self._all_false()
-            final_obs[:] = list(observation)
-            info = {"final_obs": final_obs, "_final_obs": present, "final_info": info, "_final_info": present}
+            present = self._full(True)
+            final = {"final_obs": self._final_obs(observation), "final_info": info}
+            info = final | {"_final_obs": present, "_final_info": present}
             observation = self._start_episodes()
-        return observation, success.astype(np.float64), *self._ends(True), info
+        return observation, self._xp.where(success, 1.0, 0.0), *self._ends(True), info
 
-    def _info(self, success: NDArray[np.bool_]) -> dict[str, Any]:
-        return {"is_success": success, "_is_success": ~self._all_false()}
+    def _info(self, success: Any) -> dict[str, Any]:
+        return {"is_success": success, "_is_success": self._full(True)}
 
-    def _ends(self, terminated: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        return np.full(self.num_envs, terminated), self._all_false()
+    def _ends(self, terminated: bool) -> tuple[Any, Any]:
+        return self._full(terminated), self._full(False)
 
-    def _all_false(self) -> NDArray[np.bool_]:
-        return np.zeros(self.num_envs, dtype=np.bool_)
+    def _array(self, values: NDArray[Any]) -> Any:
+        """Return values of the rules, or of one step, in the array type of this class."""
+        return values
 
-    def _check_actions(self, actions: ArrayLike) -> NDArray[np.integer]:
+    def _full(self, value: float) -> Any:
+        """Return an array (N,) of equal values."""
+        return np.full(self.num_envs, value)
+
+    def _final_obs(self, observations: Any) -> Any:
+        """Return the last observations (N, 2) of the episodes as ``infos["final_obs"]``."""
+        final_obs = np.empty(self.num_envs, dtype=object)
+        final_obs[:] = list(observations)
+        return final_obs
+
+    def _check_actions(self, actions: Any) -> Any:
         array = np.asarray(actions)
         is_valid = array.shape == (self.num_envs,) and array.dtype.kind in "iu"
         if not is_valid or array.min() < 0 or array.max() > 3:

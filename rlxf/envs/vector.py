@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
@@ -16,11 +17,6 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from rlxf.envs.spaces import check_playable, info_of, row_of
 from rlxf.utils.errors import EpisodeLostError, FaultyEnvironmentError
-
-
-def as_vec_env(env: VectorEnv) -> VecEnv:
-    """Return ``env`` as a Stable-Baselines3 ``VecEnv``; see `GymnasiumVecEnv`."""
-    return GymnasiumVecEnv(env)
 
 
 def has_filler_rows(env: VecEnv) -> bool:
@@ -105,25 +101,47 @@ class GymnasiumVecEnv(VecEnv):
         FaultyEnvironmentError: from `step`, if env resets in the same step without ``final_obs``.
     """
 
+    filler_next: Any
+    _returns: Any
+    _lengths: Any
+
     def __init__(self, env: VectorEnv):
         _check_env(env)
         self.env = env
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self._started = time.time()
-        self._returns = np.zeros(self.num_envs)
-        self._lengths = np.zeros(self.num_envs, dtype=np.int64)
-        self.filler_next = np.zeros(self.num_envs, dtype=np.bool_)
+        self._clear_episodes()
         self.last_observation: Any = None
 
     def reset(self) -> VecEnvObs:
         """Return the first observations of all environments, with the seed and options set before."""
-        observations, infos = self.env.reset(seed=self._seeds[0], options=self._common_options())
+        observations, infos = self._reset_env()
+        self._check_arrays(observations)
         self.reset_infos = [info_of(infos, i) for i in range(self.num_envs)]
-        self._reset_seeds()
-        self._reset_options()
-        self._returns[:], self._lengths[:], self.filler_next[:] = 0.0, 0, False
         self.last_observation = observations
         return observations
+
+    def _reset_env(self) -> tuple[Any, dict[str, Any]]:
+        """Reset the vector environment with the seed and options set before, and the counts of episodes."""
+        observations, infos = self.env.reset(seed=self._seeds[0], options=self._common_options())
+        self._reset_seeds()
+        self._reset_options()
+        self._clear_episodes()
+        return observations, infos
+
+    def _clear_episodes(self) -> None:
+        self._returns = np.zeros(self.num_envs)
+        self._lengths = np.zeros(self.num_envs, dtype=np.int64)
+        self.filler_next = np.zeros(self.num_envs, dtype=np.bool_)
+
+    def _check_arrays(self, observations: Any) -> None:
+        """Raise if the vector environment returns tensors, which need a `TensorVecEnv`."""
+        parts = observations.values() if isinstance(observations, dict) else [observations]
+        if any(isinstance(part, torch.Tensor) for part in parts):
+            raise FaultyEnvironmentError(
+                f"{self.env} returns tensors, but has no attribute 'device': add it, so that the environment "
+                f"is recognized, or pass rlxf.envs.TensorVecEnv(env)"
+            )
 
     def state(self) -> dict[str, Any]:
         """Return the state of the current episodes for `load_state`, as JSON.

@@ -24,7 +24,8 @@ from rlxf.data.reference_scores import ReferenceScores, scores_from_table
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, resume_envs_at_exit
 from rlxf.envs.specs import env_id_of
-from rlxf.envs.vector import as_vec_env, has_filler_rows
+from rlxf.envs.tensor_vec_env import as_vec_env
+from rlxf.envs.vector import has_filler_rows
 
 
 def reference_scores_of(agent: Any, env: VecEnv) -> ReferenceScores | None:

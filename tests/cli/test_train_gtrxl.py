@@ -306,8 +306,8 @@ def test_training_normalizes_rewards_and_reports_raw_ones(monkeypatch, tmp_path)
     monkeypatch.setattr(
         RolloutCollector,
         "store",
-        lambda self, step, obs, reward, *rest: (
-            rewards.append(reward) or original(self, step, obs, reward, *rest)
+        lambda self, step, results, gamma: (
+            rewards.append(results.rewards.numpy().copy()) or original(self, step, results, gamma)
         ),
     )
     words = [

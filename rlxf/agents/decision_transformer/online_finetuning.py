@@ -31,7 +31,7 @@ from rlxf.attention.technique import check_not_negative
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, watch_processes
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors

@@ -27,8 +27,10 @@ from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.calibration import check_independent_episodes, measure_exits
 from rlxf.agents.gtrxl.config import as_training_env, warn_of_filler_rows
 from rlxf.agents.gtrxl.core import check_episode_length
+from rlxf.agents.gtrxl.environments import as_array
 from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES, GTrXLPolicy
 from rlxf.agents.gtrxl.retrieval import PolicyBoxHead, PolicyDiscreteHead, action_head, encode_dataset
+from rlxf.agents.gtrxl.rollout_buffer import map_obs
 from rlxf.attention import TransformerSpec
 from rlxf.attention.heads.base import Datastore
 from rlxf.attention.technique import check_int
@@ -84,7 +86,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
     ) -> tuple[np.ndarray, Any]:
-        """Choose actions; see `GTrXLPolicy.predict`.
+        """Choose actions; see `GTrXLPolicy.predict`. Tensors of any device are accepted as observations.
 
         Warns:
             UserWarning: additionally once, if memory persists across episodes and an observation of the
@@ -92,7 +94,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         """
         if self.persist_memory_across_episodes and not self._warned_of_filler and self.env is not None:
             self._warned_of_filler = warn_of_filler_rows(self.env, observation)
-        return self.policy.predict(observation, state, episode_start, deterministic)
+        return self.policy.predict(map_obs(as_array, observation), state, episode_start, deterministic)
 
     def action_logits(
         self,

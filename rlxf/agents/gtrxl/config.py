@@ -27,7 +27,8 @@ from rlxf.attention import TransformerSpec
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.step_checks import with_checked_steps
-from rlxf.envs.vector import as_vec_env, shows_filler_rows
+from rlxf.envs.tensor_vec_env import as_vec_env
+from rlxf.envs.vector import shows_filler_rows
 from rlxf.training import schedule_to_text
 from rlxf.training.compat import MAPPING, NOTHING, Rule, number, whole
 from rlxf.training.distributed import process_group

@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
-from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlxf.agents.gtrxl.environments import StepResults
 from rlxf.agents.gtrxl.losses import generalized_advantage_estimate
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.recurrent_policy import RecurrentPolicyState, mark_filler_rows
@@ -20,8 +19,6 @@ from rlxf.agents.gtrxl.rollout_buffer import RolloutStep, SegmentBuffer, map_obs
 from rlxf.attention import State, TokenIndex, TransformerSpec
 from rlxf.attention.memory.base import NoMemory
 from rlxf.attention.token_index import EMPTY
-from rlxf.envs.spaces import LOST
-from rlxf.envs.step_checks import check_finite
 from rlxf.training.process_group import ProcessGroup
 
 
@@ -168,40 +165,23 @@ class RolloutCollector:
             self.state.store_encoded_action(self.policy.encode_actions(actions), index)
         return RolloutStep(obs, previous, index, hidden, recurrent, actions, values, log_probs)
 
-    def store(
-        self,
-        step: RolloutStep,
-        new_obs: Any,
-        rewards: np.ndarray,
-        dones: np.ndarray,
-        infos: list[dict[str, Any]],
-        gamma: float,
-        env_steps: int,
-    ) -> None:
+    def store(self, step: RolloutStep, results: StepResults, gamma: float) -> None:
         """Store a step with its results in the buffer.
 
         Args:
             step: result of `act`.
-            new_obs: observations after the step, the first of the next episode where an episode ended.
-            rewards: (E,), rewards of the step.
-            dones: (E,) bool, whether the episode ended with the step.
-            infos: E infos of the step.
+            results: results of the environments.
             gamma: discount factor of the value after a truncation.
-            env_steps: steps that each environment has taken, for error messages.
         """
-        bootstrapped = torch.as_tensor(rewards, dtype=torch.float32, device=self.device)
-        truncated = self._marked(infos, dones, "TimeLimit.truncated").nonzero()[:, 0]
-        if len(truncated):
-            values = self._truncated_values(truncated, infos, env_steps)
-            bootstrapped = bootstrapped.index_add(0, truncated, gamma * values)
-        ends = torch.as_tensor(dones, dtype=torch.bool, device=self.device) | self.filler
-        lost, index = np.array([LOST in info for info in infos]), step.index
-        if lost.any():
-            rows = torch.as_tensor(lost, device=self.device)
-            bootstrapped, ends, index = self._handle_crashes(rows, step, bootstrapped, ends)
+        bootstrapped, index = results.rewards, step.index
+        if len(results.truncated):
+            values = self._next_values(self.state.rows(results.truncated), results.last_obs)
+            bootstrapped = bootstrapped.index_add(0, results.truncated, gamma * values)
+        ends = results.ends | self.filler
+        if results.lost is not None:
+            bootstrapped, ends, index = self._handle_crashes(results.lost, step, bootstrapped, ends)
         self.buffer.add(step, bootstrapped, ends, index)
-        self.obs, self.episode_start = new_obs, ends
-        self.filler = self._marked(infos, dones | lost, "filler_next")
+        self.obs, self.episode_start, self.filler = results.obs, ends, results.filler_next
 
     def _handle_crashes(
         self, lost: Tensor, step: RolloutStep, rewards: Tensor, ends: Tensor
@@ -221,13 +201,6 @@ class RolloutCollector:
         self.state.reset(lost)
         index = mark_filler_rows(step.index, crashed)
         return torch.where(crashed, step.values, rewards), ends | crashed, index
-
-    def _truncated_values(self, truncated: Tensor, infos: list[dict[str, Any]], env_steps: int) -> Tensor:
-        """Return V(last observation) of the environments with the numbers ``truncated`` (N,), (N,)."""
-        rows = truncated.tolist()
-        last = map_obs(lambda *obs: np.stack(obs), *(infos[row]["terminal_observation"] for row in rows))
-        check_finite("last observation", last, env_steps, [self.env_numbers[row] for row in rows])
-        return self._next_values(self.state.rows(truncated), last)
 
     @property
     def env_numbers(self) -> range:
@@ -253,18 +226,14 @@ class RolloutCollector:
         latent, _ = self.policy.act(self._as_tensor(obs), state, index)
         return self.policy.heads(latent)[1]
 
-    def _marked(self, infos: list[dict[str, Any]], rows: np.ndarray, key: str) -> Tensor:
-        """Return which environments of ``rows`` (E,) bool have a true ``key`` in their info, (E,) bool."""
-        marked = [bool(row and info.get(key)) for row, info in zip(rows, infos, strict=True)]
-        return torch.tensor(marked, device=self.device)
-
     def _as_tensor(self, obs: Any) -> PyTorchObs:
         """Return observations on the device in the buffer's memory layout, on which rounding depends.
 
-        They are copied to row-major order: ``contiguous()`` keeps the strides of one-channel images.
+        They are copied to row-major order: ``contiguous()`` keeps the strides of one-channel images. The
+        environment may overwrite its own tensors in the next step.
         """
         copy = partial(torch.clone, memory_format=torch.contiguous_format)
-        return map_obs(copy, obs_as_tensor(obs, self.device))
+        return map_obs(lambda x: copy(torch.as_tensor(x, device=self.device)), obs)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state between two rollouts by name; each tensor has an axis of environments."""

@@ -16,7 +16,6 @@ from rlxf.agents.common.checkpoint import check_unfinished, newest_checkpoint_fi
 from rlxf.agents.common.numerics import (
     check_observations,
     check_parameters,
-    check_step_results,
     normalizes_observations,
     restore_stats_on_error,
 )
@@ -27,7 +26,8 @@ from rlxf.agents.gtrxl.agent import GTrXLAgent
 from rlxf.agents.gtrxl.config import check_has_env, check_schedules, hyperparameters
 from rlxf.agents.gtrxl.core import check_filler_rows
 from rlxf.agents.gtrxl.diagnostics import NUMBERS, EpisodeStatistics, TrainingDiagnostics
-from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
+from rlxf.agents.gtrxl.environments import RolloutEnvs, as_array, rollout_envs
+from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer, map_obs
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
 from rlxf.agents.gtrxl.training_algorithm import TrainingAlgorithm
 from rlxf.envs.sb3_vec_env import watch_processes
@@ -76,9 +76,10 @@ class TrainingLoop(GTrXLAgent):
         callback.on_rollout_start()
         self.ranks.broadcast_rng_state()
         self._between_rollouts = False
+        envs = rollout_envs(env, self.policy, self.collector.env_numbers)
         with restore_stats_on_error(env):
             for _ in range(n_rollout_steps):
-                if not self._take_step(env, callback):
+                if not self._take_step(envs, callback):
                     return False
         critic_lambda = self.gae_lambda if self.critic_lambda is None else self.critic_lambda
         self.collector.finish_rollout(self.gamma, self.gae_lambda, critic_lambda)
@@ -89,16 +90,18 @@ class TrainingLoop(GTrXLAgent):
         callback.on_rollout_end()
         return True
 
-    def _take_step(self, env: VecEnv, callback: BaseCallback) -> bool:
+    def _take_step(self, envs: RolloutEnvs, callback: BaseCallback) -> bool:
         """Take a step in every environment; return False if a callback stops training."""
         step = self.collector.act(self._algorithm.choose)
-        new_obs, rewards, dones, infos = env.step(self.policy.to_environment(step.actions))
+        new_obs, rewards, dones, infos = envs.step(step.actions)
         self.num_timesteps += self.n_envs_total
-        check_step_results(env, new_obs, rewards, dones, self._env_steps, self.collector.env_numbers)
-        callback.update_locals(locals() | vars(step) | {"rollout_buffer": self.rollout_buffer})
+        envs.check(new_obs, rewards, dones, self._env_steps)
+        env, rollout_buffer = envs.env, self.rollout_buffer
+        callback.update_locals(locals() | vars(step))  # names of the locals are those of SB3
         keep_training = callback.on_step()  # a stopped step is stored too, since `learn` may be called again
-        self._update_info_buffer(infos, dones)
-        self.collector.store(step, new_obs, rewards, dones, infos, self.gamma, self._env_steps)
+        self._update_info_buffer(*envs.finished(infos, dones))
+        results = envs.results(new_obs, rewards, dones, infos, self._env_steps)
+        self.collector.store(step, results, self.gamma)
         self._last_obs = self.collector.obs
         self._last_episode_starts = self.collector.episode_start.cpu().numpy()
         return keep_training
@@ -131,7 +134,8 @@ class TrainingLoop(GTrXLAgent):
             result = super()._setup_learn(*args, **kwargs)
             assert self._last_obs is not None
             rows = self.ranks.row_indices(self.n_envs)
-            check_observations("first observation", self.env, self._last_obs, self._env_steps, rows)
+            obs = map_obs(as_array, self._last_obs)
+            check_observations("first observation", self.env, obs, self._env_steps, rows)
         if writes_tensorboard(self.logger):
             names = type(self).__name__, type(self.policy).__name__
             write_hyperparameters(self.logger, hyperparameters(self.constructor_settings(), *names, self.env))

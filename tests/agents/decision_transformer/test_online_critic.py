@@ -22,7 +22,7 @@ from rlxf.agents.decision_transformer import (
 from rlxf.agents.decision_transformer.online_rounds import EpisodeCollector
 from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer
 from rlxf.envs import road_episodes
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.training import CheckpointFolder, CheckpointWriter, ResumeError
 from rlxf.training.checkpoints import BackgroundWriter
 from rlxf.training.states import get_rng_states

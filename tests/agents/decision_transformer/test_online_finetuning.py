@@ -15,7 +15,7 @@ from rlxf.agents.decision_transformer.online_rounds import EpisodeCollector
 from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer, Transitions
 from rlxf.data import DatasetError
 from rlxf.envs import make_vec_env
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.wrappers import ReturnToGo
 from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.agents.gtrxl.worlds import MIXED, next_step_scripts, scripts, shifted

@@ -17,7 +17,7 @@ from rlxf import GTrXLPPO, evaluate
 from rlxf.attention import Compressive, Full, TokenIndex
 from rlxf.attention.registry import TECHNIQUES
 from rlxf.envs import PreviousTransition
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from tests.agents.gtrxl.test_predict import play
 from tests.agents.gtrxl.test_ratio import assert_acts_as_it_learns
 from tests.agents.gtrxl.test_truncation import ENVS, MEMORY, Recorder, slow_value

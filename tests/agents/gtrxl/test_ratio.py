@@ -25,7 +25,7 @@ from rlxf.attention import (
     Window,
 )
 from rlxf.attention.registry import TECHNIQUES
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     OBSERVATIONS,

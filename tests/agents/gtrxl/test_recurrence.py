@@ -29,7 +29,7 @@ from rlxf.attention import (
 )
 from rlxf.attention.attention import LayerCache
 from rlxf.attention.segments import SegmentedCache
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.training import CheckpointError, CheckpointFolder, NumericalError, read_archive, write_archive
 from tests.agents.gtrxl.test_persistent_memory import persistent_agent
 from tests.agents.gtrxl.test_predict import never, observations, play, where

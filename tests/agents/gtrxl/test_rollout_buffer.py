@@ -9,7 +9,7 @@ from rlxf.agents.gtrxl import MlpGTrXLPolicy, MultiInputGTrXLPolicy
 from rlxf.agents.gtrxl.losses import PPOLoss
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer, _windows
 from rlxf.attention.token_index import EMPTY
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.training.process_group import ProcessGroup
 from tests.agents.gtrxl.worlds import (
     ACTIONS,

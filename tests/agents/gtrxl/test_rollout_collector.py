@@ -9,7 +9,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from rlxf.agents.gtrxl import rollout_collector
 from rlxf.attention import KNN, Compressive, Full, RoPE, State, Universal, Window
 from rlxf.attention.token_index import EMPTY
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from tests.agents.gtrxl.test_ratio import assert_acts_as_it_learns
 from tests.agents.gtrxl.worlds import (
     OBSERVATIONS,

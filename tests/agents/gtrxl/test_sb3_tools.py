@@ -20,8 +20,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import GTrXLPPO
+from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.tmaze_vector import TMazeVector
-from rlxf.envs.vector import as_vec_env
 from rlxf.training import linear
 from tests.agents.gtrxl.worlds import (
     GOES_ON,

@@ -5,7 +5,7 @@ import torch
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from rlxf.attention import State, TokenIndex
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     DICT,

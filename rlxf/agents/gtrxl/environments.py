@@ -1,0 +1,234 @@
+"""Environments of a rollout: steps with action tensors, whose results are tensors on the agent's device."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+
+from rlxf.agents.common.numerics import check_step_results
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.agents.gtrxl.rollout_buffer import map_obs
+from rlxf.data.spaces import discrete_start
+from rlxf.envs.spaces import LOST
+from rlxf.envs.step_checks import check_finite
+from rlxf.envs.tensor_vec_env import TensorStep, TensorVecEnv, to_numpy
+
+Info = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class StepResults:
+    """Results of a step of E environments, as tensors on the agent's device.
+
+    Args:
+        obs: observations (E, ...) after the step, as the environments returned them: the first of the next
+            episode where an episode ended, or the last with NEXT_STEP.
+        rewards: (E,) float32.
+        ends: (E,) bool, whether the episode ended with the step.
+        truncated: (N,) int64, numbers of the environments whose episode was truncated and not terminated.
+        last_obs: observations (N, ...) at the end of these episodes; None with N = 0.
+        lost: (E,) bool, the environments that crashed; None if none crashed.
+        filler_next: (E,) bool, whether the next step is a filler row.
+    """
+
+    obs: Any
+    rewards: Tensor
+    ends: Tensor
+    truncated: Tensor
+    last_obs: Any
+    lost: Tensor | None
+    filler_next: Tensor
+
+
+class RolloutEnvs(ABC):
+    """Environments of a rollout, in the form that the collector needs.
+
+    `step` comes first, then the others with its results. Callbacks run between, with the same results.
+
+    Args:
+        env: the environments.
+        policy: the policy that acts, which determines the format of actions and the device.
+        env_numbers: numbers of the environments among those of all processes, for messages.
+    """
+
+    def __init__(self, env: VecEnv, policy: GTrXLPolicy, env_numbers: Sequence[int]):
+        self.env, self.policy, self.env_numbers = env, policy, env_numbers
+        self.device = policy.device
+
+    @abstractmethod
+    def step(self, actions: Tensor) -> tuple[Any, Any, Any, Sequence[Info]]:
+        """Take a step with sampled actions (E, ...); return observations, rewards, dones and infos."""
+
+    @abstractmethod
+    def check(self, obs: Any, rewards: Any, dones: Any, step: int) -> None:
+        """Raise `FaultyEnvironmentError` unless the results are finite and valid; see `check_step_results`.
+
+        Args:
+            obs: observations that `step` returned.
+            rewards: rewards that `step` returned.
+            dones: done flags that `step` returned.
+            step: steps that each environment has taken.
+        """
+
+    @abstractmethod
+    def finished(self, infos: Sequence[Info], dones: Any) -> tuple[list[Info], np.ndarray]:
+        """Return infos, among them those of all episodes that ended in the step, and their done flags."""
+
+    @abstractmethod
+    def results(self, obs: Any, rewards: Any, dones: Any, infos: Sequence[Info], step: int) -> StepResults:
+        """Return the results of a step as tensors; arguments as in `check`.
+
+        Raises:
+            FaultyEnvironmentError: if the last observation of a truncated episode is not finite.
+        """
+
+
+class ArrayEnvs(RolloutEnvs):
+    """Environments whose observations, rewards and done flags are NumPy arrays: any ``VecEnv``."""
+
+    def step(self, actions: Tensor) -> tuple[Any, np.ndarray, np.ndarray, list[Info]]:
+        """Take a step; actions are copied to the host."""
+        return self.env.step(self.policy.to_environment(actions))
+
+    def check(self, obs: Any, rewards: np.ndarray, dones: np.ndarray, step: int) -> None:
+        """Check all results on the host."""
+        check_step_results(self.env, obs, rewards, dones, step, self.env_numbers)
+
+    def finished(self, infos: Sequence[Info], dones: np.ndarray) -> tuple[list[Info], np.ndarray]:
+        """Return the arguments: a wrapper may report an episode without a done flag."""
+        return list(infos), dones
+
+    def results(
+        self, obs: Any, rewards: np.ndarray, dones: np.ndarray, infos: Sequence[Info], step: int
+    ) -> StepResults:
+        """Copy the results to the device."""
+        truncated = np.flatnonzero(_marked(infos, dones, "TimeLimit.truncated"))
+        lost = np.array([LOST in info for info in infos])
+        return StepResults(
+            obs,
+            self._upload(rewards, torch.float32),
+            self._upload(dones, torch.bool),
+            self._upload(truncated),
+            self._last_obs(truncated, infos, step),
+            self._upload(lost) if lost.any() else None,
+            self._upload(_marked(infos, dones | lost, "filler_next")),
+        )
+
+    def _last_obs(self, rows: np.ndarray, infos: Sequence[Info], step: int) -> Any:
+        """Return the last observations (N, ...) of the episodes that ended in the environments ``rows``."""
+        if not len(rows):
+            return None
+        last = map_obs(lambda *obs: np.stack(obs), *(infos[row]["terminal_observation"] for row in rows))
+        check_finite("last observation", last, step, [self.env_numbers[row] for row in rows])
+        return last
+
+    def _upload(self, values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
+        """Return values on the device."""
+        return torch.as_tensor(values, dtype=dtype, device=self.device)
+
+
+def _marked(infos: Sequence[Info], rows: np.ndarray, key: str) -> np.ndarray:
+    """Return which environments of ``rows`` (E,) bool have a true ``key`` in their info, (E,) bool."""
+    return np.array([bool(row and info.get(key)) for row, info in zip(rows, infos, strict=True)])
+
+
+class TensorEnvs(RolloutEnvs):
+    """Environments whose observations, rewards and done flags are tensors on the agent's device.
+
+    Raises:
+        ValueError: if their device is not that of the agent.
+    """
+
+    env: TensorVecEnv
+    _step: TensorStep
+
+    def __init__(self, env: TensorVecEnv, policy: GTrXLPolicy, env_numbers: Sequence[int]):
+        super().__init__(env, policy, env_numbers)
+        if env.device != self.device:
+            raise ValueError(
+                f"the tensors of {env.env} are on {env.device}, but the agent is on {self.device}: create "
+                f"the environments with device={str(self.device)!r}, or the agent with "
+                f"device={str(env.device)!r}"
+            )
+
+    def step(self, actions: Tensor) -> tuple[Any, Tensor, Tensor, Sequence[Info]]:
+        """Take a step; no observation, reward or action leaves the device."""
+        self._step = step = self.env.step_tensors(self._to_environment(actions))
+        return step.observations, step.rewards, step.ends, step.infos
+
+    def check(self, obs: Any, rewards: Tensor, dones: Tensor, step: int) -> None:
+        """Check results on the host if `TensorVecEnv` found invalid ones on the device."""
+        if self._step.valid:
+            return
+        arrays = to_numpy(self.env.observation_space, obs), rewards.cpu().numpy(), dones.cpu().numpy()
+        check_step_results(self.env, *arrays, step, self.env_numbers)
+        self.env.ignore_bounds()  # of which the check has warned
+
+    def finished(self, infos: Sequence[Info], dones: Tensor) -> tuple[list[Info], np.ndarray]:
+        """Return the infos of the episodes that ended."""
+        ended = [info for info in self._step.infos.rows.values() if "episode" in info]
+        return ended, np.ones(len(ended), np.bool_)
+
+    def results(
+        self, obs: Any, rewards: Tensor, dones: Tensor, infos: Sequence[Info], step: int
+    ) -> StepResults:
+        """Select the last observations of truncated episodes."""
+        result, rows, last = self._step, self._none, None
+        if result.has_truncated:
+            rows = result.truncated.nonzero()[:, 0]
+            last = map_obs(lambda x: x[rows], result.last)
+            numbers = [self.env_numbers[row] for row in rows.tolist()]
+            check_finite("last observation", to_numpy(self.env.observation_space, last), step, numbers)
+        return StepResults(obs, rewards, dones, rows, last, None, result.filler_next)
+
+    @cached_property
+    def _none(self) -> Tensor:
+        return torch.zeros(0, dtype=torch.long, device=self.device)
+
+    def _to_environment(self, actions: Tensor) -> Tensor:
+        """Convert actions (E, ...) to the action space: shape, bounds, and ``start`` of Discrete spaces."""
+        shaped = actions.reshape(-1, *self.policy.action_space.shape)  # type: ignore[misc]
+        low, high = self._bounds
+        return shaped + low if high is None else shaped.clamp(low, high)
+
+    @cached_property
+    def _bounds(self) -> tuple[Tensor, Tensor | None]:
+        """Bounds of a Box of actions; the start of discrete actions, and None."""
+        space, device = self.policy.action_space, self.device
+        if isinstance(space, spaces.Box):
+            return torch.as_tensor(space.low, device=device), torch.as_tensor(space.high, device=device)
+        return torch.as_tensor(discrete_start(space), device=device), None
+
+
+def as_array(x: np.ndarray | Tensor) -> np.ndarray:
+    """Return an array, or a tensor as an array."""
+    return x.cpu().numpy() if isinstance(x, Tensor) else x
+
+
+def rollout_envs(env: VecEnv, policy: GTrXLPolicy, env_numbers: Sequence[int]) -> RolloutEnvs:
+    """Return the environments in the form for the collector; arguments as in `RolloutEnvs`.
+
+    Raises:
+        ValueError: if environments with tensors are not on the agent's device.
+
+    Warns:
+        UserWarning: if a wrapper converts the tensors of environments to arrays.
+    """
+    if isinstance(env, TensorVecEnv):
+        return TensorEnvs(env, policy, env_numbers)
+    if isinstance(env.unwrapped, TensorVecEnv):
+        warnings.warn(
+            f"{type(env).__name__} computes with NumPy arrays, so observations are copied from the device "
+            f"and back in each step: use a wrapper for tensors inside of the VectorEnv instead",
+            UserWarning,
+            stacklevel=2,
+        )
+    return ArrayEnvs(env, policy, env_numbers)

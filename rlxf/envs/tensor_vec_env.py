@@ -1,0 +1,239 @@
+"""Gymnasium's vector environments of torch tensors, for agents on their device and as SB3's `VecEnv`."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, overload
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+from torch import Tensor
+
+from rlxf.envs.spaces import check_spaces, map_parts
+from rlxf.envs.tensor_checks import TensorChecks, torch_dtype
+from rlxf.envs.vector import GymnasiumVecEnv
+
+Info = dict[str, Any]
+
+
+def as_vec_env(env: VectorEnv) -> VecEnv:
+    """Return ``env`` as a Stable-Baselines3 ``VecEnv``: `TensorVecEnv` if it gives tensors.
+
+    An environment gives tensors if it, or the environment in one of its wrappers, has an attribute
+    ``device``, as Gymnasium's ``NumpyToTorch`` and ``JaxToTorch`` and simulators on GPUs have.
+    """
+    return GymnasiumVecEnv(env) if _declared_device(env) is _NONE else TensorVecEnv(env)
+
+
+_NONE = object()
+
+
+def _declared_device(env: Any) -> Any:
+    """Return the attribute ``device`` of a vector environment or of the first wrapped one that has it."""
+    while not hasattr(env, "device"):
+        if not hasattr(env, "env"):
+            return _NONE
+        env = env.env
+    return env.device
+
+
+def to_numpy(space: spaces.Space[Any], observations: Any) -> Any:
+    """Return a copy of observation tensors as arrays with the dtypes of their space."""
+    if isinstance(space, spaces.Dict):
+        return {key: to_numpy(part, observations[key]) for key, part in space.items()}
+    return observations.to(torch_dtype(space.dtype)).cpu().numpy().copy()
+
+
+class SparseInfos(Sequence[Info]):
+    """Infos of N environments, of which few are not empty.
+
+    Args:
+        num_envs: N.
+        rows: the infos that are not empty, by the number of their environment.
+    """
+
+    def __init__(self, num_envs: int, rows: dict[int, Info]):
+        self._num_envs, self.rows = num_envs, rows
+
+    def __len__(self) -> int:
+        return self._num_envs
+
+    @overload
+    def __getitem__(self, i: int) -> Info: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Info]: ...
+    def __getitem__(self, i: int | slice) -> Info | list[Info]:
+        """Return the info of an environment; an empty one is a new dict."""
+        numbers = range(self._num_envs)[i]
+        if isinstance(numbers, int):
+            return self.rows.get(numbers, {})
+        return [self.rows.get(number, {}) for number in numbers]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorStep:
+    """Results of a step of N environments, as tensors on their device.
+
+    Args:
+        observations: (N, ...), before the next step.
+        rewards: (N,) float32.
+        ends: (N,) bool, whether the episode ended with the step.
+        truncated: (N,) bool, whether it was truncated and not terminated.
+        last: (N, ...), of which the rows ``ends`` are the last observations of their episodes.
+        filler_next: (N,) bool, whether the next step is a filler row (NEXT_STEP).
+        infos: infos as in `GymnasiumVecEnv`, with tensors as terminal observations. Of the infos of the
+            environments they contain only ``is_success``.
+        valid: False if a number is not finite, or an observation is outside of its space.
+        has_truncated: True if any episode was truncated.
+    """
+
+    observations: Any
+    rewards: Tensor
+    ends: Tensor
+    truncated: Tensor
+    last: Any
+    filler_next: Tensor
+    infos: SparseInfos
+    valid: bool
+    has_truncated: bool
+
+
+class TensorVecEnv(GymnasiumVecEnv):
+    """Gymnasium `VectorEnv` whose observations, rewards and done flags are tensors on one device.
+
+    `step_tensors` takes and returns tensors. It copies three flags to the host in each step, and the returns
+    and lengths of episodes in steps in which one ends. `GTrXLPPO` calls it in rollouts, if there is no
+    wrapper around this class.
+
+    `reset` and `step` convert actions and results, so all tools of Stable-Baselines3 can use the environments
+    as a `VecEnv` with the properties of `GymnasiumVecEnv`.
+
+    Autoreset modes are those of `GymnasiumVecEnv`. With SAME_STEP, ``infos["final_obs"]`` must hold a tensor
+    (N, ...) of observations, or a dict of them, in each step that ends an episode. A tensor (N,)
+    ``is_success`` in ``infos``, or with SAME_STEP in ``infos["final_info"]``, is reported with the episode.
+
+    Args:
+        env: the vector environment. If it has an attribute ``device``, this is the device of all tensors,
+            else torch's default device. Observation tensors may be overwritten by the next step.
+
+    Raises:
+        TypeError: if env is not a `VectorEnv` or a space is not supported (`check_spaces`).
+        ValueError: if env declares no autoreset mode.
+        FaultyEnvironmentError: from `reset` and steps, if a tensor has the wrong device, dtype or shape, or
+            env resets in the same step without ``final_obs``.
+    """
+
+    filler_next: Tensor
+    _returns: Tensor
+    _lengths: Tensor
+    _filler_rows: list[int]
+    """Numbers of the environments whose next step is a filler row."""
+
+    def __init__(self, env: VectorEnv):
+        declared = _declared_device(env)
+        self.device = torch.empty(0, device=None if declared is _NONE else declared).device
+        super().__init__(env)
+        check_spaces(env.single_observation_space, env.single_action_space)
+        self._checks = TensorChecks(str(env), env.single_observation_space, env.num_envs, self.device)
+
+    def reset(self) -> VecEnvObs:
+        """Return the first observations as arrays, with the seed and options set before."""
+        observations, _ = self._reset_env()
+        self._checks.check_observations("first observations", observations)
+        self.reset_infos = [{} for _ in range(self.num_envs)]
+        self.last_observation = to_numpy(self.observation_space, observations)
+        return self.last_observation
+
+    def step_tensors(self, actions: Tensor) -> TensorStep:
+        """Step all environments with actions (N, ...) in the format of their space."""
+        observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        self._checks.check_observations("observations", observations)
+        self._checks.check_results(rewards, terminated, truncated)
+        terminated, truncated = terminated.bool(), truncated.bool()
+        ends, truncated = terminated | truncated, truncated & ~terminated
+        flags = self._checks.valid(observations, rewards), ends.any(), truncated.any()
+        valid, has_ends, has_truncated = torch.stack(flags).tolist()
+        rows = self._count_step(rewards)
+        last = None
+        if has_ends:
+            observations, last, last_infos = self._finish(observations, infos, ends)
+            self._checks.check_observations("last observations", last)
+            rows |= self._end_episodes(ends, truncated, last, last_infos)
+        step = observations, rewards.float(), ends, truncated, last, self.filler_next
+        return TensorStep(*step, SparseInfos(self.num_envs, rows), valid, has_truncated)
+
+    def _count_step(self, rewards: Tensor) -> dict[int, Info]:
+        """Add a step to returns and lengths of the episodes, and return the infos of filler rows."""
+        self._returns, self._lengths = self._returns + rewards, self._lengths + ~self.filler_next
+        rows: dict[int, Info] = {i: {"filler": True} for i in self._filler_rows}
+        self.filler_next, self._filler_rows = torch.zeros_like(self.filler_next), []
+        return rows
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Step all environments, with actions and results as arrays."""
+        step = self.step_tensors(torch.as_tensor(self._actions, device=self.device))
+        infos = list(step.infos)
+        for info in step.infos.rows.values():
+            if "terminal_observation" in info:
+                info["terminal_observation"] = to_numpy(self.observation_space, info["terminal_observation"])
+        self.last_observation = to_numpy(self.observation_space, step.observations)
+        return self.last_observation, step.rewards.cpu().numpy(), step.ends.cpu().numpy(), infos
+
+    def ignore_bounds(self) -> None:
+        """Do not report observations outside of their space, unless they are not finite."""
+        self._checks.ignore_bounds()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Load a `state` without a reset."""
+        super().load_state(state)
+        device = self.device
+        self._returns = torch.tensor(state["returns"], dtype=torch.float64, device=device)
+        self._lengths = torch.tensor(state["lengths"], device=device)
+        self.filler_next = torch.tensor(state["filler"], device=device)
+        self._filler_rows = np.flatnonzero(state["filler"]).tolist()
+
+    def _end_episodes(self, ends: Tensor, truncated: Tensor, last: Any, infos: Info) -> dict[int, Info]:
+        """Return the infos of the environments whose episode ended, and clear their counts.
+
+        All numbers are copied to the host at once.
+        """
+        columns = {"ends": ends, "truncated": truncated, "r": self._returns, "l": self._lengths}
+        if "is_success" in infos:
+            columns["is_success"] = self._checks.successes(infos["is_success"])
+        numbers = torch.stack([column.double() for column in columns.values()]).cpu().numpy()
+        host = dict(zip(columns, numbers, strict=True))
+        self._returns, self._lengths = (
+            self._returns.masked_fill(ends, 0.0),
+            self._lengths.masked_fill(ends, 0),
+        )
+        ended = np.flatnonzero(host["ends"]).tolist()
+        rows = {i: self._end_info(i, host) for i in ended}
+        for i, row in rows.items():
+            row["terminal_observation"] = map_parts(last, itemgetter(i))
+        if self.env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
+            self._filler_rows = ended
+        return rows
+
+    def _end_info(self, i: int, host: dict[str, np.ndarray]) -> Info:
+        """Return the info of an episode that ended in environment i; ``host`` contains arrays (N,)."""
+        seconds = round(time.time() - self._started, 6)
+        info: Info = {
+            "TimeLimit.truncated": bool(host["truncated"][i]),
+            "episode": {"r": float(host["r"][i]), "l": int(host["l"][i]), "t": seconds},
+        }
+        if "is_success" in host:
+            info["is_success"] = bool(host["is_success"][i])
+        if self.env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
+            info["filler_next"] = True
+        return info
+
+    def _clear_episodes(self) -> None:
+        self._returns = torch.zeros(self.num_envs, dtype=torch.float64, device=self.device)
+        self._lengths = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        self.filler_next = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self._filler_rows = []

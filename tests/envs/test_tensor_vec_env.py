@@ -1,0 +1,247 @@
+"""Tests of vector environments of tensors as a ``VecEnv``, and of the checks of their tensors."""
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers.vector import NumpyToTorch, TransformReward
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlxf.envs import FaultyEnvironmentError, GymnasiumVecEnv, TensorVecEnv, as_vec_env
+from rlxf.envs.tensor_vec_env import SparseInfos
+from rlxf.envs.vector import has_filler_rows
+from tests.agents.gtrxl.worlds import ACTIONS, DICT, VECTOR, Scripted, shifted
+from tests.envs.tensor_envs import Overwriting, Tensors
+
+MODES = list(AutoresetMode)
+
+
+def scripted(mode: AutoresetMode, observation_space: spaces.Space = VECTOR) -> SyncVectorEnv:
+    makes = [partial(Scripted, script, observation_space, ACTIONS["Discrete"]) for script in shifted(3)]
+    return SyncVectorEnv(makes, autoreset_mode=mode)
+
+
+def without_time(info: dict[str, Any]) -> dict[str, Any]:
+    episode = info.get("episode")
+    return info if episode is None else info | {"episode": (episode["r"], episode["l"])}
+
+
+def played(env: VecEnv, steps: int = 30) -> list[Any]:
+    env.seed(1)
+    results: list[Any] = [env.reset()]
+    for step in range(steps):
+        obs, rewards, dones, infos = env.step(np.full(env.num_envs, step % 3))
+        results.append((obs, rewards, dones, [without_time(info) for info in infos]))
+    return results
+
+
+@pytest.mark.parametrize("observation_space", [VECTOR, DICT], ids=["Box", "Dict"])
+@pytest.mark.parametrize("mode", MODES)
+def test_arrays_equal_those_of_the_environment_without_tensors(mode, observation_space):
+    wrapped = as_vec_env(Tensors(scripted(mode, observation_space)))
+    assert isinstance(wrapped, TensorVecEnv)
+    expected = played(as_vec_env(scripted(mode, observation_space)))
+    np.testing.assert_equal(played(wrapped), expected)
+    assert any("episode" in info for *_, infos in expected[1:] for info in infos)
+    assert has_filler_rows(wrapped) == (mode is AutoresetMode.NEXT_STEP)
+
+
+def test_results_do_not_change_if_the_environment_overwrites_its_tensors():
+    mode = AutoresetMode.NEXT_STEP
+    np.testing.assert_equal(
+        played(as_vec_env(Overwriting(scripted(mode)))), played(as_vec_env(scripted(mode)))
+    )
+
+
+class AlwaysOne:
+    """Agent that always takes action 1."""
+
+    def predict(self, observation: Any, *others: Any, **options: Any) -> tuple[Any, None]:
+        return np.ones(len(observation), dtype=np.int64), None
+
+
+def test_evaluation_of_stable_baselines3_gives_the_same_returns():
+    scores = []
+    for env in (Tensors(scripted(AutoresetMode.SAME_STEP)), scripted(AutoresetMode.SAME_STEP)):
+        vec_env = as_vec_env(env)
+        vec_env.seed(0)
+        scores.append(evaluate_policy(AlwaysOne(), vec_env, 6, return_episode_rewards=True))
+    assert scores[0] == scores[1]
+
+
+def test_environments_with_a_device_are_recognized():
+    make = partial(gymnasium.make_vec, "CartPole-v1", 2, vectorization_mode="sync")
+    assert type(as_vec_env(make())) is GymnasiumVecEnv
+    assert type(as_vec_env(NumpyToTorch(make()))) is TensorVecEnv
+    assert type(as_vec_env(TransformReward(NumpyToTorch(make()), lambda reward: reward / 2))) is TensorVecEnv
+
+
+def test_missing_device_is_reported_at_the_first_reset(monkeypatch):
+    monkeypatch.delattr(Tensors, "device")
+    env = as_vec_env(Tensors(scripted(AutoresetMode.NEXT_STEP)))
+    with pytest.raises(FaultyEnvironmentError, match="returns tensors, but has no attribute 'device'"):
+        env.reset()
+
+
+NUMBERS = spaces.Dict(
+    {
+        "vector": spaces.Box(-1, 1, (2,), np.float32),
+        "choice": spaces.Discrete(3),
+        "any": spaces.Box(-np.inf, np.inf, (1,)),
+    }
+)
+
+
+class Constant(VectorEnv):
+    """Two environments with the same results in each step, of which some are replaced."""
+
+    device = "cpu"
+
+    def __init__(self, mode: AutoresetMode = AutoresetMode.NEXT_STEP, **results: Any):
+        self.metadata = {"autoreset_mode": mode}
+        self.num_envs, self.results = 2, results
+        self.single_observation_space, self.single_action_space = NUMBERS, spaces.Discrete(2)
+        self.observation_space, self.action_space = (
+            batch_space(space, 2) for space in (NUMBERS, self.single_action_space)
+        )
+        self.started = False
+
+    def observations(self) -> Any:
+        made = {
+            "vector": torch.zeros(2, 2),
+            "choice": torch.ones(2, dtype=torch.long),
+            "any": torch.zeros(2, 1),
+        }
+        return {
+            key: self.results.get(key, x) for key, x in made.items() if self.results.get(key, x) is not None
+        }
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.observations() if self.started else Constant().observations(), {}
+
+    def step(self, actions: Any) -> Any:
+        never = torch.zeros(2, dtype=torch.bool)
+        get = self.results.get
+        flags = get("terminated", never), get("truncated", never)
+        return self.observations(), get("rewards", torch.zeros(2)), *flags, get("infos", {})
+
+
+FAULTS = {
+    r"observations 'vector'.*a torch.float32 tensor.*2, 2.*on cpu, got a torch.float32 tensor.*\(2, 3\)": {
+        "vector": torch.zeros(2, 3)
+    },
+    "observations 'vector'.*on cpu, got a torch.float32 tensor of shape.*on meta": {
+        "vector": torch.zeros(2, 2, device="meta")
+    },
+    "observations 'choice'.*a torch.int64 tensor.*got a torch.float32": {"choice": torch.zeros(2)},
+    "observations 'vector'.*got ndarray of shape": {"vector": np.zeros((2, 2))},
+    "observations.*dict with the entry 'choice', got dict": {"choice": None},
+    "rewards.*a real tensor of shape.*got a torch.float32 tensor of shape.*2, 1": {
+        "rewards": torch.zeros(2, 1)
+    },
+    "rewards.*got a torch.complex64": {"rewards": torch.zeros(2, dtype=torch.complex64)},
+    "rewards.*got list": {"rewards": [0.0, 0.0]},
+    "terminations.*a bool tensor.*got a torch.float32": {"terminated": torch.zeros(2)},
+    "truncations.*got bool": {"truncated": False},
+    "SAME_STEP but no infos": {
+        "terminated": torch.tensor([True, False]),
+        "mode": AutoresetMode.SAME_STEP,
+    },
+    "last observations of .* must be a dict .* got list": {
+        "terminated": torch.tensor([True, False]),
+        "mode": AutoresetMode.SAME_STEP,
+        "infos": {"final_obs": [None, None]},
+    },
+    "last observations of .* must be a dict .* got dict": {
+        "terminated": torch.tensor([True, False]),
+        "mode": AutoresetMode.SAME_STEP,
+        "infos": {"final_obs": {"vector": None}},
+    },
+    r"infos\['is_success'\].*got list": {
+        "terminated": torch.tensor([True, False]),
+        "infos": {"is_success": [True, False]},
+    },
+}
+
+
+@pytest.mark.parametrize(("message", "results"), FAULTS.items(), ids=range(len(FAULTS)))
+def test_faulty_tensor_is_named_at_the_first_step(message, results):
+    env = TensorVecEnv(Constant(**results))
+    env.reset()
+    with pytest.raises(FaultyEnvironmentError, match=message):
+        env.step_tensors(torch.zeros(2, dtype=torch.long))
+
+
+def test_faulty_observation_is_named_at_the_first_reset():
+    inner = Constant(vector=torch.zeros(2, 3))
+    inner.started = True
+    with pytest.raises(FaultyEnvironmentError, match="first observations 'vector' of"):
+        TensorVecEnv(inner).reset()
+
+
+@pytest.mark.parametrize(
+    ("results", "valid"),
+    [
+        ({}, True),
+        ({"vector": torch.full((2, 2), 1.0)}, True),
+        ({"vector": torch.full((2, 2), 1.1)}, False),
+        ({"vector": torch.full((2, 2), float("nan"))}, False),
+        ({"choice": torch.tensor([0, 3])}, False),
+        ({"choice": torch.tensor([-1, 0])}, False),
+        ({"any": torch.full((2, 1), 1e30)}, True),
+        ({"any": torch.full((2, 1), float("inf"))}, False),
+        ({"any": torch.full((2, 1), float("nan"))}, False),
+        ({"rewards": torch.tensor([0, float("nan")])}, False),
+        ({"rewards": torch.tensor([0, 1])}, True),
+        ({"vector": torch.zeros(2, 2, dtype=torch.float64), "choice": torch.ones(2, dtype=torch.int8)}, True),
+    ],
+)
+def test_values_are_tested_on_the_device(results, valid):
+    env = TensorVecEnv(Constant(**results))
+    env.reset()
+    assert env.step_tensors(torch.zeros(2, dtype=torch.long)).valid == valid
+
+
+def test_ignored_bounds_leave_the_test_for_finite_numbers():
+    env = TensorVecEnv(Constant(vector=torch.tensor([[2.0, 0.0], [0.0, 0.0]])))
+    env.reset()
+    env.ignore_bounds()
+    assert env.step_tensors(torch.zeros(2, dtype=torch.long)).valid
+    env.env.results["vector"] = torch.tensor([[2.0, float("nan")], [0.0, 0.0]])
+    assert not env.step_tensors(torch.zeros(2, dtype=torch.long)).valid
+
+
+def test_sparse_infos_are_a_sequence_of_dicts():
+    infos = SparseInfos(3, {1: {"filler": True}})
+    assert list(infos) == [{}, {"filler": True}, {}]
+    assert infos[-2] == infos[1] == {"filler": True}
+    assert infos[1:] == [{"filler": True}, {}]
+    infos[0]["mine"] = 1
+    assert infos[2] == {}
+    with pytest.raises(IndexError):
+        infos[3]
+
+
+def test_state_continues_with_the_same_episodes():
+    """The rest of the counts, and the filler rows, are those of the environment that was not saved."""
+    from rlxf.envs import TMazeTensor
+
+    def made() -> TensorVecEnv:
+        return TensorVecEnv(TMazeTensor(2, 2, autoreset_mode="NextStep", device="cpu"))
+
+    for before in (2, 3):  # the last step of an episode is the third
+        one, other = made(), made()
+        played(one, before)
+        other.reset()
+        other.load_state(one.state())
+        for _ in range(6):
+            results = [env.step(np.zeros(2, dtype=np.int64)) for env in (one, other)]
+            results = [(*rest, [without_time(info) for info in infos]) for *rest, infos in results]
+            np.testing.assert_equal(*results)
