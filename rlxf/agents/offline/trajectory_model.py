@@ -278,6 +278,7 @@ class TrajectoryModel(OfflineModel):
     ):
         super().__init__()
         self.context_length, self.burn_in_steps = config.context_length, memory_steps(config.core)
+        self.precision = config.precision
         self.features = ObservationFeatures(info.encoder.shape, normalization)
         self.tokens = StepTokens(self.features.width, action_encoder(info.action_space), config, order)
         self.transformer = config.core.build()
