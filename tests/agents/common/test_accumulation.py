@@ -112,15 +112,15 @@ CORES_OF_PPO = {
 
 
 @pytest.mark.parametrize("core", CORES_OF_PPO.values(), ids=CORES_OF_PPO)
-def test_ppo_update_is_that_of_the_whole_minibatch(core, steps=5):
+def test_ppo_update_is_that_of_the_whole_minibatch(core):
     env = as_vec_env(next_step_scripts(shifted(3)))
     agent = small_agent(env, core=core, reconstruction_coef=0.3)
     *_, buffer = rollouts(agent, 2)
     batch = in_double(agent, buffer)
-    counts = [int(part.weight.sum()) for part in batch.split(steps)]
-    assert len(counts) == steps
+    counts = [int(part.weight.sum()) for part in batch.split(5)]
+    assert len(counts) == 5
     assert len(set(counts)) > 1  # filler rows: the means of the micro-batches have unequal weights
-    assert_equal_updates(ppo_update(agent, batch, steps), ppo_update(agent, batch, 1))
+    assert_equal_updates(ppo_update(agent, batch, 5), ppo_update(agent, batch, 1))
 
 
 def test_unweighted_means_would_fail():
@@ -191,12 +191,12 @@ OFFLINE = {
 
 
 @pytest.mark.parametrize("make", OFFLINE.values(), ids=OFFLINE)
-def test_offline_update_is_that_of_the_whole_batch(make, steps=3):
+def test_offline_update_is_that_of_the_whole_batch(make):
     agent = make()
     windows = agent._training_windows(agent.windows(agent._data()))
     batch = double(agent._batch(windows))
     agent.policy.double()
-    assert_equal_updates(offline_update(agent, batch, steps), offline_update(agent, batch, 1))
+    assert_equal_updates(offline_update(agent, batch, 3), offline_update(agent, batch, 1))
 
 
 def test_dual_variable_of_the_entropy():
@@ -262,7 +262,7 @@ def test_bad_values_of_offline_agents_are_refused():
         small_mlp(gradient_accumulation_steps=9)
     with pytest.raises(ValueError, match=r"QRegularized\(.* divides by the mean of \|Q\| .*steps=2; use 1"):
         small_dt(objective=QRegularized(hidden_sizes=(8,)), gradient_accumulation_steps=2)
-    with pytest.raises(ValueError, match="MaskedPretraining replaces tokens .* got .*steps=2; use 1"):
+    with pytest.raises(ValueError, match=r"MaskedPretraining replaces tokens .* got .*steps=2; use 1"):
         small_pretraining(gradient_accumulation_steps=2)
 
 
