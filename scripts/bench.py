@@ -26,6 +26,7 @@ from benchmarks.reversible import ReversibleLayers
 from benchmarks.speed import Speed
 from benchmarks.stitching import Stitching
 from benchmarks.targets import Targets
+from benchmarks.updates import Updates
 
 BENCHMARKS: dict[str, Any] = {
     "speed": Speed,
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Any] = {
     "depth": DepthBench,
     "faults": Faults,
     "ranks": Ranks,
+    "updates": Updates,
 }
 
 
