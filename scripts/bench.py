@@ -27,6 +27,7 @@ from benchmarks.speed import Speed
 from benchmarks.stitching import Stitching
 from benchmarks.targets import Targets
 from benchmarks.tensors import Tensors
+from benchmarks.updates import Updates
 
 BENCHMARKS: dict[str, Any] = {
     "speed": Speed,
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Any] = {
     "depth": DepthBench,
     "faults": Faults,
     "ranks": Ranks,
+    "updates": Updates,
 }
 
 

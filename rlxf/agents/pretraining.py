@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.arguments import OFFLINE_SB3_ARGUMENTS, reject_unknown_arguments
 from rlxf.agents.common.losses import masked_mean, squared_error
+from rlxf.agents.common.precision import Precision
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.dataset_info import DatasetInfo
@@ -168,7 +169,8 @@ class MaskedModel(TrajectoryModel):
             "x": self.tokens.add_time_embedding(contents, steps.time_steps),
             "index": steps.index,
         }
-        exits = self.transformer.exits(**inputs)
+        with self.mixed_precision():
+            exits = self.transformer.exits(**inputs)
         self.check_outputs(exits.outputs[-1], inputs, slice(None))
         return exits
 
@@ -195,6 +197,12 @@ class PretrainingConfig(TrajectoryConfig):
         if not 0 < self.mask_probability <= 1:
             raise ValueError(
                 f"mask_probability must be more than 0 and at most 1, got {self.mask_probability}"
+            )
+        if self.gradient_accumulation_steps > 1:
+            raise ValueError(
+                f"MaskedPretraining replaces tokens by those of other windows, so a batch cannot be divided, "
+                f"got gradient_accumulation_steps={self.gradient_accumulation_steps}; use 1, and a smaller "
+                f"batch_size to save memory"
             )
         super().check()
 
@@ -233,6 +241,10 @@ class MaskedPretraining(TrajectoryAlgorithm):
             seeds are measured on the same episodes.
         sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
             likely; or `UniformEpisodes` or `ReturnWeighted`.
+        gradient_accumulation_steps: 1. The masks of a batch contain tokens of other windows of the batch, so
+            it cannot be divided.
+        precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
+            `rlxf.attention.precision.matmul_dtype`. Weights, optimizer, losses and validation stay float32.
         download: True to download a dataset that is not on this machine.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
@@ -268,6 +280,8 @@ class MaskedPretraining(TrajectoryAlgorithm):
         validation_share: float | None = None,
         validation_seed: int = 0,
         sampling: Sampling | None = None,
+        gradient_accumulation_steps: int = 1,
+        precision: Precision = "float32",
         download: bool = False,
         tensorboard_log: str | None = None,
         verbose: int = 0,

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.attention_options import PLAIN, AttentionOptions, OutputGate, build_qk_norms, repeat_heads
 from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentAttentionKernel, RecurrentKernelState
-from rlxf.attention.modules import bound, fused_step, orthogonal_linear, stacked_orthogonal
+from rlxf.attention.modules import Linear, bound, fused_step, orthogonal_linear, stacked_orthogonal
 from rlxf.attention.positions.base import LayerPosition, Position
+from rlxf.attention.precision import mixed_linear
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.sparse.attention import sparse_average
 from rlxf.attention.token_index import TokenIndex
@@ -121,10 +122,10 @@ class Attention(nn.Module):
         gate = options.attention_gate
         self.output_gate = None if gate is None else OutputGate(gate, width, heads)
 
-    def build_projection(self, key_matrices: int) -> nn.Linear:
+    def build_projection(self, key_matrices: int) -> Linear:
         """Build the projection of queries and of ``key_matrices`` matrices of keys or values."""
         rows = self.kv_heads * self.size
-        linear = nn.Linear(self.width, self.width + key_matrices * rows)
+        linear = Linear(self.width, self.width + key_matrices * rows)
         queries = stacked_orthogonal(1, self.width, self.width)
         keys = stacked_orthogonal(key_matrices, rows, self.width)
         linear.weight = nn.Parameter(torch.cat([queries, keys]).detach())
@@ -282,10 +283,10 @@ class Attention(nn.Module):
     def project_queries(self, x: Tensor) -> Tensor:
         """Project queries with extra features: x (B, T, C) -> (B, H, T, D + E)."""
         width = self.width
-        (q,) = self.split(F.linear(x, self.qkv.weight[:width], self.qkv.bias[:width]), width)
+        (q,) = self.split(mixed_linear(x, self.qkv.weight[:width], self.qkv.bias[:width]), width)
         return self._with_query_extras(self.query_norm(q), x)
 
-    def project(self, x: Tensor, linear: LinearFn = F.linear) -> Projected:
+    def project(self, x: Tensor, linear: LinearFn = mixed_linear) -> Projected:
         """Project keys, values and extra key features of x (B, T, C).
 
         Args:

@@ -9,6 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from rlxf.attention.precision import cast, keep_matmul_dtype, mixed_linear
+
+
+class Linear(nn.Linear):
+    """``nn.Linear`` whose product has the dtype of `rlxf.attention.precision.matmul_dtype`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute ``W x + b`` for x (..., C)."""
+        return mixed_linear(x, self.weight, self.bias)
+
 
 def stacked_orthogonal(matrices: int, rows: int, columns: int) -> nn.Parameter:
     """Create a parameter (matrices * rows, columns) of stacked matrices, each initialized orthogonally.
@@ -22,9 +32,9 @@ def stacked_orthogonal(matrices: int, rows: int, columns: int) -> nn.Parameter:
     return nn.Parameter(weight.flatten(0, 1))
 
 
-def orthogonal_linear(columns: int, rows: int, matrices: int = 1, bias: bool = True) -> nn.Linear:
-    """Create one Linear of ``matrices`` stacked projections from ``columns`` to ``rows`` features; bias 0."""
-    linear = nn.Linear(columns, matrices * rows, bias=bias)
+def orthogonal_linear(columns: int, rows: int, matrices: int = 1, bias: bool = True) -> Linear:
+    """Create a `Linear` of ``matrices`` stacked projections from ``columns`` to ``rows`` features; bias 0."""
+    linear = Linear(columns, matrices * rows, bias=bias)
     linear.weight = stacked_orthogonal(matrices, rows, columns)
     if bias:
         nn.init.zeros_(linear.bias)
@@ -160,14 +170,15 @@ class FeedForward(nn.Module):
         """Apply the network to x (B, T, C), in chunks if they are set -> (B, T, C)."""
         if self.chunk is None or x.shape[1] <= self.chunk:
             return self.transform(x)
-        parts = [checkpoint(self.transform, part, use_reentrant=False) for part in x.split(self.chunk, dim=1)]
+        transform = keep_matmul_dtype(self.transform)
+        parts = [checkpoint(transform, part, use_reentrant=False) for part in x.split(self.chunk, dim=1)]
         return torch.cat(parts, dim=1)
 
     def transform(self, x: Tensor) -> Tensor:
         """Apply the network to all tokens at once: x (B, T, C) -> (B, T, C)."""
-        hidden = (x.flatten(0, -2) @ self.inner.weight.T).add_(self.inner.bias)
+        hidden = (cast(x.flatten(0, -2)) @ cast(self.inner.weight).T).add_(self.inner.bias)
         y: Tensor = self.outer(self.activation(hidden))
-        return y.view_as(x)
+        return y.view_as(x).to(x.dtype)
 
     def bind(self) -> TokenFunction:
         """Return `transform` as a `bound` function."""
@@ -218,7 +229,7 @@ class LayerNorm(nn.LayerNorm):
     def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Compute ``weight norm(x) + bias``, with scale and shift of the norm folded into weight and bias."""
         normalized = F.layer_norm(x, self.normalized_shape, eps=self.eps)
-        return F.linear(normalized, weight * self.weight, torch.addmv(bias, weight, self.bias))
+        return mixed_linear(normalized, weight * self.weight, torch.addmv(bias, weight, self.bias))
 
     def bind(self) -> TokenFunction:
         """Return the norm as a `bound` function."""
@@ -241,7 +252,7 @@ class RMSNorm(nn.RMSNorm):
 
     def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Compute ``weight norm(x) + bias``, with the scale of the norm folded into weight."""
-        return F.linear(F.rms_norm(x, self.normalized_shape, eps=self.eps), weight * self.weight, bias)
+        return mixed_linear(F.rms_norm(x, self.normalized_shape, eps=self.eps), weight * self.weight, bias)
 
 
 NORM_TYPES: dict[NormType, Callable[[int], LayerNorm | RMSNorm]] = {
@@ -312,7 +323,7 @@ class PostNorm(PreNorm):
 
     def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Compute ``weight x + bias``."""
-        return F.linear(x, weight, bias)
+        return mixed_linear(x, weight, bias)
 
     def combine(self, x: Tensor, y: Tensor) -> Tensor:
         """Combine stream and sublayer output, then normalize."""

@@ -138,6 +138,14 @@ Device = Annotated[
     Literal["auto", "cpu", "cuda"], arg(help='Device of the tensors. "auto" selects the GPU if there is one.')
 ]
 """Option of all commands that use torch."""
+PrecisionOption = Annotated[
+    Literal["float32", "bf16-mixed"],
+    arg(
+        help='Precision of updates. "bf16-mixed" computes matrix products in bfloat16, which is faster on '
+        "recent GPUs and CPUs. Weights, optimizer, losses and acting stay float32."
+    ),
+]
+"""Option of all commands that train."""
 Trust = Annotated[
     bool,
     arg(

@@ -1,9 +1,9 @@
-"""Options that make training on datasets robust: averaged weights, held-out episodes, and sampling."""
+"""Options of training on datasets: averaged weights, held-out episodes, sampling, memory and precision."""
 
 from typing import Any
 
 from rlxf.cli.choices import parse_choice
-from rlxf.cli.options import options
+from rlxf.cli.options import PrecisionOption, options
 from rlxf.data import SAMPLINGS, UniformSteps
 
 
@@ -22,6 +22,10 @@ class RobustOptions:
     sampling: str = UniformSteps.__name__
     """Probabilities with which windows are drawn: UniformSteps, UniformEpisodes or ReturnWeighted, or a JSON
     object with options, e.g. '{"name": "ReturnWeighted", "temperature": 0.2}'."""
+    gradient_accumulation_steps: int = 1
+    """Number of micro-batches into which each batch is divided to save memory. The update stays the same,
+    without dropout apart from rounding."""
+    precision: PrecisionOption = "float32"
 
     def robust_arguments(self) -> dict[str, Any]:
         """Return those of these options that differ from the arguments of the agent.

@@ -186,6 +186,13 @@ class WindowBatch:
         """Return a copy on another device."""
         return type(self)(*(getattr(self, field.name).to(device) for field in fields(self)))
 
+    def split(self, parts: int) -> list[Self]:
+        """Split the windows into at most ``parts`` batches of nearly equal size, as views."""
+        columns = (
+            getattr(self, field.name).tensor_split(min(parts, len(self.mask))) for field in fields(self)
+        )
+        return [type(self)(*part) for part in zip(*columns, strict=True)]
+
 
 class Windows:
     """Windows of at most K consecutive steps of one episode.

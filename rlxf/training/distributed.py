@@ -127,6 +127,12 @@ class TorchProcessGroup(ProcessGroup):
         local = parts["loss"] * (weight / total).to(values.dtype)
         return means | {"loss": local + (means["loss"] - local).detach()}
 
+    def weight_share(self, weight: Tensor) -> Tensor:
+        """See `ProcessGroup`."""
+        total = weight.double().clone()
+        self._all_reduce(total)
+        return weight / total.clamp(min=1)
+
     def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """See `ProcessGroup`. A missing gradient counts as 0; if it is missing on all ranks, it stays
         None.

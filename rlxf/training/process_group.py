@@ -83,6 +83,13 @@ class ProcessGroup:
         """
         return parts
 
+    def weight_share(self, weight: Tensor) -> Tensor:
+        """Return the share of this rank's scalar weight in the sum of the weights of all ranks.
+
+        It is the factor with which `reduce_means` multiplies the gradient of "loss".
+        """
+        return torch.ones_like(weight)
+
     def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace the gradient of each parameter by its sum over all ranks."""
 

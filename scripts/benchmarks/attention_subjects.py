@@ -110,6 +110,9 @@ SUBJECTS: dict[str, Subject] = {
         1.15,
     ),
     "Linformer, causal": Subject(lambda length: with_techniques(kernel=Linformer(128, 16))),
+    "Linformer, causal, long blocks": Subject(
+        lambda length: with_techniques(kernel=Linformer(root(16 * length), 16)), 1.65
+    ),
     "LSH": Subject(
         lambda length: with_techniques(kernel=LSH(ROUNDS, max(2, 2 * length // CHUNK))), 1.3, faster_from=8192
     ),

@@ -74,6 +74,7 @@ class DecisionTransformerConfig(TrajectoryConfig):
         self.auxiliary.check(self.core, self.context_length, self.conditioning)
         self.objective.check_core(self.core, self.context)
         self.objective.check_windows(self.context_length)
+        self.objective.check_accumulation(self.gradient_accumulation_steps)
         if self.context == "episode" and not self.conditioning.needs_target:
             raise ValueError(
                 f"conditioning={self.conditioning} predicts returns from a window of steps, got "

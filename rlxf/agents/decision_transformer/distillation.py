@@ -40,7 +40,8 @@ class DistillationUpdate(OfflineUpdate):
     ):
         assert isinstance(student.model, DecisionTransformerModel)
         _check_models(student.model, teacher)
-        super().__init__(student.model, student.optimizer, student.max_grad_norm, student.average)
+        options = student.max_grad_norm, student.average, student.accumulation_steps
+        super().__init__(student.model, student.optimizer, *options)
         self.student, self.teacher = student.model, teacher.eval()
         models = self.student, self.teacher
         pairs = zip(context_lengths, models, strict=True)
@@ -71,6 +72,15 @@ class DistillationUpdate(OfflineUpdate):
         last = steps.between(-self.shared_steps)
         return self.student.add_penalty(self.student.add_exit_loss(parts, exits, teacher_actions, last))
 
+    def loss_count(self, batch: WindowBatch) -> Tensor:
+        """Count the real (unpadded) steps in the context of both models."""
+        return batch.mask[:, -self.shared_steps :].sum()
+
+    def clear_gradients(self) -> None:
+        """Clear the gradients of the student and of the projection."""
+        super().clear_gradients()
+        self.hidden.optimizer.zero_grad()
+
     @torch.no_grad()
     def _teacher_targets(self, batch: WindowBatch, exits: int) -> tuple[Tensor, Tensor]:
         """Return the teacher's outputs and actions at the shared steps, expanded to ``exits`` exits."""
@@ -81,7 +91,6 @@ class DistillationUpdate(OfflineUpdate):
 
     def step(self, parts: dict[str, Tensor]) -> Tensor:
         """Take a step of the student's optimizer and of the optimizer of the hidden-state projection."""
-        self.hidden.optimizer.zero_grad()
         norm = super().step(parts)
         self.hidden.optimizer.step()
         return norm

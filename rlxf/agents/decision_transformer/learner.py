@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.agents.common.arguments import OFFLINE_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
 from rlxf.agents.common.calibration import THRESHOLDS, Calibration, reset_calibration
 from rlxf.agents.common.losses import Distillation
+from rlxf.agents.common.precision import Precision
 from rlxf.agents.common.retrieval import check_no_datastore, check_teacher_without_datastore
 from rlxf.agents.common.weights import transfer_weights
 from rlxf.agents.decision_transformer.calibration import measure_exits
@@ -109,6 +110,12 @@ class DecisionTransformer(OnlineFinetuning):
         state_loss_weight: weight of an auxiliary loss, the error of a prediction of the next observation; 0
             for no such head (`AuxiliaryHeads`).
         return_loss_weight: the same for the return-to-go of the next step.
+        gradient_accumulation_steps: number of micro-batches into which each batch is divided. The update is
+            that of the whole batch, apart from rounding, and without dropout; the activations of one
+            micro-batch at a time are in memory.
+        precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
+            `rlxf.attention.precision.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
+            float32.
         env: environment wrapped in `ReturnToGo` for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,
@@ -161,6 +168,8 @@ class DecisionTransformer(OnlineFinetuning):
         sampling: Sampling | None = None,
         state_loss_weight: float = 0.0,
         return_loss_weight: float = 0.0,
+        gradient_accumulation_steps: int = 1,
+        precision: Precision = "float32",
         env: VecEnv | None = None,
         download: bool = False,
         trust: bool = False,

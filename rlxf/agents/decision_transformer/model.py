@@ -185,7 +185,8 @@ class DecisionTransformerModel(TrajectoryModel):
     def exits(self, steps: ContextWindow, output_slice: slice) -> ExitOutputs:
         """Return the outputs after each layer at the tokens of the slice ``output_slice``."""
         inputs = self._transformer_inputs(steps)
-        exits = self.transformer.exits(**inputs, output_slice=output_slice)
+        with self.mixed_precision():
+            exits = self.transformer.exits(**inputs, output_slice=output_slice)
         self.check_outputs(exits.outputs[-1], inputs, output_slice)
         return exits
 
@@ -195,7 +196,8 @@ class DecisionTransformerModel(TrajectoryModel):
         At the state tokens these are the inputs of the head, (B, W - window_start, C).
         """
         inputs = self._transformer_inputs(steps)
-        y = self.transformer.outputs(**inputs, output_slice=output_slice)
+        with self.mixed_precision():
+            y = self.transformer.outputs(**inputs, output_slice=output_slice)
         self.check_outputs(y, inputs, output_slice)
         return y
 

@@ -15,7 +15,9 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlxf.agents.common.accumulation import check_accumulation_steps
 from rlxf.agents.common.checkpoint import SEED_RULE
+from rlxf.agents.common.precision import PRECISION_RULE, Precision
 from rlxf.agents.gtrxl.policy import (
     POLICIES,
     CnnGTrXLPolicy,
@@ -49,8 +51,11 @@ values in a file.
 """
 BOUNDS = (
     {name: rule for names, _, _, rule in RANGES for name in names}
-    | {name: whole(1) for name in ("batch_size", "n_envs", "stats_window_size")}
-    | {"policy_kwargs": MAPPING, "seed": SEED_RULE, "verbose": whole(0)}
+    | {
+        name: whole(1)
+        for name in ("batch_size", "n_envs", "stats_window_size", "gradient_accumulation_steps")
+    }
+    | {"policy_kwargs": MAPPING, "seed": SEED_RULE, "verbose": whole(0), "precision": PRECISION_RULE}
 )
 """Rules of the settings in a file; the annotations of the constructor define the other settings."""
 
@@ -60,7 +65,8 @@ class PPOConfig:
     """Hyperparameters of `GTrXLPPO`, which describes them, with their defaults.
 
     Raises:
-        ValueError: if a number is out of range, or rollouts or minibatches do not consist of whole segments.
+        ValueError: if a number is out of range, rollouts or minibatches do not consist of whole segments, or
+            there are more micro-batches than segments in a minibatch.
         TypeError: if a schedule is neither a number nor a function that returns one.
     """
 
@@ -84,6 +90,8 @@ class PPOConfig:
     persist_memory_across_episodes: bool = False
     recompute_memory: bool = False
     reconstruction_coef: float = 0.0
+    gradient_accumulation_steps: int = 1
+    precision: Precision = "float32"
     n_envs: int = 32
 
     def __post_init__(self) -> None:
@@ -93,6 +101,8 @@ class PPOConfig:
                 if not (value is None and name in OPTIONAL) and not holds(value):
                     raise ValueError(f"{name} must be {allowed}, got {value}")
         self._check_multiples()
+        segments = self.minibatch_size // self.segment_length
+        check_accumulation_steps(self.gradient_accumulation_steps, segments, "number of segments")
         check_schedules(self)
         if self.clip_range_vf == 0:
             raise ValueError("clip_range_vf must be more than 0, or None for no clipping, got 0")

@@ -9,15 +9,13 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn import functional as F
 
+from rlxf.agents.common.accumulation import Losses
 from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.gtrxl.heads import divergence, same_most_likely_action
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
 from rlxf.attention import ExitTargets
 from rlxf.attention.depth.base import ExitOutputs
-
-Losses = dict[str, Tensor]
-"""Scalar losses and other means over a minibatch, by name."""
 
 
 def discounted_sum(x: Tensor, discount: Tensor) -> Tensor:

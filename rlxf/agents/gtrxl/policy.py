@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.arguments import SB3_POLICY_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
 from rlxf.agents.common.numerics import check_outputs
+from rlxf.agents.common.precision import Precision, mixed_precision
 from rlxf.agents.gtrxl.core import check_exits
 from rlxf.agents.gtrxl.heads import PopArtHead, probability_margins
 from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentPolicy, RecurrentPolicyState
@@ -49,6 +50,7 @@ class GTrXLPolicy(RecurrentPolicy):
             sampled actions.
         persist_memory_across_episodes: memory persists across episodes.
         reconstruct: add a head that predicts the flattened observation from the output.
+        precision: precision of the transformer in updates, see `GTrXLPPO`.
         log_std_init: initial log standard deviation of Box actions.
         features_extractor_class: SB3's features extractor; None for the default of the policy.
         features_extractor_kwargs: arguments of the features extractor.
@@ -74,6 +76,7 @@ class GTrXLPolicy(RecurrentPolicy):
         previous_action: bool = True,
         persist_memory_across_episodes: bool = False,
         reconstruct: bool = False,
+        precision: Precision = "float32",
         log_std_init: float = 0.0,
         features_extractor_class: type[BaseFeaturesExtractor] | None = None,
         features_extractor_kwargs: dict[str, Any] | None = None,
@@ -94,6 +97,7 @@ class GTrXLPolicy(RecurrentPolicy):
         )
         check_exits(core, action_space)
         self._missing_state_warning = MissingStateWarning(stacklevel=7)
+        self.precision = precision
         self.core, self.persist_memory_across_episodes = core, persist_memory_across_episodes
         self.features_extractor = self.make_features_extractor()
         features = self.features_extractor.features_dim
@@ -186,7 +190,8 @@ class GTrXLPolicy(RecurrentPolicy):
             NumericalError: if an output is not finite; the message names the cause.
         """
         tokens = self.tokens(obs, previous).unflatten(0, tuple(index.shape))
-        exits = self.transformer.exits(tokens, index, state)
+        with mixed_precision(self.precision, self.training):
+            exits = self.transformer.exits(tokens, index, state)
         after = partial(self.transformer.next_state, tokens, index, state)
         outputs, before = exits.outputs[-1], state.recurrent
         check_outputs(self, outputs, index.episode, tokens, before, lambda: after().recurrent)

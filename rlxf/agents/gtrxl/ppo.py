@@ -6,7 +6,7 @@ import torch
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
-from stable_baselines3.common.utils import FloatSchedule, explained_variance
+from stable_baselines3.common.utils import FloatSchedule, explained_variance, get_device
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from rlxf.agents.common.arguments import PPO_SB3_ARGUMENTS, check_device, reject
 from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
+from rlxf.agents.common.precision import Precision, check_precision
 from rlxf.agents.gtrxl.config import PPOConfig, as_training_env, check_policy, warn_of_flattened_images
 from rlxf.agents.gtrxl.core import (
     check_recomputable,
@@ -92,6 +93,12 @@ class GTrXLPPO(TrainingLoop):
             rollout, a quarter of the training time at the default sizes, and the memory for these
             observations; both are larger with `KNN` memory.
         reconstruction_coef: weight of the observation reconstruction loss; 0 for none.
+        gradient_accumulation_steps: number of micro-batches into which each minibatch is divided, at most its
+            number of segments. The update is that of the whole minibatch, apart from rounding, and without
+            dropout; the activations of one micro-batch at a time are in memory.
+        precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
+            `rlxf.attention.precision.matmul_dtype`. Weights, optimizer, heads, losses and acting stay
+            float32. PPO's ratio is then not exactly 1 in the first minibatch of an update.
         n_envs: number of environments to create if ``env`` is an id; under torchrun, of all processes.
         core: specification of the transformer; None for `gtrxl`. It is rejected if acting step by step would
             differ from training on segments.
@@ -139,6 +146,8 @@ class GTrXLPPO(TrainingLoop):
         persist_memory_across_episodes: bool = PPOConfig.persist_memory_across_episodes,
         recompute_memory: bool = PPOConfig.recompute_memory,
         reconstruction_coef: float = PPOConfig.reconstruction_coef,
+        gradient_accumulation_steps: int = PPOConfig.gradient_accumulation_steps,
+        precision: Precision = PPOConfig.precision,
         n_envs: int = PPOConfig.n_envs,
         core: TransformerSpec | None = None,
         stats_window_size: int = 100,
@@ -151,6 +160,7 @@ class GTrXLPPO(TrainingLoop):
     ):
         config = PPOConfig.from_arguments(locals())
         check_device(device)
+        check_precision(precision, get_device(device))
         if env is None and _init_setup_model:
             raise ValueError("env is None: pass a Gymnasium id, an environment, a VecEnv or a VectorEnv")
         self.core = resolve_core(core, memory_length)
@@ -163,6 +173,7 @@ class GTrXLPPO(TrainingLoop):
         self.clip_range, self.clip_range_vf, self.target_kl = clip_range, clip_range_vf, target_kl
         self.normalize_advantage, self.advantage_epsilon = normalize_advantage, advantage_epsilon
         self.critic_lambda, self.reconstruction_coef = critic_lambda, reconstruction_coef
+        self.gradient_accumulation_steps, self.precision = gradient_accumulation_steps, precision
         self.previous_action, self.recompute_memory = previous_action, recompute_memory
         self.persist_memory_across_episodes = persist_memory_across_episodes
         torch.set_flush_denormal(True)
@@ -210,6 +221,7 @@ class GTrXLPPO(TrainingLoop):
             previous_action=self.previous_action,
             persist_memory_across_episodes=self.persist_memory_across_episodes,
             reconstruct=self.reconstruction_coef > 0,
+            precision=self.precision,
             **self.policy_kwargs,
         ).to(self.device)
         self._algorithm = PPOTraining(self.policy, self.order)
@@ -246,7 +258,8 @@ class GTrXLPPO(TrainingLoop):
     def _update_policy(self) -> dict[str, float]:
         """Train for ``n_epochs`` passes over the rollout, fewer if ``target_kl`` is exceeded."""
         algorithm, buffer = self._algorithm, self.rollout_buffer
-        update = algorithm.start_update(self.objective(), self.max_grad_norm, self.target_kl)
+        limits = self.max_grad_norm, self.target_kl
+        update = algorithm.start_update(self.objective(), *limits, self.gradient_accumulation_steps)
         advantages = self._normalized_advantages() if self.normalize_advantage else buffer.advantages
         segments = self.batch_size // self.segment_length
         for _ in range(self.n_epochs):

@@ -49,6 +49,19 @@ class SegmentBatch:
     index: TokenIndex
     state: State
 
+    def split(self, parts: int) -> "Sequence[SegmentBatch]":
+        """Split the segments into at most ``parts`` minibatches of nearly equal size, as views."""
+        bounds = torch.arange(len(self.index.position)).tensor_split(parts)
+        return [self._between(int(own[0]), int(own[-1]) + 1) for own in bounds if len(own)]
+
+    def _between(self, first: int, end: int) -> "SegmentBatch":
+        """Return the segments from ``first`` to ``end`` (exclusive)."""
+        length = self.index.shape[1]
+        segments, steps = slice(first, end), slice(first * length, end * length)
+        by_step = {name: x for name, x in vars(self).items() if name not in ("index", "state")}
+        own: Any = {name: map_obs(lambda x: x[steps], x) for name, x in by_step.items()}
+        return type(self)(**own, index=self.index.rows(segments), state=self.state.rows(segments))
+
 
 @dataclass(frozen=True, eq=False)
 class RolloutStep:

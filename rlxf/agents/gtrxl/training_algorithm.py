@@ -12,11 +12,12 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
+from rlxf.agents.common.accumulation import Losses, accumulate_gradients
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.common.numerics import check_parameters, clip_grad_norm_checked
 from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.gtrxl.heads import divergence
-from rlxf.agents.gtrxl.losses import Losses, PPOLoss, segment_outputs, total_loss
+from rlxf.agents.gtrxl.losses import PPOLoss, segment_outputs, total_loss
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch, SegmentBuffer
 from rlxf.attention import TokenIndex
@@ -34,6 +35,7 @@ class PolicyUpdate:
         max_grad_norm: maximum gradient norm; larger gradients are clipped.
         target_kl: stop if the KL divergence of a minibatch exceeds 1.5 times this; None for never.
         coefficients: coefficients of the objective, to be reported with the metrics.
+        accumulation_steps: number of micro-batches into which each minibatch is divided.
         ranks: the process group; each process has a part of a minibatch, and all stop together.
     """
 
@@ -42,6 +44,7 @@ class PolicyUpdate:
     max_grad_norm: float
     target_kl: float | None
     coefficients: Mapping[str, float] = field(default_factory=dict)
+    accumulation_steps: int = 1
     ranks: ProcessGroup = field(default_factory=process_group)
     _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
@@ -52,11 +55,12 @@ class PolicyUpdate:
             NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
         for batch in minibatches:
-            losses = self.ranks.fail_together(partial(self.objective, self.policy, batch))
+            losses = self.ranks.fail_together(partial(self._losses, batch))
             parts = self.ranks.reduce_means(losses, batch.weight.sum())
             self._record(parts)
             if self.target_kl is not None and parts["approx_kl"] > 1.5 * self.target_kl:
                 self.policy.transformer.skip_update()
+                self._discard_accumulated()
                 return False
             self._step(parts)
         return True
@@ -66,8 +70,26 @@ class PolicyUpdate:
         means = {name: torch.stack(values).mean().item() for name, values in self._metrics.items()}
         return means | dict(self.coefficients)
 
-    def _step(self, parts: Losses) -> None:
+    def _losses(self, batch: Any) -> Losses:
+        """Return the losses of a minibatch, with the gradients of all its micro-batches but the last."""
+        objective = partial(self.objective, self.policy)
+        if self.accumulation_steps == 1:
+            return objective(batch)
+        self._clear_gradients()
+        micro_batches = batch.split(self.accumulation_steps)
+        return accumulate_gradients(objective, micro_batches, lambda part: part.weight.sum(), self.ranks)
+
+    def _clear_gradients(self) -> None:
         self.policy.optimizer.zero_grad()
+
+    def _discard_accumulated(self) -> None:
+        """Clear the gradients of a minibatch without a step; those of the last step stay, for the log."""
+        if self.accumulation_steps > 1:
+            self._clear_gradients()
+
+    def _step(self, parts: Losses) -> None:
+        if self.accumulation_steps == 1:
+            self._clear_gradients()
         parts["loss"].backward()
         self.ranks.all_reduce_gradients(self.policy.parameters())
         norm = clip_grad_norm_checked(parts, self.policy, self.policy.parameters(), self.max_grad_norm)
@@ -109,13 +131,16 @@ class TrainingAlgorithm(ABC):
         """
 
     @abstractmethod
-    def start_update(self, loss: PPOLoss, max_grad_norm: float, target_kl: float | None) -> PolicyUpdate:
+    def start_update(
+        self, loss: PPOLoss, max_grad_norm: float, target_kl: float | None, accumulation_steps: int = 1
+    ) -> PolicyUpdate:
         """Return the update of the policy after a rollout.
 
         Args:
             loss: PPO's loss with the current coefficients.
             max_grad_norm: maximum gradient norm; larger gradients are clipped.
             target_kl: bound on the KL divergence, see `PolicyUpdate`.
+            accumulation_steps: number of micro-batches, see `PolicyUpdate`.
         """
 
     @abstractmethod
@@ -138,10 +163,12 @@ class PPOTraining(TrainingAlgorithm):
         """Sample from the distribution of the policy."""
         return own.get_actions()
 
-    def start_update(self, loss: PPOLoss, max_grad_norm: float, target_kl: float | None) -> PolicyUpdate:
+    def start_update(
+        self, loss: PPOLoss, max_grad_norm: float, target_kl: float | None, accumulation_steps: int = 1
+    ) -> PolicyUpdate:
         """Return an update with PPO's loss."""
         coefficients = {"clip_range": loss.clip_range, "ent_coef": loss.ent_coef}
-        return PolicyUpdate(self.policy, loss, max_grad_norm, target_kl, coefficients)
+        return PolicyUpdate(self.policy, loss, max_grad_norm, target_kl, coefficients, accumulation_steps)
 
     def minibatches(self, buffer: SegmentBuffer, segments: int, advantages: Tensor) -> Iterable[SegmentBatch]:
         """Yield the minibatches of the buffer."""
@@ -200,8 +227,11 @@ class DistillationUpdate(PolicyUpdate):
 
     objective: DistillationLoss
 
-    def _step(self, parts: Losses) -> None:
+    def _clear_gradients(self) -> None:
+        super()._clear_gradients()
         self.objective.hidden.optimizer.zero_grad()
+
+    def _step(self, parts: Losses) -> None:
         super()._step(parts)
         self.objective.hidden.optimizer.step()
 
@@ -261,10 +291,14 @@ class DistillationTraining(TrainingAlgorithm):
         self._state.store_encoded_action(self.teacher.encode_actions(actions), index)
         return actions
 
-    def start_update(self, loss: PPOLoss, max_grad_norm: float, target_kl: float | None) -> PolicyUpdate:
+    def start_update(
+        self, loss: PPOLoss, max_grad_norm: float, target_kl: float | None, accumulation_steps: int = 1
+    ) -> PolicyUpdate:
         """Return an update with `DistillationLoss`; ``target_kl`` is ignored."""
         objective = DistillationLoss(self.distillation, self.teacher, self.hidden, loss.vf_coef)
-        return DistillationUpdate(self.policy, objective, max_grad_norm, target_kl=None)
+        return DistillationUpdate(
+            self.policy, objective, max_grad_norm, target_kl=None, accumulation_steps=accumulation_steps
+        )
 
     def minibatches(self, buffer: SegmentBuffer, segments: int, advantages: Tensor) -> Iterable[Any]:
         """Yield the minibatches of the buffer with the teacher's outputs at their steps."""

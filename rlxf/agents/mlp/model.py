@@ -18,7 +18,7 @@ from rlxf.agents.offline.config import MAX_HIDDEN_LAYERS, Converter, OfflineConf
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
 from rlxf.agents.offline.objectives import OBJECTIVES, Objective, objective_from_json
-from rlxf.attention.modules import Dropout
+from rlxf.attention.modules import Dropout, Linear
 from rlxf.attention.registry import technique_to_json
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training import NumericalError
@@ -147,12 +147,12 @@ class MLPModel(OfflineModel):
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: MLPConfig):
         super().__init__()
-        self.context_length = config.context_length
+        self.context_length, self.precision = config.context_length, config.precision
         self.features = ObservationFeatures(info.encoder.shape, normalization)
         inputs = self.context_length * self.features.width + self.condition_width
         sizes = (inputs, *config.hidden_sizes)
         layers = [
-            nn.Sequential(nn.Linear(size, width), nn.ReLU(), Dropout(config.dropout))
+            nn.Sequential(Linear(size, width), nn.ReLU(), Dropout(config.dropout))
             for size, width in pairwise(sizes)
         ]
         self.body = nn.Sequential(*layers)
@@ -190,7 +190,9 @@ class MLPModel(OfflineModel):
             history: the last K observations.
             return_to_go: return-to-go at the newest step, (B,); None if the agent has none.
         """
-        y: Tensor = self.body(torch.cat([history.features.flatten(1), *self.condition(return_to_go)], dim=1))
+        x = torch.cat([history.features.flatten(1), *self.condition(return_to_go)], dim=1)
+        with self.mixed_precision():
+            y: Tensor = self.body(x)
         return y
 
     def condition(self, return_to_go: Tensor | None) -> list[Tensor]:

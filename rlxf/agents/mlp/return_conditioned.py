@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
+from rlxf.agents.common.precision import Precision
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel
 from rlxf.agents.offline.agent import ReturnConditionedAgent
@@ -103,6 +104,12 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
             seeds are measured on the same episodes.
         sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
             likely; or `UniformEpisodes` or `ReturnWeighted`.
+        gradient_accumulation_steps: number of micro-batches into which each batch is divided. The update is
+            that of the whole batch, apart from rounding, and without dropout; the activations of one
+            micro-batch at a time are in memory.
+        precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
+            `rlxf.attention.precision.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
+            float32.
         env: environment wrapped in `ReturnToGo` for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,
@@ -141,6 +148,8 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
         validation_share: float | None = None,
         validation_seed: int = 0,
         sampling: Sampling | None = None,
+        gradient_accumulation_steps: int = 1,
+        precision: Precision = "float32",
         env: VecEnv | None = None,
         download: bool = False,
         trust: bool = False,

@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Self
 import torch
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
-from stable_baselines3.common.utils import configure_logger, update_learning_rate
+from stable_baselines3.common.utils import configure_logger, get_device, update_learning_rate
 from torch import nn
 
 from rlxf.agents.common import arguments
 from rlxf.agents.common.checkpoint import read_agent_archive
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
+from rlxf.agents.common.precision import Precision, check_precision
 from rlxf.agents.common.weights import sync_processes
 from rlxf.agents.offline import checkpoint
 from rlxf.agents.offline.config import OfflineConfig, check_no_policy, check_sizes
@@ -68,6 +69,8 @@ class OfflineAlgorithm(ValidatedAlgorithm):
     warmup_updates: int | None
     max_grad_norm: float
     weight_averaging: float | None
+    gradient_accumulation_steps: int
+    precision: Precision
     _average: WeightAverage | None
 
     def __init__(
@@ -83,6 +86,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         arguments.check_device(device)
         check_no_policy(dataset)
         config.check()
+        check_precision(config.precision, get_device(device))
         self.ranks = process_group()
         self.ranks.split_total("batch_size", config.batch_size)
         vars(self).update(vars(config))
@@ -133,11 +137,13 @@ class OfflineAlgorithm(ValidatedAlgorithm):
             trained = deepcopy(self.policy)
             self._average = WeightAverage(trained, self.policy, self.weight_averaging, UNCLIPPED)
         self.optimizer = make_optimizer(trained, self.lr_schedule(1), self.weight_decay)
-        self._update = OfflineUpdate(trained, self.optimizer, self.max_grad_norm, self._average)
+        options = self.max_grad_norm, self._average, self.gradient_accumulation_steps
+        self._update = OfflineUpdate(trained, self.optimizer, *options)
 
     def _new_update(self) -> OfflineUpdate:
         """Return an update of the trained model without pending metrics."""
-        return OfflineUpdate(self._update.model, self.optimizer, self.max_grad_norm, self._average)
+        options = self.max_grad_norm, self._average, self.gradient_accumulation_steps
+        return OfflineUpdate(self._update.model, self.optimizer, *options)
 
     def _models(self) -> nn.ModuleList:
         """Return the model that acts, and with `weight_averaging` also the one that is trained."""

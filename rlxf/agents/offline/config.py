@@ -10,7 +10,9 @@ from typing import Any, ClassVar, Self
 
 from stable_baselines3.common.type_aliases import Schedule
 
+from rlxf.agents.common.accumulation import check_accumulation_steps
 from rlxf.agents.common.checkpoint import MAX_SEED, SEED_RULE, SEED_VALUE, setting_rules
+from rlxf.agents.common.precision import PRECISION_RULE, Precision
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.attention.registry import technique_to_json
 from rlxf.attention.technique import check_int
@@ -44,6 +46,8 @@ class OfflineConfig:
         "weight_averaging": number(0, 1) | NOTHING,
         "validation_share": number(0, 1) | NOTHING,
         "validation_seed": SEED_VALUE,
+        "gradient_accumulation_steps": whole(1),
+        "precision": PRECISION_RULE,
     }
     """Ranges of stored numbers; the annotations define the types of the other settings."""
     JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = {
@@ -68,6 +72,8 @@ class OfflineConfig:
     validation_share: float | None = None
     validation_seed: int = 0
     sampling: Sampling = UNIFORM_STEPS
+    gradient_accumulation_steps: int = 1
+    precision: Precision = "float32"
 
     @property
     @abstractmethod
@@ -106,6 +112,7 @@ class OfflineConfig:
         values = vars(self) | {"learning_rate": rate}
         for name in ("context_length", "batch_size"):
             check_int(name, values[name], most=sys.maxsize)
+        check_accumulation_steps(self.gradient_accumulation_steps, self.batch_size, "number of windows")
         for name in ("learning_rate", "weight_decay", "warmup_updates"):
             if values[name] is not None and not 0 <= values[name] < float("inf"):
                 raise ValueError(f"{name} must be finite and at least 0, got {values[name]}")

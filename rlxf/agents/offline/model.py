@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import NatureCNN
 from torch import Tensor, nn
 
+from rlxf.agents.common.precision import Precision, mixed_precision
 from rlxf.data import Trajectories, Windows
 
 
@@ -35,6 +37,13 @@ class OfflineModel(nn.Module, ABC):
         It is the error of predictions of the data without the terms that training adds, such as penalties,
         averaged over `loss_count` steps or tokens.
         """
+
+    precision: Precision = "float32"
+    """Precision of updates; acting and validation use float32."""
+
+    def mixed_precision(self) -> AbstractContextManager[None]:
+        """Return the context in which the model computes the outputs that its losses use."""
+        return mixed_precision(self.precision, self.training)
 
     def fit(self, data: Trajectories) -> None:  # optional
         """Set the buffers that depend on the training data."""

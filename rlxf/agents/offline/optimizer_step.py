@@ -11,6 +11,7 @@ import torch
 from stable_baselines3.common.callbacks import ProgressBarCallback
 from torch import Tensor, nn
 
+from rlxf.agents.common.accumulation import accumulate_gradients
 from rlxf.agents.common.numerics import clip_grad_norm_checked
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.weight_averaging import WeightAverage
@@ -27,6 +28,7 @@ class OfflineUpdate:
         optimizer: optimizer of the model; the gradient of its first parameter group is clipped.
         max_grad_norm: maximum gradient norm; larger gradients are clipped.
         average: average of the weights of the model; None for none.
+        accumulation_steps: number of micro-batches into which each batch is divided.
         ranks: process group of data-parallel training; each rank processes its part of a batch.
     """
 
@@ -34,6 +36,7 @@ class OfflineUpdate:
     optimizer: torch.optim.Optimizer
     max_grad_norm: float
     average: WeightAverage | None = None
+    accumulation_steps: int = 1
     ranks: ProcessGroup = field(default_factory=process_group)
     _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
@@ -59,8 +62,8 @@ class OfflineUpdate:
         Raises:
             NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
-        losses = self.ranks.fail_together(partial(self.losses, batch))
-        parts = self.ranks.reduce_means(losses, self.model.loss_count(batch))
+        losses = self.ranks.fail_together(partial(self._accumulate, batch))
+        parts = self.ranks.reduce_means(losses, self.loss_count(batch))
         for name, value in (parts | {"grad_norm": self.step(parts)}).items():
             self._metrics[name].append(value.detach())
 
@@ -68,9 +71,24 @@ class OfflineUpdate:
         """Return the "loss" and its parts."""
         return self.model.losses(batch)
 
+    def loss_count(self, batch: Any) -> Tensor:
+        """Return the number of steps over which `losses` are averaged, a scalar."""
+        return self.model.loss_count(batch)
+
+    def clear_gradients(self) -> None:
+        """Clear the gradients of all trained parameters."""
+        self.optimizer.zero_grad()
+
+    def _accumulate(self, batch: Any) -> dict[str, Tensor]:
+        """Return `losses`, with the gradients of all micro-batches but the last."""
+        self.clear_gradients()
+        if self.accumulation_steps == 1:
+            return self.losses(batch)
+        micro_batches = batch.split(self.accumulation_steps)
+        return accumulate_gradients(self.losses, micro_batches, self.loss_count, self.ranks)
+
     def step(self, parts: dict[str, Tensor]) -> Tensor:
         """Take an optimizer step on the "loss" among the parts; return the gradient norm before clipping."""
-        self.optimizer.zero_grad()
         parts["loss"].backward()
         self.ranks.all_reduce_gradients(self.model.parameters())
         weights, *others = (group["params"] for group in self.optimizer.param_groups)

@@ -262,6 +262,7 @@ class TrajectoryModel(OfflineModel):
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: TrajectoryConfig):
         super().__init__()
         self.context_length, self.burn_in_steps = config.context_length, memory_steps(config.core)
+        self.precision = config.precision
         self.features = ObservationFeatures(info.encoder.shape, normalization)
         self.tokens = self.tokens_class(self.features.width, action_encoder(info.action_space), config)
         self.transformer = config.core.build()

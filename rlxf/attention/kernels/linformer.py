@@ -33,8 +33,9 @@ class Linformer(Kernel):
     an episode is cut into blocks of n positions, [0, n), [n, 2 n) ... A query sees the k summaries ``E k``
     and ``F v`` of an earlier block in place of its tokens, if all of these tokens are visible to it. All
     other visible tokens are seen individually, in the same softmax. A block may therefore be cut by a window
-    or by the end of memory. L tokens cost L (L k / n + n) pairs: n / k times fewer than all pairs, but not
-    linear.
+    or by the end of memory. L tokens cost L (L k / n + n) / 2 pairs: n / k times fewer than all pairs, but
+    not linear, since the number of summaries grows with L. Blocks of ``n = sqrt(L k)`` cost least, L^1.5
+    sqrt(k) pairs.
 
     Source: Wang et al. 2020, arXiv:2006.04768, section 4. The paper has no bias;
     public implementations have one.

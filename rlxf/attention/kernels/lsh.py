@@ -21,6 +21,7 @@ from rlxf.attention.kernels.base import (
 from rlxf.attention.kernels.bucket_attention import BucketAttention, ComparePositions, count_shared_rounds
 from rlxf.attention.modules import orthogonal_linear
 from rlxf.attention.positions.base import Position
+from rlxf.attention.precision import mixed_linear
 from rlxf.attention.technique import AttentionFactory, SpecView, check_int, check_seed
 from rlxf.attention.token_index import TokenIndex
 
@@ -134,7 +135,7 @@ class SharedQKAttention(Attention):
         super().__init__(width, heads, position, kernel, dropout, options)
         self.qkv = orthogonal_linear(width, width, matrices=2)
 
-    def project(self, x: Tensor, linear: LinearFn = F.linear) -> Projected:
+    def project(self, x: Tensor, linear: LinearFn = mixed_linear) -> Projected:
         """Project queries, values and extra query features; `as_key` converts the queries to keys."""
         q, v = self.split(linear(x, self.qkv.weight, self.qkv.bias))
         extras = self.kernel.projected_query_extras(q)

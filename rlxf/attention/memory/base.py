@@ -66,8 +66,8 @@ class State:
         free = State.empty(layers, batch, length - count, self.hidden, width)
         return concatenate_states([self, free])
 
-    def rows(self, rows: Tensor) -> "State":
-        """Return the selected rows of the batch; ``rows`` is a bool (B,) mask or int64 (N,) row numbers."""
+    def rows(self, rows: Tensor | slice) -> "State":
+        """Return the selected rows of the batch: a bool (B,) mask, int64 (N,) row numbers, or a slice."""
         older = None if self.older is None else self.older.rows(rows)
         recurrent = None if self.recurrent is None else self.recurrent.rows(rows)
         return State(self.hidden[:, rows], self.index.rows(rows), older, recurrent)

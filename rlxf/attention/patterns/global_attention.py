@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
@@ -15,6 +14,7 @@ from rlxf.attention.patterns.base import (
     UNLIMITED,
 )
 from rlxf.attention.positions.base import Position
+from rlxf.attention.precision import mixed_linear
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.token_index import TokenIndex
 
@@ -104,7 +104,7 @@ class GlobalAttention(nn.Module):
         """Unlimited: every token attends to global tokens at any distance."""
         return UNLIMITED
 
-    def project(self, x: Tensor, linear: LinearFn = F.linear) -> Projected:
+    def project(self, x: Tensor, linear: LinearFn = mixed_linear) -> Projected:
         """Project keys and values for local queries, then for global queries."""
         return *self.others.project(x, linear), *self.globals.project(x, linear)
 

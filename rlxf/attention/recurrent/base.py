@@ -153,8 +153,8 @@ class RecurrentState:
         memory = {name: function(x) for name, x in self.memory.items()}
         return RecurrentState(passes, function(self.episode), memory)
 
-    def rows(self, rows: Tensor) -> "RecurrentState":
-        """Return the selected rows of the batch; ``rows`` is a bool (B,) mask or int64 (N,) row numbers."""
+    def rows(self, rows: Tensor | slice) -> "RecurrentState":
+        """Return the selected rows of the batch: a bool (B,) mask, int64 (N,) row numbers, or a slice."""
         return self.map(lambda x: x[rows])
 
     def named_tensors(self) -> dict[str, Tensor]:

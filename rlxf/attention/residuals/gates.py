@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.modules import TokenFunction, stacked_orthogonal
+from rlxf.attention.precision import cast, mixed_linear
 from rlxf.attention.residuals.base import Gate, Residual
 from rlxf.attention.technique import check_finite_number
 
@@ -108,9 +109,9 @@ class GRUGateModule(Gate):
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         width = x.shape[-1]
         flat_x, flat_y = x.reshape(-1, width), y.reshape(-1, width)
-        w_rz, w_g = F.linear(flat_y, self.w).split([2 * width, width], dim=-1)
-        r, z = torch.addmm(w_rz, flat_x, self.u.T).chunk(2, dim=-1)
-        h = torch.addmm(w_g, r.sigmoid() * flat_x, self.u_g.T).tanh()
+        w_rz, w_g = F.linear(cast(flat_y), cast(self.w)).split([2 * width, width], dim=-1)
+        r, z = torch.addmm(w_rz, cast(flat_x), cast(self.u).T).to(x.dtype).chunk(2, dim=-1)
+        h = torch.addmm(w_g, cast(r.sigmoid() * flat_x), cast(self.u_g).T).to(x.dtype).tanh()
         return torch.lerp(flat_x, h, (z - self.b).sigmoid()).view_as(x)
 
     def bind(self) -> TokenFunction:
@@ -157,7 +158,7 @@ class InputGateModule(Gate):
         self.w = stacked_orthogonal(1, width, width)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.linear(x, self.w).sigmoid() * x + y
+        return mixed_linear(x, self.w).sigmoid() * x + y
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ class OutputGateModule(BiasedLinearGate):
     """Module of `OutputGate`: W_g (C, C) and b (C,)."""
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + F.linear(x, self.w, -self.b).sigmoid() * y
+        return x + mixed_linear(x, self.w, -self.b).sigmoid() * y
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class HighwayGateModule(BiasedLinearGate):
     """Module of `HighwayGate`: W_g (C, C) and b (C,)."""
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.lerp(y, x, F.linear(x, self.w, self.b).sigmoid())
+        return torch.lerp(y, x, mixed_linear(x, self.w, self.b).sigmoid())
 
 
 @dataclass(frozen=True)
@@ -244,5 +245,5 @@ class SigTanhGateModule(BiasedLinearGate):
     """Module of `SigTanhGate`: W (2 C, C) holds W_g and U_g; b (C,)."""
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        scale, update = F.linear(y, self.w).chunk(2, dim=-1)
+        scale, update = mixed_linear(y, self.w).chunk(2, dim=-1)
         return x + (scale - self.b).sigmoid() * update.tanh()

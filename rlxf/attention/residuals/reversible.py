@@ -10,6 +10,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from rlxf.attention.layers import SegmentStack, discarded_inputs
 from rlxf.attention.modules import NormType, PreNorm
+from rlxf.attention.precision import keep_matmul_dtype
 from rlxf.attention.residuals.base import Residual, Sum
 from rlxf.attention.technique import LayerPasses, SpecView
 
@@ -192,6 +193,7 @@ def _sublayers(passes: SegmentStack, pass_index: int) -> tuple[Sublayer, Sublaye
     def signal(half: Tensor) -> Tensor | None:
         return passes.embedding.pass_embedding(half, passes.index.position, pass_index)
 
+    attend, transform = keep_matmul_dtype(attend), keep_matmul_dtype(transform)
     attention = _weights(block.attention_norm, block.attention)
     feed_forward = _weights(block.feed_forward_norm, block.feed_forward)
     return Sublayer(0, attend, [*attention, *position], signal), Sublayer(1, transform, feed_forward)

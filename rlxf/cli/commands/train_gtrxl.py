@@ -17,7 +17,16 @@ from rlxf.agents.common.checkpoint import CACHE_COPIES, state_memory
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.policy import POLICIES, default_policy_name
 from rlxf.attention import TransformerSpec
-from rlxf.cli.options import CheckpointSeconds, Device, EnvOptions, Pretrained, Quiet, check_counts, options
+from rlxf.cli.options import (
+    CheckpointSeconds,
+    Device,
+    EnvOptions,
+    PrecisionOption,
+    Pretrained,
+    Quiet,
+    check_counts,
+    options,
+)
 from rlxf.cli.output import print_out
 from rlxf.cli.progress import ONLINE_METRICS
 from rlxf.cli.runs import FLOAT32_BYTES, GTRXL
@@ -116,6 +125,10 @@ class PPOOptions:
     This costs one extra pass over (layers * memory length) steps per environment."""
     reconstruction_coef: float = DEFAULTS["reconstruction_coef"]
     """Coefficient of the observation reconstruction loss. 0 turns it off. It helps with sparse rewards."""
+    gradient_accumulation_steps: int = DEFAULTS["gradient_accumulation_steps"]
+    """Number of micro-batches into which each minibatch is divided to save memory, at most its number of
+    segments. The update stays the same, apart from rounding."""
+    precision: PrecisionOption = DEFAULTS["precision"]
     device: Device = "auto"
 
     def arguments(self) -> dict[str, Any]:

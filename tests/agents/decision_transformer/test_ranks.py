@@ -64,6 +64,12 @@ def test_weights_of_two_ranks_equal_those_of_one():
     assert all((one[0][name] == other[0][name]).all() for name in expected)
 
 
+def test_micro_batches_of_two_ranks_give_the_gradients_of_one_batch():
+    expected = gradients(agent())
+    for actual in on_ranks(2, lambda: gradients(agent(gradient_accumulation_steps=3))):
+        assert_close(actual, expected)
+
+
 def test_random_training_agrees_between_ranks():
     changes = {"core": CORES["published with dropout"], "objective": MaximumEntropy()}
     data = some_trajectories(action_space=ACTIONS["Box"])

@@ -67,6 +67,12 @@ def assert_same(one, other):
     assert one.num_timesteps == other.num_timesteps
 
 
+@pytest.fixture(autouse=True)
+def _fast_bfloat16(monkeypatch):
+    """Suppress the warning about devices that emulate bfloat16."""
+    monkeypatch.setattr("rlxf.agents.common.precision._emulates_bfloat16", lambda device: False)
+
+
 def assert_resumes(fresh, tmp_path, cut):
     """Compare an uninterrupted run with one stopped after ``cut`` updates and resumed by a new agent."""
     uninterrupted = fresh()
@@ -97,6 +103,8 @@ AGENTS = {
     "maximum entropy": {"objective": MaximumEntropy(0.3)},
     "schedule": {"learning_rate": linear(1e-2, 1e-3), "warmup_updates": 3},
     **{name: {"core": core} for name, core in RANDOM_TECHNIQUES.items()},
+    "micro-batches": {"core": DROPOUT, "gradient_accumulation_steps": 3},
+    "bf16": {"precision": "bf16-mixed"},
 }
 
 

@@ -111,6 +111,7 @@ def test_two_processes_have_gradients_of_one():
 
 SETTINGS = {
     "default": {"n_epochs": 3},
+    "micro-batches": {"gradient_accumulation_steps": 2},
     "few segments in a minibatch": {"batch_size": 4, "recompute_memory": True},
     "a bound on the KL": {"target_kl": 1e-3, "n_epochs": 9},
     "a memory of neighbors": {"core": replace(small_core(), memory=KNN(2, 12, 4), pattern=Window(3))},

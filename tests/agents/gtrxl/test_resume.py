@@ -217,6 +217,7 @@ AGENTS = {
     },
     "previous actions unseen": {"previous_action": False},
     "early end of updates": {"target_kl": 1e-4},
+    "micro-batches and bf16": {"gradient_accumulation_steps": 2, "precision": "bf16-mixed"},
     "early end, Routing": {
         "target_kl": 1e-4,
         "core": replace(small_core(), kernel=Routing(2, decay=0.5), position=RoPE()),

@@ -72,5 +72,12 @@ class ObjectiveSpec:
     def check_windows(self, steps: int) -> None:  # optional
         """Raise ValueError unless the objective can be trained on windows of this number of steps."""
 
+    def check_accumulation(self, steps: int) -> None:  # optional
+        """Raise ValueError unless the loss of a batch is the mean of its parts, weighted by real steps.
+
+        Args:
+            steps: number of micro-batches of each batch, ``gradient_accumulation_steps``.
+        """
+
     def check_core(self, core: TransformerSpec, context: str) -> None:  # optional
         """Raise ValueError unless the objective supports a core and a `DecisionTransformer`'s ``context``."""

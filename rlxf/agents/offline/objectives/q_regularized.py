@@ -104,6 +104,13 @@ class QRegularized(ObjectiveSpec):
                 f"step; use a DecisionTransformer with context_length of at least 2"
             )
 
+    def check_accumulation(self, steps: int) -> None:
+        if steps > 1:
+            raise ValueError(
+                f"objective={self} divides by the mean of |Q| over the whole batch, got "
+                f"gradient_accumulation_steps={steps}; use 1, or another objective"
+            )
+
     def check_core(self, core: TransformerSpec, context: str) -> None:
         core.depth.check_no_early_exit(f"objective={self}")
         if context != "window":

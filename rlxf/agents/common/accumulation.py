@@ -1,0 +1,69 @@
+"""Gradient accumulation: the loss of a batch is differentiated in micro-batches, which saves memory."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from rlxf.attention.technique import check_int
+from rlxf.training.process_group import ProcessGroup
+
+Losses = dict[str, Tensor]
+"""Scalar losses and other means over a batch, by name."""
+Batch = TypeVar("Batch")
+
+
+def accumulate_gradients(
+    losses: Callable[[Batch], Losses],
+    micro_batches: Sequence[Batch],
+    count: Callable[[Batch], Tensor],
+    ranks: ProcessGroup,
+) -> Losses:
+    r"""Return the means of losses over a batch; add the gradients of all micro-batches but the last.
+
+    Losses are means over real steps. If micro-batch i has n_i of the N real steps and the mean L_i, the mean
+    over the batch is ``L = sum_i (n_i / N) L_i``. Each micro-batch is differentiated before the next one is
+    computed, so the activations of one micro-batch at a time are in memory. The gradient of the returned
+    "loss" is that of the last term: its ``backward`` completes the gradient of L. Gradients must be cleared
+    before. The gradients of this process are weighted by its share of the real steps of all processes.
+
+    Dropout draws other random numbers than for the whole batch. A loss that is not a mean over real steps,
+    e.g. a quotient of means, cannot be divided.
+
+    Args:
+        losses: returns the means over a batch by name, including "loss", which has a gradient.
+        micro_batches: parts of the batch.
+        count: returns the number n_i of real steps of a micro-batch, a scalar.
+        ranks: process group; this method contains one collective.
+    """
+    counts = torch.stack([count(batch) for batch in micro_batches])
+    share, weights = ranks.weight_share(counts.sum()), counts / counts.sum().clamp(min=1)
+    sums: Losses = {}
+    for number, batch in enumerate(micro_batches):
+        parts = losses(batch)
+        weight = weights[number].to(parts["loss"].dtype)
+        sums = {name: sums.get(name, 0) + weight * x.detach() for name, x in parts.items()}
+        term = weight * parts["loss"]
+        if number < len(micro_batches) - 1:
+            (share * term).backward()
+    return sums | {"loss": term + (sums["loss"] - term).detach()}
+
+
+def check_accumulation_steps(steps: int, rows: int, kind: str) -> None:
+    """Check ``gradient_accumulation_steps``.
+
+    Args:
+        steps: number of micro-batches.
+        rows: number of rows of a batch.
+        kind: description of the rows, for the message.
+
+    Raises:
+        TypeError: if the number is not an integer.
+        ValueError: if it is less than 1 or more than the rows of a batch.
+    """
+    check_int("gradient_accumulation_steps", steps)
+    if steps > rows:
+        raise ValueError(
+            f"gradient_accumulation_steps must be at most {rows}, the {kind} of a batch, got {steps}"
+        )

@@ -1,0 +1,56 @@
+"""Precision of updates: float32, or bfloat16 for matrix products."""
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, get_args
+
+import torch
+
+from rlxf.attention.precision import matmul_dtype
+from rlxf.attention.technique import check_choice
+from rlxf.training.compat import Rule
+
+Precision = Literal["float32", "bf16-mixed"]
+"""Precision of updates, with the name of PyTorch Lightning for bfloat16 with weights in float32."""
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+PRECISION_RULE = Rule(" or ".join(map(repr, PRECISIONS)), lambda value: value in PRECISIONS)
+"""Rule of a precision in a file."""
+
+
+def check_precision(precision: str, device: torch.device | str) -> None:
+    """Check the precision of an agent.
+
+    Raises:
+        ValueError: if it is unknown.
+
+    Warns:
+        UserWarning: if the device emulates bfloat16, which is slower than float32.
+    """
+    check_choice("precision", precision, PRECISIONS)
+    if precision != "float32" and _emulates_bfloat16(torch.device(device)):
+        warnings.warn(
+            f"precision={precision!r} is slower than float32 here: {device} has no instructions for bfloat16 "
+            f"and emulates its products; use precision='float32'",
+            stacklevel=4,
+        )
+
+
+def mixed_precision(precision: Precision, training: bool) -> AbstractContextManager[None]:
+    """Return the context in which a model computes the outputs that its losses use.
+
+    Args:
+        precision: precision of updates.
+        training: True in an update; otherwise, e.g. while acting, the precision is float32.
+    """
+    if precision == "float32" or not training:
+        return nullcontext()
+    return matmul_dtype(torch.bfloat16)
+
+
+def _emulates_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return not torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu":
+        return False
+    capabilities = getattr(torch.cpu, "get_capabilities", None)  # older versions of torch do not report them
+    return capabilities is not None and not any(x for name, x in capabilities().items() if "bf16" in name)
