@@ -19,6 +19,10 @@ class Linear(nn.Linear):
         """Compute ``W x + b`` for x (..., C)."""
         return mixed_linear(x, self.weight, self.bias)
 
+    def bind(self) -> "TokenFunction":
+        """Return the product in the dtype of the weights as a `bound` function."""
+        return partial(F.linear, weight=self.weight, bias=self.bias)
+
 
 def stacked_orthogonal(matrices: int, rows: int, columns: int) -> nn.Parameter:
     """Create a parameter (matrices * rows, columns) of stacked matrices, each initialized orthogonally.
@@ -65,9 +69,6 @@ def bound(module: nn.Module) -> TokenFunction:
     It uses the current parameter objects of the module and calls no hooks. The class of a module may define
     it in a method ``bind``; otherwise it is the module.
     """
-    if type(module) is nn.Linear:
-        weight, bias = module.weight, module.bias
-        return lambda x: F.linear(x, weight, bias)
     bind = own_method(module, "bind")
     return module if bind is None else bind()
 
@@ -182,14 +183,10 @@ class FeedForward(nn.Module):
 
     def bind(self) -> TokenFunction:
         """Return `transform` as a `bound` function."""
-        if type(self.inner) is not nn.Linear:
+        if type(self.inner) is not Linear:
             return self.transform
-        weight, bias, outer, activation = (
-            self.inner.weight,
-            self.inner.bias,
-            bound(self.outer),
-            self.activation,
-        )
+        weight, bias, activation = self.inner.weight, self.inner.bias, self.activation
+        outer = bound(self.outer)
         return lambda x: outer(activation((x @ weight.T).add_(bias)))
 
 
