@@ -140,7 +140,7 @@ class Returns:
 
     def run(self) -> None:
         """Train and evaluate missing agents, and print the tables."""
-        console = Console(width=120)
+        console = Console(width=150)
         methods = {dataset: self.allowed(dataset, console) for dataset in self.datasets}
         if any(THEIRS in each for each in methods.values()):
             hugging_face.install(self.venv)
