@@ -1,9 +1,10 @@
 """Fused acting step: one token per row in few calls, for transformers whose techniques have such a form."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
 from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ class FusedStep:
         modules: Sequence[nn.Module],
     ):
         self.layers, self.output, self.max_distance = layers, output, max_distance
-        held = [table for module in modules for table in (module._modules, module._parameters)]
+        held: list[dict[str, Any]] = [x for m in modules for x in (m._modules, m._parameters)]
         self._tables = [table for table in held for _ in table]
         self._names = [name for table in held for name in table]
         self._values = list(chain.from_iterable(table.values() for table in held))
@@ -51,11 +52,13 @@ class FusedStep:
     @property
     def is_current(self) -> bool:
         """True if the transformer still has the same modules with the same parameter objects."""
-        return all(map(is_, map(dict.get, self._tables, self._names), self._values))
+        get: Callable[[dict[str, Any], str], Any] = dict.get
+        return all(map(is_, map(get, self._tables, self._names), self._values))
 
     def accepts(self, cache: KVCache) -> bool:
         """Return whether a step with this cache needs no module with hooks, and no state besides keys."""
-        plain = _has_plain_buffers(type(cache)) and cache.recurrent is None and cache.context is None
+        kind: Any = type(cache)
+        plain = _has_plain_buffers(kind) and cache.recurrent is None and cache.context is None
         return plain and not any(self._hooks)
 
     def __call__(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, Tensor]:

@@ -144,13 +144,12 @@ class Block(Layer):
 
     def fused_step(self) -> LayerStep | None:
         """Return the layer for a `FusedStep`; None if one of its parts has no such form."""
-        attend, norms = fused_step(self.attention), (self.attention_norm, self.feed_forward_norm)
-        around = [own_method(norm, "bind_around") for norm in norms]
-        if attend is None or self.cross is not None or None in around:
+        attend, feed = fused_step(self.attention), bound(self.feed_forward)
+        around_attention = own_method(self.attention_norm, "bind_around")
+        around_feed_forward = own_method(self.feed_forward_norm, "bind_around")
+        if attend is None or self.cross is not None or not around_attention or not around_feed_forward:
             return None
-        attention, feed_forward = (
-            bind(sublayer) for bind, sublayer in zip(around, (attend, bound(self.feed_forward)), strict=True)
-        )
+        attention, feed_forward = around_attention(attend), around_feed_forward(feed)
         return lambda x, cache, keys: feed_forward(attention(x, cache, keys))
 
     def attend(self, x: Tensor, memory: Tensor | None, mask: AttentionMask) -> Tensor:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -304,7 +304,9 @@ class RecurrentPolicy(BasePolicy):
     @property
     def device(self) -> torch.device:
         """Device of the parameters; SB3 searches the modules for one, which takes time in every step."""
-        return self.value_net.weight.device
+        value_net: Any = self.value_net
+        device: torch.device = value_net.weight.device
+        return device
 
     @cached_property
     def _state_layout(self) -> dict[str, object]:
