@@ -56,7 +56,9 @@ class Updates:
 
     def run(self) -> None:
         """Measure and print the table."""
-        settings = [{"gradient_accumulation_steps": steps} for steps in self.micro_batches]
+        settings: list[dict[str, Any]] = [
+            {"gradient_accumulation_steps": steps} for steps in self.micro_batches
+        ]
         settings += [{"precision": each} for each in self.precisions[1:]]
         shape = replace(cleanrl_shape(gated=True), envs=self.envs, minibatch=128 * self.envs, epochs=1)
         results = {str(options): measure(shape, options) for options in settings}
