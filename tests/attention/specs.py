@@ -384,6 +384,23 @@ RECIPES = {
     "attention below GLA": replace(
         DEFAULT, layers=3, recurrence=GLA(), attention_layers=(0,), position=RoPE(), pattern=Dilated(2, 2)
     ),
+    "ETC above GatedDeltaNet": replace(
+        DEFAULT, recurrence=GatedDeltaNet(), attention_layers=(1,), pattern=ETC(1, 2)
+    ),
+    "Longformer below MinGRU, memory": replace(
+        GTRXL,
+        recurrence=MinGRU(),
+        attention_layers=(0,),
+        pattern=Longformer(2, global_tokens=(1, 5), farthest=MEMORY),
+    ),
+    "BigBirdETC between LRU, CALM": replace(
+        DEFAULT,
+        layers=3,
+        recurrence=LRU(),
+        attention_layers=(1,),
+        pattern=BigBirdETC(1, 1, 2, 2),
+        depth=CALM(),
+    ),
     "GRU, linear attention, CALM": replace(
         DEFAULT, layers=3, recurrence=GRU(), attention_layers=(1,), kernel=Performer(6), depth=CALM()
     ),

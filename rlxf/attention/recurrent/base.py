@@ -230,17 +230,12 @@ class Recurrence(Technique, ABC):
     cost: ClassVar[str] = "L"
 
     def check(self, choices: SpecView) -> None:
-        """Raise ValueError unless tokens are read in order, and other choices leave each token its place."""
+        """Raise ValueError unless tokens are read in order, without a context."""
         if not choices.causal:
             raise ValueError(f"{self} reads tokens in order and needs causal=True; use recurrence=None")
         if choices.cross_attention:
             raise ValueError(
                 f"{self} cannot be combined with cross_attention=True; use recurrence=None in a decoder"
-            )
-        if len(choices.pattern.query_rules) > 1:
-            raise ValueError(
-                f"pattern {choices.pattern} has global tokens, which {self} would read as tokens of an "
-                f"episode; use another pattern, e.g. Full()"
             )
 
     @property
