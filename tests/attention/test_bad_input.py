@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import permutations
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +17,10 @@ from rlxf.attention import (
     GRU,
     KERPLE,
     KNN,
+    LRU,
     LSH,
     LSTM,
+    RATE,
     RFA,
     RMT,
     XL,
@@ -25,6 +28,7 @@ from rlxf.attention import (
     Context,
     CoPE,
     Deberta,
+    DeltaNet,
     Differential,
     EncoderDecoder,
     Floater,
@@ -37,6 +41,7 @@ from rlxf.attention import (
     LearnedAbsolute,
     LearnedPerLayer,
     Longformer,
+    Mamba2,
     MinGRU,
     Multiplicative,
     Performer,
@@ -45,6 +50,7 @@ from rlxf.attention import (
     ShawRelative,
     Sinusoidal,
     Softmax,
+    StreamingXL,
     T5Bias,
     TokenIndex,
     TransformerSpec,
@@ -418,18 +424,79 @@ OTHER_STATES = {
     "minGRU from Gated DeltaNet": (MinGRU(), GatedDeltaNet()),
     "Gated DeltaNet from minGRU": (GatedDeltaNet(), MinGRU()),
     "attention from minGRU": (None, MinGRU()),
+    "minGRU from attention": (MinGRU(), None),
+    "Gated DeltaNet from DeltaNet": (GatedDeltaNet(), DeltaNet()),
 }
 
 
 @pytest.mark.parametrize(("own", "other"), OTHER_STATES.values(), ids=OTHER_STATES)
 def test_recurrent_states_of_another_core_are_refused(own, other):
     transformer, source = (TransformerSpec(width=8, recurrence=each).build() for each in (own, other))
-    message = "the state is of another core: its recurrent states are .*, those of this core .*initial_state"
+    names = ["no technique" if each is None else type(each).__name__ for each in (other, own)]
+    message = "its recurrent states are those of {}, those of this core of {}; .*initial_state".format(*names)
     for use in (transformer.forward, transformer.outputs, transformer.exits):
         with pytest.raises(ValueError, match=message):
             use(torch.zeros(2, 3, 8), SEGMENT, source.initial_state(2))
     with pytest.raises(ValueError, match=message):
         transformer.cache(source.initial_state(2), 4)
+
+
+MEMORIES = {"XL": XL(4), "RMT": RMT(4, 2), "RATE": RATE(4, 2), "StreamingXL": StreamingXL(4, 2)}
+
+
+@pytest.mark.parametrize(("own", "other"), [*permutations(MEMORIES, 2)])
+def test_states_of_another_memory_with_recurrent_states_are_refused(own, other):
+    transformer, source = (TransformerSpec(width=8, memory=MEMORIES[name]).build() for name in (own, other))
+    state, names = source.initial_state(2), ["no technique" if n == "XL" else n for n in (other, own)]
+    message = "its recurrent states are those of {}, those of this core of {}; ".format(*names)
+    for use in (transformer.forward, transformer.outputs, transformer.next_state):
+        with pytest.raises(ValueError, match=message):
+            use(torch.zeros(2, 3, 8), SEGMENT, state)
+    with pytest.raises(ValueError, match=message):
+        transformer.cache(state, 4)
+
+
+def test_recurrent_states_of_other_options_are_refused():
+    small, large = (TransformerSpec(width=8, recurrence=Mamba2(state=n)).build() for n in (2, 4))
+    with pytest.raises(ValueError, match=r"of another core: its recurrent states are \{'0.state'"):
+        small(torch.zeros(2, 3, 8), SEGMENT, large.initial_state(2))
+
+
+NOT_FINITE = {
+    "XL": (TransformerSpec(width=8, memory=XL(4)), "the input of layer 2 in the memory state"),
+    "RMT": (TransformerSpec(width=8, memory=RMT(4, 2)), r"'tokens' of the memory RMT\("),
+    "LRU": (TransformerSpec(width=8, recurrence=LRU()), r"'state' of layer 2, LRU\("),
+    "LRU below attention": (
+        TransformerSpec(width=8, layers=3, recurrence=LRU(), attention_layers=(2,), memory=XL(4)),
+        r"'state' of layer 2, LRU\(",
+    ),
+}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("spec", "place"), NOT_FINITE.values(), ids=NOT_FINITE)
+def test_states_that_are_not_finite_are_refused(spec, place, value):
+    transformer = spec.build()
+    _, state = transformer(torch.zeros(2, 3, 8), SEGMENT)
+    spoiled = state.hidden[1] if spec.recurrence is None else state.recurrent.passes[1]["state"]
+    spoiled = state.recurrent.memory["tokens"] if spec.memory == RMT(4, 2) else spoiled
+    spoiled[1].view(-1)[0] = value
+    message = f"{place}.* contains {value} in row 1 of the batch; begin with `initial_state`"
+    with pytest.raises(ValueError, match=message):
+        transformer(torch.zeros(2, 3, 8), SEGMENT, state)
+    with pytest.raises(ValueError, match=message):
+        transformer.cache(state, 4)
+
+
+@pytest.mark.parametrize("spec", [spec for spec, _ in NOT_FINITE.values()], ids=NOT_FINITE)
+def test_states_on_another_device_are_refused(spec):
+    transformer = spec.build()
+    with torch.device("meta"):
+        state = spec.build().initial_state(2)
+    with pytest.raises(ValueError, match=r"the state is on meta, but this core is on cpu; .*initial_state"):
+        transformer(torch.zeros(2, 3, 8), SEGMENT, state)
+    with pytest.raises(ValueError, match=r"the state is on meta, but this core is on cpu; .*initial_state"):
+        transformer.cache(state, 4)
 
 
 @pytest.mark.parametrize("memory", [XL(4), RMT(4, 2)], ids=str)
