@@ -82,7 +82,7 @@ class TransformerLayers(nn.Module):
     def _prepare_penalty(self, view: MemoryView | None, passes: SegmentStack) -> None:
         """Make `penalty` refer to the given passes instead of earlier ones."""
         self._penalty_inputs = None if view is None else (view, passes.hidden)
-        for kernel in self._kernels() if self.spec.kernel.loss_depends_on_tokens else ():
+        for kernel in self._kernels() if self.spec.kernel.token_loss_option else ():
             kernel.reset_penalty()
 
     def _memory_penalty(self) -> Tensor | None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rlxf.attention import (
     FIRE,
+    GLA,
     GRU,
     KERPLE,
     KNN,
@@ -30,11 +31,13 @@ from rlxf.attention import (
     Deberta,
     DeltaNet,
     Differential,
+    DynamicSpan,
     EncoderDecoder,
     Floater,
     Full,
     GatedDeltaNet,
     GRUGate,
+    HeadKernels,
     HighwayGate,
     LayerKernels,
     LayerPatterns,
@@ -45,6 +48,8 @@ from rlxf.attention import (
     MinGRU,
     Multiplicative,
     Performer,
+    RetNet,
+    Reversible,
     RoPE,
     Routing,
     ShawRelative,
@@ -247,6 +252,28 @@ def test_positions_require_even_widths(position, message):
 def test_attention_options_that_do_not_fit_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         TransformerSpec(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kernel": DynamicSpan(8, 2, penalty=0.5)}, r"DynamicSpan\(.*; set its penalty to 0, or choose"),
+        ({"kernel": Routing(2, commitment=0.5)}, r"Routing\(.*; set its commitment to 0, or choose"),
+        (
+            {"kernel": HeadKernels(Softmax(), Routing(2, commitment=0.5), 1)},
+            r"HeadKernels\(.*; set its commitment to 0, or choose",
+        ),
+    ],
+)
+def test_reversible_layers_name_the_option_of_a_loss_that_depends_on_tokens(fields, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerSpec(residual=Reversible(), **fields)
+
+
+def test_recurrences_that_do_not_fit_the_heads_name_another():
+    with pytest.raises(ValueError, match=r"RetNet .* got width 6 and 2 heads; choose .*, e.g. GLA\(\)"):
+        TransformerSpec(width=6, heads=2, recurrence=RetNet())
+    TransformerSpec(width=6, heads=2, recurrence=GLA())
 
 
 def test_ntk_scaling_requires_more_than_two_features_per_head():
