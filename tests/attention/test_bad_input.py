@@ -26,6 +26,7 @@ from rlxf.attention import (
     RMT,
     XL,
     Add,
+    Compressive,
     Context,
     CoPE,
     Deberta,
@@ -274,6 +275,20 @@ def test_recurrences_that_do_not_fit_the_heads_name_another():
     with pytest.raises(ValueError, match=r"RetNet .* got width 6 and 2 heads; choose .*, e.g. GLA\(\)"):
         TransformerSpec(width=6, heads=2, recurrence=RetNet())
     TransformerSpec(width=6, heads=2, recurrence=GLA())
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        (KNN(4, layer=2), r"KNN\(.* in layer 2, which has the recurrence LRU\(.*; use layer=3, or list 1 in"),
+        (KNN(4, layer=4), r"layer of KNN\(.* must be at most the number of layers, 3; use layer=None"),
+        (Compressive(2, 2, 2), r"Compressive\(.* needs attention in every layer, .* use memory=XL\(M\)"),
+        (RMT(4, 2), r"RMT\(.* needs attention in every layer, .* use memory=XL\(M\)"),
+    ],
+)
+def test_memories_that_do_not_fit_the_layers_of_a_recurrence_are_refused(memory, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerSpec(layers=3, recurrence=LRU(), attention_layers=(0, 2), memory=memory)
 
 
 def test_ntk_scaling_requires_more_than_two_features_per_head():
