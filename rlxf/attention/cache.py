@@ -56,6 +56,10 @@ class NoKeys:
         """Return this object."""
         return self
 
+    def copy(self) -> "NoKeys":
+        """Return this object."""
+        return self
+
 
 @dataclass(eq=False)
 class KVCache:

@@ -54,6 +54,8 @@ class SegmentedTransformer(Transformer):
     def forward(
         self, x: Tensor, index: TokenIndex, state: State | None = None, context: Context | None = None
     ) -> tuple[Tensor, State | None]:
+        if state is not None:
+            self._check_finite_state(state, len(x))
         run = self._run(x, index, state, self._output)
         return run.outputs, self._state_after(run, state, index)
 
@@ -66,11 +68,7 @@ class SegmentedTransformer(Transformer):
     def _state_after(self, run: SegmentedRun, state: State | None, index: TokenIndex) -> State:
         state = state or self.initial_state(len(index.episode))
         after = self.memory(state, torch.stack(run.hidden), index)
-        return replace(after, recurrent=run.memories.state(self._no_mixers))
-
-    @property
-    def _no_mixers(self) -> tuple[Any, ...]:
-        return tuple({} for _ in self.order)
+        return replace(after, recurrent=run.memories.state(_recurrent(state)))
 
     def encode(
         self,
@@ -128,7 +126,7 @@ class SegmentedTransformer(Transformer):
         if state is None:
             state = self.initial_state(len(x))
         self._check_state(state, len(x))
-        memories = Memories.of(state, self._initial(len(x)))
+        memories = Memories.of(_recurrent(state))
         segments = EpisodeSegments.of(index, memories.last, self.memory.segment_length)
         outputs: list[Tensor] = []
         hidden: list[list[Tensor]] = []
@@ -146,11 +144,6 @@ class SegmentedTransformer(Transformer):
             stacks.append((slots, passes))
         ordered = [segments.in_order(list(of_pass)) for of_pass in zip(*hidden, strict=True)]
         return SegmentedRun(segments.in_order(outputs), ordered, memories, stacks)
-
-    def _initial(self, batch: int) -> RecurrentState:
-        recurrent = self.initial_recurrent_state(batch)
-        assert recurrent is not None
-        return recurrent
 
     def _unfinished(self, state: State, last: TokenIndex) -> State | None:
         """Return the state's tokens in the segment of ``last`` (B, 1), at local positions; None for none."""
@@ -194,7 +187,7 @@ class SegmentedTransformer(Transformer):
         write = bool(whole.any())
         parts = [read, tokens, read] if write else [read, tokens]
         full = self._with_memory_tokens(local, filled.any(1), whole if write else None)
-        stream, passes = self._begin(torch.cat(parts, dim=1), full, past, None, None, [])
+        stream, passes = self._begin_checked(torch.cat(parts, dim=1), full, past, None, None, [])
         y = finish(self.depth(stream, passes))
         if write:
             new = y[:, self._own(slots).stop :, : x.shape[-1]]
@@ -255,12 +248,13 @@ class SegmentedTransformer(Transformer):
     def cache(self, state: State, capacity: int, context: Context | None = None) -> "SegmentedCache":
         """Create a KV cache; see `Transformer.cache`. Its first m slots hold the memory tokens."""
         size, count = self.memory.segment_length, self.memory.tokens
+        self._check_finite_state(state, len(state.index.episode))
         if capacity < max(1, state.index.shape[1]):
             raise ValueError(
                 f"capacity must be at least the state's length {state.index.shape[1]}, got {capacity}"
             )
         batch = state.index.shape[0]
-        memories = Memories.of(state, self._initial(batch))
+        memories = Memories.of(_recurrent(state))
         past = self._unfinished(state, memories.last) or State(
             state.hidden, TokenIndex.empty(batch, state.index.shape[1], state.hidden.device)
         )
@@ -276,7 +270,7 @@ class SegmentedTransformer(Transformer):
         inputs, filled = self._by_offset(past)
         slot = state.index.shape[1] % ring.index.shape[1]
         cache = SegmentedCache(layers, index, slot, tables, count, memories, inputs, filled)
-        cache.recurrent = memories.state(self._no_mixers)
+        cache.recurrent = memories.state(_recurrent(state))
         return cache
 
     def _by_offset(self, past: State) -> tuple[Tensor, Tensor]:
@@ -293,7 +287,7 @@ class SegmentedTransformer(Transformer):
         none = TokenIndex.empty(len(tokens), 0, tokens.device)
         everywhere = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
         index = self._with_memory_tokens(none, everywhere, None)
-        stream, passes = self._begin(tokens, index, None, None, None, [])
+        stream, passes = self._begin_checked(tokens, index, None, None, None, [])
         self.depth(stream, passes)
         return list(passes.hidden)
 
@@ -309,7 +303,7 @@ class SegmentedTransformer(Transformer):
         hidden = torch.cat(list(passes.hidden), dim=1).transpose(0, 1)
         cache.add(here, offset, hidden)
         self._write(here & (offset == size - 1), cache)
-        cache.recurrent = cache.memories.state(self._no_mixers)
+        cache.recurrent = cache.memories.state(_recurrent(cache))
         return y[:, 0], hidden
 
     @torch.no_grad()
@@ -340,7 +334,7 @@ class SegmentedTransformer(Transformer):
         none = TokenIndex.empty(len(rows), 0, read.device)
         index = self._with_memory_tokens(none, everywhere, everywhere)
         past = State(cache.inputs[:, rows], filled)
-        stream, passes = self._begin(torch.cat([read, read], dim=1), index, past, None, None, [])
+        stream, passes = self._begin_checked(torch.cat([read, read], dim=1), index, past, None, None, [])
         new = self.memory_tokens.update(read, self._output(self.depth(stream, passes))[:, count:])
         tokens = cache.memories.tokens.index_copy(0, rows, new.to(cache.memories.tokens.dtype))
         cache.memories = cache.memories.write(whole, tokens)
@@ -357,3 +351,9 @@ class SegmentedTransformer(Transformer):
             assert isinstance(ring, LayerCache)
             k, v = layer.prepare_keys(h, index)  # type: ignore[operator]
             ring.keys[rows, :, :count], ring.values[rows, :, :count] = k, v
+
+
+def _recurrent(owner: State | KVCache) -> RecurrentState:
+    """Return the recurrent state of a state or cache with memory tokens."""
+    assert owner.recurrent is not None
+    return owner.recurrent

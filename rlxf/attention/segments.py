@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache
-from rlxf.attention.memory.base import State
 from rlxf.attention.recurrent.base import EpisodeRuns, RecurrentState
 from rlxf.attention.relative import RelativeDistances, covered_distances
 from rlxf.attention.token_index import EMPTY, MISSING, TokenIndex
@@ -81,11 +80,9 @@ class Memories:
     last: TokenIndex
 
     @classmethod
-    def of(cls, state: State, like: RecurrentState) -> "Memories":
-        """Return the memory of a state; ``like`` is an initial one for states without memory tokens."""
-        if state.recurrent is None:
-            return cls(like.memory["tokens"], like.memory["written"], state.index.newest())
-        memory, episode = state.recurrent.memory, state.recurrent.episode
+    def of(cls, state: RecurrentState) -> "Memories":
+        """Return the memory of a state."""
+        memory, episode = state.memory, state.episode
         last = TokenIndex(memory["position"][:, None], episode[:, None])
         return cls(memory["tokens"], memory["written"], last)
 
@@ -108,11 +105,11 @@ class Memories:
         tokens = torch.where(rows[:, None, None], tokens.to(self.tokens.dtype), self.tokens)
         return replace(self, tokens=tokens, written=self.written | rows)
 
-    def state(self, passes: tuple[Any, ...]) -> RecurrentState:
-        """Return the recurrent state, without gradient."""
+    def state(self, before: RecurrentState) -> RecurrentState:
+        """Return the recurrent state, without gradient, given any other state of the same transformer."""
         tokens, position = self.tokens.detach(), self.last.position[:, 0]
         memory = {"tokens": tokens, "written": self.written, "position": position}
-        return RecurrentState(passes, self.last.episode[:, 0], memory)
+        return replace(before, episode=self.last.episode[:, 0], memory=memory)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

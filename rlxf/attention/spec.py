@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, fields
+from math import gcd
 from typing import Any, get_args
 
 from rlxf.attention.attention_options import AttentionGate, QKNorm
@@ -182,7 +183,8 @@ class TransformerSpec(SpecView):
         check_int("kv_heads", self.kv_heads)
         if self.heads % self.kv_heads:
             raise ValueError(
-                f"kv_heads must divide heads, got {self.kv_heads} kv_heads and {self.heads} heads"
+                f"kv_heads must divide heads, got {self.kv_heads} kv_heads and {self.heads} heads; use "
+                f"kv_heads={gcd(self.kv_heads, self.heads)}"
             )
 
     def _check_switches(self) -> None:
@@ -202,7 +204,7 @@ class TransformerSpec(SpecView):
                 raise ValueError(
                     f"attention_layers must be at most {self.distinct_layers - 1}, got {layer}: with depth "
                     f"{self.depth}, layers={self.layers} have {self.distinct_layers} sets of weights, "
-                    f"numbered from 0"
+                    f"numbered from 0; list other layers, or use depth=Fixed()"
                 )
         if self.attention_layers and not self.has_recurrence:
             raise ValueError(

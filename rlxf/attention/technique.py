@@ -131,8 +131,8 @@ class LayerPasses(Protocol):
 class Technique:
     """Base of all techniques: frozen dataclasses, one per option of an axis of a transformer.
 
-    ``paper`` is the source. ``causal_form`` is the origin of the causal form, the paper or this library, or
-    "token by token" where none is needed.
+    ``paper`` is the source. ``causal_form`` is the origin of the causal form: the paper, this library or
+    torch, or "token by token" where none is needed.
     ``cost`` is the additional cost as a function of the sequence length L.
     """
 

@@ -23,6 +23,7 @@ from rlxf.attention.layers import (
 from rlxf.attention.memory.base import State
 from rlxf.attention.recurrent.base import RecurrentPasses, RecurrentState
 from rlxf.attention.residuals.base import Gate
+from rlxf.attention.state_checks import StateLayout, check_finite
 from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import TokenIndex
 from rlxf.attention.transformer_layers import TransformerLayers
@@ -53,8 +54,11 @@ class Transformer(TransformerLayers):
             layers. Outputs at empty slots are undefined.
 
         Raises:
-            ValueError: if a context is given without cross-attention, or missing with it.
+            ValueError: if a context is given without cross-attention, or missing with it; if the state is not
+                finite, or of another core, batch or device.
         """
+        if state is not None:
+            self._check_finite_state(state, len(x))
         stream, passes = self._begin(x, index, state, context, None, self._stored_inputs())
         y = self._output(self.depth(stream, passes))
         return y, self._next_state(state, passes, index)
@@ -171,6 +175,18 @@ class Transformer(TransformerLayers):
         self._check_tokens(x, index)
         if state is not None:
             self._check_state(state, len(index.episode))
+        return self._begin_checked(x, index, state, context, output_slice, hidden)
+
+    def _begin_checked(
+        self,
+        x: Tensor,
+        index: TokenIndex,
+        state: State | None,
+        context: Context | None,
+        output_slice: slice | None,
+        hidden: MutableSequence[Tensor],
+    ) -> tuple[Tensor, SegmentStack]:
+        """Return the result of `_begin` for tokens and a state that are known to fit."""
         projected = self._project(context)
         x, index, output_slice = self.embed(x, index, output_slice)
         view = self.memory_view(state, index)
@@ -199,25 +215,18 @@ class Transformer(TransformerLayers):
             )
 
     def _check_state(self, state: State, batch: int) -> None:
-        """Raise ValueError unless a state is one of this core, for ``batch`` rows."""
-        advice = "begin with `initial_state`"
-        own = (self.spec.layers, batch, self.spec.width)
-        if (given := (*state.hidden.shape[:2], state.hidden.shape[-1])) != own:
-            raise ValueError(
-                f"the state has {given[0]} layers, {given[1]} rows and width {given[2]}, but this core and "
-                f"segment have {own[0]} layers, {own[1]} rows and width {own[2]}; {advice}"
-            )
-        if state.recurrent is not None and state.recurrent.layout != self._recurrent_layout:
-            raise ValueError(
-                f"the state is of another core: its recurrent states are {state.recurrent.layout}, those of "
-                f"this core {self._recurrent_layout or 'none'}; {advice}"
-            )
+        """Raise ValueError unless a state is one of this core, on its device, for ``batch`` rows."""
+        self._state_layout.check(state, batch, next(self.parameters()).device)
+
+    def _check_finite_state(self, state: State, batch: int) -> None:
+        """Raise ValueError like `_check_state`, and for a state that is not finite."""
+        self._check_state(state, batch)
+        check_finite(state, self.recurrent_fault)
 
     @cached_property
-    def _recurrent_layout(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the recurrent states of one row; empty without any."""
-        state = self.initial_recurrent_state(1)
-        return {} if state is None else state.layout
+    def _state_layout(self) -> StateLayout:
+        """Layout of the states of this core."""
+        return StateLayout.of(self.spec.layers, self.spec.width, self.initial_recurrent_state(1))
 
     def _recurrent_passes(self, state: RecurrentState | None, index: TokenIndex) -> RecurrentPasses | None:
         """Return the recurrent layers of a call, from a state or from the beginning; None without them."""
@@ -333,10 +342,11 @@ class Transformer(TransformerLayers):
             context: encoder output for cross-attention; None without it.
 
         Raises:
-            ValueError: if the state does not fit the capacity, or the transformer is not causal.
+            ValueError: if the state does not fit the capacity, is not finite, or is of another core or
+                device; if the transformer is not causal.
         """
         length = state.index.shape[1]
-        self._check_state(state, len(state.index.episode))
+        self._check_finite_state(state, len(state.index.episode))
         if not self.spec.causal:
             raise ValueError("only a causal transformer can act token by token; set causal=True")
         if capacity < max(1, length):

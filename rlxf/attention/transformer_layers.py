@@ -82,7 +82,7 @@ class TransformerLayers(nn.Module):
     def _prepare_penalty(self, view: MemoryView | None, passes: SegmentStack) -> None:
         """Make `penalty` refer to the given passes instead of earlier ones."""
         self._penalty_inputs = None if view is None else (view, passes.hidden)
-        for kernel in self._kernels() if self.spec.kernel.loss_depends_on_tokens else ():
+        for kernel in self._kernels() if self.spec.kernel.token_loss_option else ():
             kernel.reset_penalty()
 
     def _memory_penalty(self) -> Tensor | None:
@@ -137,7 +137,9 @@ class TransformerLayers(nn.Module):
         if self.spec.recurrence is None and not carry:
             return None
         passes = tuple(layer.initial_state(batch) for layer in self._layers)
-        return RecurrentState(passes, torch.full((batch,), EMPTY, device=like.device), carry)
+        owners = (self.spec.recurrence, self.spec.memory if carry else None)
+        techniques = tuple(type(owner).__name__ for owner in owners if owner is not None)
+        return RecurrentState(passes, torch.full((batch,), EMPTY, device=like.device), carry, techniques)
 
     def recurrent_fault(self, state: RecurrentState | None, most: float = math.inf) -> str | None:
         """Describe the first value of states that is not finite or above ``most``, if there is any."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,14 @@ class Corridor:
         kwargs = {"corridor_length": length, **self.task}
         return make_vec_env("rlxf/TMaze-v0", number, seed, env_kwargs=kwargs)
 
+    def with_learning_rate(self, rate: float | None) -> "Corridor":
+        """Return these settings with a constant learning rate of GTrXLPPO; None: these settings."""
+        if rate is None:
+            return self
+        changed = {"learning_rate": rate}
+        recurrent = self.recurrent_options | changed
+        return replace(self, options=self.options | changed, recurrent_options=recurrent)
+
 
 TASK = {"penalty_rule": "step", "penalty": -0.05}
 """Task options of long corridors. With the penalty of the paper, only the few steps before the first mistake
@@ -95,6 +103,7 @@ class Run:
         seed: random seed.
         curve: (environment steps, success rate) of each evaluation.
         seconds: CPU time of the run, with its evaluations.
+        learning_rate: constant learning rate; None for that of the corridor's settings.
     """
 
     program: str
@@ -102,6 +111,7 @@ class Run:
     seed: int
     curve: list[tuple[int, float]]
     seconds: float
+    learning_rate: float | None = None
 
     @property
     def solved_at(self) -> int | None:
@@ -130,6 +140,8 @@ class Learning:
     """Seeds of RecurrentPPO for each corridor."""
     recurrences: tuple[str, ...] = ()
     """Instead of the default agents: GTrXLPPO with each of these recurrent mixers in place of attention."""
+    learning_rate: float | None = None
+    """Constant learning rate of GTrXLPPO; default: that of the corridor's settings."""
     evaluations: int = 40
     """Evenly spaced evaluations of each run."""
     episodes: int = 200
@@ -163,9 +175,10 @@ class Learning:
     def jobs(self) -> dict[str, Callable[[], Run]]:
         """Return the runs by their keys in the output file."""
         size = f"{self.evaluations} evaluations of {self.episodes} episodes"
+        rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
         return {
-            f"{program}, corridor {corridor}, seed {seed}, {size}": partial(
-                train, program, corridor, seed, self.evaluations, self.episodes
+            f"{program}, corridor {corridor}, seed {seed}, {size}{rate}": partial(
+                train, program, corridor, seed, self.evaluations, self.episodes, self.learning_rate
             )
             for corridor in self.corridors
             for program, seeds in self._seeds_of_programs().items()
@@ -179,16 +192,18 @@ class Learning:
         return {"GTrXLPPO": self.seeds, "RecurrentPPO": self.recurrent_seeds}
 
 
-def train(program: str, corridor: int, seed: int, evaluations: int, episodes: int) -> Run:
+def train(
+    program: str, corridor: int, seed: int, evaluations: int, episodes: int, learning_rate: float | None
+) -> Run:
     """Train one agent."""
-    setting = CORRIDORS[corridor]
+    setting = CORRIDORS[corridor].with_learning_rate(learning_rate)
     callback = EvaluationCallback(
         setting.environments(corridor), episodes=episodes, every_steps=setting.steps // evaluations
     )
     start = time.process_time()
     agent(program, setting, corridor, seed).learn(setting.steps, callback=callback)
     curve = [(step, report.success_rate or 0.0) for step, report in callback.reports.items()]
-    return Run(program, corridor, seed, curve, time.process_time() - start)
+    return Run(program, corridor, seed, curve, time.process_time() - start, learning_rate)
 
 
 def agent(program: str, setting: Corridor, corridor: int, seed: int) -> OnPolicyAlgorithm:
@@ -228,7 +243,7 @@ def table(runs: list[Run]) -> Table:
 
 def cells(run: Run) -> list[str]:
     """Return the cells of a run."""
-    corridor = CORRIDORS[run.corridor]
+    corridor = CORRIDORS[run.corridor].with_learning_rate(run.learning_rate)
     recurrent = run.program in TECHNIQUES["recurrence"]
     options = corridor.recurrent_options if recurrent else corridor.options
     return [

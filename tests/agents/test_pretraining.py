@@ -240,6 +240,20 @@ def test_recurrent_cores_are_pretrained_causally_and_transferred(name):
     assert all(torch.equal(mixers[0][key], mixers[1][key]) for key in mixers[0])
 
 
+@pytest.mark.parametrize("name", ["attention sinks", "memory tokens", "retention valve"])
+def test_cores_with_memory_are_pretrained_without_it_and_keep_their_own_memory_tokens(name):
+    pretraining = small_pretraining(core=CORES[name])
+    assert (pretraining.core.causal, pretraining.core.memory) == (False, None)
+    pretraining.learn(2)
+    agent = small_agent(core=CORES[name])
+    own = {key: x.clone() for key, x in agent.policy.transformer.state_dict().items()}
+    after = agent.load_pretrained(pretraining).policy.transformer.state_dict()
+    given = pretraining.policy.transformer.state_dict()
+    assert all(torch.equal(x, given.get(key, own[key])) for key, x in after.items())
+    assert {key.split(".")[0] for key in after.keys() - given.keys()} <= {"memory_tokens"}
+    agent.learn(2)
+
+
 def predictable():
     """Return episodes in which returns, observations and actions determine each other."""
     sign = np.repeat(np.arange(40) % 2 * 2 - 1, 6).astype(np.float32)

@@ -384,6 +384,37 @@ RECIPES = {
     "attention below GLA": replace(
         DEFAULT, layers=3, recurrence=GLA(), attention_layers=(0,), position=RoPE(), pattern=Dilated(2, 2)
     ),
+    "ETC above GatedDeltaNet": replace(
+        DEFAULT, recurrence=GatedDeltaNet(), attention_layers=(1,), pattern=ETC(1, 2)
+    ),
+    "Longformer below MinGRU, memory": replace(
+        GTRXL,
+        recurrence=MinGRU(),
+        attention_layers=(0,),
+        pattern=Longformer(2, global_tokens=(1, 5), farthest=MEMORY),
+    ),
+    "BigBirdETC between LRU, CALM": replace(
+        DEFAULT,
+        layers=3,
+        recurrence=LRU(),
+        attention_layers=(1,),
+        pattern=BigBirdETC(1, 1, 2, 2),
+        depth=CALM(),
+    ),
+    "kNN memory below GatedDeltaNet": replace(
+        GTRXL, recurrence=GatedDeltaNet(), attention_layers=(0,), memory=KNN(2, 5, 2, 1), pattern=Window(3)
+    ),
+    "kNN memory between LRU": replace(
+        DEFAULT, layers=3, recurrence=LRU(), attention_layers=(1,), memory=KNN(2, 5, 2, 2), position=RoPE()
+    ),
+    "kNN memory and attention around MinGRU": replace(
+        GTRXL,
+        layers=3,
+        recurrence=MinGRU(),
+        attention_layers=(0, 2),
+        memory=KNN(2, 5, 2),
+        pattern=Window(3),
+    ),
     "GRU, linear attention, CALM": replace(
         DEFAULT, layers=3, recurrence=GRU(), attention_layers=(1,), kernel=Performer(6), depth=CALM()
     ),

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import permutations
 from types import SimpleNamespace
 
 import pytest
@@ -13,38 +14,49 @@ from hypothesis import strategies as st
 
 from rlxf.attention import (
     FIRE,
+    GLA,
     GRU,
     KERPLE,
     KNN,
+    LRU,
     LSH,
     LSTM,
+    RATE,
     RFA,
     RMT,
     XL,
     Add,
+    Compressive,
     Context,
     CoPE,
     Deberta,
+    DeltaNet,
     Differential,
+    DynamicSpan,
     EncoderDecoder,
     Floater,
     Full,
     GatedDeltaNet,
     GRUGate,
+    HeadKernels,
     HighwayGate,
     LayerKernels,
     LayerPatterns,
     LearnedAbsolute,
     LearnedPerLayer,
     Longformer,
+    Mamba2,
     MinGRU,
     Multiplicative,
     Performer,
+    RetNet,
+    Reversible,
     RoPE,
     Routing,
     ShawRelative,
     Sinusoidal,
     Softmax,
+    StreamingXL,
     T5Bias,
     TokenIndex,
     TransformerSpec,
@@ -243,6 +255,42 @@ def test_attention_options_that_do_not_fit_are_refused(fields, message):
         TransformerSpec(**fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kernel": DynamicSpan(8, 2, penalty=0.5)}, r"DynamicSpan\(.*; set its penalty to 0, or choose"),
+        ({"kernel": Routing(2, commitment=0.5)}, r"Routing\(.*; set its commitment to 0, or choose"),
+        (
+            {"kernel": HeadKernels(Softmax(), Routing(2, commitment=0.5), 1)},
+            r"HeadKernels\(.*; set its commitment to 0, or choose",
+        ),
+    ],
+)
+def test_reversible_layers_name_the_option_of_a_loss_that_depends_on_tokens(fields, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerSpec(residual=Reversible(), **fields)
+
+
+def test_recurrences_that_do_not_fit_the_heads_name_another():
+    with pytest.raises(ValueError, match=r"RetNet .* got width 6 and 2 heads; choose .*, e.g. GLA\(\)"):
+        TransformerSpec(width=6, heads=2, recurrence=RetNet())
+    TransformerSpec(width=6, heads=2, recurrence=GLA())
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        (KNN(4, layer=2), r"KNN\(.* in layer 2, which has the recurrence LRU\(.*; use layer=3, or list 1 in"),
+        (KNN(4, layer=4), r"layer of KNN\(.* must be at most the number of layers, 3; use layer=None"),
+        (Compressive(2, 2, 2), r"Compressive\(.* needs attention in every layer, .* use memory=XL\(M\)"),
+        (RMT(4, 2), r"RMT\(.* needs attention in every layer, .* use memory=XL\(M\)"),
+    ],
+)
+def test_memories_that_do_not_fit_the_layers_of_a_recurrence_are_refused(memory, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerSpec(layers=3, recurrence=LRU(), attention_layers=(0, 2), memory=memory)
+
+
 def test_ntk_scaling_requires_more_than_two_features_per_head():
     with pytest.raises(ValueError, match=r"RoPE\(.*scaling='ntk'.*needs more than 2 features per head"):
         TransformerSpec(width=8, heads=4, position=RoPE(scaling="ntk", factor=2.0))
@@ -418,18 +466,79 @@ OTHER_STATES = {
     "minGRU from Gated DeltaNet": (MinGRU(), GatedDeltaNet()),
     "Gated DeltaNet from minGRU": (GatedDeltaNet(), MinGRU()),
     "attention from minGRU": (None, MinGRU()),
+    "minGRU from attention": (MinGRU(), None),
+    "Gated DeltaNet from DeltaNet": (GatedDeltaNet(), DeltaNet()),
 }
 
 
 @pytest.mark.parametrize(("own", "other"), OTHER_STATES.values(), ids=OTHER_STATES)
 def test_recurrent_states_of_another_core_are_refused(own, other):
     transformer, source = (TransformerSpec(width=8, recurrence=each).build() for each in (own, other))
-    message = "the state is of another core: its recurrent states are .*, those of this core .*initial_state"
+    names = ["no technique" if each is None else type(each).__name__ for each in (other, own)]
+    message = "its recurrent states are those of {}, those of this core of {}; .*initial_state".format(*names)
     for use in (transformer.forward, transformer.outputs, transformer.exits):
         with pytest.raises(ValueError, match=message):
             use(torch.zeros(2, 3, 8), SEGMENT, source.initial_state(2))
     with pytest.raises(ValueError, match=message):
         transformer.cache(source.initial_state(2), 4)
+
+
+MEMORIES = {"XL": XL(4), "RMT": RMT(4, 2), "RATE": RATE(4, 2), "StreamingXL": StreamingXL(4, 2)}
+
+
+@pytest.mark.parametrize(("own", "other"), [*permutations(MEMORIES, 2)])
+def test_states_of_another_memory_with_recurrent_states_are_refused(own, other):
+    transformer, source = (TransformerSpec(width=8, memory=MEMORIES[name]).build() for name in (own, other))
+    state, names = source.initial_state(2), ["no technique" if n == "XL" else n for n in (other, own)]
+    message = "its recurrent states are those of {}, those of this core of {}; ".format(*names)
+    for use in (transformer.forward, transformer.outputs, transformer.next_state):
+        with pytest.raises(ValueError, match=message):
+            use(torch.zeros(2, 3, 8), SEGMENT, state)
+    with pytest.raises(ValueError, match=message):
+        transformer.cache(state, 4)
+
+
+def test_recurrent_states_of_other_options_are_refused():
+    small, large = (TransformerSpec(width=8, recurrence=Mamba2(state=n)).build() for n in (2, 4))
+    with pytest.raises(ValueError, match=r"of another core: its recurrent states are \{'0.state'"):
+        small(torch.zeros(2, 3, 8), SEGMENT, large.initial_state(2))
+
+
+NOT_FINITE = {
+    "XL": (TransformerSpec(width=8, memory=XL(4)), "the input of layer 2 in the memory state"),
+    "RMT": (TransformerSpec(width=8, memory=RMT(4, 2)), r"'tokens' of the memory RMT\("),
+    "LRU": (TransformerSpec(width=8, recurrence=LRU()), r"'state' of layer 2, LRU\("),
+    "LRU below attention": (
+        TransformerSpec(width=8, layers=3, recurrence=LRU(), attention_layers=(2,), memory=XL(4)),
+        r"'state' of layer 2, LRU\(",
+    ),
+}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("spec", "place"), NOT_FINITE.values(), ids=NOT_FINITE)
+def test_states_that_are_not_finite_are_refused(spec, place, value):
+    transformer = spec.build()
+    _, state = transformer(torch.zeros(2, 3, 8), SEGMENT)
+    spoiled = state.hidden[1] if spec.recurrence is None else state.recurrent.passes[1]["state"]
+    spoiled = state.recurrent.memory["tokens"] if spec.memory == RMT(4, 2) else spoiled
+    spoiled[1].view(-1)[0] = value
+    message = f"{place}.* contains {value} in row 1 of the batch; begin with `initial_state`"
+    with pytest.raises(ValueError, match=message):
+        transformer(torch.zeros(2, 3, 8), SEGMENT, state)
+    with pytest.raises(ValueError, match=message):
+        transformer.cache(state, 4)
+
+
+@pytest.mark.parametrize("spec", [spec for spec, _ in NOT_FINITE.values()], ids=NOT_FINITE)
+def test_states_on_another_device_are_refused(spec):
+    transformer = spec.build()
+    with torch.device("meta"):
+        state = spec.build().initial_state(2)
+    with pytest.raises(ValueError, match=r"the state is on meta, but this core is on cpu; .*initial_state"):
+        transformer(torch.zeros(2, 3, 8), SEGMENT, state)
+    with pytest.raises(ValueError, match=r"the state is on meta, but this core is on cpu; .*initial_state"):
+        transformer.cache(state, 4)
 
 
 @pytest.mark.parametrize("memory", [XL(4), RMT(4, 2)], ids=str)

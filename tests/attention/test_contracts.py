@@ -203,7 +203,8 @@ def half_full(spec: TransformerSpec, batch: int, filling: float) -> State:
     if isinstance(spec.memory, KNN):
         noise = filling * numbers(1, batch, spec.memory.far, spec.width, seed=10)
         older = State(noise, TokenIndex.empty(batch, spec.memory.far))
-    return State(hidden, TokenIndex(index.position, index.episode.masked_fill(empty, EMPTY)), older)
+    own = TokenIndex(index.position, index.episode.masked_fill(empty, EMPTY))
+    return State(hidden, own, older, shared_model(spec).initial_recurrent_state(batch))
 
 
 WITH_MEMORY = {name: spec for name, spec in SPECS.items() if spec.memory}
@@ -354,7 +355,9 @@ def test_full_memory_equals_one_long_segment(spec, drawn):
     model = shared_model(replace(spec, memory=XL(sum(lengths)) if spec.has_attention else None))
     parts, _ = learn(model, run, lengths)
     assert_close_for_dtype(parts[run.filled], whole[run.filled])
-    start = State.empty(spec.layers, index.shape[0], 0, run.x, spec.width)
+    batch = index.shape[0]
+    none = State.empty(spec.layers, batch, 0, run.x, spec.width)
+    start = replace(none, recurrent=model.initial_recurrent_state(batch))
     acted, _ = act(model, run, model.cache(start, sum(lengths), run.context))
     assert_close_for_dtype(acted[run.filled], whole[run.filled])
 

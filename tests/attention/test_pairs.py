@@ -1,5 +1,6 @@
 """Any two techniques of different axes give a working transformer or a one-line error."""
 
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
@@ -33,6 +34,8 @@ SMALL = replace(DEFAULT, layers=3)
 """Spec with several layers, because layers may be shared, inverted or have different patterns."""
 RUN = index_of([[ON, ON, END, ON, GAP, ON, ON, ON, ON, ON], [RESET, ON, ON, ON, ON, END, ON, ON, ON, RESET]])
 """Rows of two episodes, with empty slots inside and around them."""
+REMEDY = re.compile(r"\b(use|set|choose|leave|list|give)\b")
+"""Words with which a message names a choice that works."""
 HALF = 5
 UPDATES = 2
 
@@ -84,6 +87,7 @@ def check_pair(choice: Choice, causal: bool) -> None:
         check_spec(replace(SMALL, causal=causal, **choice))
         return
     assert "\n" not in message
+    assert REMEDY.search(message)
     alone = [part for part in choice.items() if refusal(dict([part]), causal) == message]
     named = [part for part in choice.values() if part is not None and repr(part) in message]
     assert len(named) == 2 or [technique for _, technique in alone] == named

@@ -15,6 +15,7 @@ from rlxf.attention.technique import Technique
 from rlxf.attention.token_index import EMPTY
 from tests.attention.passes import act, assert_close_for_dtype
 from tests.attention.specs import ALONE, DEFAULT, LINFORMER, RECIPES, SHORT, new_model
+from tests.attention.test_pairs import REMEDY
 from tests.attention.worlds import END, GAP, ON, RESET, Segment, index_of, numbers, random_segment
 
 CHUNKS, SPECS_PER_CHUNK = 25, 20
@@ -153,6 +154,7 @@ def check(chosen: dict[str, Any]) -> bool:
     message = refusal(chosen)
     if message is not None:
         assert "\n" not in message
+        assert REMEDY.search(message), message
         assert len(named(chosen, message)) >= 2, (chosen, message)
         return False
     spec = replace(DEFAULT, **chosen)

@@ -5,6 +5,9 @@ from typing import Any
 from rlxf.attention import TransformerSpec
 from rlxf.training.compat import first_difference
 
+EXAMPLE = "TransformerSpec(memory=XL(128), pattern=Window(129))"
+"""Core in messages: the simplest one that acts step by step."""
+
 
 def check_state(core: TransformerSpec, agent: str) -> None:
     """Check that acting token by token with a state of fixed size equals training.
@@ -19,10 +22,12 @@ def check_state(core: TransformerSpec, agent: str) -> None:
     """
     if not core.causal or core.cross_attention:
         raise ValueError(
-            f"{agent} acts step by step, so its core needs causal=True and cross_attention=False"
+            f"{agent} acts step by step, so its core needs causal=True and cross_attention=False, e.g. "
+            f"{EXAMPLE}; got causal={core.causal}, cross_attention={core.cross_attention}"
         )
     if core.memory is None and core.has_attention:
-        raise ValueError(f"{agent} needs a core with memory, e.g. memory=XL(128), pattern=Window(129)")
+        alone = f" or attention_layers=() for {core.recurrence} alone" if core.has_recurrence else ""
+        raise ValueError(f"{agent} needs a core with memory, e.g. memory=XL(128), pattern=Window(129){alone}")
     if core.memory and not core.memory.covers(core.pattern):
         raise ValueError(
             f"{core.pattern} reaches farther back than {core.memory}, so acting and training would differ; "

@@ -62,8 +62,8 @@ class _Assigned(Kernel):
             kernel.check_pairwise(position)
 
     @property
-    def loss_depends_on_tokens(self) -> bool:
-        return any(kernel.loss_depends_on_tokens for kernel in self.both)
+    def token_loss_option(self) -> str | None:
+        return next((each for kernel in self.both if (each := kernel.token_loss_option)), None)
 
     @property
     def softmax_distance(self) -> int:

@@ -229,9 +229,9 @@ class Kernel(Technique, ABC):
         return heads
 
     @property
-    def loss_depends_on_tokens(self) -> bool:
-        """True if `AttentionKernel.penalty` depends on the tokens."""
-        return False
+    def token_loss_option(self) -> str | None:
+        """Option that scales an `AttentionKernel.penalty` that depends on the tokens; None if none does."""
+        return None
 
     def check_processes(self, count: int) -> None:
         """Raise ValueError if the kernel cannot be trained in this many processes."""

@@ -85,8 +85,8 @@ class Routing(PairwiseKernel):
             check_sees_whole_sequence(self, "window", choices)
 
     @property
-    def loss_depends_on_tokens(self) -> bool:
-        return self.commitment > 0
+    def token_loss_option(self) -> str | None:
+        return "commitment" if self.commitment > 0 else None
 
     def check_processes(self, count: int) -> None:
         if count > 1:
@@ -154,7 +154,7 @@ class RoutingAttention(BucketAttention):
             both = ((*self._query_clusters, mask.query), (*self._key_clusters, mask.key))
             terms = [self._accumulate(x, clusters, index.episode != EMPTY) for x, clusters, index in both]
             error, number = (torch.stack(parts).sum() for parts in zip(*terms, strict=True))
-            if self.spec.loss_depends_on_tokens:
+            if self.spec.commitment:
                 self.penalty_terms.append(error / number.clamp(min=1))
         self._query_clusters = self._key_clusters = None
         return q, k

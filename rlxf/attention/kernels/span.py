@@ -178,8 +178,8 @@ class DynamicSpan(SpanKernel):
     include_self: bool = True
 
     @property
-    def loss_depends_on_tokens(self) -> bool:
-        return self.penalty > 0
+    def token_loss_option(self) -> str | None:
+        return "penalty" if self.penalty > 0 else None
 
     def build(self, width: int, heads: int) -> "DynamicSpanAttention":
         return DynamicSpanAttention(self, width, heads)

@@ -150,7 +150,10 @@ class Memory(Technique, ABC):
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless this memory is compatible with the other settings of a transformer."""
         if not choices.causal:
-            raise ValueError(f"memory {self} needs causal=True: stored tokens cannot attend to future ones")
+            raise ValueError(
+                f"memory {self} needs causal=True, since stored tokens cannot attend to future ones; use "
+                f"memory=None in a bidirectional transformer"
+            )
 
     def check_attention_everywhere(self, choices: SpecView) -> None:
         """Raise ValueError if a layer has a recurrent mixer, for a memory with modules in each layer."""

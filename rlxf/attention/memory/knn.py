@@ -96,7 +96,8 @@ class KNN(Memory):
         length: memory length M of each layer, in tokens, at least 1; use the pattern ``Window(M + 1)``.
         far: number of far tokens N in the memory of the kNN layer.
         top: number of far tokens k that a query attends to.
-        layer: number of the kNN layer, from 1; None for three quarters of the depth, as in the paper.
+        layer: number of the kNN layer, from 1; None for three quarters of the depth, as in the paper. In a
+            transformer with a recurrence, this layer must be one of ``attention_layers`` (counted from 0).
         index: search backend: "torch", or "faiss" on CPU, which needs the extra ``knn``. Results are equal.
 
     Raises:
@@ -128,7 +129,7 @@ class KNN(Memory):
         The kNN layer needs a softmax kernel, one projection for all tokens, and weights of its own.
         """
         super().check(choices)
-        self.check_attention_everywhere(choices)
+        self._check_layer(choices)
         if choices.kernel.softmax_distance != UNLIMITED:
             raise ValueError(
                 f"{self} retrieves keys by softmax scores, which {choices.kernel} does not use; "
@@ -144,12 +145,24 @@ class KNN(Memory):
                 f"{self} normalizes queries and keys to length 1 in its kNN layer, and qk_norm="
                 f"{choices.qk_norm!r} would do it again; use qk_norm=None"
             )
-        if self.layer is not None and self.layer > choices.layers:
-            raise ValueError(f"layer of {self} must be at most the number of layers, {choices.layers}")
         if choices.depth.layer_of_pass(choices.layers - 1) != choices.layers - 1:
             raise ValueError(
                 f"{self} requires a layer that is used by one pass only, but {choices.depth} reuses layers; "
                 f"use depth=Fixed()"
+            )
+
+    def _check_layer(self, choices: SpecView) -> None:
+        """Raise ValueError unless the kNN layer exists and has attention."""
+        number = self.older_layer(choices.layers)
+        if number >= choices.layers:
+            raise ValueError(
+                f"layer of {self} must be at most the number of layers, {choices.layers}; use layer=None"
+            )
+        if choices.has_attention and choices.is_recurrent(number):
+            raise ValueError(
+                f"{self} retrieves tokens by attention in layer {number + 1}, which has the recurrence "
+                f"{choices.recurrence}; use layer={choices.attention_layers[-1] + 1}, or list {number} in "
+                f"attention_layers"
             )
 
     def attention_class(self, default: AttentionFactory) -> AttentionFactory:
@@ -280,4 +293,6 @@ class KNNCache(KVCache):
         """Return a copy of all rows that shares the far buffer."""
         layers: Sequence[Any] = self.layers
         index, far = (TokenIndex(x.position.clone(), x.episode.clone()) for x in (self.index, self.far))
-        return replace(self, layers=[layer.copy() for layer in layers], index=index, far=far)
+        recurrent = self.recurrent and self.recurrent.map(Tensor.clone)
+        copies = [layer.copy() for layer in layers]
+        return replace(self, layers=copies, index=index, far=far, recurrent=recurrent)

@@ -133,10 +133,7 @@ class StreamingXL(Memory):
 
 def first_tokens(state: State, memory: StreamingXL) -> tuple[TokenIndex, Tensor]:
     """Return index (B, s) and inputs (L, B, s, C) of the sinks of a state; empty slots without any."""
-    layers, batch, _, width = state.hidden.shape
-    if state.recurrent is None:
-        none = State.empty(layers, batch, memory.sinks, state.hidden, width)
-        return none.index, none.hidden
+    assert state.recurrent is not None
     known, episode = state.recurrent.memory["known"], state.recurrent.episode
     position = torch.arange(memory.sinks, device=known.device).expand_as(known)
     index = TokenIndex(position, torch.where(known, episode[:, None], EMPTY))

@@ -140,7 +140,7 @@ def check_leaves_layers(chosen: str, second: tuple[int, ...], layers: int) -> No
     if max(second) >= layers or len(second) == layers:
         raise ValueError(
             f"{chosen} needs layers from 0 to {layers - 1}, but not all of them, because the transformer has "
-            f"layers={layers}"
+            f"layers={layers}; list other layers, or use one of its choices alone"
         )
 
 

@@ -155,7 +155,7 @@ class CombinedPattern(Pattern):
             if len(pattern.query_rules) > 1:
                 raise ValueError(
                     f"{pattern} has separate projections for global tokens and cannot be combined with "
-                    f"another pattern"
+                    f"another pattern; use it alone, or combine BigBird(), whose global blocks have none"
                 )
 
     @property

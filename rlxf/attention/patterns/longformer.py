@@ -30,6 +30,9 @@ class Longformer(GlobalTokens):
     for example. In a causal transformer they only see earlier tokens; this form is ours, as the paper's
     causal form has no global tokens.
 
+    No weight depends on the sizes. An agent whose window grows during training (the staged training of
+    section 4.2) therefore takes over the parameters of the agent with the smaller window.
+
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1; section 4.1 for windows by layer.
 
     Args:

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -141,17 +141,19 @@ class RecurrentState:
         passes: state of each pass; empty for a pass with attention.
         episode: (B,) int64, episode of the last token; -1 before the first one.
         memory: part of the memory that lasts from segment to segment; empty for most memories.
+        techniques: names of the recurrence and of the memory to which the states belong.
     """
 
     passes: tuple[MixerState, ...]
     episode: Tensor
     memory: MixerState = field(default_factory=dict)
+    techniques: tuple[str, ...] = ()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "RecurrentState":
         """Apply a function to each tensor."""
         passes = tuple({name: function(x) for name, x in state.items()} for state in self.passes)
         memory = {name: function(x) for name, x in self.memory.items()}
-        return RecurrentState(passes, function(self.episode), memory)
+        return replace(self, passes=passes, episode=function(self.episode), memory=memory)
 
     def rows(self, rows: Tensor | slice) -> "RecurrentState":
         """Return the selected rows of the batch: a bool (B,) mask, int64 (N,) row numbers, or a slice."""
@@ -175,7 +177,7 @@ class RecurrentState:
         """
         for number, state in [*enumerate(self.passes), (None, self.memory)]:
             for name, x in state.items():
-                if not _all_within(x, most):
+                if not all_within(x, most):
                     faulty = ~(x.isfinite() & (x.abs() <= most))
                     return number, name, x[faulty][0].item(), int(faulty.nonzero()[0, 0])
         return None
@@ -196,7 +198,7 @@ class RecurrentState:
                 )
         passes = ({name: tensors[f"{n}.{name}"] for name in state} for n, state in enumerate(self.passes))
         memory = {name: tensors[f"memory.{name}"] for name in self.memory}
-        return RecurrentState(tuple(passes), tensors["episode"], memory)
+        return replace(self, passes=tuple(passes), episode=tensors["episode"], memory=memory)
 
 
 class RecurrentPasses:
@@ -209,7 +211,7 @@ class RecurrentPasses:
 
     def __init__(self, state: RecurrentState, index: TokenIndex):
         self.runs = EpisodeRuns.of(index, state.episode)
-        self._states, self._memory = list(state.passes), state.memory
+        self._before, self._states = state, list(state.passes)
 
     def mix(self, number: int, mixer: RecurrentMixer, x: Tensor) -> Tensor:
         """Return the outputs (B, T, C) of pass ``number`` for inputs x (B, T, C), and keep its new state."""
@@ -220,7 +222,7 @@ class RecurrentPasses:
     @property
     def state(self) -> RecurrentState:
         """States after the tokens, for the passes that have run, with the memory before the tokens."""
-        return RecurrentState(tuple(self._states), self.runs.last_episode, self._memory)
+        return replace(self._before, passes=tuple(self._states), episode=self.runs.last_episode)
 
 
 class Recurrence(Technique, ABC):
@@ -230,17 +232,12 @@ class Recurrence(Technique, ABC):
     cost: ClassVar[str] = "L"
 
     def check(self, choices: SpecView) -> None:
-        """Raise ValueError unless tokens are read in order, and other choices leave each token its place."""
+        """Raise ValueError unless tokens are read in order, without a context."""
         if not choices.causal:
             raise ValueError(f"{self} reads tokens in order and needs causal=True; use recurrence=None")
         if choices.cross_attention:
             raise ValueError(
                 f"{self} cannot be combined with cross_attention=True; use recurrence=None in a decoder"
-            )
-        if len(choices.pattern.query_rules) > 1:
-            raise ValueError(
-                f"pattern {choices.pattern} has global tokens, which {self} would read as tokens of an "
-                f"episode; use another pattern, e.g. Full()"
             )
 
     @property
@@ -257,7 +254,7 @@ class Recurrence(Technique, ABC):
         """Build the mixer of one layer for tokens of ``width`` features, with random weights."""
 
 
-def _all_within(x: Tensor, most: float) -> bool:
+def all_within(x: Tensor, most: float) -> bool:
     """Return True if all values are finite and not larger than ``most``; one operation on the device.
 
     Integers and booleans, e.g. masks of memory states, always are.

@@ -29,6 +29,7 @@ class GRU(Recurrence):
     """
 
     paper: ClassVar[str] = "Cho et al. 2014, arXiv:1406.1078"
+    causal_form: ClassVar[str] = "torch's"
     horizon: int = DEFAULT_HORIZON
 
     def __post_init__(self) -> None:

@@ -33,7 +33,8 @@ class RetNet(Recurrence):
         if choices.width // choices.heads % 2:
             raise ValueError(
                 f"RetNet rotates pairs of features and needs an even width per head, got width "
-                f"{choices.width} and {choices.heads} heads"
+                f"{choices.width} and {choices.heads} heads; choose other numbers, or another recurrence, "
+                f"e.g. GLA()"
             )
 
     def build(self, width: int, heads: int) -> "Retention":

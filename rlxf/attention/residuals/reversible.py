@@ -50,10 +50,10 @@ class Reversible(Residual):
                 f"choose another residual, e.g. Add()"
             )
         kernel = choices.kernel
-        if kernel.loss_depends_on_tokens:
+        if (option := kernel.token_loss_option) is not None:
             raise ValueError(
                 f"{self} runs layers twice, and the auxiliary loss of {kernel} depends on tokens; set its "
-                f"coefficient to 0, or choose another residual or kernel"
+                f"{option} to 0, or choose another residual or kernel"
             )
 
     def build(self, width: int, heads: int) -> Sum:

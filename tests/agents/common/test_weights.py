@@ -7,7 +7,18 @@ import pytest
 import torch
 
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.attention import KNN, XL, Compressive, Full, GRUGate, RoPE, TransformerSpec, Window, XLRelative
+from rlxf.attention import (
+    KNN,
+    XL,
+    Compressive,
+    Full,
+    GRUGate,
+    Longformer,
+    RoPE,
+    TransformerSpec,
+    Window,
+    XLRelative,
+)
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
     IMAGE,
@@ -70,6 +81,38 @@ def test_the_image_extractor_is_transferred():
     agent.load_pretrained(source)
     assert equal(tensors(source.policy.features), tensors(agent.policy.features))
     assert_acts(agent)
+
+
+def windowed(memory):
+    return replace(GATED, memory=XL(memory), pattern=Window(memory + 1))
+
+
+def of_longformer(memory):
+    pattern = Longformer(memory, global_tokens=2, farthest=memory)
+    return replace(GATED, memory=XL(memory), pattern=pattern, position=RoPE())
+
+
+@pytest.mark.parametrize("core", [windowed, of_longformer])
+def test_a_stage_with_a_larger_window_continues_from_all_weights_of_the_stage_before(core):
+    """Until a token leaves the smaller window, both stages act alike; then the larger window sees more."""
+    before = gtrxl_agent(core=core(4)).learn(48)
+    after = gtrxl_agent(core=core(8), seed=9, learning_rate=1e-4)
+    after.set_parameters(before.get_parameters())
+    assert equal(tensors(before.policy), tensors(after.policy))
+    observations = np.random.default_rng(0).normal(size=(9, 3, *worlds.VECTOR.shape)).astype(np.float32)
+    states, start = [None, None], np.ones(3, dtype=bool)
+    for step, observation in enumerate(observations):
+        logits = []
+        for n, agent in enumerate((before, after)):
+            y, state = agent.action_logits(observation, states[n], start)
+            states[n] = agent.observe_action(state, torch.zeros(3, dtype=torch.long))
+            logits.append(y)
+        if step <= 4:
+            torch.testing.assert_close(*logits)
+        start = np.zeros(3, dtype=bool)
+    assert (logits[0] - logits[1]).abs().max() > 1e-4
+    after.learn(48)
+    assert after.policy.optimizer.param_groups[0]["lr"] == 1e-4
 
 
 def test_weights_transfer_between_decision_transformers():

@@ -99,6 +99,17 @@ def test_distillation_between_recurrence_and_memory(learns):
     assert_distils(*pair(student=FAST | {"core": student}, teacher={"core": teacher}))
 
 
+@pytest.mark.parametrize(
+    ("learns", "teaches"),
+    [
+        *[("memory tokens", "memory"), ("memory", "retention valve")],
+        *[("attention sinks", "memory tokens"), ("retention valve", "attention sinks")],
+    ],
+)
+def test_distillation_between_memories(learns, teaches):
+    assert_distils(*pair(student=FAST | {"core": CORES[learns]}, teacher={"core": CORES[teaches]}))
+
+
 def assert_distils(student, teacher):
     before, teacher_weights = losses(student, teacher)["distillation_loss"].item(), weights(teacher)
     student.distill(teacher, 30)

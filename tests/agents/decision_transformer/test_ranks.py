@@ -48,7 +48,13 @@ def assert_close(actual, expected):
         np.testing.assert_allclose(actual[name], values, rtol=0, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("core", ["memory", "ALiBi and a window", "Mamba-2 below attention"])
+@pytest.mark.parametrize(
+    "core",
+    [
+        *("memory", "ALiBi and a window", "Mamba-2 below attention"),
+        *("attention sinks", "memory tokens", "retention valve"),
+    ],
+)
 def test_gradients_of_two_ranks_equal_those_of_one(core):
     expected = gradients(agent(core=CORES[core]))
     for actual in on_ranks(2, lambda: gradients(agent(core=CORES[core]))):

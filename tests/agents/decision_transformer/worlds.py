@@ -12,6 +12,8 @@ from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.pretraining import MaskedPretraining, MaskedWindows, Masking
 from rlxf.attention import (
+    RATE,
+    RMT,
     XL,
     ALiBi,
     GatedDeltaNet,
@@ -19,6 +21,7 @@ from rlxf.attention import (
     LearnedAbsolute,
     Mamba2,
     RoPE,
+    StreamingXL,
     TransformerSpec,
     Window,
     XLRelative,
@@ -54,6 +57,9 @@ CORES = {
     "GTrXL": TransformerSpec(
         **SIZES, position=XLRelative(), memory=XL(6), pattern=Window(7), residual=GRUGate()
     ),
+    "attention sinks": TransformerSpec(**SIZES, position=XLRelative(), memory=StreamingXL(6, 3)),
+    "memory tokens": TransformerSpec(**SIZES, position=XLRelative(), memory=RMT(6, 2)),
+    "retention valve": TransformerSpec(**SIZES, position=XLRelative(), memory=RATE(6, 2)),
     "Gated DeltaNet": TransformerSpec(**SIZES, recurrence=GatedDeltaNet()),
     "Mamba-2 below attention": TransformerSpec(
         **SIZES, recurrence=Mamba2(state=4), attention_layers=(1,), position=XLRelative(), memory=XL(7)

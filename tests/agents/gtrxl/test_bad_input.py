@@ -16,6 +16,7 @@ from rlxf import GTrXLPPO, evaluate
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.agents.gtrxl.policy import default_policy_name
 from rlxf.attention import (
+    GLA,
     XL,
     Full,
     LearnedAbsolute,
@@ -92,8 +93,15 @@ def test_a_core_of_wrong_size(wrong, message):
     ("changes", "message"),
     [
         ({"memory": None}, "needs a core with memory, e.g. memory=XL"),
-        ({"memory": None, "causal": False}, "needs causal=True"),
-        ({"cross_attention": True}, "cross_attention=False"),
+        (
+            {"memory": None, "recurrence": GLA(), "attention_layers": (0,)},
+            r"needs a core with memory, e.g. memory=XL.* or attention_layers=\(\) for GLA\(.*\) alone",
+        ),
+        (
+            {"memory": None, "causal": False},
+            r"needs causal=True .* e.g. TransformerSpec\(memory=XL.* got causal=False, cross_attention=False",
+        ),
+        ({"cross_attention": True}, r"cross_attention=False, e.g. .* got causal=True, cross_attention=True"),
         ({"dropout": 0.1}, "dropout must be 0, got 0.1"),
         ({"kernel": Performer(redraw=9), "position": RoPE()}, "must have redraw=None"),
         ({"pattern": Full()}, r"reaches farther back than XL\(length=8\).* use pattern=Window\(size=9\)"),

@@ -18,7 +18,7 @@ from rlxf.agents.gtrxl.training_algorithm import (
     DistillationUpdate,
     divergence,
 )
-from rlxf.attention import ACT, CALM, KNNLM, SPALM, DepthAdaptive
+from rlxf.attention import ACT, CALM, KNNLM, RATE, RMT, SPALM, DepthAdaptive, StreamingXL
 from rlxf.attention.token_index import EMPTY
 from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.agents.gtrxl.worlds import (
@@ -26,6 +26,7 @@ from tests.agents.gtrxl.worlds import (
     VECTOR,
     last_outputs,
     make_loud,
+    memory_core,
     next_step_scripts,
     parameters,
     recurrent_core,
@@ -148,6 +149,29 @@ def test_distillation_reduces_divergence(actions, actor):
     ids=["XL teaches a recurrence", "a recurrence teaches XL"],
 )
 def test_distillation_between_recurrence_and_memory(student, teacher, world, actor):
+    assert_distils(student, teacher, world, actor)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    ("student", "teacher"),
+    [
+        (memory_core(RMT(2, 2), width=8, layers=1), LARGE),
+        (SMALL, memory_core(RATE(2, 2), width=24)),
+        (memory_core(StreamingXL(6, 2), width=8, layers=1), memory_core(RMT(2, 3), width=24)),
+        (memory_core(RATE(2, 2), width=8, layers=1), memory_core(StreamingXL(6, 2), width=24)),
+    ],
+    ids=[
+        *("XL teaches RMT", "RATE teaches XL"),
+        *("RMT teaches StreamingXL", "StreamingXL teaches RATE"),
+    ],
+)
+def test_distillation_between_memories(student, teacher, world):
+    assert_distils(student, teacher, world, "student")
+
+
+def assert_distils(student, teacher, world, actor):
+    """Check the teacher's memory, and that a student with another core approaches it."""
     env = WORLDS[world](shifted(ENVS))
     pupil = small_agent(env, core=student, seed=1, learning_rate=3e-3, n_epochs=6, max_grad_norm=10.0)
     master = small_agent(env, core=teacher, seed=2)

@@ -22,6 +22,7 @@ from tests.agents.gtrxl.test_resume import Lively
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     GOES_ON,
+    MEMORY_CORES,
     RECURRENT_CORES,
     TERMINATED,
     VECTOR,
@@ -117,6 +118,7 @@ SETTINGS = {
     "a memory of neighbors": {"core": replace(small_core(), memory=KNN(2, 12, 4), pattern=Window(3))},
     "recurrence": {"core": RECURRENT_CORES["GatedDeltaNet"]},
     "recurrence below attention": {"core": RECURRENT_CORES["Mamba-2 below attention"]},
+    **{name: {"core": core} for name, core in MEMORY_CORES.items()},
     "random features": {"core": replace(small_core(), kernel=Performer(), position=RoPE())},
 }
 

@@ -14,7 +14,23 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import GTrXLPolicy, gtrxl
-from rlxf.attention import CALM, GRU, LSTM, GatedDeltaNet, GRUGate, InfiniAttention, Mamba2, TransformerSpec
+from rlxf.attention import (
+    CALM,
+    GRU,
+    KNN,
+    LSTM,
+    RATE,
+    RMT,
+    Full,
+    GatedDeltaNet,
+    GRUGate,
+    InfiniAttention,
+    Mamba2,
+    StreamingXL,
+    TransformerSpec,
+    Window,
+)
+from rlxf.attention.memory.base import Memory
 
 GOES_ON, TERMINATED, TRUNCATED = range(3)
 
@@ -96,11 +112,26 @@ def recurrent_core(**changes: Any) -> TransformerSpec:
     return TransformerSpec(**({"recurrence": GatedDeltaNet(), "residual": GRUGate()} | sizes | changes))
 
 
+def memory_core(memory: Memory, **changes: Any) -> TransformerSpec:
+    """Return a core of the size of `small_core` with a memory that itself defines what is visible."""
+    return replace(small_core(**changes), memory=memory, pattern=Full())
+
+
+MEMORY_CORES = {
+    "attention sinks": memory_core(StreamingXL(8, 3)),
+    "memory tokens": memory_core(RMT(2, 2)),
+    "retention valve": memory_core(RATE(2, 2)),
+}
+"""Cores whose memory has a part of fixed size that is stored at the starts of segments."""
+
 RECURRENT_CORES: dict[str, TransformerSpec] = {
     "GatedDeltaNet": recurrent_core(),
     "LSTM": recurrent_core(recurrence=LSTM()),
     "InfiniAttention": recurrent_core(recurrence=InfiniAttention(3, "delta")),
     "Mamba-2 below attention": replace(small_core(), recurrence=Mamba2(state=4), attention_layers=(1,)),
+    "kNN memory below GRU": replace(
+        small_core(), recurrence=GRU(), attention_layers=(0,), memory=KNN(2, 12, 4, 1), pattern=Window(3)
+    ),
     "attention below GRU": replace(small_core(), recurrence=GRU(), attention_layers=(0,)),
     "CALM": recurrent_core(layers=3, depth=CALM("state", 0.5)),
 }

@@ -1,5 +1,7 @@
 """Attention sinks against the authors' cache (StreamingLLM), and learned sink logits against gpt-oss."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +10,6 @@ from rlxf.attention import AttentionSinks, RoPE, SinkSoftmax, StreamingXL, Token
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.patterns.window import Full
-from rlxf.attention.recurrent.base import RecurrentState
 from tests.attention.oracle import close, load, put
 from tests.attention.passes import attend, over_heads
 
@@ -67,7 +68,7 @@ def test_memory_gives_the_outputs_of_the_cache(way, extra, cuts, position):
         hidden = torch.stack([part] * model.spec.layers)
         runs_of = model._recurrent_passes(state.recurrent, where)
         carry = memory.carry(state.recurrent.memory, hidden, runs_of.runs)
-        recurrent = RecurrentState(state.recurrent.passes, runs_of.runs.last_episode, carry)
+        recurrent = replace(state.recurrent, episode=runs_of.runs.last_episode, memory=carry)
         state = memory(state, hidden, where)
         state = type(state)(state.hidden, state.index, recurrent=recurrent)
         start += length

@@ -1,0 +1,83 @@
+"""Checks of memory states that are passed to a transformer."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from rlxf.attention.memory.base import State
+from rlxf.attention.recurrent.base import RecurrentState, all_within
+
+ADVICE = "begin with `initial_state`"
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """Properties that all states of a transformer share.
+
+    Args:
+        layers: number of passes, whose inputs a state contains.
+        width: features of a token.
+        techniques: techniques with a recurrent state, `RecurrentState.techniques`; empty without any.
+        shapes: shapes of the recurrent states of one row by name; empty without any.
+    """
+
+    layers: int
+    width: int
+    techniques: tuple[str, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, layers: int, width: int, recurrent: RecurrentState | None) -> "StateLayout":
+        """Return the layout of a transformer, given its initial recurrent state; None without any."""
+        if recurrent is None:
+            return cls(layers, width, (), {})
+        return cls(layers, width, recurrent.techniques, recurrent.layout)
+
+    def check(self, state: State, batch: int, device: torch.device) -> None:
+        """Raise ValueError unless a state has this layout, for ``batch`` rows on a device."""
+        given, own = (*state.hidden.shape[:2], state.hidden.shape[-1]), (self.layers, batch, self.width)
+        if given != own:
+            raise ValueError(
+                f"the state has {given[0]} layers, {given[1]} rows and width {given[2]}, but this core and "
+                f"segment have {own[0]} layers, {own[1]} rows and width {own[2]}; {ADVICE}"
+            )
+        if state.hidden.device != device:
+            raise ValueError(
+                f"the state is on {state.hidden.device}, but this core is on {device}; move the core back, "
+                f"or {ADVICE}"
+            )
+        self._check_recurrent(StateLayout.of(self.layers, self.width, state.recurrent))
+
+    def _check_recurrent(self, given: "StateLayout") -> None:
+        """Raise ValueError unless another layout has the same recurrent states."""
+        if given.techniques != self.techniques:
+            raise ValueError(
+                f"the state is of another core: its recurrent states are those of "
+                f"{' and '.join(given.techniques) or 'no technique'}, those of this core of "
+                f"{' and '.join(self.techniques) or 'no technique'}; {ADVICE}"
+            )
+        if given.shapes != self.shapes:
+            raise ValueError(
+                f"the state is of another core: its recurrent states are {given.shapes}, those of this core "
+                f"{self.shapes}; {ADVICE}"
+            )
+
+
+def check_finite(state: State, fault: Callable[[RecurrentState | None], str | None]) -> None:
+    """Raise ValueError if a state contains NaN or an infinity; the message names the layer.
+
+    Args:
+        state: memory state.
+        fault: `TransformerLayers.recurrent_fault`.
+    """
+    if not all_within(state.hidden, math.inf):
+        layer, row, *_ = (~state.hidden.isfinite()).nonzero()[0].tolist()
+        value = state.hidden[layer, row][~state.hidden[layer, row].isfinite()][0].item()
+        raise ValueError(
+            f"the input of layer {layer + 1} in the memory state contains {value} in row {row} of the batch; "
+            f"{ADVICE}"
+        )
+    if (message := fault(state.recurrent)) is not None:
+        raise ValueError(f"{message}; {ADVICE}")
