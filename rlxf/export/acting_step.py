@@ -72,6 +72,7 @@ class EnvironmentActions(nn.Module):
 
     Args:
         space: action space.
+        dtype: dtype of the result.
     """
 
     def __init__(self, space: spaces.Space[Any], dtype: torch.dtype):

@@ -123,7 +123,10 @@ def _frames(error: Exception) -> list[FrameType]:
     return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
+    """Return the first line of the message of the first error in a chain."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

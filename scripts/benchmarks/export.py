@@ -90,7 +90,7 @@ class Samples(gymnasium.Env[Any, Any]):
 
 @dataclass
 class Export:
-    """Compare exported agents with `predict`: actions, and milliseconds per step of one environment."""
+    """Compare exported agents with `predict`: actions, and CPU milliseconds per step of one environment."""
 
     steps: int = 1000
     """Number of steps; an episode ends after each of them with probability 1 / 50."""
@@ -194,7 +194,7 @@ def observations(agent: Any, steps: int) -> Iterator[tuple[Any, Any]]:
 
 def conditioned(agent: Any, observation: Any, time_step: int, rng: np.random.Generator) -> dict[str, Any]:
     """Return the observation of `rlxf.envs.ReturnToGo` with a random previous action."""
-    action = agent.action_space.sample() if time_step else np.zeros(agent.action_space.shape)
+    action = agent.action_space.sample() if time_step else np.zeros(agent.action_space.shape or ())
     return {
         "observation": observation,
         "return_to_go": np.array([[60.0 - time_step]], np.float32),
@@ -204,7 +204,7 @@ def conditioned(agent: Any, observation: Any, time_step: int, rng: np.random.Gen
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the wall seconds of a call, and its result."""
-    start = time.perf_counter()
+    """Return the CPU seconds of a call, and its result."""
+    start = time.process_time()
     result = call()
-    return time.perf_counter() - start, result
+    return time.process_time() - start, result

@@ -107,7 +107,10 @@ def test_programs_of_torch_act_as_predict(tmp_path):
         for name, one in description["state"].items()
     }
     observation = VECTOR.sample()[None]
-    action, _ = step({"observation": torch.as_tensor(observation)}, torch.ones(1, dtype=torch.bool), state)
+    with torch.no_grad():
+        action, _ = step(
+            {"observation": torch.as_tensor(observation)}, torch.ones(1, dtype=torch.bool), state
+        )
     np.testing.assert_allclose(action, agent.predict(observation, deterministic=True)[0], atol=1e-5)
 
 

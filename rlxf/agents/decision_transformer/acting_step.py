@@ -66,10 +66,9 @@ class TargetReturnStep(WindowActingStep):
 
     def __init__(self, model: DecisionTransformerModel, info: DatasetInfo, envs: int):
         self._encoded = encoded_observation_space(info.observation_space)
-        number = {"low": -np.inf, "high": np.inf, "shape": (1,)}
         parts = (
             self._encoded,
-            spaces.Box(**number, dtype=np.float32),
+            spaces.Box(-np.inf, np.inf, (1,), np.float32),
             info.action_space,
             spaces.Box(0, np.iinfo(np.int64).max, (1,), np.int64),
         )

@@ -86,10 +86,9 @@ class ObservationNormalization(nn.Module):
     def __init__(self, normalizer: VecNormalize):
         super().__init__()
         self.clip = normalizer.clip_obs
-        stats = normalizer.obs_rms
-        chosen = {PLAIN: stats}
-        if isinstance(stats, dict):
-            chosen = {tensor_name(key): stats[key] for key in normalizer.norm_obs_keys or ()}
+        stats: Any = normalizer.obs_rms
+        keys = normalizer.norm_obs_keys or ()
+        chosen = {tensor_name(key): stats[key] for key in keys} if isinstance(stats, dict) else {PLAIN: stats}
         self.means = {name: torch.as_tensor(np.array(one.mean, np.float64)) for name, one in chosen.items()}
         self.deviations = {
             name: torch.as_tensor(np.sqrt(one.var + normalizer.epsilon)) for name, one in chosen.items()
