@@ -110,7 +110,7 @@ class Export:
 def agents() -> dict[str, Callable[[], Any]]:
     """Return the agents by name, as functions that build them."""
     cores = {name: (lambda core=core: online(VECTOR, BOX, core)) for name, core in CORES.items()}
-    others = {name: (lambda both=both: online(*both, GTRXL)) for name, both in SPACES.items()}
+    others = {name: (lambda both=both: online(both[0], both[1], GTRXL)) for name, both in SPACES.items()}
     return (
         cores
         | others
