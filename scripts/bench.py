@@ -11,6 +11,7 @@ from benchmarks.corridors import Corridors
 from benchmarks.defaults import Defaults
 from benchmarks.depth import DepthBench
 from benchmarks.distillation import Distillation
+from benchmarks.export import Export
 from benchmarks.faults import Faults
 from benchmarks.learning import Learning
 from benchmarks.memory import MemoryBench
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, Any] = {
     "pretraining": Pretraining,
     "distillation": Distillation,
     "depth": DepthBench,
+    "export": Export,
     "faults": Faults,
     "ranks": Ranks,
     "updates": Updates,

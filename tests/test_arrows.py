@@ -18,12 +18,13 @@ MAY_IMPORT = {
     "training": {"training", "utils"},
     "evaluation": {"data", "evaluation", "envs", "utils"},
     "collection": {"collection", "data", "envs", "evaluation", "utils"},
-    "agents": {"agents", "attention", "data", "envs", "evaluation", "training", "utils"},
+    "export": {"export", "utils"},
+    "agents": {"agents", "attention", "data", "envs", "evaluation", "export", "training", "utils"},
     "off_policy_evaluation": {
         *("agents", "attention", "data", "envs", "evaluation", "off_policy_evaluation", "utils"),
     },
     "cli": {
-        *("agents", "attention", "cli", "collection", "data", "envs", "evaluation"),
+        *("agents", "attention", "cli", "collection", "data", "envs", "evaluation", "export"),
         *("off_policy_evaluation", "training", "utils"),
     },
     "__main__": {"cli"},

@@ -12,6 +12,7 @@ from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.relative import DistanceTables, RelativeDistances, covered_distances, is_aligned
 from rlxf.attention.sparse.plan import HeadGroup, has_keys, plan_sparse
 from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.tracing import is_tracing, may_contain_true
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ class AttentionMask:
         """Fully masked queries by head: (B, 1 or H, Tq) bool; None if there are none."""
         empty = self.query.episode == EMPTY
         masked = empty[:, None] if self._self_visible else ~self.allowed_by_head.any(-1)
-        return masked if bool(masked.any()) else None
+        return masked if may_contain_true(masked) else None
 
     @cached_property
     def fully_masked(self) -> Tensor | None:
@@ -149,7 +150,7 @@ class AttentionMask:
             return None
         else:
             masked = self.fully_masked_by_head.all(1)
-        return masked if bool(masked.any()) else None
+        return masked if may_contain_true(masked) else None
 
     @cached_property
     def _self_visible(self) -> bool:
@@ -157,7 +158,7 @@ class AttentionMask:
 
         The check costs a sort instead of the full mask. It is skipped while acting, where pairs are few.
         """
-        if self.tables is not None:
+        if self.tables is not None or is_tracing():
             return False
         position, filled = self.query.position, self.query.episode != EMPTY
         visible = filled & (self.key.find(self.query) >= 0)
@@ -178,7 +179,7 @@ class AttentionMask:
     @cached_property
     def aligned(self) -> bool:
         """Return whether distances of tokens are distances of slots; see `is_aligned`."""
-        return is_aligned(self.query, self.key)
+        return not is_tracing() and is_aligned(self.query, self.key)
 
     @cached_property
     def relative(self) -> RelativeDistances:
@@ -186,7 +187,7 @@ class AttentionMask:
         pairs, size = None if self.aligned else self.distance, (self.query.shape[1], self.key.shape[1])
         if self.tables is not None:
             return RelativeDistances(self.tables.distances, self.tables.shared, *size, pairs)
-        visible = None if pairs is None else pairs[self.allowed]
+        visible = None if pairs is None or is_tracing() else pairs[self.allowed]
         bound = self.pattern.max_distance
         distances = covered_distances(self.query, self.key, visible, bound, self.causal)
         return RelativeDistances(distances, self.shared_table(distances), *size, pairs)
@@ -198,7 +199,7 @@ class AttentionMask:
     @cached_property
     def sparse_plan(self) -> tuple[HeadGroup, ...] | None:
         """Block groups of queries and keys for sparse attention; None where dense attention is faster."""
-        if self.tables is not None:
+        if self.tables is not None or is_tracing():
             return None
         cost = 1.0 if self.position is None else self.position.gather_cost
         return plan_sparse(self.query, self.key, self.head_patterns, self.causal, cost)

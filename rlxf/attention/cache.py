@@ -86,6 +86,11 @@ class KVCache:
     recurrent: RecurrentState | None = field(default=None, kw_only=True)
 
     @property
+    def fixed_slots(self) -> int:
+        """Number of slots before the ring buffer, for keys that are not overwritten in turn; by default 0."""
+        return 0
+
+    @property
     def layout(self) -> dict[str, object]:
         """Kind and size of each part by name. Caches of one core have the same layout for any batch."""
         layout: dict[str, object] = {"slots": self.index.shape[1]}

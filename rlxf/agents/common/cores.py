@@ -3,6 +3,7 @@
 from typing import Any
 
 from rlxf.attention import TransformerSpec
+from rlxf.attention.memory.base import NoMemory
 from rlxf.training.compat import first_difference
 
 EXAMPLE = "TransformerSpec(memory=XL(128), pattern=Window(129))"
@@ -42,6 +43,17 @@ def check_token_by_token(core: TransformerSpec, agent: str) -> None:
             f"{core.depth} decides exits by the mean over a sequence, but {agent} acts step by step; "
             f"use classifier='multinomial' or 'geometric'"
         )
+
+
+def check_exportable(core: TransformerSpec) -> None:
+    """Raise ValueError if an acting step of a core is not a function of tensors that can be exported."""
+    core.depth.check_no_early_exit("export")
+    try:
+        (core.memory or NoMemory()).check_traceable()
+    except ValueError as error:
+        raise ValueError(
+            f"the agent cannot be exported, because {error}; train one with another memory, e.g. XL(128)"
+        ) from error
 
 
 def check_state_core(given: TransformerSpec, own: TransformerSpec, advice: str) -> None:

@@ -355,6 +355,15 @@ def check_no_datastore(datastore: ActionDatastore | None) -> None:
         )
 
 
+def check_export_without_datastore(datastore: ActionDatastore | None) -> None:
+    """Raise ValueError if an agent to export has a datastore, because an exported step cannot search it."""
+    if datastore is not None:
+        raise ValueError(
+            "an agent with a datastore cannot be exported, because its actions depend on a search in the "
+            "datastore: call detach_datastore() first"
+        )
+
+
 def check_teacher_without_datastore(datastore: ActionDatastore | None) -> None:
     """Raise ValueError if a teacher has a datastore, because distillation only uses its own head."""
     if datastore is not None:

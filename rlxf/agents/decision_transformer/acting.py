@@ -1,5 +1,6 @@
 """Acting with a Decision Transformer: predictions and datastores."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,13 @@ from torch import Tensor
 from rlxf.agents.common.actions import to_environment
 from rlxf.agents.common.arguments import MissingStateWarning
 from rlxf.agents.common.calibration import CalibrationMixin, reset_calibration
-from rlxf.agents.common.retrieval import DatastoreMixin, RetrievalPolicy, check_no_datastore
+from rlxf.agents.common.retrieval import (
+    DatastoreMixin,
+    RetrievalPolicy,
+    check_export_without_datastore,
+    check_no_datastore,
+)
+from rlxf.agents.decision_transformer.acting_step import acting_step
 from rlxf.agents.decision_transformer.conditioning import Conditioning
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
@@ -24,7 +31,9 @@ from rlxf.agents.offline.observations import (
     initial_actions,
 )
 from rlxf.attention.heads.base import Datastore, OutputHead
+from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories, Windows, action_encoder
+from rlxf.export.files import check_target, export_step
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
 
@@ -200,6 +209,36 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         start = plain.episode_starts(episode_start)
         actions = initial_actions(self.dataset_info, len(start), self.device)
         return self.policy.continue_episode(plain, state, start, actions), start
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        format: str | None = None,
+        n_envs: int = 1,
+        opset: int | None = None,
+    ) -> None:
+        """Write the acting step as a file that runs without rlxf; see `rlxf.export.files.export_step`.
+
+        The step maps observations, the state and ``episode_start`` to the most likely actions and the next
+        state. If the agent acts for a target return, its observations are those of `rlxf.envs.ReturnToGo`.
+
+        Args:
+            path: see `GTrXLPPO.export`.
+            format: see `GTrXLPPO.export`.
+            n_envs: see `GTrXLPPO.export`.
+            opset: see `GTrXLPPO.export`.
+
+        Raises:
+            ValueError: if a part of the agent cannot be exported, the message names it; or if format or opset
+                are invalid, or the agent has a datastore.
+            ImportError: if a package of the extra "export" is missing.
+            OSError: if a file cannot be written.
+        """
+        target = check_target(path, format, opset)
+        check_int("n_envs", n_envs)
+        check_export_without_datastore(self.datastore)
+        step = acting_step(self.policy, self.dataset_info, self.conditioning.needs_target, n_envs)
+        export_step(step, vars(self.policy.transformer.spec), target, opset)
 
     def _check_datastore(self, data: Trajectories, head: OutputHead) -> None:
         """Raise an error as `DatastoreMixin._check_datastore`, also if the agent predicts the return."""

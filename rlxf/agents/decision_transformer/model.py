@@ -31,6 +31,7 @@ from rlxf.agents.offline.trajectory_model import (
 from rlxf.attention import ExitTargets, State, TokenIndex
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.depth.calm import probability_margin
+from rlxf.attention.tracing import is_tracing
 from rlxf.data import Trajectories, WindowBatch, Windows
 
 DECISION_TOKENS = slice(1, None, TOKENS_PER_STEP)
@@ -337,7 +338,12 @@ class DecisionTransformerModel(TrajectoryModel):
         return {"x": tokens, "index": index.last(tokens.shape[1]), "state": state}
 
     def _padding(self, steps: ContextWindow) -> int:
-        """Count the burn-in columns that hold no step of any row; episodes may be shorter than the memory."""
+        """Count the burn-in columns that hold no step of any row; episodes may be shorter than the memory.
+
+        While tracing, no column is left out: empty slots change nothing.
+        """
+        if is_tracing():
+            return 0
         return int((steps.mask[:, : self.window_start(steps)].cumsum(1).sum(0) == 0).sum())
 
     @torch.no_grad()

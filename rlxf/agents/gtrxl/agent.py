@@ -15,15 +15,21 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.utils import check_for_correct_spaces, set_random_seed
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from torch import Tensor
 
 from rlxf.agents.common.arguments import check_device, did_you_mean, load_settings
 from rlxf.agents.common.calibration import THRESHOLDS, Calibration, CalibrationMixin, reset_calibration
 from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, state_memory
-from rlxf.agents.common.retrieval import ActionDatastore, DatastoreMixin, check_no_datastore
+from rlxf.agents.common.retrieval import (
+    ActionDatastore,
+    DatastoreMixin,
+    check_export_without_datastore,
+    check_no_datastore,
+)
 from rlxf.agents.common.weights import core_error_context, transfer_weights
 from rlxf.agents.gtrxl import checkpoint
+from rlxf.agents.gtrxl.acting_step import GTrXLActingStep
 from rlxf.agents.gtrxl.calibration import check_independent_episodes, measure_exits
 from rlxf.agents.gtrxl.config import as_training_env, warn_of_filler_rows
 from rlxf.agents.gtrxl.core import check_episode_length
@@ -35,6 +41,7 @@ from rlxf.attention import TransformerSpec
 from rlxf.attention.heads.base import Datastore
 from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories
+from rlxf.export.files import check_target, export_step
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.process_group import ProcessGroup
@@ -208,6 +215,48 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
                 vec_env.seed(seed)
             normalization = None if unwrap_vec_normalize(vec_env) else self.get_vec_normalize_env()
             return measure_exits(self.policy, vec_env, thresholds, normalization, episodes)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        format: str | None = None,
+        n_envs: int = 1,
+        opset: int | None = None,
+    ) -> None:
+        """Write the acting step as a file that runs without rlxf; see `rlxf.export.files.export_step`.
+
+        The step maps raw observations, the state and ``episode_start`` to the most likely actions and the
+        next state. It contains the normalization of a ``VecNormalize`` around the agent's environments.
+
+        Args:
+            path: file to write.
+            format: "onnx", or "torch" for a program of torch.export; None for that of the suffix, .onnx or
+                .pt2.
+            n_envs: number of environments in each step.
+            opset: ONNX opset, at least 18; None for 20.
+
+        Raises:
+            ValueError: if a part of the agent cannot be exported, the message names it; or if format or opset
+                are invalid, or the statistics of the observations are missing.
+            ImportError: if a package of the extra "export" is missing.
+            OSError: if a file cannot be written.
+        """
+        target = check_target(path, format, opset)
+        check_int("n_envs", n_envs)
+        check_export_without_datastore(self.datastore)
+        step = GTrXLActingStep(self.policy, self._observation_normalizer(), n_envs)
+        export_step(step, vars(self.core), target, opset)
+
+    def _observation_normalizer(self) -> VecNormalize | None:
+        """Return the ``VecNormalize`` that normalizes observations; None if they are raw."""
+        normalizer = self.get_vec_normalize_env()
+        normalizer = normalizer if normalizer is not None and normalizer.norm_obs else None
+        if normalizer is None and self.normalized_observations:
+            raise ValueError(
+                "the agent was trained on observations normalized by VecNormalize, whose statistics it "
+                "lacks: first call agent.set_env(rlxf.training.load_normalizer(path, env))"
+            )
+        return normalizer
 
     @property
     def datastore(self) -> ActionDatastore | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rlxf.attention.depth.base import ConfidenceFn, DepthController, DepthCounter
 from rlxf.attention.depth.constant import Universal
 from rlxf.attention.technique import LayerPasses, check_finite_number, check_not_negative
+from rlxf.attention.tracing import may_contain_true
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class ACTController(DepthController):
         y = torch.zeros_like(passes.select_outputs(x))
         for number in range(passes.count):
             inputs = passes.start_pass(number, x)
-            if not select(halting.running).any():
+            if not may_contain_true(select(halting.running)):
                 passes.skip(number, inputs)
                 continue
             running, last = halting.running, number == passes.count - 1

@@ -118,7 +118,8 @@ def causal_sums(queries: Tensor, keys: KeyFeatures, values: Tensor, before: KVSt
 
 def causal_factors(keys: KeyFeatures, before: KVState) -> tuple[Tensor, Tensor]:
     """Return the factors of the state (B, H, T, 1) and of T keys (B, H, T, T) for T queries."""
-    top = torch.maximum(keys.scale.cummax(-1).values, before.scale[..., None])
+    largest = keys.scale.cummax(-1).values if keys.scale.shape[-1] > 1 else keys.scale
+    top = torch.maximum(largest, before.scale[..., None])
     past = before.scale[..., None] - top
     pairs = (keys.scale[..., None, :] - top[..., None]).clamp_(max=0)  # later keys might overflow
     return past.exp()[..., None], pairs.exp_().tril_()

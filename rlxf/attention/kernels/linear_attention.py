@@ -26,6 +26,7 @@ from rlxf.attention.kernels.kv_state import (
 )
 from rlxf.attention.technique import MAX_SEED
 from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.tracing import is_tracing
 
 CAUSAL_CHUNK = 128
 """Tokens per chunk of causal attention; pairs are computed only within a chunk."""
@@ -220,7 +221,12 @@ def uses_running_sums(mask: AttentionMask) -> bool:
     and the queries must be the last keys. A selection of queries is computed pair by pair.
     """
     large = mask.query.shape[1] * mask.key.shape[1] > MAX_PAIRS
-    if not large or mask.tables is not None or not all(rule.sees_all for rule in mask.head_patterns):
+    if (
+        not large
+        or is_tracing()
+        or mask.tables is not None
+        or not all(rule.sees_all for rule in mask.head_patterns)
+    ):
         return False
     episode = mask.key.concatenate(mask.query).episode
     one = bool(((episode == EMPTY) | (episode == episode.amax(1, keepdim=True))).all())

@@ -196,6 +196,9 @@ class Memory(Technique, ABC):
         """Return whether the tokens that a query may see never reach beyond a state."""
         return self.visible_pattern(pattern).max_distance <= self.length
 
+    def check_traceable(self) -> None:
+        """Raise ValueError if torch.export cannot trace an acting step with this memory."""
+
     def check_recomputable(self) -> None:
         """Raise ValueError if a state depends on more than a fixed number of steps."""
 

@@ -17,6 +17,7 @@ from rlxf.attention.memory.compression import ContentLayer, LayerCompression, Re
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.token_index import EMPTY, MISSING, PositionBlocks, TokenIndex
+from rlxf.attention.tracing import selected_rows
 
 
 class BlockMemory(Memory):
@@ -284,20 +285,28 @@ class BlockCache(KVCache):
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
         return BlockMask.of(masks, self.memory, self.memory.cached_blocks)
 
+    @property
+    def fixed_slots(self) -> int:
+        return self.memory.cached_blocks
+
     def write(self, index: TokenIndex) -> int:
-        """Store the index of the next token and of the block that it completes, and return its slot."""
-        first, ratio = self.memory.cached_blocks, self.memory.ratio
+        """Store the index of the next token and of the block that it completes, and return its slot.
+
+        While tracing, every token counts as one that completes a block. If it does not, the block is written
+        to the token's own slot of the ring buffer, which the token overwrites.
+        """
+        first, ratio = self.fixed_slots, self.memory.ratio
         slot = first + self.slot
         self.slot = (self.slot + 1) % (self.index.shape[1] - first)
         self.index.write(slice(None), slot, index)
         position, episode = index.position[:, 0], index.episode[:, 0]
-        rows = (episode != EMPTY).nonzero()[:, 0]
+        rows = selected_rows(episode != EMPTY)
         places = position[rows] % ratio
         self.input_index.write(rows, places, index.rows(rows))
-        completed = rows[self._completes_block(position, episode)[rows]]
-        self.plan = WritePlan(
-            rows, places, completed, position[completed] // ratio % first, index.rows(completed)
-        )
+        completes = self._completes_block(position, episode) & (episode != EMPTY)
+        completed = selected_rows(completes)
+        slots = torch.where(completes, position // ratio % first, slot)[completed]
+        self.plan = WritePlan(rows, places, completed, slots, index.rows(completed))
         self.index.write(completed, self.plan.slots, self.plan.ends)
         return slot
 

@@ -197,6 +197,10 @@ class KNN(Memory):
         """Maximum distance, in tokens, in the kNN layer: M + N."""
         return self.length + self.far
 
+    def check_traceable(self) -> None:
+        """Raise ValueError: the buffer of far tokens is shared by caches and moves when it is full."""
+        raise ValueError(f"the buffer of far tokens of {self} moves when it is full")
+
     def sees_far(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether the token at position j is a far token for position i: distance M + 1 to M + N."""
         return (i - j > self.length) & (i - j <= self.capacity)

@@ -128,6 +128,10 @@ class RMT(Memory):
         """Raise ValueError, since an empty slot takes the place of a token of the unfinished segment."""
         raise ValueError(f"{self} would lose the first token of every segment with an empty slot")
 
+    def check_traceable(self) -> None:
+        """Raise ValueError: a step that completes a segment runs the transformer a second time."""
+        raise ValueError(f"the step that completes a segment of {self} differs from the others")
+
     def check_recomputable(self) -> None:
         """Raise ValueError: memory tokens depend on all segments of the episode."""
         raise ValueError(f"the memory tokens of {self} depend on the whole episode")

@@ -18,6 +18,7 @@ from rlxf.attention.recurrent.base import EpisodeRuns, MixerState
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.technique import SpecView, check_int
 from rlxf.attention.token_index import EMPTY, MISSING, TokenIndex
+from rlxf.attention.tracing import is_tracing, may_contain_true, selected_rows
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class StreamingXL(Memory):
     def carry(self, state: MixerState, hidden: Tensor, runs: EpisodeRuns) -> MixerState:
         """Return the first tokens of the last episode, given the inputs hidden (L, B, T, C)."""
         early = runs.valid & (runs.position < self.sinks)
-        if not bool((runs.reset | early).any()):
+        if not may_contain_true(runs.reset | early):
             return state
         place = torch.where(early & (runs.number == runs.number[:, -1:]), runs.position, self.sinks)
         token = torch.arange(place.shape[1], device=place.device).expand_as(place)
@@ -175,7 +176,7 @@ class StreamingMask(AttentionMask):
     @cached_property
     def moved_keys(self) -> Tensor | None:
         """The sinks, (B, Tk) bool; None if all of them are still next to the window of each query."""
-        far = bool((self.query.position > self.memory.largest_distance).any())
+        far = may_contain_true(self.query.position > self.memory.largest_distance)
         return self._is_sink if far else None
 
     @property
@@ -185,6 +186,8 @@ class StreamingMask(AttentionMask):
     @cached_property
     def aligned(self) -> bool:
         """Return whether distances are those of slots, which excludes pairs of a query and a far sink."""
+        if is_tracing():
+            return False
         i, j = self.query.position, self.key.position
         far = bool((i > self.memory.length).any()) and bool(
             ((j < self.memory.sinks) & (self.key.episode != EMPTY)).any()
@@ -264,16 +267,24 @@ class StreamingCache(KVCache):
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
         return StreamingMask.of(masks, self.memory, self.memory.sinks)
 
+    @property
+    def fixed_slots(self) -> int:
+        return self.memory.sinks
+
     def write(self, index: TokenIndex) -> int:
-        """Store the index of the next token, if it is a sink also among the sinks, and return its slot."""
-        first = self.memory.sinks
+        """Store the index of the next token, if it is a sink also among the sinks, and return its slot.
+
+        While tracing, every token counts as a sink. If it is none, it is written to its own slot twice.
+        """
+        first = self.fixed_slots
         slot = first + self.slot
         self.slot = (self.slot + 1) % (self.index.shape[1] - first)
         self.index.write(slice(None), slot, index)
         position, episode = index.position[:, 0], index.episode[:, 0]
-        self._rows = ((episode != EMPTY) & (position < first)).nonzero()[:, 0]
-        self._new = index.rows(self._rows)
-        self.index.write(self._rows, self._new.position[:, 0], self._new)
+        is_sink = (episode != EMPTY) & (position < first)
+        self._rows = selected_rows(is_sink)
+        self._new, self._places = index.rows(self._rows), torch.where(is_sink, position, slot)[self._rows]
+        self.index.write(self._rows, self._places, self._new)
         return slot
 
     def observe_input(self, pass_index: int, x: Tensor) -> None:
@@ -282,6 +293,5 @@ class StreamingCache(KVCache):
         if not len(self._rows) or not isinstance(ring, LayerCache):
             return
         k, v = self.layer_modules[pass_index].prepare_keys(x[self._rows], self._new)
-        place = self._new.position[:, 0]
-        ring.keys[self._rows, :, place] = k[:, :, 0]
-        ring.values[self._rows, :, place] = v[:, :, 0]
+        ring.keys[self._rows, :, self._places] = k[:, :, 0]
+        ring.values[self._rows, :, self._places] = v[:, :, 0]

@@ -37,6 +37,10 @@ class EpisodeRuns:
     def of(cls, index: TokenIndex, episode: Tensor) -> "EpisodeRuns":
         """Derive the runs of tokens at ``index`` (B, T) after a token of ``episode`` (B,), -1 for none."""
         valid = index.episode != EMPTY
+        if index.shape[1] == 1:
+            before = episode[:, None]
+            last = torch.where(valid, index.episode, before)[:, 0]
+            return cls(valid & (index.episode != before), valid, index.position, last)
         known = torch.cat([episode[:, None], index.episode], dim=1)
         slot = torch.arange(known.shape[1], device=known.device).expand_as(known)
         last = slot.masked_fill(known == EMPTY, 0).cummax(dim=1).values

@@ -79,8 +79,9 @@ def delta_rule(
     q, k, v, step = (to_chunks(x.to(state.dtype), size) for x in (q, k, v, runs.inputs(beta)[..., None]))
     errors = ((step * k) @ k.mT * pairs[..., 0]).tril(-1)
     known = torch.cat([step * v, step * carry * k], dim=-1)
-    solved = torch.linalg.solve_triangular(errors, known, upper=False, unitriangular=True)
-    corrected, predicted = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+    if size > 1:  # a single token has no errors to correct
+        known = torch.linalg.solve_triangular(errors, known, upper=False, unitriangular=True)
+    corrected, predicted = known.split([v.shape[-1], k.shape[-1]], dim=-1)
     kept, written, read = carry[..., -1, :, None], (k * pairs[..., -1, :, :]).mT, q * carry
     scores, outputs = _scores(q, k, pairs), []
     # The backward pass of a slice x[:, chunk] would fill a tensor of all tokens for each chunk.

@@ -17,6 +17,7 @@ from rlxf.attention.recurrent.base import (
     time_constants,
 )
 from rlxf.attention.technique import check_int
+from rlxf.attention.tracing import is_tracing
 
 BLOCK = 256
 """Time steps that torch's module processes in one call; the backward pass of a call is quadratic in them."""
@@ -69,6 +70,8 @@ class GatedRNN(RecurrentMixer):
         return {name: self.output.weight.new_zeros(batch, self.rnn.hidden_size) for name in self.names}
 
     def forward(self, x: Tensor, runs: EpisodeRuns, state: MixerState) -> tuple[Tensor, MixerState]:
+        if is_tracing() and x.shape[1] == 1:
+            return self._step(x, runs, state)
         if not runs.valid.any():
             return torch.zeros_like(x), state
         pieces = EpisodePieces(runs)
@@ -76,6 +79,16 @@ class GatedRNN(RecurrentMixer):
         outputs, last = self._run(pieces.pack(x), initial)
         new = {name: pieces.final(h[0], state[name]) for name, h in zip(self.names, last, strict=True)}
         return self.output(pieces.unpack(outputs)), new
+
+    def _step(self, x: Tensor, runs: EpisodeRuns, state: MixerState) -> tuple[Tensor, MixerState]:
+        """Process one token per row without packing, whose sizes depend on values of the index."""
+        before = tuple((state[name] * ~runs.reset)[None] for name in self.names)
+        y, after = self.rnn(x.transpose(0, 1), before if len(before) > 1 else before[0])
+        last = [after] if isinstance(after, Tensor) else after
+        new = {
+            name: torch.where(runs.valid, h[0], state[name]) for name, h in zip(self.names, last, strict=True)
+        }
+        return self.output(y.transpose(0, 1)), new
 
     def _run(self, packed: PackedSequence, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Return the packed outputs (N, C) and the states (1, P, C) after each piece, in blocks of time."""

@@ -118,7 +118,10 @@ def causal_windows(x: Tensor, runs: EpisodeRuns, window: Tensor, taps: int) -> t
     slots = torch.arange(padded.shape[1], device=x.device).expand(len(x), -1)
     valid = torch.cat([torch.ones_like(slots[:, :start], dtype=torch.bool), runs.valid], dim=1)
     number = torch.cat([torch.zeros_like(slots[:, :start]), runs.number], dim=1)
-    latest = torch.where(valid, slots, -1).cummax(dim=1).values  # the last valid slot up to each slot
+    if x.shape[1] == 1:  # only the last slot may be empty
+        latest = torch.where(valid, slots, slots - 1)
+    else:
+        latest = torch.where(valid, slots, -1).cummax(dim=1).values  # the last valid slot up to each slot
     before = torch.cat([torch.full_like(slots[:, :1], -1), latest[:, :-1]], dim=1)
     chain = [latest]
     for _ in range(taps - 1):

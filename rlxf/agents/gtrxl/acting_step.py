@@ -1,0 +1,105 @@
+"""Acting step of a `GTrXLPPO` as a function of tensors, for export."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.preprocessing import preprocess_obs
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor, nn
+
+from rlxf.agents.common.cores import check_exportable
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.attention.functional_step import free_last_slot, named_tensors, with_tensors, without_empty_keys
+from rlxf.export.acting_step import (
+    PLAIN,
+    ActingStep,
+    EnvironmentActions,
+    as_observation,
+    observation_parts,
+    tensor_name,
+    zeros_of,
+)
+
+
+class GTrXLActingStep(ActingStep):
+    """Acting step with the normalization of observations, all layers, and the encoding of actions inside.
+
+    Args:
+        policy: policy of the agent; it is copied.
+        normalizer: the ``VecNormalize`` of the training; None for raw observations.
+        envs: number of environments E.
+
+    Raises:
+        ValueError: if the core cannot be exported, or the observation space is nested deeper than a Dict.
+    """
+
+    def __init__(self, policy: GTrXLPolicy, normalizer: VecNormalize | None, envs: int):
+        check_exportable(policy.core)
+        policy = deepcopy(policy).cpu().eval()
+        space = policy.observation_space
+        raw = space if normalizer is None else normalizer.venv.observation_space
+        examples = {name: zeros_of(part, envs) for name, part in observation_parts(raw).items()}
+        template = policy.initial_state(envs)
+        template = replace(template, cache=without_empty_keys(template.cache))
+        super().__init__("GTrXLPPO", (space, policy.action_space), examples, named_tensors(template))
+        self.policy, self._template = policy, template
+        self.normalization = None if normalizer is None else ObservationNormalization(normalizer)
+        dtype = torch.as_tensor(policy.to_environment(self._example_action())).dtype
+        self.decode = EnvironmentActions(policy.action_space, dtype)
+
+    def _example_action(self) -> Tensor:
+        with torch.no_grad():
+            latent = torch.zeros(self.envs, self.policy.core.width)
+            actions: Tensor = self.policy.heads(latent)[0].get_actions(deterministic=True)
+        return actions
+
+    def forward(
+        self, observations: dict[str, Tensor], episode_start: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        obs = observations if self.normalization is None else self.normalization(observations)
+        before = with_tensors(self._template, state)
+        here = replace(before, cache=free_last_slot(before.cache))
+        index = here.advance(episode_start)
+        latent, _ = self.policy.act(as_observation(obs), here, index)
+        actions = self.policy.heads(latent)[0].get_actions(deterministic=True)
+        here.action = self.policy.encode_actions(actions)
+        return self.decode(actions), named_tensors(here)
+
+    def user_parts(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
+        policy, obs = self.policy, self.observations
+        obs = obs if self.normalization is None else self.normalization(obs)
+        inputs = preprocess_obs(as_observation(obs), policy.observation_space, policy.normalize_images)
+        return {"features extractor": (policy.features_extractor, (inputs,))}
+
+
+class ObservationNormalization(nn.Module):
+    """Normalization ``clip((o - mean) / sqrt(variance + epsilon))`` of a ``VecNormalize``, in float64.
+
+    Args:
+        normalizer: source of the statistics, which are copied.
+    """
+
+    def __init__(self, normalizer: VecNormalize):
+        super().__init__()
+        self.clip = normalizer.clip_obs
+        stats: Any = normalizer.obs_rms
+        keys = normalizer.norm_obs_keys or ()
+        chosen = {tensor_name(key): stats[key] for key in keys} if isinstance(stats, dict) else {PLAIN: stats}
+        self.means = {name: torch.as_tensor(np.array(one.mean, np.float64)) for name, one in chosen.items()}
+        self.deviations = {
+            name: torch.as_tensor(np.sqrt(one.var + normalizer.epsilon)) for name, one in chosen.items()
+        }
+
+    def forward(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Normalize the observations whose statistics are known."""
+        return {
+            name: self._normalize(name, x) if name in self.means else x for name, x in observations.items()
+        }
+
+    def _normalize(self, name: str, x: Tensor) -> Tensor:
+        normalized = (x.double() - self.means[name]) / self.deviations[name]
+        return normalized.clamp(-self.clip, self.clip).float()

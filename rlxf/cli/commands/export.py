@@ -1,0 +1,65 @@
+"""``rlxf export``: write the agent of a run as a file that runs without rlxf."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tyro.conf import Positional
+
+from rlxf.cli.options import Command, Trust, check_counts, options
+from rlxf.cli.output import print_out
+
+if TYPE_CHECKING:
+    from rlxf.export.formats import Format
+
+
+@options
+class Export(Command):
+    """Write the acting step of the agent of a run as a file that runs without rlxf.
+
+    The step maps raw observations and the state of the agent to the most likely actions and the next state.
+    It contains the normalization of observations. For ONNX, the folder also gets onnx_player.py, a module
+    that plays the file with onnxruntime and numpy alone.
+
+    Example: rlxf export runs/gtrxl-rlxf-TMaze-v0-0 --output policy.onnx
+    """
+
+    run: Positional[Path]
+    """Folder of the run of a GTrXLPPO or a Decision Transformer."""
+    format: Literal["onnx", "torch"] = "onnx"
+    """Format of the file: ONNX, or a program of torch.export (.pt2)."""
+    output: Path | None = None
+    """File to write. None means policy.onnx or policy.pt2 in the folder "export" of the run."""
+    checkpoint: Literal["last", "best", "validation"] = "last"
+    """Checkpoint to export: the last one, the best one of the evaluations during training, or the one with
+    the lowest validation loss."""
+    n_envs: int = 1
+    """Number of environments in each step."""
+    opset: int | None = None
+    """ONNX opset, at least 18. None means 20."""
+    trust: Trust = False
+
+    def prepare(self) -> Callable[[], None]:
+        """Load the agent, and return the export to run."""
+        from rlxf.cli.reports import select_checkpoints
+        from rlxf.cli.runs import TRANSFORMERS, agent_name, load_agent_alone
+        from rlxf.export.files import check_target
+        from rlxf.export.formats import SUFFIXES
+        from rlxf.training import RunFolder
+        from rlxf.utils.files import make_folder
+
+        check_counts(self, "n_envs")
+        run = RunFolder.open(self.run)
+        agent_name(run, TRANSFORMERS)
+        (checkpoint,) = select_checkpoints(run, self.checkpoint).values()
+        output = self.output
+        if output is None:
+            make_folder(run.path / "export", exist_ok=True)
+            output = run.path / "export" / f"policy{SUFFIXES[self.format]}"
+        path, format = check_target(output, self.format, self.opset)
+        return partial(self._export, load_agent_alone(run, checkpoint, "cpu", self.trust), path, format)
+
+    def _export(self, agent: Any, path: Path, format: "Format") -> None:
+        agent.export(path, format, self.n_envs, self.opset)
+        print_out(f"the agent is written to {path}, its description to {path.with_suffix('.json').name}")

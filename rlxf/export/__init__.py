@@ -1,0 +1,1 @@
+"""Export of trained agents as files that other programs run."""

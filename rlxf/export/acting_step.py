@@ -1,0 +1,129 @@
+"""Interface of an acting step as a function of tensors, and the encodings that steps share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+PLAIN = "observation"
+"""Name of an observation that is not a Dict."""
+
+
+class ActingStep(nn.Module, ABC):
+    """Deterministic acting step of E environments: observations and state in, actions and next state out.
+
+    Args:
+        agent: name of the agent, for the description.
+        spaces: observation and action space of the agent.
+        observations: example of the observations by name, (E, ...) each.
+        state: state before the first step by name, with E rows each.
+    """
+
+    def __init__(
+        self,
+        agent: str,
+        spaces: tuple[spaces.Space[Any], spaces.Space[Any]],
+        observations: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+    ):
+        super().__init__()
+        self.agent, self.spaces = agent, spaces
+        self.observations = dict(observations)
+        self.state = {
+            name: x.clone() for name, x in state.items()
+        }  # torch.export merges inputs that share memory
+
+    @abstractmethod
+    def forward(
+        self, observations: dict[str, Tensor], episode_start: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Choose the most likely actions.
+
+        Args:
+            observations: raw observations of the environments by name, (E, ...) each.
+            episode_start: (E,) bool, which observations are the first of an episode.
+            state: state after the previous step by name.
+
+        Returns:
+            Actions (E, ...) as the environments expect them, and the state after the step.
+        """
+
+    @property
+    def envs(self) -> int:
+        """Number of environments E."""
+        return len(next(iter(self.observations.values())))
+
+    @property
+    def arguments(self) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        """Example arguments of `forward`, at the start of an episode."""
+        return self.observations, torch.ones(self.envs, dtype=torch.bool), self.state
+
+    def user_parts(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
+        """Return name -> (module, example arguments) of the parts that a user may have written."""
+        return {}
+
+
+class EnvironmentActions(nn.Module):
+    """Conversion of actions to the action space: shape, bounds, and ``start`` of discrete spaces.
+
+    Args:
+        space: action space.
+        dtype: dtype of the result.
+    """
+
+    def __init__(self, space: spaces.Space[Any], dtype: torch.dtype):
+        super().__init__()
+        self.shape, self.dtype = tuple(space.shape or ()), dtype
+        self.is_box = isinstance(space, spaces.Box)
+        self.rounds = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
+        bounds = (
+            (space.low, space.high) if isinstance(space, spaces.Box) else (getattr(space, "start", 0),) * 2
+        )
+        self.low, self.high = (torch.as_tensor(np.asarray(bound)) for bound in bounds)
+
+    def forward(self, actions: Tensor) -> Tensor:
+        """Convert actions (E, ...)."""
+        actions = actions.reshape(-1, *self.shape)
+        if not self.is_box:
+            return (actions + self.low).to(self.dtype)
+        actions = torch.minimum(torch.maximum(actions, self.low.to(actions)), self.high.to(actions))
+        return (actions.round() if self.rounds else actions).to(self.dtype)
+
+
+def zeros_of(space: spaces.Space[Any], envs: int) -> Tensor:
+    """Return an example of the values of a space that is not nested, (E, ...), with its dtype."""
+    value = np.zeros((envs, *(space.shape or ())), space.dtype) + np.asarray(getattr(space, "start", 0))
+    return torch.as_tensor(value.astype(space.dtype))
+
+
+def observation_parts(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
+    """Return the parts of an observation space by the names of their tensors.
+
+    Raises:
+        ValueError: if the space is nested deeper than a Dict, or a part has no numbers.
+    """
+    parts = {tensor_name(key): part for key, part in space.items()} if isinstance(space, spaces.Dict) else {}
+    parts = parts or {PLAIN: space}
+    for name, part in parts.items():
+        if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+            raise ValueError(
+                f"{name} is a {part}, which cannot be exported: flatten the observations with "
+                f"gymnasium.wrappers.FlattenObservation and train an agent on them"
+            )
+    return parts
+
+
+def tensor_name(key: str) -> str:
+    """Return the name of the tensor of a part of a Dict observation."""
+    return f"{PLAIN}.{key}"
+
+
+def as_observation(observations: Mapping[str, Tensor]) -> Any:
+    """Return tensors by name as an observation: one tensor, or a dict by the keys of the space."""
+    if PLAIN in observations:
+        return observations[PLAIN]
+    return {name.removeprefix(f"{PLAIN}."): x for name, x in observations.items()}

@@ -1,0 +1,125 @@
+"""Files of an exported agent: the step, its description, checksums, and the player."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlxf.export.acting_step import ActingStep
+from rlxf.export.formats import (
+    SUFFIXES,
+    Format,
+    check_format,
+    check_installed,
+    check_opset,
+    silenced,
+    trace,
+    write_onnx,
+    write_torch,
+)
+from rlxf.utils.files import atomic_write
+
+PLAYER = Path(__file__).with_name("onnx_player.py")
+"""Module that is copied next to an exported .onnx file."""
+
+
+def check_target(path: str | os.PathLike[str], format: str | None, opset: int | None) -> tuple[Path, Format]:
+    """Return path and format of an export, before any work is done.
+
+    Args:
+        path: file to write. Without suffix it gets that of the format.
+        format: name of the format; None for that of the suffix, without suffix "onnx".
+        opset: ONNX opset; None for the default.
+
+    Raises:
+        ValueError: if the format is unknown, its suffix is another, or the opset is too old.
+        ImportError: if a package is missing.
+        FileNotFoundError: if the folder does not exist.
+    """
+    target = Path(path)
+    known = {suffix: name for name, suffix in SUFFIXES.items()}
+    chosen = check_format(format or known.get(target.suffix, "onnx"))
+    target = target if target.suffix else target.with_suffix(SUFFIXES[chosen])
+    if target.suffix != SUFFIXES[chosen]:
+        raise ValueError(f"a file of format {chosen!r} must end in {SUFFIXES[chosen]}, got {target.name}")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target.parent} is not a folder: create it, or choose another path")
+    check_opset(opset)
+    check_installed(chosen)
+    return target, chosen
+
+
+def export_step(
+    step: ActingStep, techniques: dict[str, Any], target: tuple[Path, Format], opset: int | None
+) -> None:
+    """Write an acting step, its description and checksums; for ONNX also the player.
+
+    The files of an export to ``policy.onnx`` are ``policy.onnx``, ``policy.json``, ``policy.sha256`` in the
+    format of sha256sum, and ``onnx_player.py``.
+
+    Args:
+        step: the acting step.
+        techniques: see `trace`.
+        target: result of `check_target`.
+        opset: ONNX opset; None for the default.
+
+    Raises:
+        ExportError: if a part of the step cannot be exported; nothing is written.
+        OSError: if a file cannot be written.
+    """
+    path, format = target
+    observations, start, state = step.arguments
+    inputs = [*observations, "episode_start", *(f"state.{name}" for name in state)]
+    outputs = ["action", *(f"next_state.{name}" for name in state)]
+    with silenced():
+        program = trace(step.eval(), techniques)
+        if format == "onnx":
+            content = write_onnx(program, inputs, outputs, check_opset(opset))
+        else:
+            content = write_torch(program)
+    with torch.no_grad():
+        action, _ = step(observations, start, state)
+    description = describe(step, action) | {"format": format, "inputs": inputs, "outputs": outputs}
+    files = {path.name: content, path.with_suffix(".json").name: json.dumps(description, indent=1).encode()}
+    sums = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
+    files[path.with_suffix(".sha256").name] = sums.encode()
+    if format == "onnx":
+        files[PLAYER.name] = PLAYER.read_bytes()
+    for name, data in files.items():
+        atomic_write(path.parent / name, lambda handle, data=data: handle.write(data))  # type: ignore[misc]
+
+
+def describe(step: ActingStep, action: Tensor) -> dict[str, Any]:
+    """Return the description of a step as JSON: names, shapes and dtypes of all tensors, and spaces."""
+    return {
+        "agent": step.agent,
+        "rlxf": version("rlxf"),
+        "n_envs": step.envs,
+        "observation_space": str(step.spaces[0]),
+        "action_space": str(step.spaces[1]),
+        "observations": _layout(step.observations),
+        "action": _layout({"action": action})["action"],
+        "state": {
+            name: layout | {"values": _values(step.state[name])}
+            for name, layout in _layout(step.state).items()
+        },
+    }
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")}
+        for name, x in tensors.items()
+    }
+
+
+def _values(x: Tensor) -> Any:
+    """Return the values of a tensor in row-major order; one number if all are equal."""
+    flat = x.flatten()
+    return flat[0].item() if bool((flat == flat[0]).all()) else flat.tolist()

@@ -1,0 +1,191 @@
+"""Formats of exported acting steps: ONNX, and the programs of torch.export."""
+
+import io
+import logging
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from types import FrameType
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+from torch.distributions import Distribution
+from torch.export import ExportedProgram
+
+from rlxf.export.acting_step import ActingStep
+from rlxf.utils.extras import install_command
+
+Format = Literal["onnx", "torch"]
+SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
+"""File suffix of each format."""
+OLDEST_OPSET, DEFAULT_OPSET = 18, 20
+"""Oldest ONNX opset that torch's exporter writes, and the one that is used by default."""
+EXPORTER = "torch.export"
+
+
+class ExportError(ValueError):
+    """Error for an agent with a part that cannot be exported; the message names the part and the remedy."""
+
+
+def check_format(name: str) -> Format:
+    """Return the format of this name; raise ValueError if there is none."""
+    if name not in SUFFIXES:
+        raise ValueError(f"format must be one of {', '.join(get_args(Format))}, got {name!r}")
+    return name
+
+
+def trace(step: ActingStep, techniques: dict[str, Any]) -> ExportedProgram:
+    """Trace an acting step with torch.export.
+
+    Args:
+        step: the acting step, in evaluation mode.
+        techniques: techniques of its core by axis, for messages.
+
+    Raises:
+        ExportError: if a part of the step cannot be traced, e.g. because it branches on values of tensors.
+    """
+    try:
+        return _traced(step, step.arguments)
+    except Exception as error:  # torch.export raises many classes, also internal ones
+        fault = _fault_of_user_parts(step) or _technique_fault(error, techniques) or _module_fault(error)
+        raise ExportError(fault) from error
+
+
+def _traced(module: nn.Module, arguments: tuple[Any, ...]) -> ExportedProgram:
+    with torch.no_grad(), _unchecked_distributions():
+        return torch.export.export(module, arguments, strict=False)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Hide what torch prints and logs about its own functions and, after a failure, about the graph."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Disable the checks of arguments of torch.distributions, which read values of tensors."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
+def _fault_of_user_parts(step: ActingStep) -> str | None:
+    """Describe the first part of the user's own that cannot be traced alone."""
+    for name, (module, arguments) in step.user_parts().items():
+        try:
+            _traced(module, arguments)
+        except Exception as error:
+            return (
+                f"{EXPORTER} cannot trace the {name} {type(module).__name__} ({_first_line(error)}): "
+                f"write its forward with tensor operations alone, e.g. torch.where in place of if"
+            )
+    return None
+
+
+def _technique_fault(error: Exception, techniques: dict[str, Any]) -> str | None:
+    """Describe the technique in whose module the innermost frame of an error lies."""
+    modules = {
+        kind.__module__: f"{axis} {technique}"
+        for axis, technique in techniques.items()
+        for kind in type(technique).__mro__
+        if kind.__module__.rpartition(".")[2] not in ("base", "technique", "object")
+    }
+    for frame in reversed(_frames(error)):
+        if (part := modules.get(frame.f_globals.get("__name__", ""))) is not None:
+            return (
+                f"{part} cannot be exported: its acting step depends on values of tensors in a way that "
+                f"{EXPORTER} cannot trace; train an agent with another {part.split()[0]}"
+            )
+    return None
+
+
+def _module_fault(error: Exception) -> str:
+    """Describe the innermost module of an error."""
+    owners = [frame.f_locals.get("self") for frame in reversed(_frames(error))]
+    inside = (type(one).__name__ for one in owners if isinstance(one, nn.Module))
+    return f"{EXPORTER} cannot trace {next(inside, 'the acting step')} ({_first_line(error)})"
+
+
+def _frames(error: Exception) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of the message of the first error in a chain."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def write_torch(program: ExportedProgram) -> bytes:
+    """Return a program of torch.export as the content of a .pt2 file."""
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def check_opset(opset: int | None) -> int:
+    """Return the ONNX opset to write; raise ValueError if it is too old."""
+    if opset is not None and opset < OLDEST_OPSET:
+        raise ValueError(
+            f"opset {opset} is too old: torch writes ONNX from opset {OLDEST_OPSET}; use {DEFAULT_OPSET}"
+        )
+    return DEFAULT_OPSET if opset is None else opset
+
+
+def write_onnx(program: ExportedProgram, inputs: list[str], outputs: list[str], opset: int) -> bytes:
+    """Return a traced step as the content of an .onnx file with its weights.
+
+    Args:
+        program: result of `trace`.
+        inputs: names of the inputs of the graph, in order.
+        outputs: names of the outputs.
+        opset: ONNX opset, a result of `check_opset`.
+
+    Raises:
+        ExportError: if an operation of the step has no form in ONNX.
+    """
+    try:
+        exported: Any = torch.onnx.export(
+            program,
+            (),
+            input_names=inputs,
+            output_names=outputs,
+            opset_version=opset,
+            dynamo=True,
+            verbose=False,
+        )
+    except Exception as error:
+        raise ExportError(
+            f"an operation of the agent cannot be written as ONNX with opset {opset} ({_first_line(error)}); "
+            f"use a newer opset, or format='torch'"
+        ) from error
+    content: bytes = exported.model_proto.SerializeToString()
+    return content
+
+
+def check_installed(format: Format) -> None:
+    """Raise ImportError if a package that a format needs is not installed."""
+    if format != "onnx":
+        return
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"export to ONNX requires onnx and onnxscript: run {install_command('export')}, or use "
+            f"format='torch' ({error})"
+        ) from error

@@ -1,0 +1,97 @@
+"""Player of an exported agent, which needs onnxruntime and numpy only: copy this file anywhere.
+
+player, state = Player("policy.onnx"), None
+action, state = player.predict(observation, state, episode_start)
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+State = dict[str, np.ndarray]
+
+
+def read_verified(folder: Path, sums: dict[str, str], name: str) -> bytes:
+    """Return the content of a file; raise ValueError unless its SHA-256 is the one in ``sums``."""
+    content = (folder / name).read_bytes()
+    if (digest := hashlib.sha256(content).hexdigest()) != sums.get(name):
+        raise ValueError(
+            f"{folder / name} was altered: its SHA-256 is {digest}, but that of the export is "
+            f"{sums.get(name, 'missing')}; export the agent again"
+        )
+    return content
+
+
+class Player:
+    """Agent that acts from an exported file, with the interface of ``predict`` of Stable-Baselines3.
+
+    Args:
+        path: the .onnx file. The .json file with its description and the .sha256 file with the checksums of
+            both lie next to it.
+        providers: execution providers of onnxruntime.
+
+    Raises:
+        ValueError: if a file was altered after the export.
+    """
+
+    def __init__(self, path: str | Path, providers: tuple[str, ...] = ("CPUExecutionProvider",)):
+        import onnxruntime
+
+        path = Path(path)
+        lines = path.with_suffix(".sha256").read_text().splitlines()
+        sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        model = read_verified(path.parent, sums, path.name)
+        self.description = json.loads(read_verified(path.parent, sums, path.with_suffix(".json").name))
+        self.session = onnxruntime.InferenceSession(model, providers=list(providers))
+        self.observations: dict[str, Any] = self.description["observations"]
+        self.envs: int = self.description["n_envs"]
+
+    def initial_state(self) -> State:
+        """Return the state before the first step."""
+        state = {}
+        for name, one in self.description["state"].items():
+            values = np.array(one["values"], one["dtype"])
+            state[name] = np.full(one["shape"], values) if values.ndim == 0 else values.reshape(one["shape"])
+        return state
+
+    def predict(
+        self,
+        observation: Any,
+        state: State | None = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+    ) -> tuple[np.ndarray, State]:
+        """Choose the most likely actions.
+
+        Args:
+            observation: raw observation, with an axis for the environments unless there is one only.
+            state: state that the previous call returned; None to start. It is not modified.
+            episode_start: which observations are the first of an episode; None for none but the first.
+            deterministic: must be True: the exported step does not sample.
+
+        Raises:
+            ValueError: if an observation has another shape than in the export, or deterministic is False.
+        """
+        if not deterministic:
+            raise ValueError("an exported agent takes the most likely action: use deterministic=True")
+        start = state is None or (False if episode_start is None else np.asarray(episode_start, bool))
+        inputs = {"episode_start": np.array(np.broadcast_to(start, (self.envs,)))}
+        batched = True
+        for name, one in self.observations.items():
+            value = observation[name.partition(".")[2]] if "." in name else observation
+            inputs[name], batched = self._array(name, np.asarray(value, one["dtype"]), one["shape"])
+        feeds = inputs | {
+            f"state.{n}": x for n, x in (self.initial_state() if state is None else state).items()
+        }
+        action, *new = self.session.run(None, feeds)
+        return (action if batched else action[0]), dict(zip(self.description["state"], new, strict=True))
+
+    def _array(self, name: str, value: np.ndarray, shape: list[int]) -> tuple[np.ndarray, bool]:
+        """Return an observation with an axis for the environments, and whether it already had one."""
+        single = self.envs == 1 and list(value.shape) == shape[1:]
+        if not single and list(value.shape) != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {list(value.shape)}")
+        return (value[None] if single else value), not single

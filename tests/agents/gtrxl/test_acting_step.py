@@ -1,0 +1,215 @@
+"""The acting step as a function of tensors chooses the actions of `predict`, also after torch.export."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.vec_env import VecNormalize
+
+from rlxf.agents.gtrxl.acting_step import GTrXLActingStep
+from rlxf.attention import (
+    ACT,
+    CALM,
+    GRU,
+    KNN,
+    LSTM,
+    RMT,
+    XL,
+    Compressive,
+    CoPE,
+    Full,
+    InfiniAttention,
+    Linformer,
+    Mamba2,
+    MinGRU,
+    RoPE,
+    StreamingXL,
+    Window,
+)
+from rlxf.export.formats import ExportError, silenced, trace
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    OBSERVATIONS,
+    SMALL_EXTRACTOR,
+    recurrent_core,
+    scripts,
+    shifted,
+    small_agent,
+    small_core,
+)
+
+ENVS = 2
+CORES = {
+    "XL": small_core(),
+    "StreamingXL": replace(small_core(), memory=StreamingXL(3, 2), pattern=Full()),
+    "Compressive": replace(small_core(), memory=Compressive(2, 2, 2), pattern=Full()),
+    "RoPE": replace(small_core(), position=RoPE(), memory=XL(4), pattern=Window(5)),
+    "CoPE": replace(small_core(), position=CoPE(3)),
+    "GatedDeltaNet": recurrent_core(),
+    "MinGRU": recurrent_core(recurrence=MinGRU()),
+    "LSTM": recurrent_core(recurrence=LSTM()),
+    "Mamba-2 below attention": replace(small_core(), recurrence=Mamba2(state=4), attention_layers=(1,)),
+    "attention below GRU": replace(small_core(), recurrence=GRU(), attention_layers=(0,)),
+    "ACT": replace(small_core(), layers=3, depth=ACT(bias=-1.0)),
+}
+
+
+def named(observations):
+    """Return observations as named tensors."""
+    if not isinstance(observations, dict):
+        return {"observation": torch.as_tensor(observations)}
+    return {f"observation.{key}": torch.as_tensor(value) for key, value in observations.items()}
+
+
+def sampled(space):
+    """Return observations of all environments."""
+    values = [space.sample() for _ in range(ENVS)]
+    if not isinstance(values[0], dict):
+        return np.stack(values)
+    return {key: np.stack([value[key] for value in values]) for key in values[0]}
+
+
+@torch.no_grad()
+def largest_difference(agent, function, step, steps=40):
+    """Return the largest difference between actions of `predict` and of the functional step."""
+    space, rng, worst = agent.observation_space, np.random.default_rng(0), 0.0
+    space.seed(0)
+    normalizer, state, tensors, seen = agent.get_vec_normalize_env(), None, step.state, []
+    for number in range(steps):
+        start, raw = (rng.random(ENVS) < 0.1) | (number == 0), sampled(space)
+        observation = raw if normalizer is None else normalizer.normalize_obs(raw)
+        expected, state = agent.predict(observation, state, start, deterministic=True)
+        actions, tensors = function(named(raw), torch.as_tensor(start), tensors)
+        assert actions.numpy().dtype == expected.dtype
+        assert actions.shape == expected.shape
+        worst = max(worst, float(np.abs(actions.numpy() - expected).max()))
+        seen.append(expected)
+    assert len(np.unique(np.concatenate(seen), axis=0)) > 1, "all actions are equal"
+    return worst
+
+
+def small(actions="Box", policy="MlpGTrXLPolicy", **changes):
+    env = scripts(shifted(ENVS), OBSERVATIONS[policy], ACTIONS[actions])
+    return small_agent(env, policy, **changes)
+
+
+def traced(agent, step):
+    with silenced():
+        return trace(step, vars(agent.core)).module()
+
+
+@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+def test_exported_step_equals_predict(core):
+    agent = small(core=core)
+    step = GTrXLActingStep(agent.policy, None, ENVS).eval()
+    assert largest_difference(agent, traced(agent, step), step) < 1e-5
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_step_equals_predict_for_all_actions(actions):
+    agent = small(actions)
+    step = GTrXLActingStep(agent.policy, None, ENVS).eval()
+    assert largest_difference(agent, step, step) < 1e-5
+
+
+@pytest.mark.parametrize("policy", OBSERVATIONS)
+def test_exported_step_reads_all_observations(policy):
+    agent = small(policy=policy, policy_kwargs=SMALL_EXTRACTOR[policy])
+    step = GTrXLActingStep(agent.policy, None, ENVS).eval()
+    assert largest_difference(agent, traced(agent, step), step) < 1e-5
+
+
+@pytest.mark.parametrize("policy", ["MlpGTrXLPolicy", "MultiInputGTrXLPolicy"])
+def test_step_normalizes_as_the_training_did(policy):
+    keys = ["vector"] if policy == "MultiInputGTrXLPolicy" else None
+    env = VecNormalize(scripts(shifted(ENVS), OBSERVATIONS[policy], ACTIONS["Box"]), norm_obs_keys=keys)
+    env.reset()
+    for _ in range(20):
+        env.step(np.stack([env.action_space.sample() for _ in range(ENVS)]))
+    agent = small_agent(env, policy, policy_kwargs=SMALL_EXTRACTOR[policy])
+    env.training = False
+    step = GTrXLActingStep(agent.policy, env, ENVS).eval()
+    assert largest_difference(agent, step, step) < 1e-5
+
+
+def test_missing_statistics_are_an_error(tmp_path):
+    agent = small()
+    agent.normalized_observations = True
+    with pytest.raises(ValueError, match=r"normalized by VecNormalize, whose statistics it lacks.*set_env"):
+        agent.export(tmp_path / "policy.onnx")
+
+
+def test_memory_across_episodes_ignores_episode_starts():
+    agent = small(persist_memory_across_episodes=True)
+    step = GTrXLActingStep(agent.policy, None, ENVS).eval()
+    assert largest_difference(agent, step, step) < 1e-5
+
+
+def test_tracing_does_not_change_the_agent():
+    agent = small(core=CORES["CoPE"])
+    observation = sampled(agent.observation_space)
+    before, _ = agent.predict(observation, deterministic=True)
+    traced(agent, GTrXLActingStep(agent.policy, None, ENVS))
+    np.testing.assert_array_equal(agent.predict(observation, deterministic=True)[0], before)
+
+
+@pytest.mark.parametrize(
+    ("core", "message"),
+    [
+        (
+            replace(small_core(), memory=KNN(3, 20, 4), pattern=Window(4)),
+            r"tokens of KNN\(.*another memory",
+        ),
+        (replace(small_core(), memory=RMT(4, 2), pattern=Full()), r"segment of RMT\(.*another memory"),
+        (replace(small_core(), kernel=Linformer(2, 1), position=None), r"kernel Linformer\(.*another kernel"),
+        (recurrent_core(recurrence=InfiniAttention(3)), r"recurrence InfiniAttention\(.*another recurrence"),
+    ],
+    ids=["KNN", "RMT", "Linformer", "InfiniAttention"],
+)
+def test_untraceable_techniques_are_named(tmp_path, core, message):
+    with pytest.raises(ValueError, match=message):
+        small(core=core).export(tmp_path / "policy.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_early_exits_are_refused(tmp_path):
+    agent = small(core=recurrent_core(layers=3, depth=CALM("state", 0.5)))
+    with pytest.raises(ValueError, match=r"export needs outputs of one depth, but CALM\(.*exits early"):
+        agent.export(tmp_path / "policy.pt2")
+
+
+class Branching(FlattenExtractor):
+    """Features extractor that branches on values, which torch.export cannot trace."""
+
+    def forward(self, observations):
+        return super().forward(observations if observations.sum() > 0 else -observations)
+
+
+def test_untraceable_features_extractor_is_named(tmp_path):
+    agent = small(policy_kwargs={"features_extractor_class": Branching})
+    with pytest.raises(ExportError, match=r"features extractor Branching .*torch\.where in place of if"):
+        agent.export(tmp_path / "policy.pt2")
+
+
+class FirstStep(torch.nn.Module):
+    """Wrapper of Stable-Baselines3's guide for ONNX."""
+
+    def __init__(self, policy):
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, observation):
+        return self.policy(observation, deterministic=True)[:3]
+
+
+def test_policy_can_be_traced_as_in_the_guide_of_sb3():
+    agent = small("Discrete")
+    agent.policy.set_training_mode(False)
+    observation = torch.as_tensor(sampled(agent.observation_space))
+    module = FirstStep(agent.policy)
+    with silenced():
+        jitted = torch.jit.trace(module, observation)
+    for first, second in zip(jitted(observation), module(observation), strict=True):
+        torch.testing.assert_close(first, second)
