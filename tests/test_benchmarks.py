@@ -198,8 +198,19 @@ def test_recurrences_learn_in_corridors_in_place_of_the_default_agents(monkeypat
     )
     bench.run()
     (run,) = read_runs(bench.output).values()
+    assert run["learning_rate"] is None
     assert (run["program"], run["corridor"], run["curve"][0][0]) == ("LRU", 50, 256)
     assert "segment_length=64" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_learning_rate_of_corridors_replaces_that_of_all_cores_and_is_part_of_the_key():
+    bench = Learning((250,), seeds=1, recurrences=("LRU",), learning_rate=1e-3)
+    (key,) = bench.jobs()
+    assert key.endswith("learning rate 0.001")
+    assert key not in Learning((250,), seeds=1, recurrences=("LRU",)).jobs()
+    setting = learning.CORRIDORS[250].with_learning_rate(1e-3)
+    assert setting.options["learning_rate"] == setting.recurrent_options["learning_rate"] == 1e-3
+    assert setting.recurrent_options["n_steps"] == learning.CORRIDORS[250].recurrent_options["n_steps"]
 
 
 def test_unknown_recurrences_are_refused():
