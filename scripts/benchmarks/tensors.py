@@ -109,11 +109,9 @@ class Tensors:
         return table
 
     def _environment(self, name: str, copies: int) -> Any:
-        arrays, tensors = (
-            TMazeVector(copies, self.corridor),
-            TMazeTensor(copies, self.corridor, device=self.device),
-        )
-        return {"arrays": arrays, "tensors": tensors}[name]
+        if name == "tensors":
+            return TMazeTensor(copies, self.corridor, device=self.device)
+        return TMazeVector(copies, self.corridor)
 
     def _agent(self, name: str, copies: int) -> GTrXLPPO:
         return GTrXLPPO(
