@@ -16,7 +16,8 @@ from benchmarks.machine import machine
 from benchmarks.throughput import typical
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.envs import TMazeTensor, TMazeVector
+from rlxf.envs.tmaze_tensor import TMazeTensor
+from rlxf.envs.tmaze_vector import TMazeVector
 
 ENVS = ("arrays", "tensors")
 
