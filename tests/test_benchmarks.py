@@ -29,6 +29,7 @@ from benchmarks.mixers import Mixers
 from benchmarks.result_cache import read_runs, run_missing
 from benchmarks.reversible import AGREE, Point, difference
 from benchmarks.stitching import Stitching
+from benchmarks.tensors import ENVS, Tensors
 from rich.console import Console
 
 from rlxf.attention import TokenIndex
@@ -285,3 +286,12 @@ def test_intervals_of_success_rates_are_wilsons(successes, episodes):
     for bound in (low, high):
         deviation = 1.959964 * np.sqrt(bound * (1 - bound) / episodes)
         assert abs(rate - bound) == pytest.approx(deviation, abs=1e-6)
+
+
+def test_tensors_and_arrays_are_measured_in_all_phases():
+    bench = Tensors(copies=(4,), corridor=2, n_steps=4, rollouts=1, memory=4, width=16, device="cpu")
+    rates = bench.measure(4)
+    for phase in ("environments", "rollouts", "iterations"):
+        assert rates[phase].keys() == set(ENVS)
+        assert all(rate > 0 for rate in rates[phase].values())
+    assert "rollout and update" in printed(bench.table([rates]))

@@ -41,6 +41,7 @@ FOREIGN_NAMES = {
     *("DataCollector", "combine_datasets", "create_dataset_from_buffers", "get_normalized_score"),  # Minari
     *("DistributedDataParallel", "ReLU", "exp_avg", "flex_attention"),  # torch
     *("TORCH_DISABLE_SHARE_RDZV_TCP_STORE",),
+    *("JaxToTorch", "NumpyToTorch", "VectorWrapper", "final_observation"),  # Gymnasium and ManiSkill
     *("CnnPolicy", "get_parameters"),  # Stable-Baselines3
     *("AdroitHandPenSparse", "xml_file"),  # environments
     *("MyPolicy", "MyTask", "my_schedule"),  # placeholders

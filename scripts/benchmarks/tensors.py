@@ -16,7 +16,8 @@ from benchmarks.machine import machine
 from benchmarks.throughput import typical
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.envs import TMazeTensor, TMazeVector
+from rlxf.envs.tmaze_tensor import TMazeTensor
+from rlxf.envs.tmaze_vector import TMazeVector
 
 ENVS = ("arrays", "tensors")
 
@@ -109,11 +110,9 @@ class Tensors:
         return table
 
     def _environment(self, name: str, copies: int) -> Any:
-        arrays, tensors = (
-            TMazeVector(copies, self.corridor),
-            TMazeTensor(copies, self.corridor, device=self.device),
-        )
-        return {"arrays": arrays, "tensors": tensors}[name]
+        if name == "tensors":
+            return TMazeTensor(copies, self.corridor, device=self.device)
+        return TMazeVector(copies, self.corridor)
 
     def _agent(self, name: str, copies: int) -> GTrXLPPO:
         return GTrXLPPO(
