@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
-from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlxf.agents.gtrxl.heads import unvalidated_distributions
 from rlxf.agents.gtrxl.losses import generalized_advantage_estimate
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.recurrent_policy import RecurrentPolicyState, mark_filler_rows
@@ -159,14 +159,14 @@ class RolloutCollector:
         start = self.episode_start & ~self.filler
         index = mark_filler_rows(self.state.advance(start), self.filler)  # before the next episode
         previous, recurrent = self.state.action, self.state.cache.recurrent
-        with torch.inference_mode():
-            latent, hidden = self.policy.act(obs, self.state, index)
+        with torch.inference_mode(), unvalidated_distributions():
+            latent, hidden, check = self.policy.act_unchecked(obs, self.state, index)
             distribution, values = self.policy.heads(self.ranks.embed_rows(latent))
             actions = sample(obs, index, distribution)
             log_probs = distribution.log_prob(actions)
             actions, values, log_probs = map(self.ranks.local_rows, (actions, values, log_probs))
             self.state.store_encoded_action(self.policy.encode_actions(actions), index)
-        return RolloutStep(obs, previous, index, hidden, recurrent, actions, values, log_probs)
+        return RolloutStep(obs, previous, index, hidden, recurrent, actions, values, log_probs, check.fetch())
 
     def store(
         self,
@@ -189,19 +189,19 @@ class RolloutCollector:
             gamma: discount factor of the value after a truncation.
             env_steps: steps that each environment has taken, for error messages.
         """
-        bootstrapped = torch.as_tensor(rewards, dtype=torch.float32, device=self.device)
-        truncated = self._marked(infos, dones, "TimeLimit.truncated").nonzero()[:, 0]
-        if len(truncated):
-            values = self._truncated_values(truncated, infos, env_steps)
+        bootstrapped = self._upload(rewards, torch.float32)
+        rows = np.flatnonzero(_marked(infos, dones, "TimeLimit.truncated"))
+        if len(rows):
+            truncated = self._upload(rows)
+            values = self._truncated_values(rows, truncated, infos, env_steps)
             bootstrapped = bootstrapped.index_add(0, truncated, gamma * values)
-        ends = torch.as_tensor(dones, dtype=torch.bool, device=self.device) | self.filler
+        ends = self._upload(dones, torch.bool) | self.filler
         lost, index = np.array([LOST in info for info in infos]), step.index
         if lost.any():
-            rows = torch.as_tensor(lost, device=self.device)
-            bootstrapped, ends, index = self._handle_crashes(rows, step, bootstrapped, ends)
+            bootstrapped, ends, index = self._handle_crashes(self._upload(lost), step, bootstrapped, ends)
         self.buffer.add(step, bootstrapped, ends, index)
         self.obs, self.episode_start = new_obs, ends
-        self.filler = self._marked(infos, dones | lost, "filler_next")
+        self.filler = self._upload(_marked(infos, dones | lost, "filler_next"))
 
     def _handle_crashes(
         self, lost: Tensor, step: RolloutStep, rewards: Tensor, ends: Tensor
@@ -222,9 +222,10 @@ class RolloutCollector:
         index = mark_filler_rows(step.index, crashed)
         return torch.where(crashed, step.values, rewards), ends | crashed, index
 
-    def _truncated_values(self, truncated: Tensor, infos: list[dict[str, Any]], env_steps: int) -> Tensor:
-        """Return V(last observation) of the environments with the numbers ``truncated`` (N,), (N,)."""
-        rows = truncated.tolist()
+    def _truncated_values(
+        self, rows: np.ndarray, truncated: Tensor, infos: list[dict[str, Any]], env_steps: int
+    ) -> Tensor:
+        """Return V(last observation) of the environments ``rows`` (N,), also on the device: (N,)."""
         last = map_obs(lambda *obs: np.stack(obs), *(infos[row]["terminal_observation"] for row in rows))
         check_finite("last observation", last, env_steps, [self.env_numbers[row] for row in rows])
         return self._next_values(self.state.rows(truncated), last)
@@ -247,16 +248,16 @@ class RolloutCollector:
         buffer.advantages.copy_(generalized_advantage_estimate(*steps, gae_lambda).T)
         buffer.returns.copy_(generalized_advantage_estimate(*steps, critic_lambda).T + buffer.values)
 
+    @unvalidated_distributions()
     def _next_values(self, state: RecurrentPolicyState, obs: Any) -> Tensor:
         """Return V(obs), (E,), for obs as the next step of ``state``, which is modified."""
         index = state.advance(torch.zeros_like(state.episode, dtype=torch.bool))
         latent, _ = self.policy.act(self._as_tensor(obs), state, index)
         return self.policy.heads(latent)[1]
 
-    def _marked(self, infos: list[dict[str, Any]], rows: np.ndarray, key: str) -> Tensor:
-        """Return which environments of ``rows`` (E,) bool have a true ``key`` in their info, (E,) bool."""
-        marked = [bool(row and info.get(key)) for row, info in zip(rows, infos, strict=True)]
-        return torch.tensor(marked, device=self.device)
+    def _upload(self, values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
+        """Return values on the device; the program does not wait for the copy."""
+        return torch.as_tensor(values, dtype=dtype).to(self.device, non_blocking=True)
 
     def _as_tensor(self, obs: Any) -> PyTorchObs:
         """Return observations on the device in the buffer's memory layout, on which rounding depends.
@@ -264,7 +265,7 @@ class RolloutCollector:
         They are copied to row-major order: ``contiguous()`` keeps the strides of one-channel images.
         """
         copy = partial(torch.clone, memory_format=torch.contiguous_format)
-        return map_obs(copy, obs_as_tensor(obs, self.device))
+        return map_obs(lambda x: copy(self._upload(x)), obs)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state between two rollouts by name; each tensor has an axis of environments."""
@@ -299,6 +300,11 @@ class RolloutCollector:
             self.state.cache.recurrent = restored
         past = _obs("past.obs", on_device), on_device["past.previous"], _index("past", on_device)
         self._past = RecentSteps(*past)
+
+
+def _marked(infos: list[dict[str, Any]], rows: np.ndarray, key: str) -> np.ndarray:
+    """Return which environments of ``rows`` (E,) bool have a true ``key`` in their info, (E,) bool."""
+    return np.array([bool(row and info.get(key)) for row, info in zip(rows, infos, strict=True)])
 
 
 def _index_tensors(name: str, index: TokenIndex) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
-from rlxf.agents.common.numerics import check_parameters, clip_grad_norm_checked
+from rlxf.agents.common.numerics import check_parameters, clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.gtrxl.heads import divergence
 from rlxf.agents.gtrxl.losses import Losses, PPOLoss, segment_outputs, total_loss
@@ -58,7 +58,8 @@ class PolicyUpdate:
             if self.target_kl is not None and parts["approx_kl"] > 1.5 * self.target_kl:
                 self.policy.transformer.skip_update()
                 return False
-            self._step(parts)
+            with naming_output_faults(partial(self.objective, self.policy, batch)):
+                self._step(parts)
         return True
 
     def metrics(self) -> dict[str, float]:

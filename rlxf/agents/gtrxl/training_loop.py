@@ -92,15 +92,16 @@ class TrainingLoop(GTrXLAgent):
     def _take_step(self, env: VecEnv, callback: BaseCallback) -> bool:
         """Take a step in every environment; return False if a callback stops training."""
         step = self.collector.act(self._algorithm.choose)
-        new_obs, rewards, dones, infos = env.step(self.policy.to_environment(step.actions))
+        actions = self.policy.to_environment(step.actions)
+        step.check()
+        new_obs, rewards, dones, infos = env.step(actions)
         self.num_timesteps += self.n_envs_total
         check_step_results(env, new_obs, rewards, dones, self._env_steps, self.collector.env_numbers)
         callback.update_locals(locals() | vars(step) | {"rollout_buffer": self.rollout_buffer})
         keep_training = callback.on_step()  # a stopped step is stored too, since `learn` may be called again
         self._update_info_buffer(infos, dones)
         self.collector.store(step, new_obs, rewards, dones, infos, self.gamma, self._env_steps)
-        self._last_obs = self.collector.obs
-        self._last_episode_starts = self.collector.episode_start.cpu().numpy()
+        self._last_obs, self._last_episode_starts = self.collector.obs, dones
         return keep_training
 
     @property
