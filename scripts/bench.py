@@ -10,6 +10,7 @@ from benchmarks.cores import Cores
 from benchmarks.corridors import Corridors
 from benchmarks.defaults import Defaults
 from benchmarks.depth import DepthBench
+from benchmarks.devices import Devices
 from benchmarks.distillation import Distillation
 from benchmarks.faults import Faults
 from benchmarks.learning import Learning
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Any] = {
     "pretraining": Pretraining,
     "distillation": Distillation,
     "depth": DepthBench,
+    "devices": Devices,
     "faults": Faults,
     "ranks": Ranks,
 }

@@ -61,10 +61,6 @@ OFFLINE: dict[str, tuple[type, dict[str, Any]]] = {
     "discrete actions": (DecisionTransformer, {"actions": spaces.Discrete(3)}),
     "weight averaging": (DecisionTransformer, {"weight_averaging": 0.9}),
     "BehaviorCloning": (BehaviorCloning, {"hidden_sizes": (8,)}),
-    "BehaviorCloning with a critic": (
-        BehaviorCloning,
-        {"hidden_sizes": (8,), "context_length": 3, "objective": QRegularized(hidden_sizes=(8,))},
-    ),
     "ReturnConditionedMLP": (ReturnConditionedMLP, {"hidden_sizes": (8,)}),
 }
 

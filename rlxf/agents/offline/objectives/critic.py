@@ -142,7 +142,8 @@ class DivergenceCheck:
             value: mean of |Q| over the batch, a scalar.
             windows: the batch.
         """
-        numbers = torch.stack([value, largest_reward(windows)]).to("cpu", non_blocking=True)
+        newest = torch.stack([value, largest_reward(windows)])
+        numbers: Tensor | None = newest.to("cpu", non_blocking=True)
         if value.device.type != "cpu":
             numbers, self._unread = self._unread, numbers
         if numbers is not None:
