@@ -76,8 +76,9 @@ class TokenIndex:
         return self.position.device.type == "cpu" or self._on_cpu is not None
 
     def to(self, device: torch.device | str) -> "TokenIndex":
-        """Return this index on a device, with its values on the CPU."""
-        moved = TokenIndex(self.position.to(device), self.episode.to(device))
+        """Return this index on a device, with its values on the CPU; the program does not wait."""
+        parts = (self.position, self.episode)
+        moved = TokenIndex(*(x.to(device, non_blocking=True) for x in parts))
         return moved.with_values(self.on_cpu) if moved.position.device.type != "cpu" else moved
 
     def with_values(self, on_cpu: "TokenIndex | None") -> "TokenIndex":

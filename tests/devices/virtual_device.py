@@ -75,6 +75,11 @@ class VirtualTensor(Tensor):
     def __repr__(self, **_: Any) -> str:
         return f"VirtualTensor({self.raw})"
 
+    def __getitem__(self, index: Any) -> Tensor:
+        """Select entries; lists of numbers become tensors on the CPU, for which torch fails here."""
+        parts = index if isinstance(index, tuple) else (index,)
+        return super().__getitem__(tuple(torch.tensor(x) if isinstance(x, list) else x for x in parts))
+
     def tolist(self) -> Any:
         """Return the numbers as a list, which torch does not support for subclasses."""
         return self.cpu().tolist()
