@@ -10,6 +10,7 @@ from benchmarks.cores import Cores
 from benchmarks.corridors import Corridors
 from benchmarks.defaults import Defaults
 from benchmarks.depth import DepthBench
+from benchmarks.devices import Devices
 from benchmarks.distillation import Distillation
 from benchmarks.export import Export
 from benchmarks.faults import Faults
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Any] = {
     "pretraining": Pretraining,
     "distillation": Distillation,
     "depth": DepthBench,
+    "devices": Devices,
     "export": Export,
     "faults": Faults,
     "ranks": Ranks,

@@ -11,8 +11,8 @@ from torch import Tensor
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.relative import DistanceTables, RelativeDistances, covered_distances, is_aligned
 from rlxf.attention.sparse.plan import HeadGroup, has_keys, plan_sparse
-from rlxf.attention.token_index import EMPTY, TokenIndex
-from rlxf.attention.tracing import is_tracing, may_contain_true
+from rlxf.attention.token_index import EMPTY, TokenIndex, none_if_all_false
+from rlxf.attention.tracing import is_tracing
 
 T = TypeVar("T")
 
@@ -136,10 +136,11 @@ class AttentionMask:
 
     @cached_property
     def fully_masked_by_head(self) -> Tensor | None:
-        """Fully masked queries by head: (B, 1 or H, Tq) bool; None if there are none."""
+        """Fully masked queries by head: (B, 1 or H, Tq) bool; None if there are none, see
+        `none_if_all_false`.
+        """
         empty = self.query.episode == EMPTY
-        masked = empty[:, None] if self._self_visible else ~self.allowed_by_head.any(-1)
-        return masked if may_contain_true(masked) else None
+        return none_if_all_false(empty[:, None] if self._self_visible else ~self.allowed_by_head.any(-1))
 
     @cached_property
     def fully_masked(self) -> Tensor | None:
@@ -150,18 +151,22 @@ class AttentionMask:
             return None
         else:
             masked = self.fully_masked_by_head.all(1)
-        return masked if may_contain_true(masked) else None
+        return none_if_all_false(masked)
 
     @cached_property
     def _self_visible(self) -> bool:
         """Return whether every query is also a key, and every pattern allows it to attend to itself.
 
-        The check costs a sort instead of the full mask. It is skipped while acting, where pairs are few.
+        The check costs a sort instead of the full mask. It is skipped where pairs are few, while acting, and
+        where an accelerator would have to be read for it.
         """
         if self.tables is not None or is_tracing():
             return False
-        position, filled = self.query.position, self.query.episode != EMPTY
-        visible = filled & (self.key.find(self.query) >= 0)
+        if self.sparse_plan is None and not (self.query.known_on_cpu and self.key.known_on_cpu):
+            return False
+        query = self.query.on_cpu
+        position, filled = query.position, query.episode != EMPTY
+        visible = filled & (self.key.on_cpu.find(query) >= 0)
         for rule in self.head_patterns:
             visible &= rule.mask_mod(position, position)
         return bool((visible == filled).all())
@@ -186,11 +191,18 @@ class AttentionMask:
         """Distances of the pairs, and lookups in tables of distances."""
         pairs, size = None if self.aligned else self.distance, (self.query.shape[1], self.key.shape[1])
         if self.tables is not None:
-            return RelativeDistances(self.tables.distances, self.tables.shared, *size, pairs)
+            tables = self.tables
+            return RelativeDistances(tables.distances, tables.shared, tables.largest, *size, pairs)
         visible = None if pairs is None or is_tracing() else pairs[self.allowed]
-        bound = self.pattern.max_distance
-        distances = covered_distances(self.query, self.key, visible, bound, self.causal)
-        return RelativeDistances(distances, self.shared_table(distances), *size, pairs)
+        covered = covered_distances(self.query, self.key, visible, self.pattern.max_distance, self.causal)
+        return self._relative_distances(covered, *size, pairs)
+
+    def _relative_distances(
+        self, covered: range, queries: int, keys: int, pairs: Tensor | None
+    ) -> RelativeDistances:
+        """Return `RelativeDistances` over the distances ``covered``, descending, with their shared table."""
+        distances = torch.arange(covered[0], covered[-1] - 1, -1, device=self.key.position.device)
+        return RelativeDistances(distances, self.shared_table(distances), covered[0], queries, keys, pairs)
 
     def shared_table(self, distances: Tensor) -> Tensor | None:
         """Return the table of the position encoding over distances (R,), shared by all layers."""

@@ -214,7 +214,7 @@ def recurrent_cache(state: State, layers: Sequence[Layer]) -> KVCache:
     """
     states = [layer.recurrent_state(h, state.index) for layer, h in zip(layers, state.hidden, strict=True)]
     index = TokenIndex.empty(state.index.shape[0], 1, state.hidden.device)
-    tables = DistanceTables(torch.zeros(1, dtype=torch.long, device=state.hidden.device), None)
+    tables = DistanceTables(torch.zeros(1, dtype=torch.long, device=state.hidden.device), None, 0)
     return KVCache(states, index, 0, tables)
 
 

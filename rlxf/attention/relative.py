@@ -17,10 +17,12 @@ class DistanceTables:
     Args:
         distances: (R,) int64, descending; keys after the query have negative distances.
         shared: table of the position encoding over ``distances`` for all layers; None for none.
+        largest: first of the ``distances``, known without reading them.
     """
 
     distances: Tensor
     shared: Tensor | None
+    largest: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,7 @@ class RelativeDistances(DistanceTables):
     Args:
         distances: see `DistanceTables`; tables have one column for each.
         shared: see `DistanceTables`.
+        largest: see `DistanceTables`.
         queries: Tq.
         keys: Tk.
         pairs: distance of each pair, (B, Tq, Tk) int64; None in an aligned pass.
@@ -70,7 +73,7 @@ class RelativeDistances(DistanceTables):
         """Compute ``k_j . table[distance(i, j)]`` for keys k (B, H, Tk, D); otherwise like `scores`."""
         scores = _by_head(k, table.flip(-1))
         if self.pairs is None:
-            max_future = -int(self.distances[-1])
+            max_future = self.distances.shape[0] - 1 - self.largest
             return _shift(scores, self._offset + max_future, self.queries).transpose(-1, -2)
         columns = self.distances.shape[0] - 1 - self._columns.transpose(-1, -2)
         return scores.gather(-1, columns.expand(-1, k.shape[1], -1, -1)).transpose(-1, -2)
@@ -82,7 +85,7 @@ class RelativeDistances(DistanceTables):
     def distance_to_key(self, scores: Tensor) -> Tensor:
         """Convert scores by distance (B or 1, H, Tq, R) to (B or 1, H, Tq, Tk); arbitrary where masked."""
         if self.pairs is None:
-            return _shift(scores, int(self.distances[0]) - self._offset, self.keys)
+            return _shift(scores, self.largest - self._offset, self.keys)
         columns = self._columns.expand(-1, scores.shape[1], -1, -1)
         return scores.expand(columns.shape[0], -1, -1, -1).gather(-1, columns)
 
@@ -90,7 +93,7 @@ class RelativeDistances(DistanceTables):
         """Sum weights (B, H, Tq, Tk), 0 where masked, by distance -> (B, H, Tq, R)."""
         size = self.distances.shape[0]
         if self.pairs is None:
-            return _Unshift.apply(weights, int(self.distances[0]) - self._offset, size)  # type: ignore[no-untyped-call]
+            return _Unshift.apply(weights, self.largest - self._offset, size)  # type: ignore[no-untyped-call]
         columns = self._columns.expand(-1, weights.shape[1], -1, -1)
         return weights.new_zeros(*weights.shape[:-1], size).scatter_add(-1, columns, weights)
 
@@ -115,6 +118,7 @@ def is_aligned(query: TokenIndex, key: TokenIndex) -> bool:
     queries = query.shape[1]
     if queries == 1 or key.shape[1] < queries:
         return False
+    query, key = query.on_cpu, key.on_cpu
     last = key.last(queries)
     same = torch.equal(query.position, last.position)
     return same and torch.equal(query.episode, last.episode) and key.contiguous
@@ -122,8 +126,8 @@ def is_aligned(query: TokenIndex, key: TokenIndex) -> bool:
 
 def covered_distances(
     query: TokenIndex, key: TokenIndex, visible: Tensor | None, max_distance: int, causal: bool
-) -> Tensor:
-    """Return all distances that visible pairs may have, (R,) int64, descending.
+) -> range:
+    """Return all distances that visible pairs may have, descending.
 
     Args:
         query: index of the queries, (B, Tq).
@@ -137,7 +141,7 @@ def covered_distances(
         past, future = (int(visible.max()), -int(visible.min())) if visible.numel() else (0, 0)
     past = max(0, min(past, max_distance))
     future = 0 if causal else max(0, min(future, max_distance))
-    return torch.arange(past, -future - 1, -1, device=key.position.device)
+    return range(past, -future - 1, -1)
 
 
 def distinct_distances(visible: Tensor) -> Tensor:

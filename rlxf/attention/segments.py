@@ -137,8 +137,8 @@ class TokenGroupMask(AttentionMask):
         if self.tables is not None:
             return super().relative
         visible = None if pairs is None else pairs[self.allowed]
-        distances = covered_distances(self.query, self.key, visible, self.pattern.max_distance, False)
-        return RelativeDistances(distances, self.shared_table(distances), *sizes, pairs)
+        covered = covered_distances(self.query, self.key, visible, self.pattern.max_distance, False)
+        return self._relative_distances(covered, *sizes, pairs)
 
     @property
     def sparse_plan(self) -> None:

@@ -1,10 +1,12 @@
 """Position and episode of each token, and blocks of consecutive positions."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from rlxf.attention.tracing import may_contain_true
 
 EMPTY = -1
 """Episode number of a slot that holds no token."""
@@ -30,6 +32,7 @@ class TokenIndex:
 
     position: Tensor
     episode: Tensor
+    _on_cpu: "TokenIndex | None" = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.position.dim() != 2 or self.position.shape != self.episode.shape:
@@ -54,6 +57,35 @@ class TokenIndex:
     def shape(self) -> torch.Size:
         """Shape (B, T)."""
         return self.position.shape
+
+    @property
+    def on_cpu(self) -> "TokenIndex":
+        """This index on the CPU, from which the program takes decisions; the index itself if it is there.
+
+        The first use copies the index from its device, and the program waits for it, unless the values are
+        known (`with_values`). Once used, the index must not be modified.
+        """
+        if self.position.device.type == "cpu":
+            return self
+        if self._on_cpu is None:
+            object.__setattr__(self, "_on_cpu", TokenIndex(*torch.stack([self.position, self.episode]).cpu()))
+        assert self._on_cpu is not None
+        return self._on_cpu
+
+    @property
+    def known_on_cpu(self) -> bool:
+        """Return whether `on_cpu` needs no copy."""
+        return self.position.device.type == "cpu" or self._on_cpu is not None
+
+    def to(self, device: torch.device | str) -> "TokenIndex":
+        """Return this index on a device, with its values on the CPU; the program does not wait."""
+        parts = (self.position, self.episode)
+        moved = TokenIndex(*(x.to(device, non_blocking=True) for x in parts))
+        return moved.with_values(self.on_cpu) if moved.position.device.type != "cpu" else moved
+
+    def with_values(self, on_cpu: "TokenIndex | None") -> "TokenIndex":
+        """Return this index with known values on the CPU, which are equal; None if they are not known."""
+        return self if on_cpu is self else replace(self, _on_cpu=on_cpu)
 
     @property
     def contiguous(self) -> bool:
@@ -88,15 +120,21 @@ class TokenIndex:
     def concatenate(self, later: "TokenIndex") -> "TokenIndex":
         """Concatenate this index and ``later`` along time."""
         position = torch.cat([self.position, later.position], dim=1)
-        return TokenIndex(position, torch.cat([self.episode, later.episode], dim=1))
+        joined = TokenIndex(position, torch.cat([self.episode, later.episode], dim=1))
+        if self._on_cpu is None or later._on_cpu is None:
+            return joined
+        return joined.with_values(self._on_cpu.concatenate(later._on_cpu))
 
     def rows(self, rows: Tensor | slice) -> "TokenIndex":
         """Return the selected rows of the batch: a bool (B,) mask, int64 (N,) row numbers, or a slice."""
-        return TokenIndex(self.position[rows], self.episode[rows])
+        part = TokenIndex(self.position[rows], self.episode[rows])
+        known = self._on_cpu is not None and isinstance(rows, slice)
+        return part.with_values(self._on_cpu.rows(rows)) if known else part  # type: ignore[union-attr]
 
     def at(self, tokens: slice) -> "TokenIndex":
         """Return the selected slots of every row, as views."""
-        return TokenIndex(self.position[:, tokens], self.episode[:, tokens])
+        part = TokenIndex(self.position[:, tokens], self.episode[:, tokens])
+        return part if self._on_cpu is None else part.with_values(self._on_cpu.at(tokens))
 
     def last(self, length: int) -> "TokenIndex":
         """Return the last ``length`` slots of every row, as views."""
@@ -119,6 +157,15 @@ class TokenIndex:
         """Write the index of tokens (R, 1) to one slot in each of the given rows, in place."""
         self.position[rows, slots] = tokens.position[:, 0]
         self.episode[rows, slots] = tokens.episode[:, 0]
+
+
+def none_if_all_false(mask: Tensor) -> Tensor | None:
+    """Return a bool mask; None if no value is True, so that callers can leave out what it would not change.
+
+    On an accelerator the mask is always returned, since reading it would make the program wait, and so it is
+    while torch.export traces.
+    """
+    return mask if mask.device.type != "cpu" or may_contain_true(mask) else None
 
 
 @dataclass(frozen=True, eq=False)

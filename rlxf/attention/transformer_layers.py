@@ -195,7 +195,7 @@ class TransformerLayers(nn.Module):
     def _step_tables(self, max_distance: int) -> DistanceTables:
         """Compute the distance tables for steps, from ``max_distance`` down to 0."""
         distances = torch.arange(max_distance, -1, -1, device=next(self.parameters()).device)
-        return DistanceTables(distances, self.embedding.table(distances, self.spec.causal))
+        return DistanceTables(distances, self.embedding.table(distances, self.spec.causal), max_distance)
 
     def _project(self, context: Context | None) -> ProjectedContext | None:
         if (context is not None) != self.spec.cross_attention:

@@ -183,8 +183,9 @@ class WindowBatch:
     terminated: Tensor
 
     def to(self, device: torch.device | str) -> Self:
-        """Return a copy on another device."""
-        return type(self)(*(getattr(self, field.name).to(device) for field in fields(self)))
+        """Return a copy on another device; the program does not wait for it."""
+        columns = (getattr(self, field.name) for field in fields(self))
+        return type(self)(*(column.to(device, non_blocking=True) for column in columns))
 
     def split(self, parts: int) -> list[Self]:
         """Split the windows into at most ``parts`` batches of nearly equal size, as views."""

@@ -44,7 +44,7 @@ def step_by_step(module: Attention, vector: Vector) -> Tensor:
     cache = module.cache(
         module.project(torch.zeros(batch, length, width).double()),
         empty,
-        DistanceTables(torch.zeros(1).long(), None),
+        DistanceTables(torch.zeros(1).long(), None, 0),
     )
     outputs = []
     for slot in range(length):

@@ -4,7 +4,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,8 +118,11 @@ def check_parameters(policy: nn.Module) -> None:
 
 def _other_parameter_fault(policy: nn.Module) -> str | None:
     """Describe the first parameter outside of the transformer that is NaN or infinite."""
-    for name, x in policy.named_parameters():
-        if not name.startswith("transformer.") and not x.isfinite().all():
+    others = {name: x for name, x in policy.named_parameters() if not name.startswith("transformer.")}
+    if not others or torch.stack([x.isfinite().all() for x in others.values()]).all():
+        return None
+    for name, x in others.items():
+        if not x.isfinite().all():
             return f"the parameter {name!r} contains {x[~x.isfinite()][0].item()}; it must be finite"
     return None
 
@@ -137,6 +141,9 @@ def check_outputs(
 ) -> None:
     """Raise NumericalError if outputs of a transformer are not finite; the message names the cause.
 
+    Outputs with gradient on an accelerator are not read, because the program would wait for them. They make
+    the loss NaN or infinite, which the optimizer step checks, and `naming_output_faults` finds the cause.
+
     Args:
         policy: network with a `Transformer` named ``transformer``.
         outputs: outputs of a step or segment, (..., C).
@@ -145,8 +152,82 @@ def check_outputs(
         before: states of recurrent layers and memory before it.
         after: returns the states after it; called only if an output is not finite.
     """
-    if is_tracing() or outputs.sum().isfinite() or outputs[episode != EMPTY].isfinite().all():
+    if is_tracing() or (outputs.requires_grad and outputs.device.type != "cpu"):
         return
+    if outputs.sum().isfinite() or outputs[episode != EMPTY].isfinite().all():
+        return
+    _raise_output_fault(policy, tokens, before, after)
+
+
+@contextmanager
+def naming_output_faults(repeat: Callable[[], Any]) -> Iterator[None]:
+    """Repeat a pass without gradient if the body raises `NumericalError`; `check_outputs` names the cause.
+
+    Args:
+        repeat: computes the loss that the body differentiates.
+    """
+    try:
+        yield
+    except NumericalError:
+        with torch.no_grad():
+            repeat()
+        raise
+
+
+@dataclass(frozen=True, eq=False)
+class OutputCheck:
+    """Check of the outputs of an acting step, which may be read after the actions.
+
+    Args:
+        finite: scalar bool, whether all outputs are finite.
+        raise_fault: raises a `NumericalError` that names the cause.
+    """
+
+    finite: Tensor
+    raise_fault: Callable[[], None]
+
+    def fetch(self) -> "OutputCheck":
+        """Start to copy the result to the CPU; read it after a later copy, such as that of the actions."""
+        return replace(self, finite=self.finite.to("cpu", non_blocking=True))
+
+    def __call__(self) -> None:
+        """Raise NumericalError if an output was not finite."""
+        if not self.finite:
+            self.raise_fault()
+
+
+def check_outputs_later(
+    policy: nn.Module,
+    outputs: Tensor,
+    episode: Tensor,
+    tokens: Tensor,
+    before: RecurrentState | None,
+    after: Callable[[], RecurrentState | None],
+) -> tuple[Tensor, OutputCheck]:
+    """Return outputs (E, C) and their check; arguments as in `check_outputs`.
+
+    Rows that are not finite are 0 on an accelerator, where sampling from NaN would end the process. On the
+    CPU, the check is made at once.
+
+    Raises:
+        NumericalError: on the CPU, if an output is not finite.
+    """
+    fault = partial(_raise_output_fault, policy, tokens, before, after)
+    if outputs.device.type == "cpu":
+        check_outputs(policy, outputs, episode, tokens, before, after)
+        return outputs, OutputCheck(torch.ones((), dtype=torch.bool), fault)
+    finite = outputs.isfinite().all(dim=-1) | (episode == EMPTY)
+    outputs = outputs.masked_fill(~finite[:, None], 0.0)
+    return outputs, OutputCheck(finite.all(), fault)
+
+
+def _raise_output_fault(
+    policy: nn.Module,
+    tokens: Tensor,
+    before: RecurrentState | None,
+    after: Callable[[], RecurrentState | None],
+) -> None:
+    """Raise NumericalError for outputs that are not finite; arguments as in `check_outputs`."""
     transformer: Any = policy.transformer
     check_recurrent_state(transformer, before)
     check_parameters(policy)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlxf.agents.common.numerics import check_step_results
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.agents.gtrxl.rollout_buffer import map_obs
+from rlxf.agents.gtrxl.rollout_buffer import RolloutStep, map_obs
 from rlxf.data.spaces import discrete_start
 from rlxf.envs.spaces import LOST
 from rlxf.envs.step_checks import check_finite
@@ -64,8 +64,12 @@ class RolloutEnvs(ABC):
         self.device = policy.device
 
     @abstractmethod
-    def step(self, actions: Tensor) -> tuple[Any, Any, Any, Sequence[Info]]:
-        """Take a step with sampled actions (E, ...); return observations, rewards, dones and infos."""
+    def step(self, step: RolloutStep) -> tuple[Any, Any, Any, Sequence[Info]]:
+        """Take a step with the sampled actions (E, ...); return observations, rewards, dones and infos.
+
+        Raises:
+            NumericalError: if an output of the policy is not finite.
+        """
 
     @abstractmethod
     def check(self, obs: Any, rewards: Any, dones: Any, step: int) -> None:
@@ -94,9 +98,11 @@ class RolloutEnvs(ABC):
 class ArrayEnvs(RolloutEnvs):
     """Environments whose observations, rewards and done flags are NumPy arrays: any ``VecEnv``."""
 
-    def step(self, actions: Tensor) -> tuple[Any, np.ndarray, np.ndarray, list[Info]]:
-        """Take a step; actions are copied to the host."""
-        return self.env.step(self.policy.to_environment(actions))
+    def step(self, step: RolloutStep) -> tuple[Any, np.ndarray, np.ndarray, list[Info]]:
+        """Take a step; actions are copied to the host, and then the outputs are checked without a wait."""
+        actions = self.policy.to_environment(step.actions)
+        step.check()
+        return self.env.step(actions)
 
     def check(self, obs: Any, rewards: np.ndarray, dones: np.ndarray, step: int) -> None:
         """Check all results on the host."""
@@ -131,8 +137,8 @@ class ArrayEnvs(RolloutEnvs):
         return last
 
     def _upload(self, values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
-        """Return values on the device."""
-        return torch.as_tensor(values, dtype=dtype, device=self.device)
+        """Return values on the device; the program does not wait for the copy."""
+        return torch.as_tensor(values, dtype=dtype).to(self.device, non_blocking=True)
 
 
 def _marked(infos: Sequence[Info], rows: np.ndarray, key: str) -> np.ndarray:
@@ -159,10 +165,14 @@ class TensorEnvs(RolloutEnvs):
                 f"device={str(env.device)!r}"
             )
 
-    def step(self, actions: Tensor) -> tuple[Any, Tensor, Tensor, Sequence[Info]]:
-        """Take a step; no observation, reward or action leaves the device."""
-        self._step = step = self.env.step_tensors(self._to_environment(actions))
-        return step.observations, step.rewards, step.ends, step.infos
+    def step(self, step: RolloutStep) -> tuple[Any, Tensor, Tensor, Sequence[Info]]:
+        """Take a step; no observation, reward or action leaves the device.
+
+        The outputs are checked after the step, which has already waited for the device.
+        """
+        self._step = taken = self.env.step_tensors(self._to_environment(step.actions))
+        step.check()
+        return taken.observations, taken.rewards, taken.ends, taken.infos
 
     def check(self, obs: Any, rewards: Tensor, dones: Tensor, step: int) -> None:
         """Check results on the host if `TensorVecEnv` found invalid ones on the device."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from rlxf.agents.common.accumulation import Losses
 from rlxf.agents.common.losses import masked_mean
-from rlxf.agents.gtrxl.heads import divergence, same_most_likely_action
+from rlxf.agents.gtrxl.heads import divergence, same_most_likely_action, unvalidated_distributions
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
 from rlxf.attention import ExitTargets
@@ -124,6 +124,7 @@ class PPOLoss:
     vf_coef: float
     reconstruction_coef: float
 
+    @unvalidated_distributions()
     def __call__(self, policy: GTrXLPolicy, batch: SegmentBatch) -> Losses:
         """Return means over the steps of weight 1 in a minibatch: "loss", and its terms with SB3's names."""
         latent, added = segment_outputs(policy, batch, self.vf_coef)

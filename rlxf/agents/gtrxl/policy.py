@@ -22,7 +22,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
 from rlxf.agents.common.arguments import SB3_POLICY_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
-from rlxf.agents.common.numerics import check_outputs
+from rlxf.agents.common.numerics import OutputCheck, check_outputs, check_outputs_later
 from rlxf.agents.common.precision import Precision, mixed_precision
 from rlxf.agents.gtrxl.core import check_exits
 from rlxf.agents.gtrxl.heads import PopArtHead, probability_margins
@@ -157,10 +157,21 @@ class GTrXLPolicy(RecurrentPolicy):
     @torch.no_grad()
     def act(self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex) -> tuple[Tensor, Tensor]:
         """Run the transformer for one step of E environments; see `RecurrentPolicy.act`."""
+        latent, hidden, check = self.act_unchecked(obs, state, index)
+        check()
+        return latent, hidden
+
+    @torch.no_grad()
+    def act_unchecked(
+        self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex
+    ) -> tuple[Tensor, Tensor, OutputCheck]:
+        """Run the transformer like `act`; also return the check of the outputs, for after the actions."""
         tokens, before = self.tokens(obs, state.action), state.cache.recurrent
         latent, hidden = self.transformer.step(tokens, index, state.cache)
-        check_outputs(self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent)
-        return latent, hidden
+        latent, check = check_outputs_later(
+            self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent
+        )
+        return latent, hidden, check
 
     @torch.no_grad()
     def act_early(self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex) -> Tensor:

@@ -11,7 +11,7 @@ from gymnasium.vector.utils import create_empty_array
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
-from rlxf.agents.common.numerics import ADVICE
+from rlxf.agents.common.numerics import ADVICE, OutputCheck
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.attention import State, TokenIndex
 from rlxf.attention.memory.base import NoMemory
@@ -76,6 +76,7 @@ class RolloutStep:
         actions: (E, ...), as sampled.
         values: (E,), value estimates.
         log_probs: (E,), log probabilities of the actions.
+        check: check of the transformer's outputs, to be called when the actions are on the CPU.
     """
 
     obs: PyTorchObs
@@ -86,10 +87,35 @@ class RolloutStep:
     actions: Tensor
     values: Tensor
     log_probs: Tensor
+    check: OutputCheck
 
 
 STORED = ("previous", "actions", "log_probs", "values", "returns", "weight")
 """Fields of a `SegmentBatch` that `SegmentBuffer` holds under the same names."""
+
+
+Place = tuple[Tensor, Tensor]
+"""Number of the environment (B,), and number of the segment among those of the environment (B,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentPlaces:
+    """Places of B segments of a rollout.
+
+    Args:
+        on_cpu: the places on the CPU, where minibatches are drawn.
+        on_device: the places on the device of the buffer.
+    """
+
+    on_cpu: Place
+    on_device: Place
+
+    @classmethod
+    def of(cls, chosen: Tensor, per_environment: int, device: torch.device) -> "SegmentPlaces":
+        """Return the places of segments ``chosen`` (B,), counted environment by environment."""
+        place = chosen // per_environment, chosen % per_environment
+        environment, segment = (x.to(device, non_blocking=True) for x in place)
+        return cls(place, (environment, segment))
 
 
 class StateBuffer:
@@ -112,9 +138,11 @@ class StateBuffer:
         stored = length + n_steps if length else 0
         self.hidden = torch.zeros(layers, n_envs, stored, width, device=device)
         self.index = TokenIndex.empty(n_envs, length + n_steps, device)
+        self._index_on_cpu: TokenIndex | None = None
 
     def clear(self) -> None:
         """Clear all steps."""
+        self._index_on_cpu = None
         self.index.position.zero_()
         self.index.episode.fill_(EMPTY)
 
@@ -131,6 +159,7 @@ class StateBuffer:
 
     def replace_memory(self, state: State) -> None:
         """Replace the N steps before the rollout."""
+        self._index_on_cpu = None
         memory = slice(self.length)
         self.hidden[:, :, memory] = state.hidden
         self.index.position[:, memory] = state.index.position.clone()
@@ -138,18 +167,38 @@ class StateBuffer:
 
     def add(self, step: int, hidden: Tensor, index: TokenIndex) -> None:
         """Store a step of the rollout: hidden (L, E, C), index (E, 1)."""
+        self._index_on_cpu = None
         if self.length:
             self.hidden[:, :, self.length + step] = hidden
         self.index.write(slice(None), self.length + step, index)
 
-    def before_segments(self, environment: Tensor, segment: Tensor, segment_length: int) -> State:
-        """Return the N steps before segment ``segment`` (B,) of ``environment`` (B,), in order of time."""
+    def select(self, places: "SegmentPlaces", windows: Callable[[Tensor], Tensor]) -> TokenIndex:
+        """Return the index of slots of B segments, and with it `TokenIndex.on_cpu`.
+
+        An accelerator is read once after each rollout, not for each minibatch.
+
+        Args:
+            places: the segments.
+            windows: arranges positions or episodes (E, N + steps) as slots (E, segments, ...).
+        """
+        chosen = TokenIndex(
+            *(windows(x)[places.on_device] for x in (self.index.position, self.index.episode))
+        )
+        if self.hidden.device.type == "cpu":
+            return chosen
+        if self._index_on_cpu is None:
+            self._index_on_cpu = replace(self.index).on_cpu
+        values = self._index_on_cpu.position, self._index_on_cpu.episode
+        return chosen.with_values(TokenIndex(*(windows(x)[places.on_cpu] for x in values)))
+
+    def before_segments(self, places: "SegmentPlaces", segment_length: int) -> State:
+        """Return the N steps before each of B segments, in order of time."""
+        environment, segment = places.on_device
         if not self.length:
             return State(self.hidden[:, environment], TokenIndex.empty(len(segment), 0, self.hidden.device))
         window = self.length, segment_length
         hidden = _windows(self.hidden, 2, *window)[:, environment, segment]
-        parts = self.index.position, self.index.episode
-        return State(hidden, TokenIndex(*(_windows(x, 1, *window)[environment, segment] for x in parts)))
+        return State(hidden, self.select(places, lambda x: _windows(x, 1, *window)))
 
 
 class RecurrentStateBuffer:
@@ -179,8 +228,9 @@ class RecurrentStateBuffer:
         ):
             stored[segment] = x
 
-    def before_segments(self, environment: Tensor, segment: Tensor) -> RecurrentState | None:
-        """Return the states before segment ``segment`` (B,) of ``environment`` (B,)."""
+    def before_segments(self, places: "SegmentPlaces") -> RecurrentState | None:
+        """Return the states before each of B segments."""
+        environment, segment = places.on_device
         return None if self._states is None else self._states.map(lambda x: x[segment, environment])
 
 
@@ -330,27 +380,32 @@ class SegmentBuffer:
             yield batch if len(own) else replace(batch, weight=torch.zeros_like(batch.weight))
 
     def shuffled(self, segments: int, generator: torch.Generator, processes: int = 1) -> Sequence[Tensor]:
-        """Return the numbers of all segments in random order, in minibatches of ``segments``."""
-        order = torch.randperm(self._n_segments * processes, generator=generator)
-        return order.to(self.hidden.device).split(segments)
+        """Return the numbers of all segments in random order, on the CPU, in minibatches of ``segments``."""
+        return torch.randperm(self._n_segments * processes, generator=generator).split(segments)
 
     def segments(self, chosen: Tensor, advantages: Tensor) -> SegmentBatch:
         """Return the segments with numbers ``chosen`` (B,), counted environment by environment."""
-        rows = partial(self.rows, chosen=chosen)
-        environment, number = chosen // self._per_environment, chosen % self._per_environment
-        steps = self.steps_index.position, self.steps_index.episode
-        state = self._state(lambda x: x.before_segments(environment, number, self.segment_length))
+        places = SegmentPlaces.of(chosen, self._per_environment, self.hidden.device)
+        rows = partial(self._rows, places=places)
+        state = self._state(lambda x: x.before_segments(places, self.segment_length))
         return SegmentBatch(
             obs=map_obs(rows, self.obs),
             advantages=rows(advantages),
-            index=TokenIndex(*(rows(x).unflatten(0, (-1, self.segment_length)) for x in steps)),
-            state=replace(state, recurrent=self.recurrent.before_segments(environment, number)),
+            index=self.recent.select(places, lambda x: self._by_segment(x[:, self.memory_length :])),
+            state=replace(state, recurrent=self.recurrent.before_segments(places)),
             **{name: rows(getattr(self, name)) for name in STORED},
         )
 
     def rows(self, x: Tensor, chosen: Tensor) -> Tensor:
         """Return the steps of the chosen segments (B,) of x (E, steps, ...), flattened: (B T, ...)."""
-        return x.unflatten(1, (-1, self.segment_length)).flatten(0, 1)[chosen].flatten(0, 1)
+        return self._rows(x, SegmentPlaces.of(chosen, self._per_environment, x.device))
+
+    def _rows(self, x: Tensor, places: SegmentPlaces) -> Tensor:
+        return self._by_segment(x)[places.on_device].flatten(0, 1)
+
+    def _by_segment(self, x: Tensor) -> Tensor:
+        """View x (E, steps, ...) as (E, segments, T, ...)."""
+        return x.unflatten(1, (-1, self.segment_length))
 
 
 def _windows(x: Tensor, axis: int, length: int, stride: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlxf.agents.gtrxl.environments import StepResults
+from rlxf.agents.gtrxl.heads import unvalidated_distributions
 from rlxf.agents.gtrxl.losses import generalized_advantage_estimate
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.recurrent_policy import RecurrentPolicyState, mark_filler_rows
@@ -156,14 +157,14 @@ class RolloutCollector:
         start = self.episode_start & ~self.filler
         index = mark_filler_rows(self.state.advance(start), self.filler)  # before the next episode
         previous, recurrent = self.state.action, self.state.cache.recurrent
-        with torch.inference_mode():
-            latent, hidden = self.policy.act(obs, self.state, index)
+        with torch.inference_mode(), unvalidated_distributions():
+            latent, hidden, check = self.policy.act_unchecked(obs, self.state, index)
             distribution, values = self.policy.heads(self.ranks.embed_rows(latent))
             actions = sample(obs, index, distribution)
             log_probs = distribution.log_prob(actions)
             actions, values, log_probs = map(self.ranks.local_rows, (actions, values, log_probs))
             self.state.store_encoded_action(self.policy.encode_actions(actions), index)
-        return RolloutStep(obs, previous, index, hidden, recurrent, actions, values, log_probs)
+        return RolloutStep(obs, previous, index, hidden, recurrent, actions, values, log_probs, check.fetch())
 
     def store(self, step: RolloutStep, results: StepResults, gamma: float) -> None:
         """Store a step with its results in the buffer.
@@ -220,6 +221,7 @@ class RolloutCollector:
         buffer.advantages.copy_(generalized_advantage_estimate(*steps, gae_lambda).T)
         buffer.returns.copy_(generalized_advantage_estimate(*steps, critic_lambda).T + buffer.values)
 
+    @unvalidated_distributions()
     def _next_values(self, state: RecurrentPolicyState, obs: Any) -> Tensor:
         """Return V(obs), (E,), for obs as the next step of ``state``, which is modified."""
         index = state.advance(torch.zeros_like(state.episode, dtype=torch.bool))
@@ -233,7 +235,7 @@ class RolloutCollector:
         environment may overwrite its own tensors in the next step.
         """
         copy = partial(torch.clone, memory_format=torch.contiguous_format)
-        return map_obs(lambda x: copy(torch.as_tensor(x, device=self.device)), obs)
+        return map_obs(lambda x: copy(torch.as_tensor(x).to(self.device, non_blocking=True)), obs)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state between two rollouts by name; each tensor has an axis of environments."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlxf.agents.common.accumulation import Losses, accumulate_gradients
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
-from rlxf.agents.common.numerics import check_parameters, clip_grad_norm_checked
+from rlxf.agents.common.numerics import check_parameters, clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.gtrxl.heads import divergence
 from rlxf.agents.gtrxl.losses import PPOLoss, segment_outputs, total_loss
@@ -62,7 +62,8 @@ class PolicyUpdate:
                 self.policy.transformer.skip_update()
                 self._discard_accumulated()
                 return False
-            self._step(parts)
+            with naming_output_faults(partial(self.objective, self.policy, batch)):
+                self._step(parts)
         return True
 
     def metrics(self) -> dict[str, float]:

@@ -93,7 +93,7 @@ class TrainingLoop(GTrXLAgent):
     def _take_step(self, envs: RolloutEnvs, callback: BaseCallback) -> bool:
         """Take a step in every environment; return False if a callback stops training."""
         step = self.collector.act(self._algorithm.choose)
-        new_obs, rewards, dones, infos = envs.step(step.actions)
+        new_obs, rewards, dones, infos = envs.step(step)
         self.num_timesteps += self.n_envs_total
         envs.check(new_obs, rewards, dones, self._env_steps)
         env, rollout_buffer = envs.env, self.rollout_buffer
@@ -102,8 +102,7 @@ class TrainingLoop(GTrXLAgent):
         self._update_info_buffer(*envs.finished(infos, dones))
         results = envs.results(new_obs, rewards, dones, infos, self._env_steps)
         self.collector.store(step, results, self.gamma)
-        self._last_obs = self.collector.obs
-        self._last_episode_starts = self.collector.episode_start.cpu().numpy()
+        self._last_obs, self._last_episode_starts = self.collector.obs, dones
         return keep_training
 
     @property

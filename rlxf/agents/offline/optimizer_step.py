@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import ProgressBarCallback
 from torch import Tensor, nn
 
 from rlxf.agents.common.accumulation import accumulate_gradients
-from rlxf.agents.common.numerics import clip_grad_norm_checked
+from rlxf.agents.common.numerics import clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.weight_averaging import WeightAverage
 from rlxf.training.distributed import process_group
@@ -64,7 +64,9 @@ class OfflineUpdate:
         """
         losses = self.ranks.fail_together(partial(self._accumulate, batch))
         parts = self.ranks.reduce_means(losses, self.loss_count(batch))
-        for name, value in (parts | {"grad_norm": self.step(parts)}).items():
+        with naming_output_faults(partial(self.losses, batch)):
+            norm = self.step(parts)
+        for name, value in (parts | {"grad_norm": norm}).items():
             self._metrics[name].append(value.detach())
 
     def losses(self, batch: Any) -> dict[str, Tensor]:

@@ -171,7 +171,7 @@ class KNN(Memory):
     def cache(self, state: State, capacity: int, layers: Sequence[Any], tables: DistanceTables) -> "KNNCache":
         near, number = super().cache(state, capacity, layers, tables), self.older_layer(len(layers))
         older = [] if state.older is None else [state.older]
-        stored = concatenate_states([*older, State(state.hidden[[number]], state.index)])
+        stored = concatenate_states([*older, State(state.hidden[number : number + 1], state.index)])
         slot, spare = stored.index.shape[1], max(1, capacity - state.index.shape[1])
         retrievable = max(slot, self.capacity) + spare - 1
         buffer = stored.padded(retrievable + 1 + retrievable // SPARE_DIVISOR)
@@ -221,7 +221,8 @@ class KNN(Memory):
     def __call__(self, state: State, hidden: Tensor, index: TokenIndex) -> State:
         """Return the state after a segment; the kNN layer also keeps the N tokens before the last M."""
         after = super().__call__(state, hidden, index)
-        layer = [self.older_layer(len(hidden))]
+        number = self.older_layer(len(hidden))
+        layer = slice(number, number + 1)
         older = [] if state.older is None else [state.older]
         parts = [*older, State(state.hidden[layer], state.index), State(hidden[layer].detach(), index)]
         tokens = concatenate_states(parts)

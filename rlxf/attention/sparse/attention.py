@@ -52,7 +52,8 @@ class GatheredMask(AttentionMask):
         """Distances of the gathered pairs."""
         _, queries, keys = self.blocks.allowed.shape
         shared = self.shared_table(self.distances)
-        return DistinctDistances(self.distances, shared, queries, keys, self.distance)
+        # `largest` is for aligned passes.
+        return DistinctDistances(self.distances, shared, 0, queries, keys, self.distance)
 
     def average(
         self,

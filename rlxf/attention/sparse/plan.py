@@ -184,12 +184,13 @@ def find_episode_spans(query: TokenIndex, key: TokenIndex) -> SpanOffsets | None
 
 def _episode_ranges(index: TokenIndex) -> dict[tuple[int, int], tuple[int, range]] | None:
     """Map (row, episode) to its first flat slot and its positions; None without a regular layout."""
-    episodes = index.episode.cpu()
+    index = index.on_cpu
+    episodes = index.episode
     is_start = torch.ones_like(episodes, dtype=torch.bool)
     is_start[:, 1:] = episodes[:, 1:] != episodes[:, :-1]
     starts = is_start.flatten().nonzero()[:, 0]
     counts = starts.diff(append=torch.tensor([is_start.numel()]))
-    segments = index.position.flatten().cpu().split(counts.tolist())
+    segments = index.position.flatten().split(counts.tolist())
     labels = torch.stack([starts // index.shape[1], episodes.flatten()[starts], starts]).tolist()
     ranges: dict[tuple[int, int], tuple[int, range]] = {}
     for row, episode, start, segment in zip(*labels, segments, strict=True):

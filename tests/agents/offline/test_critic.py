@@ -254,21 +254,21 @@ def test_values_beyond_what_rewards_allow_are_reported_once():
     check, batch = DivergenceCheck(0.9), windows_of([[2.0, 0.0]], [False])  # no value exceeds 20
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check.check(199.0, batch)
-        DivergenceCheck(0.9).check(9.0, windows_of([[0.0, 0.0]], [False]))
+        check.check(torch.tensor(199.0), batch)
+        DivergenceCheck(0.9).check(torch.tensor(9.0), windows_of([[0.0, 0.0]], [False]))
     with pytest.warns(UserWarning, match=r"the critic diverges: the mean of \|Q\| is 201 .* exceeds 20"):
-        check.check(201.0, batch)
+        check.check(torch.tensor(201.0), batch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check.check(500.0, batch)
+        check.check(torch.tensor(500.0), batch)
 
 
 def test_larger_rewards_allow_larger_values():
     check = DivergenceCheck(0.9)
-    check.check(0.0, windows_of([[5.0, 0.0]], [False]))
+    check.check(torch.tensor(0.0), windows_of([[5.0, 0.0]], [False]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check.check(499.0, windows_of([[0.1, 0.0]], [False]))
+        check.check(torch.tensor(499.0), windows_of([[0.1, 0.0]], [False]))
 
 
 def set_values(agent, value):

@@ -105,7 +105,7 @@ def window_targets(
     distance = steps[None, :] - steps[:, None]
     reach = len(steps) if n_steps is None else n_steps
     counted = (distance >= 0) & (distance < reach)
-    weights = rewards.new_tensor(discount) ** distance.clamp(min=0) * counted
+    weights = rewards.new_full((), discount) ** distance.clamp(min=0) * counted
     last = torch.where(terminated, rewards[:, -1], values[:, -1])
     targets = torch.cat([rewards[:, :-1], last[:, None]], dim=1) @ weights.T
     if reach >= len(steps):
@@ -135,15 +135,24 @@ class DivergenceCheck:
     def __init__(self, discount: float):
         self.discount, self.largest_reward = discount, 0.0
         self._warned = False
+        self._unread: Tensor | None = None
 
-    def check(self, value: float, windows: CriticWindows) -> None:
-        """Check an update.
+    def check(self, value: Tensor, windows: CriticWindows) -> None:
+        """Check an update; on an accelerator the update before, whose numbers have arrived by now.
 
         Args:
-            value: mean of |Q| over the batch.
+            value: mean of |Q| over the batch, a scalar.
             windows: the batch.
         """
-        self.largest_reward = max(self.largest_reward, largest_reward(windows))
+        newest = torch.stack([value, largest_reward(windows)])
+        numbers: Tensor | None = newest.to("cpu", non_blocking=True)
+        if value.device.type != "cpu":
+            numbers, self._unread = self._unread, numbers
+        if numbers is not None:
+            self._check(*numbers.tolist())
+
+    def _check(self, value: float, reward: float) -> None:
+        self.largest_reward = max(self.largest_reward, reward)
         bound = self.largest_reward / (1 - self.discount)
         if value > DIVERGENCE_RATIO * max(bound, 1.0) and not self._warned:
             self._warned = True
@@ -152,7 +161,7 @@ class DivergenceCheck:
                 f"rewards of at most {self.largest_reward:.3g} and discount={self.discount:g} no value "
                 f"exceeds {bound:.3g}; lower the learning rate, the discount or target_rate, or leave "
                 f"return_scale=None, which normalizes the rewards",
-                stacklevel=2,
+                stacklevel=3,
             )
 
 
@@ -175,7 +184,7 @@ def warn_of_small_scale(return_scale: float, data_scale: float) -> None:
         )
 
 
-def largest_reward(windows: CriticWindows) -> float:
-    """Return the largest absolute reward that the targets of a batch count."""
+def largest_reward(windows: CriticWindows) -> Tensor:
+    """Return the largest absolute reward that the targets of a batch count, a scalar."""
     last = windows.rewards[:, -1] * windows.terminated
-    return float(torch.cat([windows.rewards[:, :-1], last[:, None]], dim=1).abs().max())
+    return torch.cat([windows.rewards[:, :-1], last[:, None]], dim=1).abs().max()

@@ -179,7 +179,7 @@ class QRegularizedLoss(ObjectiveLoss):
         frozen = {name: value.detach() for name, value in self.critic.named_parameters()}
         q = functional_call(self.critic, frozen, (batch.features.detach(), chosen))[0]
         value, scale = (masked_mean(x, batch.mask) for x in (q, q.detach().abs()))
-        self.divergence.check(scale.item(), batch)
+        self.divergence.check(scale, batch)
         loss = parts["loss"] - self._weight() * value / scale.clamp(min=SMALLEST_SCALE) + critic_loss
         return parts | {"loss": loss, "critic_loss": critic_loss, "q": value, "q_target": target}
 
