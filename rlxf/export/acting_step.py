@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,13 @@ class EnvironmentActions(nn.Module):
             return (actions + self.low).to(self.dtype)
         actions = torch.minimum(torch.maximum(actions, self.low.to(actions)), self.high.to(actions))
         return (actions.round() if self.rounds else actions).to(self.dtype)
+
+
+def copy_for_export(module: nn.Module) -> Any:
+    """Return a copy of a module on the CPU in evaluation mode, without gradients of earlier passes."""
+    values = (value for part in module.modules() for value in vars(part).values())
+    memo = {id(x): x.detach() for x in values if isinstance(x, Tensor) and not x.is_leaf}
+    return deepcopy(module, memo).cpu().eval()
 
 
 def zeros_of(space: spaces.Space[Any], envs: int) -> Tensor:

@@ -1,6 +1,5 @@
 """Acting step of a `DecisionTransformer` with a context window as a function of tensors, for export."""
 
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from rlxf.export.acting_step import (
     ActingStep,
     EnvironmentActions,
     as_observation,
+    copy_for_export,
     observation_parts,
     zeros_of,
 )
@@ -45,7 +45,7 @@ class WindowActingStep(ActingStep):
     ):
         model.check_window("export")
         check_exportable(model.transformer.spec)
-        model = deepcopy(model).cpu().eval()
+        model = copy_for_export(model)
         examples = {name: zeros_of(part, envs) for name, part in observation_parts(space).items()}
         template = first_window(model, info, envs)
         empty = {name: torch.zeros_like(x) for name, x in named_tensors(template).items()}

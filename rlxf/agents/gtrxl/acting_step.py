@@ -1,7 +1,6 @@
 """Acting step of a `GTrXLPPO` as a function of tensors, for export."""
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from rlxf.export.acting_step import (
     ActingStep,
     EnvironmentActions,
     as_observation,
+    copy_for_export,
     observation_parts,
     tensor_name,
     zeros_of,
@@ -39,7 +39,9 @@ class GTrXLActingStep(ActingStep):
 
     def __init__(self, policy: GTrXLPolicy, normalizer: VecNormalize | None, envs: int):
         check_exportable(policy.core)
-        policy = deepcopy(policy).cpu().eval()
+        with torch.no_grad():  # the distribution of the last update has gradients and cannot be copied
+            policy.heads(torch.zeros(1, policy.core.width, device=policy.device))
+        policy = copy_for_export(policy)
         space = policy.observation_space
         raw = space if normalizer is None else normalizer.venv.observation_space
         examples = {name: zeros_of(part, envs) for name, part in observation_parts(raw).items()}
