@@ -45,7 +45,7 @@ GTRXL: dict[str, dict[str, Any]] = {
     "images": {"policy": "CnnGTrXLPolicy"},
     "Dict observations": {"policy": "MultiInputGTrXLPolicy"},
     "recomputed memory": {"recompute_memory": True},
-    "filler rows": {"env": next_step_scripts(shifted(2))},
+    "filler rows": {"env": lambda: next_step_scripts(shifted(2))},
     "memory across episodes": {"persist_memory_across_episodes": True},
 }
 OFFLINE: dict[str, tuple[type, dict[str, Any]]] = {
@@ -70,7 +70,7 @@ def gtrxl_agent(case: str, device: str, **changes: Any) -> GTrXLPPO:
     settings = SIZES | {"core": small_core(), "learning_rate": 1e-3} | GTRXL[case] | changes
     policy, actions = settings.pop("policy", "MlpGTrXLPolicy"), settings.pop("actions", "Discrete")
     given = settings.pop("env", None)
-    env = scripts(shifted(2), OBSERVATIONS[policy], ACTIONS[actions]) if given is None else given
+    env = scripts(shifted(2), OBSERVATIONS[policy], ACTIONS[actions]) if given is None else given()
     return GTrXLPPO(policy, env, device=device, policy_kwargs=SMALL_EXTRACTOR[policy], **settings)
 
 
@@ -171,7 +171,7 @@ def gtrxl_waits(case: str) -> tuple[list[int], list[int]]:
     """Return how often the program waits in each environment step, and in each minibatch but the first of an
     update. No episode is truncated.
     """
-    own = {"env": scripts([(0, 0, 1), (0, 1)])} if GTRXL[case].get("actions") is None else {}
+    own = {"env": lambda: scripts([(0, 0, 1), (0, 1)])} if GTRXL[case].get("actions") is None else {}
     agent = gtrxl_agent(case, NAME, **own)
     with traffic() as counts:
         meter = Meter(counts.waits.total)
