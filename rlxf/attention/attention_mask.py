@@ -11,8 +11,7 @@ from torch import Tensor
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.relative import DistanceTables, RelativeDistances, covered_distances, is_aligned
 from rlxf.attention.sparse.plan import HeadGroup, has_keys, plan_sparse
-from rlxf.attention.token_index import EMPTY, TokenIndex, none_if_all_false
-from rlxf.attention.tracing import is_tracing
+from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing, none_if_all_false
 
 T = TypeVar("T")
 

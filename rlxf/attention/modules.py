@@ -1,19 +1,74 @@
-"""Building blocks of a layer: orthogonal linear maps, dropout, feed-forward networks and norms."""
+"""Building blocks of a layer: linear maps and their precision, dropout, feed-forward networks and norms."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial, wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rlxf.attention.precision import cast, keep_matmul_dtype, mixed_linear
+P = ParamSpec("P")
+Result = TypeVar("Result")
+_dtype: ContextVar[torch.dtype | None] = ContextVar("dtype of matrix products", default=None)
+
+
+@contextmanager
+def matmul_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """Compute matrix products with weights in another dtype within this context.
+
+    These are the projections of attention, feed-forward networks and gates. Their results are cast back to
+    the dtype of their input, except between the two products of a feed-forward network. Norms, the residual
+    stream, scores, softmax, position encodings, all kernels and recurrences are not affected, unlike with
+    ``torch.autocast``, which also casts products of scores, states and gates that need more digits. Weights
+    and their gradients keep their dtype.
+
+    Args:
+        dtype: dtype of matrix products, e.g. ``torch.bfloat16``; None for that of the weights.
+    """
+    token = _dtype.set(dtype)
+    try:
+        yield
+    finally:
+        _dtype.reset(token)
+
+
+def cast(x: Tensor) -> Tensor:
+    """Return an operand of a matrix product in the dtype of `matmul_dtype`; x itself outside of it."""
+    dtype = _dtype.get()
+    return x if dtype is None else x.to(dtype)
+
+
+def mixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``x W^T + b`` in the dtype of `matmul_dtype`, and return it in the dtype of x.
+
+    Args:
+        x: (..., C).
+        weight: W, (F, C).
+        bias: b, (F,); None for none.
+    """
+    if _dtype.get() is None:
+        return F.linear(x, weight, bias)
+    return F.linear(cast(x), cast(weight), None if bias is None else cast(bias)).to(x.dtype)
+
+
+def keep_matmul_dtype(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Bind the current `matmul_dtype` to a function that backward calls again, outside of the context."""
+    dtype = _dtype.get()
+
+    @wraps(function)
+    def with_dtype(*args: P.args, **kwargs: P.kwargs) -> Result:
+        with matmul_dtype(dtype):
+            return function(*args, **kwargs)
+
+    return function if dtype is None else with_dtype
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` whose product has the dtype of `rlxf.attention.precision.matmul_dtype`."""
+    """``nn.Linear`` whose product has the dtype of `rlxf.attention.modules.matmul_dtype`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute ``W x + b`` for x (..., C)."""

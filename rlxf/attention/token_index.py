@@ -1,12 +1,10 @@
-"""Position and episode of each token, and blocks of consecutive positions."""
+"""Position and episode of each token, blocks of consecutive positions, and decisions by values of tensors."""
 
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from rlxf.attention.tracing import may_contain_true
 
 EMPTY = -1
 """Episode number of a slot that holds no token."""
@@ -157,6 +155,29 @@ class TokenIndex:
         """Write the index of tokens (R, 1) to one slot in each of the given rows, in place."""
         self.position[rows, slots] = tokens.position[:, 0]
         self.episode[rows, slots] = tokens.episode[:, 0]
+
+
+def is_tracing() -> bool:
+    """Return whether torch.export traces this code, so that values of tensors are unknown."""
+    return torch.compiler.is_exporting()
+
+
+def may_contain_true(mask: Tensor) -> bool:
+    """Return whether a bool tensor contains True; while tracing, return True.
+
+    Code uses it to skip work that would change nothing. An exported step always does this work.
+    """
+    return is_tracing() or bool(mask.any())
+
+
+def selected_rows(mask: Tensor) -> Tensor:
+    """Return the rows (N,) int64 where a mask (B,) is True; while tracing, all rows.
+
+    The caller must let rows where the mask is False change nothing, e.g. by writing to an unused slot.
+    """
+    if is_tracing():
+        return torch.arange(len(mask), device=mask.device)
+    return mask.nonzero()[:, 0]
 
 
 def none_if_all_false(mask: Tensor) -> Tensor | None:

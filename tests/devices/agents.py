@@ -15,6 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from rlxf import BehaviorCloning, DecisionTransformer, GTrXLPPO, ReturnConditionedMLP
 from rlxf.agents.decision_transformer import ElasticHistory, MaxReturn, SampledReturn
+from rlxf.agents.gtrxl.environments import rollout_envs
 from rlxf.agents.offline.objectives import MaximumEntropy, QRegularized
 from rlxf.attention import CALM, KNN, RMT, Compressive, Full, GatedDeltaNet, Window, XLRelative
 from rlxf.training import NumericalError
@@ -198,13 +199,14 @@ def fault_in_rollout() -> str:
     agent = gtrxl_agent("default core", NAME)
     _, callback = agent._setup_learn(100)
     agent.collector.start_rollout()
-    agent._take_step(agent.env, callback)
+    envs = rollout_envs(agent.env, agent.policy, agent.collector.env_numbers)
+    agent._take_step(envs, callback)
     taken = agent.num_timesteps
     for layer in agent.collector.state.cache.layers:
         layer.values.fill_(float("nan"))
     try:
         with torch.no_grad():
-            agent._take_step(agent.env, callback)
+            agent._take_step(envs, callback)
     except NumericalError as error:
         assert agent.num_timesteps == taken
         return str(error)

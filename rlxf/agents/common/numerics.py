@@ -18,8 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rlxf.attention.parameter_checks import parameter_fault
 from rlxf.attention.recurrent.base import RecurrentState
-from rlxf.attention.token_index import EMPTY
-from rlxf.attention.tracing import is_tracing
+from rlxf.attention.token_index import EMPTY, is_tracing
 from rlxf.envs.step_checks import check_finite, check_shapes, range_fault, warn_outside
 from rlxf.training import NumericalError
 from rlxf.utils.errors import FaultyEnvironmentError

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
-from rlxf.attention.precision import matmul_dtype
+from rlxf.attention.modules import matmul_dtype
 from rlxf.attention.technique import check_choice
 from rlxf.training.compat import Rule
 

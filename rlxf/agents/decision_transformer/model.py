@@ -31,7 +31,7 @@ from rlxf.agents.offline.trajectory_model import (
 from rlxf.attention import ExitTargets, State, TokenIndex
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.depth.calm import probability_margin
-from rlxf.attention.tracing import is_tracing
+from rlxf.attention.token_index import is_tracing
 from rlxf.data import Trajectories, WindowBatch, Windows
 
 DECISION_TOKENS = slice(1, None, TOKENS_PER_STEP)

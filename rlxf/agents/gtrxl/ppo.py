@@ -97,7 +97,7 @@ class GTrXLPPO(TrainingLoop):
             number of segments. The update is that of the whole minibatch, apart from rounding, and without
             dropout; the activations of one micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.precision.matmul_dtype`. Weights, optimizer, heads, losses and acting stay
+            `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, heads, losses and acting stay
             float32. PPO's ratio is then not exactly 1 in the first minibatch of an update.
         n_envs: number of environments to create if ``env`` is an id; under torchrun, of all processes.
         core: specification of the transformer; None for `gtrxl`. It is rejected if acting step by step would

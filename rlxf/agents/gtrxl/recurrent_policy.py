@@ -163,7 +163,7 @@ class RecurrentPolicy(BasePolicy):
                 although episode_start marks an observation as not the first of its episode.
         """
         latent, state, batched = self._early_output(observation, state, episode_start)
-        with torch.inference_mode():
+        with torch.no_grad():
             actions = self._choose_actions(latent, deterministic)
             state.action = self.encode_actions(actions)
         chosen = self.to_environment(actions)
@@ -267,8 +267,7 @@ class RecurrentPolicy(BasePolicy):
             state, None if episode_start is None else bool(np.all(episode_start))
         )
         state, start = self._continue(state, episode_start, _batch_size(obs))
-        with torch.inference_mode():  # but not for the cache: a copy may modify it outside of this mode
-            latent = self.act_early(obs, state, state.advance(start))
+        latent = self.act_early(obs, state, state.advance(start))
         return latent, state, batched
 
     def _choose_actions(self, latent: Tensor, deterministic: bool) -> Tensor:

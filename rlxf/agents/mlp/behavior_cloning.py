@@ -85,7 +85,7 @@ class BehaviorCloning(MLPAgent):
             that of the whole batch, apart from rounding, and without dropout; the activations of one
             micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.precision.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
+            `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
             float32.
         env: environment for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlxf.attention.depth.base import ConfidenceFn, DepthController, DepthCounter
 from rlxf.attention.depth.constant import Universal
 from rlxf.attention.technique import LayerPasses, check_finite_number, check_not_negative
-from rlxf.attention.tracing import may_contain_true
+from rlxf.attention.token_index import may_contain_true
 
 
 @dataclass(frozen=True)

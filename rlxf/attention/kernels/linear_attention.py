@@ -25,8 +25,7 @@ from rlxf.attention.kernels.kv_state import (
     scan_chunk,
 )
 from rlxf.attention.technique import MAX_SEED
-from rlxf.attention.token_index import EMPTY, TokenIndex
-from rlxf.attention.tracing import is_tracing
+from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing
 
 CAUSAL_CHUNK = 128
 """Tokens per chunk of causal attention; pairs are computed only within a chunk."""

@@ -19,9 +19,8 @@ from rlxf.attention.kernels.base import (
     check_sees_whole_sequence,
 )
 from rlxf.attention.kernels.bucket_attention import BucketAttention, ComparePositions, count_shared_rounds
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.modules import mixed_linear, orthogonal_linear
 from rlxf.attention.positions.base import Position
-from rlxf.attention.precision import mixed_linear
 from rlxf.attention.technique import AttentionFactory, SpecView, check_int, check_seed
 from rlxf.attention.token_index import TokenIndex
 

@@ -16,8 +16,7 @@ from rlxf.attention.memory.base import Memory, MemoryView, State, extend_mask
 from rlxf.attention.memory.compression import ContentLayer, LayerCompression, ReconstructionInput
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.relative import DistanceTables
-from rlxf.attention.token_index import EMPTY, MISSING, PositionBlocks, TokenIndex
-from rlxf.attention.tracing import selected_rows
+from rlxf.attention.token_index import EMPTY, MISSING, PositionBlocks, TokenIndex, selected_rows
 
 
 class BlockMemory(Memory):

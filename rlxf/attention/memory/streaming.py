@@ -17,8 +17,7 @@ from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.technique import SpecView, check_int
-from rlxf.attention.token_index import EMPTY, MISSING, TokenIndex
-from rlxf.attention.tracing import is_tracing, may_contain_true, selected_rows
+from rlxf.attention.token_index import EMPTY, MISSING, TokenIndex, is_tracing, may_contain_true, selected_rows
 
 
 @dataclass(frozen=True)

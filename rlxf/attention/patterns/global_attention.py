@@ -9,12 +9,11 @@ from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.attention_options import PLAIN, AttentionOptions
 from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentKernelState
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.modules import mixed_linear, orthogonal_linear
 from rlxf.attention.patterns.base import (
     UNLIMITED,
 )
 from rlxf.attention.positions.base import Position
-from rlxf.attention.precision import mixed_linear
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.token_index import TokenIndex
 

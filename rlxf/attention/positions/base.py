@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import AttentionKernel
 from rlxf.attention.technique import SpecView, Technique, check_finite_number, check_int
-from rlxf.attention.tracing import is_tracing
+from rlxf.attention.token_index import is_tracing
 
 AverageFn = Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionMask], Tensor]
 """Function of q, k, v, bias and mask with the interface of `AttentionKernel.forward`."""

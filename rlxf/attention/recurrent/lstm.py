@@ -17,7 +17,7 @@ from rlxf.attention.recurrent.base import (
     time_constants,
 )
 from rlxf.attention.technique import check_int
-from rlxf.attention.tracing import is_tracing
+from rlxf.attention.token_index import is_tracing
 
 BLOCK = 256
 """Time steps that torch's module processes in one call; the backward pass of a call is quadratic in them."""

@@ -25,7 +25,7 @@ from rlxf.attention import (
     Routing,
     Window,
 )
-from rlxf.envs.vector import as_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.training.process_group import ProcessGroup
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,

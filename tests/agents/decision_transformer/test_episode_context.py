@@ -150,10 +150,14 @@ def test_the_training_reaches_the_valve_of_rate():
 def test_the_cost_of_a_step_is_constant(core, monkeypatch):
     agent = episodic_agent(core)
     counts, state, slots = [], None, set()
-    step = agent.policy.transformer._begin_step
-    monkeypatch.setattr(
-        agent.policy.transformer, "_begin_step", lambda x, *args: counts.append(len(x)) or step(x, *args)
-    )
+    transformer = agent.policy.transformer
+    for name in ("step", "early_step"):
+        step = getattr(transformer, name)
+        monkeypatch.setattr(
+            transformer,
+            name,
+            lambda x, *args, step=step, **options: counts.append(len(x)) or step(x, *args, **options),
+        )
     for t in range(60):
         observation = shown(agent.trajectories, np.array([min(t, 8), 14]))
         _, state = agent.predict(observation | {"time_step": np.array([[t], [0]])}, state)
