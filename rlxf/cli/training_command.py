@@ -23,6 +23,7 @@ from rlxf.cli.reports import (
     evaluate_checkpoints,
     plot_targets,
     print_reports,
+    save_reports,
 )
 from rlxf.cli.runs import (
     check_config_memory,
@@ -351,6 +352,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
                 env=env,
                 **options,
             )
+        save_reports(run, reports)
         print_reports(agents, reports)
         if summary := self._describe_best(run):
             print_out(summary)
