@@ -210,7 +210,10 @@ def options() -> dict[str, ast.ClassDef]:
     return {node.name: node for node in classes if "options" in [ast.unparse(d) for d in node.decorator_list]}
 
 
-SHARED = {"CheckpointSeconds", "Device", "LogInterval", "PrecisionOption", "Pretrained", "Quiet", "Trust"}
+SHARED = {
+    *("CheckpointSeconds", "ConfigFile", "ConfigTrust", "Device", "LogInterval", "PrecisionOption"),
+    *("Pretrained", "Quiet", "Trust"),
+}
 """Types of options that contain the help text."""
 
 
