@@ -230,4 +230,4 @@ def _task_means(runs: RunScores) -> NDArray[np.float64]:
 def _check_finite(name: str, values: ArrayLike) -> None:
     array = np.asarray(values, np.float64)
     if not array.size or not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite numbers, got {values}")
+        raise ValueError(f"{name} must be finite numbers, got {array.tolist()}")
