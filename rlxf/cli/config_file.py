@@ -40,7 +40,7 @@ MAX_BYTES = 2**20
 """Maximum size of a settings file."""
 MAX_PARTS = 64
 """Maximum number of parts of a key. The memory of `tomllib` grows with the square of this number."""
-JSON_OPTIONS = ("env_kwargs", *CHOICES)
+JSON_OPTIONS = ("env_kwargs", "arguments", *CHOICES)
 """Options whose tables are one JSON text."""
 NUMBER = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 """Pattern of a negative number; other words with a leading dash are options."""

@@ -134,7 +134,9 @@ class Plan:
 
     def pairs(self) -> Iterator[tuple[Task, Agent]]:
         """Yield each task with each agent that trains on it."""
-        yield from ((task, agent) for task, agent in product(self.tasks, self.agents) if agent.trains_on(task))
+        yield from (
+            (task, agent) for task, agent in product(self.tasks, self.agents) if agent.trains_on(task)
+        )
 
     def cells(self) -> list[Cell]:
         """Return all runs, the first seed of all tasks and agents first."""
@@ -282,14 +284,20 @@ class _Reader:
         names = {agent.name for agent in plan.agents}
         for task in plan.tasks:
             if task not in [each for each, _ in pairs]:
-                raise self.error(task.name, f"no agent trains on task {task.name}: add one, or remove the task")
+                raise self.error(
+                    task.name, f"no agent trains on task {task.name}: add one, or remove the task"
+                )
             self.check_keys(task.overrides, tuple(names), f"tasks.{task.name}.agents")
         for agent in plan.agents:
             if agent not in [each for _, each in pairs]:
                 needed = COMMANDS[agent.command]
-                raise self.error(agent.name, f"agent {agent.name} needs a task with {needed}, but none has it")
+                raise self.error(
+                    agent.name, f"agent {agent.name} needs a task with {needed}, but none has it"
+                )
         if len(pairs) * len(plan.seeds) > MAX_RUNS:
-            raise PlanError(f"{self.path} describes more than {MAX_RUNS:,} runs: reduce tasks, agents or seeds")
+            raise PlanError(
+                f"{self.path} describes more than {MAX_RUNS:,} runs: reduce tasks, agents or seeds"
+            )
 
     def error(self, key: str, message: str) -> PlanError:
         """Return an error with the file and the first line that defines a key, if one is found."""

@@ -1,6 +1,6 @@
 """Returns of the runs of an experiment, by task and agent, as tables of seeds and episodes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,14 +79,13 @@ class Results:
         return [run for run in self.runs if run.failure]
 
 
-def read_results(plan: Plan, jobs: Mapping[Cell, Job] | Sequence[tuple[Cell, Job]]) -> Results:
+def read_results(plan: Plan, jobs: Sequence[tuple[Cell, Job]]) -> Results:
     """Read the results of the runs of an experiment.
 
     Raises:
         ValueError: if a file is damaged.
     """
-    pairs = jobs.items() if isinstance(jobs, Mapping) else jobs
-    return Results(plan, tuple(_read_run(cell, job, plan.checkpoint) for cell, job in pairs))
+    return Results(plan, tuple(_read_run(cell, job, plan.checkpoint) for cell, job in jobs))
 
 
 def _read_run(cell: Cell, job: Job, checkpoint: str) -> RunResult:
@@ -109,7 +108,9 @@ def read_returns(file: Path, checkpoint: str) -> NDArray[np.float64]:
         report = report["targets"][0] if "targets" in report else report
         returns = np.array(report["returns"], np.float64)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{file} cannot be read ({error}): remove the folder of the run to repeat it") from error
+        raise ValueError(
+            f"{file} cannot be read ({error}): remove the folder of the run to repeat it"
+        ) from error
     if returns.ndim != 1 or not len(returns):
         raise ValueError(f"{file} has no returns: remove the folder of the run to repeat it")
     return returns

@@ -57,6 +57,7 @@ def children() -> list[int]:
 
 def training(folder: Path) -> list[int]:
     """Return the ids of the processes that train in a folder."""
+
     def command(pid: int) -> str:
         try:
             return Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")

@@ -77,8 +77,10 @@ def test_later_settings_replace_earlier_ones(read):
 
 
 def test_arguments_of_environments_are_replaced_as_a_whole(read):
-    text = FILE.replace('[agents.ppo]\ncommand = "baseline ppo"', "[agents.ppo]\ncommand = 'baseline ppo'\n"
-                        "env_kwargs = { active = true }")
+    text = FILE.replace(
+        '[agents.ppo]\ncommand = "baseline ppo"',
+        "[agents.ppo]\ncommand = 'baseline ppo'\nenv_kwargs = { active = true }",
+    )
     options = {cell.agent: cell.settings for cell in read(text).cells()}
     assert options["ppo"]["env_kwargs"] == {"corridor_length": 3}
 
@@ -103,7 +105,11 @@ def test_a_number_of_seeds_begins_at_0(read):
         ("tasks.logged", 'tasks."../x"', "line 16: tasks.../x: names must have letters, digits"),
         ("agents.bc]", 'agents."a/b"]', "agents.a/b: names must have"),
         ("[agents.bc]", '[agents.".."]', "names must have"),
-        ('"train bc"', '"train bcc"', "line 29: command of agent bc is 'train bcc'; did you mean 'train bc'?"),
+        (
+            '"train bc"',
+            '"train bcc"',
+            "line 29: command of agent bc is 'train bcc'; did you mean 'train bc'?",
+        ),
         ('"train bc"', "3", "command of agent bc is 3"),
         ("n_envs = 2", "seed = 2", "gru has seed, which the experiment sets for each run: remove it"),
         ("total_timesteps", "run", "short has run, which the experiment sets"),

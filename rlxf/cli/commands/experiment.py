@@ -54,8 +54,8 @@ class Experiment(Command):
         check_counts(self, "processes", "threads")
         plan = Plan.read(self.file)
         self._check_options(plan)
-        jobs = {cell: self._job(cell) for cell in plan.cells()}
-        for cell, job in jobs.items():
+        jobs = [(cell, self._job(cell)) for cell in plan.cells()]
+        for cell, job in jobs:
             self._check_same(cell, job)
         return partial(self._run, plan, jobs)
 
@@ -107,14 +107,14 @@ class Experiment(Command):
                     f"{cell.settings[name]!r}: move the folder, or choose another one with --output"
                 )
 
-    def _run(self, plan: "Plan", jobs: "dict[Cell, Job]") -> None:
+    def _run(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:
         from rlxf.cli.output import print_out
         from rlxf.experiments.execution import is_complete, only_process, run_jobs
         from rlxf.experiments.results import read_results
         from rlxf.experiments.summary import result_tables, write_summary
 
         with only_process(self.folder):
-            missing = [job for job in jobs.values() if not is_complete(job)]
+            missing = [job for _, job in jobs if not is_complete(job)]
             print_out(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them complete: {self.folder}")
             report = _Progress(len(missing))
             with self._executor() as executor:
@@ -160,7 +160,9 @@ class _Progress:
 
 def _needs_trust(settings: dict[str, Any]) -> bool:
     """Return whether a run with these settings can be resumed with trust only."""
-    return ":" in str(settings.get("env", "")) or bool(settings.get("env_kwargs") or settings.get("trust_data"))
+    return ":" in str(settings.get("env", "")) or bool(
+        settings.get("env_kwargs") or settings.get("trust_data")
+    )
 
 
 def _plain(text: str) -> str:
