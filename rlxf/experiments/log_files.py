@@ -55,6 +55,11 @@ class Log(ABC):
         """Environment id in the log; "" if it names none."""
         return ""
 
+    @property
+    def unit(self) -> str:
+        """Unit of the steps."""
+        return "environment steps"
+
     @abstractmethod
     def metrics(self) -> list[str]:
         """Return the names of the metrics; [] if nothing was logged yet.
@@ -83,6 +88,11 @@ class TableLog(Log):
     An empty field is a value that was not logged at this step. The last line of a ``progress.csv`` is left
     out if it does not end in a newline, because a training is writing it.
     """
+
+    @property
+    def unit(self) -> str:
+        """Unit of the steps; that of other files than SB3's is unknown."""
+        return super().unit if self.path.name == PROGRESS else "steps"
 
     def metrics(self) -> list[str]:
         """Return the columns other than that of steps."""
