@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 import warnings
 import zipfile
 from array import array
@@ -32,7 +33,7 @@ def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
         OSError: if it cannot be read.
     """
     with open(path, "rb") as handle:
-        data = handle.read(limit + 1)
+        data = handle.read(min(limit, os.fstat(handle.fileno()).st_size) + 1)
     if len(data) > limit:
         raise ValueError(f"{path} exceeds {limit:,} bytes, the most that is read of a log; thin it out")
     return data
@@ -159,7 +160,10 @@ def _read_array(data: bytes) -> NDArray[np.float64]:
     version = np.lib.format.read_magic(stream)
     if version not in readers:
         raise ValueError(f"an array has the format version {version}")
-    shape, _, dtype = readers[version](stream)
+    try:
+        shape, _, dtype = readers[version](stream)
+    except Exception as error:  # the parser of NumPy raises errors of Python's tokenizer and parser, too
+        raise ValueError(f"an array has a damaged header ({type(error).__name__})") from error
     if dtype.kind not in "biuf" or math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
         raise ValueError(f"an array has the type {dtype} and the shape {shape}, which its data do not fit")
     return np.load(BytesIO(data), allow_pickle=False).astype(np.float64)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Column
 
 from rlxf.evaluation.aggregates import (
     interquartile_mean_over_runs,
@@ -145,7 +146,9 @@ def comparison_table(rows: Sequence[GroupScores], metric: str, last: int = 1) ->
     """
     headings = [*HEADINGS, *([f"P({rows[0].label} > this)"] * (len(rows) > 1))]
     score = f"last {metric}" if last == 1 else f"mean of the last {last} values of {metric}"
-    table = Table("group", *headings, title=f"{rows[0].task or 'unknown task'}: {score}")
+    table = Table(
+        Column("group", overflow="fold"), *headings, title=f"{rows[0].task or 'unknown task'}: {score}"
+    )
     for row in rows:
         table.add_row(*_cells(row)[: 1 + len(headings)])
     if any(row.seeds == 1 for row in rows):

@@ -119,14 +119,22 @@ def read_curve(path: str | Path, metric: str) -> Curve:
     Warns:
         UserWarning: if a value is NaN or infinite; it is left out.
     """
-    logs = open_logs(Path(path))
-    by_metric = _metrics(logs)
-    if metric not in by_metric:
-        raise ValueError(f"{path} has no metric {metric}{describe_metrics(metric, list(by_metric))}")
-    steps, values = by_metric[metric].points(metric)
-    if not len(steps):
+    curve = find_curve(path, metric)
+    if curve is not None:
+        return curve
+    existing = metrics_of(path)
+    if metric in existing:
         raise ValueError(f"{path} has no finite value of {metric}; choose another metric")
-    return Curve.of_points(steps, values)
+    raise ValueError(f"{path} has no metric {metric}{describe_metrics(metric, existing)}")
+
+
+def find_curve(path: str | Path, metric: str) -> Curve | None:
+    """Return the curve that `read_curve` reads; None if the metric or each of its values is missing."""
+    by_metric = _metrics(open_logs(Path(path)))
+    if metric not in by_metric:
+        return None
+    steps, values = by_metric[metric].points(metric)
+    return Curve.of_points(steps, values) if len(steps) else None
 
 
 def _metrics(logs: Sequence[Log]) -> dict[str, Log]:
@@ -142,7 +150,7 @@ def describe_metrics(metric: str, existing: Sequence[str]) -> str:
     if not existing:
         return ": nothing was logged yet"
     near = get_close_matches(metric, existing, n=3)
-    question = f"; did you mean {listed(near)}? It has " if near else "; it has "
+    question = f"; did you mean {listed(near)}? The metrics are " if near else "; the metrics are "
     return question + listed(sorted(existing, key=_by_interest))
 
 

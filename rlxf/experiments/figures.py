@@ -41,8 +41,11 @@ INSIDE = 4
 """Largest number of lines with a legend inside of a single panel."""
 LABEL_WIDTH = 34
 """Characters in a line of a label."""
+TITLE_WIDTH = 60
 LINE_HEIGHT = 0.17
 """Height of a line of a legend in inches."""
+SINGLE_POINT = 5
+"""Width of the interval of a line that is a single point."""
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -67,7 +70,8 @@ def learning_curves(groups: Sequence[Group], metric: str) -> Figure:
         for group in members:
             _draw_curve(axes, group, styles[group.label])
         axes.set(xlabel=" or ".join(dict.fromkeys(group.unit for group in members)), ylabel=plain(metric))
-        axes.set_title(plain(task), fontsize="medium")
+        axes.set_title(fill(plain(task), TITLE_WIDTH), fontsize="medium")
+        axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.grid(alpha=0.3)
@@ -97,7 +101,7 @@ def final_score_figure(groups: Sequence[Group], metric: str, last: int = 1) -> F
         axes.set_yticks(range(len(members)), names, fontsize="small")
         axes.set_ylim(len(members) - 0.5, -0.5)
         axes.set_xlabel(plain(metric if last == 1 else f"{metric}, mean of the last {last} values"))
-        axes.set_title(plain(task), fontsize="medium")
+        axes.set_title(fill(plain(task), TITLE_WIDTH), fontsize="medium")
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.grid(axis="x", alpha=0.3)
     return figure
@@ -195,7 +199,8 @@ def _draw_curve(axes: "Axes", group: Group, style: Mapping[str, Any]) -> None:
     found = band(interpolate(group.curves, grid))
     axes.plot(grid, found.value, marker="o" if len(grid) == 1 else None, **style)
     if len(group.curves) > 1:
-        axes.fill_between(grid, found.low, found.high, color=style["color"], alpha=0.2, linewidth=0)
+        width = SINGLE_POINT if len(grid) == 1 else 0
+        axes.fill_between(grid, found.low, found.high, color=style["color"], alpha=0.2, linewidth=width)
 
 
 def _draw_scores(axes: "Axes", row: int, scores: NDArray[np.float64], color: str) -> None:

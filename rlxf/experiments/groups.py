@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlxf.experiments.columns import listed
-from rlxf.experiments.curves import Curve, describe_metrics, metrics_of, read_curve
+from rlxf.experiments.curves import Curve, describe_metrics, find_curve, metrics_of
 from rlxf.experiments.runs import AGENT, Run
 from rlxf.utils.tables import printable
 
@@ -99,9 +99,11 @@ def read_groups(runs: Sequence[Run], metric: str, patterns: Mapping[str, str] | 
         UserWarning: if a run has no value of the metric, and is left out, or a seed occurs twice in a group.
     """
     names = _given_names(runs, patterns or {})
-    curves = {run.path: read_curve(run.path, metric) for run in runs if _has(run, metric)}
+    found = {run.path: find_curve(run.path, metric) for run in runs}
+    curves = {path: curve for path, curve in found.items() if curve is not None}
+    _warn_of_missing([run.path for run in runs if run.path not in curves], metric)
     if not curves:
-        raise ValueError(f"none of the {len(runs)} runs has a value of {metric}; choose another metric")
+        raise ValueError(f"no run has a value of {metric}; choose another metric")
     runs = [run for run in runs if run.path in curves]
     labels = make_labels([{"group": names[run.path]} if run.path in names else run.settings for run in runs])
     members: dict[tuple[str, str], list[Run]] = {}
@@ -110,12 +112,13 @@ def read_groups(runs: Sequence[Run], metric: str, patterns: Mapping[str, str] | 
     return [_group(task, label, each, curves, names) for (task, label), each in members.items()]
 
 
-def _has(run: Run, metric: str) -> bool:
-    metrics = metrics_of(run.path)
-    if metric not in metrics:
-        reason = f"it has no {metric}" if metrics else "nothing was logged yet"
-        warnings.warn(f"{run.path} is left out: {reason}", stacklevel=3)
-    return metric in metrics
+def _warn_of_missing(paths: Sequence[Path], metric: str) -> None:
+    """Warn of runs without a value of the metric."""
+    empty = [path for path in paths if not metrics_of(path)]
+    other = [path for path in paths if path not in empty]
+    for each, reason in ((empty, "nothing was logged yet"), (other, f"there is no value of {metric}")):
+        if each:
+            warnings.warn(f"runs left out, because {reason}: {listed([*map(str, each)], 5)}", stacklevel=3)
 
 
 def _group(

@@ -55,6 +55,11 @@ class Log(ABC):
         """Environment id in the log; "" if it names none."""
         return ""
 
+    @property
+    def unit(self) -> str:
+        """Unit of the steps."""
+        return "environment steps"
+
     @abstractmethod
     def metrics(self) -> list[str]:
         """Return the names of the metrics; [] if nothing was logged yet.
@@ -84,6 +89,11 @@ class TableLog(Log):
     out if it does not end in a newline, because a training is writing it.
     """
 
+    @property
+    def unit(self) -> str:
+        """Unit of the steps; that of other files than SB3's is unknown."""
+        return super().unit if self.path.name == PROGRESS else "steps"
+
     def metrics(self) -> list[str]:
         """Return the columns other than that of steps."""
         names = header_of(self._data())
@@ -94,9 +104,11 @@ class TableLog(Log):
         data = self._data()
         step = self._step_column(header_of(data))
         lines, table = read_columns(self.path, data, 1, (step, metric), optional=metric)
-        for line, (value, _) in zip(lines, table, strict=True):
-            if not 0 <= value <= LARGEST_STEP:
-                raise ValueError(f"{self.path} line {line}: {step} must be from 0 to 1e18, got {value:g}")
+        wrong = ~((table[:, 0] >= 0) & (table[:, 0] <= LARGEST_STEP))
+        if wrong.any():
+            raise ValueError(
+                f"{self.path} line {lines[wrong][0]}: {step} must be from 0 to 1e18, got {table[wrong, 0][0]:g}"
+            )
         return without_gaps(self.path, metric, lines, table[:, 0], table[:, 1])
 
     def _data(self) -> bytes:
@@ -117,7 +129,7 @@ class MonitorLog(Log):
     """Files of SB3's ``Monitor``, one for each parallel environment of a training.
 
     The episodes of all files are sorted by their time of day, and the steps are the cumulative sum of their
-    lengths, as in SB3's ``load_results`` and ``ts2xy``. The metrics are ``r`` and ``l``, the return and the
+    lengths, as in the plots of SB3. The metrics are ``r`` and ``l``, the return and the
     length of each episode, and their means over the last 100 episodes under the names of SB3's logger,
     ``rollout/ep_rew_mean`` and ``rollout/ep_len_mean``.
     """

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from itertools import product
 from math import isfinite
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 COMMANDS = {
     "train gtrxl": "env",
@@ -118,7 +118,7 @@ class Plan:
     checkpoint: str = "last"
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path) -> "Plan":
         """Read an experiment file.
 
         Raises:
@@ -130,7 +130,7 @@ class Plan:
             document = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise PlanError(f"{path} is not a TOML file: {error}") from None
-        return _Reader(path, text).plan(cls, document)
+        return _Reader(path, text).plan(document)
 
     def pairs(self) -> Iterator[tuple[Task, Agent]]:
         """Yield each task with each agent that trains on it."""
@@ -186,7 +186,7 @@ class _Reader:
     def __init__(self, path: Path, text: str):
         self.path, self.lines = path, text.splitlines()
 
-    def plan(self, kind: type[Plan], document: dict[str, Any]) -> Plan:
+    def plan(self, document: dict[str, Any]) -> Plan:
         """Return the plan of a document."""
         self.check_keys(document, KEYS[""], "the file")
         for name in ("tasks", "agents"):
@@ -199,7 +199,7 @@ class _Reader:
         checkpoint = document.get("checkpoint", CHECKPOINTS[0])
         if checkpoint not in CHECKPOINTS:
             raise self.error("checkpoint", f"checkpoint must be last or best, got {checkpoint!r}")
-        plan = kind(tasks, agents, self.seeds(document.get("seeds", 1)), settings, checkpoint)
+        plan = Plan(tasks, agents, self.seeds(document.get("seeds", 1)), settings, checkpoint)
         self.check_pairs(plan)
         return plan
 

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from rlxf.experiments.columns import read_bounded
 from rlxf.experiments.log_files import open_logs
 from rlxf.training.compat import CHECKPOINT, CONFIG
 from rlxf.training.run_folder import COMPLETED
 from rlxf.training.serialization import MAX_JSON_BYTES, load_json
+from rlxf.utils.tables import printable
 
 TASK_KEYS = ("env", "env_kwargs", "dataset")
 """Settings that define the task."""
@@ -24,6 +26,8 @@ IGNORED = {
     *("attention_maps_every", "memory_every", "histograms_every", "videos"),
 }
 """Settings in which runs of one group may differ: seeds, and settings that do not affect the training."""
+TASK_CHARACTERS = 120
+"""Maximum length of the name of a task."""
 AGENT = "agent"
 """Setting with the name of the agent; of logs without settings, the name of their folder or file."""
 SEED_SUFFIX = re.compile(r"(?:^|[-_ ])(?:seed|run)?[-_ ]?\d+$|seed\d+$", re.IGNORECASE)
@@ -98,16 +102,22 @@ def _run_paths(path: Path) -> list[Path]:
 def _search(path: Path) -> Iterator[Path]:
     for folder, names, _ in os.walk(path):
         names.sort()
-        if (Path(folder) / CONFIG).is_file() or open_logs(Path(folder)):
+        if is_run(Path(folder)):
             names.clear()
             yield Path(folder)
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder has a ``config.json`` or logs."""
+    return (folder / CONFIG).is_file() or bool(open_logs(folder))
 
 
 def _read_run(path: Path) -> Run:
     file = path / CONFIG
     if not file.is_file():
         logs = open_logs(path)
-        return Run(path, next(filter(None, (log.task for log in logs)), ""), {AGENT: group_name(path)})
+        task = next(filter(None, (log.task for log in logs)), "")
+        return Run(path, _one_line(task), {AGENT: group_name(path)}, unit=logs[0].unit)
     try:
         config = load_json(read_bounded(file, MAX_JSON_BYTES))
     except ValueError as error:
@@ -135,9 +145,19 @@ def task_of(config: Mapping[str, Any]) -> str:
     """
     dataset, kwargs = config.get("dataset"), config.get("env_kwargs")
     if isinstance(dataset, list) and dataset:
-        return " + ".join(map(str, dataset))
+        return _one_line(" + ".join(map(str, dataset)))
     arguments = sorted(kwargs.items()) if isinstance(kwargs, dict) else []
-    return ", ".join([str(config.get("env") or ""), *(f"{name}={value}" for name, value in arguments)])
+    return _one_line(
+        ", ".join([str(config.get("env") or ""), *(f"{name}={value}" for name, value in arguments)])
+    )
+
+
+def _one_line(task: str) -> str:
+    """Return the name of a task without control characters. The end of a long name is its checksum."""
+    text = " ".join(printable(task).split())
+    return (
+        text if len(text) <= TASK_CHARACTERS else f"{text[: TASK_CHARACTERS - 9]} {crc32(text.encode()):08x}"
+    )
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def test_two_processes_do_not_work_on_one_folder(tmp_path):
 def test_a_lock_does_not_follow_a_link(tmp_path):
     target = tmp_path / "precious"
     (tmp_path / "seed-0.lock").symlink_to(target)
-    with pytest.raises(OSError, match="symbolic|symlink|loop"):
+    with pytest.raises(OSError, match=r"symbolic|symlink|loop"):
         run_job(random_job(tmp_path))
     assert not target.exists()
 
@@ -231,6 +231,6 @@ def test_the_runs_of_a_dead_worker_are_resumed_by_another(tmp_path):
 
 def test_a_missing_scheduler_is_named():
     pytest.importorskip("distributed")
-    with pytest.raises(ConnectionError, match="there is no dask scheduler at nonsense"):
-        with cluster_executor("nonsense"):
-            pass
+    message = "there is no dask scheduler at nonsense"
+    with pytest.raises(ConnectionError, match=message), cluster_executor("nonsense"):
+        pass

@@ -99,8 +99,8 @@ class Baseline(Command):
             from stable_baselines3.common.vec_env import VecNormalize
 
             gamma = self.arguments.get("gamma", 0.99)
-            norms = {"norm_obs": self.normalize_observations, "norm_reward": self.normalize_rewards}
-            env = VecNormalize(env, **norms, gamma=gamma)
+            observations, rewards = self.normalize_observations, self.normalize_rewards
+            env = VecNormalize(env, norm_obs=observations, norm_reward=rewards, gamma=gamma)
         policy = policy_name(make, env.observation_space)
         return make(policy, env, seed=self.seed, device=self.device, **self.arguments)
 

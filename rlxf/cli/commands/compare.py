@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlxf.cli.options import check_counts, options
-from rlxf.cli.output import print_out
+from rlxf.cli.output import console, print_out
 from rlxf.cli.run_groups import RunsCommand
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Compare(RunsCommand):
 
         check_counts(self, "last")
         if self.output is not None:
-            _check_output(self.output)
+            self._check_output(self.output)
         if self.plot is not None:
             check_figure_path(self.plot, "--plot")
         metric, groups = self.read_groups()
@@ -57,7 +57,8 @@ class Compare(RunsCommand):
         from rlxf.experiments.figures import save_figure
 
         for rows in tasks:
-            print_out(str(comparison_table(rows, metric, self.last)))
+            table = comparison_table(rows, metric, self.last)
+            print_out(table if console().is_terminal else str(table))
         if self.output is not None:
             write_comparison(self.output, tasks, metric, self.last)
             print_out(f"comparison: {self.output}")
@@ -65,10 +66,16 @@ class Compare(RunsCommand):
             save_figure(figure, self.plot)
             print_out(f"plot of scores: {self.plot}")
 
+    def _check_output(self, path: Path) -> None:
+        """Raise ValueError unless tables can be written to this path. Files of runs are not replaced."""
+        from rlxf.experiments.runs import is_run
 
-def _check_output(path: Path) -> None:
-    """Raise ValueError unless tables can be written to this path; logs and settings are not replaced."""
-    if path.suffix.lower() not in SUFFIXES or path.is_dir():
-        raise ValueError(f"--output must be a file name that ends in {', '.join(SUFFIXES)}, got {path}")
-    if not path.parent.is_dir():
-        raise ValueError(f"--output must be in an existing folder, got {path}: create {path.parent} first")
+        if path.suffix.lower() not in SUFFIXES or path.is_dir():
+            raise ValueError(f"--output must be a file name that ends in {', '.join(SUFFIXES)}, got {path}")
+        if not path.parent.is_dir():
+            raise ValueError(
+                f"--output must be in an existing folder, got {path}: create {path.parent} first"
+            )
+        is_input = path.resolve() in [run.resolve() for run in self.runs]
+        if path.exists() and (is_input or is_run(path.parent)):
+            raise ValueError(f"--output {path} exists and belongs to a run; choose another file")
