@@ -106,9 +106,8 @@ class TableLog(Log):
         lines, table = read_columns(self.path, data, 1, (step, metric), optional=metric)
         wrong = ~((table[:, 0] >= 0) & (table[:, 0] <= LARGEST_STEP))
         if wrong.any():
-            raise ValueError(
-                f"{self.path} line {lines[wrong][0]}: {step} must be from 0 to 1e18, got {table[wrong, 0][0]:g}"
-            )
+            line, value = lines[wrong][0], table[wrong, 0][0]
+            raise ValueError(f"{self.path} line {line}: {step} must be from 0 to 1e18, got {value:g}")
         return without_gaps(self.path, metric, lines, table[:, 0], table[:, 1])
 
     def _data(self) -> bytes:
