@@ -48,5 +48,5 @@ def mountain_car_continuous(**kwargs: Any) -> gymnasium.Env:
 
 
 def lunar_lander(**kwargs: Any) -> gymnasium.Env:
-    """``LunarLander-v3`` without the two velocities and the angular velocity; it needs the extra ``box2d``."""
+    """``LunarLander-v3`` without its two velocities and the angular velocity; needs the extra ``box2d``."""
     return MaskedVelocities(gymnasium.make("LunarLander-v3", **kwargs), (2, 3, 5))

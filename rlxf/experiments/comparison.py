@@ -199,7 +199,7 @@ def write_comparison(path: Path, tasks: Sequence[Sequence[GroupScores]], metric:
     rows = [row for each in tasks for row in each]
     suffix = path.suffix.lower()
     if suffix == ".md":
-        text = "\n".join(_markdown(comparison_table(each, metric, last)) for each in tasks)
+        text = "\n".join(f"{comparison_table(each, metric, last).markdown()}\n" for each in tasks)
     else:
         text = _to_json(rows, metric) if suffix == ".json" else _to_csv(rows, metric)
     atomic_write(path, lambda handle: handle.write(text.encode()))
@@ -218,16 +218,3 @@ def _to_csv(rows: Sequence[GroupScores], metric: str) -> str:
 def _to_json(rows: Sequence[GroupScores], metric: str) -> str:
     records = [{"metric": metric} | row.record() | {"scores": row.scores} for row in rows]
     return json.dumps(records, indent=2, allow_nan=False) + "\n"
-
-
-def _markdown(table: Table) -> str:
-    """Return a table as Markdown below its title."""
-    columns = [[str(column.header), *map(str, column.cells)] for column in table.columns]
-    header, *rows = (f"| {' | '.join(map(_escaped, line))} |" for line in zip(*columns, strict=True))
-    caption = [f"\n{table.caption}"] * bool(table.caption)
-    lines = [f"{_escaped(str(table.title))}\n", header, "|---" * len(columns) + "|", *rows, *caption]
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")

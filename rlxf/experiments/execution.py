@@ -178,8 +178,8 @@ def only_process(folder: Path) -> Iterator[None]:
             yield
     except BlockingIOError:
         raise ValueError(
-            f"another process works on the experiment in {folder}; wait for it, or choose another folder with "
-            f"--output"
+            f"another process works on the experiment in {folder}; wait for it, or choose another folder "
+            f"with --output"
         ) from None
 
 

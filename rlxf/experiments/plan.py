@@ -253,8 +253,8 @@ class _Reader:
             if not NAME.fullmatch(name):
                 raise self.error(
                     name,
-                    f"{where}.{name}: names must have letters, digits, dots, dashes and underscores only, and "
-                    f"begin with a letter or digit, because they are names of folders",
+                    f"{where}.{name}: names must have letters, digits, dots, dashes and underscores only, "
+                    f"and begin with a letter or digit, because they are names of folders",
                 )
             yield name, self.table(table, f"{where}.{name}")
 

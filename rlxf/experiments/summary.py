@@ -36,8 +36,8 @@ METRIC = "eval/mean_reward"
 TASK_COLUMNS = ("agent", "seeds", "IQM (95% interval)", "mean", "median", "worst seed", "minutes")
 ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap", "better than the first")
 NOTE = (
-    "IQM: mean of the middle half of all episodes of all seeds. Intervals: stratified bootstrap over seeds and "
-    "episodes. Minutes: median wall-clock time of a run."
+    "IQM: mean of the middle half of all episodes of all seeds. Intervals: stratified bootstrap over seeds "
+    "and episodes. Minutes: median wall-clock time of a run."
 )
 
 
@@ -167,7 +167,7 @@ def as_json(results: Results) -> dict[str, Any]:
 
 
 def _figures(results: Results, folder: Path) -> Iterator[tuple[str, Figure]]:
-    """Yield the name and the figure of the learning curves, and of the performance profiles, if there are any."""
+    """Yield name and figure of the learning curves, and of the performance profiles, if there are any."""
     groups = [
         group
         for task in results.plan.tasks[:MAX_PANELS]

@@ -165,7 +165,8 @@ def algorithm_class(name: str) -> "type[BaseAlgorithm]":
         from sb3_contrib import RecurrentPPO
     except ImportError as error:
         raise ImportError(
-            f"RecurrentPPO needs sb3-contrib, which is not installed: pip install 'rlxf[experiment]' ({error})"
+            f"RecurrentPPO needs sb3-contrib, which is not installed ({error}): pip install "
+            f"'rlxf[experiment]'"
         ) from error
     return RecurrentPPO
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Experiment(Command):
     """Train the agents of an experiment file on its tasks with several seeds, and compare them in one table.
 
-    The file is TOML. It has tables [tasks.NAME] with an environment or with datasets, tables [agents.NAME] with
-    a command, such as "train gtrxl" or "baseline ppo", and the options of the commands. The number of seeds is
-    "seeds". Only runs that are missing are trained; interrupted ones are resumed. A run that fails does not end
-    the others, and is tried again by the next call.
+    The file is TOML. It has tables [tasks.NAME] with an environment or with datasets, tables [agents.NAME]
+    with a command, such as "train gtrxl" or "baseline ppo", and the options of the commands. The number of
+    seeds is "seeds". Only runs that are missing are trained; interrupted ones are resumed. A run that fails
+    does not end the others, and is tried again by the next call.
 
     The folder contains the runs (TASK/AGENT/seed-N), table.md, results.json, curves.png and, for tasks with a
     score_range, profile.png. "tensorboard --logdir FOLDER" shows all runs.
@@ -94,8 +94,8 @@ class Experiment(Command):
         outcome, folder = Outcome.read(job), Path(job.folder)
         if outcome is not None and outcome.command != [job.command, *job.arguments]:
             raise ValueError(
-                f"{folder} was trained with other options: rlxf {' '.join(outcome.command)}. Move the folder of "
-                f"the experiment, or choose another one with --output"
+                f"{folder} was trained with other options: rlxf {' '.join(outcome.command)}. Move the folder "
+                f"of the experiment, or choose another one with --output"
             )
         if not (folder / "config.json").is_file():
             return
