@@ -1,6 +1,7 @@
 """Tests of ``--config``: settings files, their precedence, and files of strangers."""
 
 import json
+import re
 import shlex
 import sys
 from contextlib import suppress
@@ -14,7 +15,7 @@ import gymnasium
 import pytest
 
 from rlxf import GTrXLPPO
-from rlxf.attention import TransformerSpec
+from rlxf.attention import RoPE, TransformerSpec
 from rlxf.attention.registry import TECHNIQUES, technique_to_json
 from rlxf.cli import main, spec_options
 from rlxf.cli.commands import COMMANDS
@@ -24,6 +25,7 @@ from rlxf.cli.entry_point import parse
 from rlxf.cli.runs import GTRXL, TRAINING_COMMANDS, options_to_config
 from tests.cli.running import TASK, TINY, refused, train, wrong_usage
 from tests.datasets import ID, record_cartpole
+from tests.sources import ROOT
 
 GTRXL_WORDS = ["train", "gtrxl", "--config", "settings.toml"]
 
@@ -310,6 +312,15 @@ def test_help_shows_the_values_of_the_file(capsys):
     text = capsys.readouterr().out
     for default in ("77", "88", "0.66"):
         assert f"(default: {default}" in text
+
+
+def test_the_file_of_the_documentation_is_valid():
+    page = ROOT / "docs/how-to/resume-and-reproduce.md"
+    (text,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
+    write(text)
+    options = parse([*GTRXL_WORDS, "--seed", "1"])
+    assert (options.task.env_kwargs, options.seed) == ({"corridor_length": 9}, 1)
+    assert (options.core.position, options.core.memory.length) == (RoPE(base=500.0), 16)
 
 
 # Bad input
