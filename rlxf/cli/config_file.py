@@ -5,6 +5,7 @@ given twice, the last one counts, so the options of the user have precedence.
 """
 
 import re
+import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -102,9 +103,9 @@ def _words(name: str, value: Any) -> list[str]:
 
 def _word(name: str, value: Any) -> str:
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
-        raise TypeError(f"{name} must contain texts or numbers, got {value!r}")
+        raise TypeError(f"{name} must contain texts or numbers, got {reprlib.repr(value)}")
     if isinstance(value, str) and value.startswith("-") and not NUMBER.fullmatch(value):
-        raise SettingsError(name, f"must not begin with a dash, got {value!r}")
+        raise SettingsError(name, f"must not begin with a dash, got {reprlib.repr(value)}")
     return str(value)
 
 
@@ -209,9 +210,13 @@ def _check_agent(config: Any, words: str, file: Path) -> None:
     if not isinstance(config, dict) or not isinstance(agent := config.get("agent"), str):
         raise ValueError("it names no agent: give the config.json of a run, or write settings as TOML")
     if "teacher" in config:
-        raise ValueError(f"it is that of a run of rlxf distill, not of rlxf {words}: use rlxf distill TEACHER")
+        raise ValueError(
+            f"it is that of a run of rlxf distill, not of rlxf {words}: use rlxf distill TEACHER"
+        )
     if PROGRAM in config or agent not in TRAINING_COMMANDS:
-        raise ValueError(f"it is that of another program with the agent {agent!r}, not of rlxf {words}")
+        raise ValueError(
+            f"it is that of another program with the agent {reprlib.repr(agent)}, not of rlxf {words}"
+        )
     if (command := TRAINING_COMMANDS[agent]) != words:
         raise ValueError(
             f"it is that of a run of rlxf {command}, not of rlxf {words}: use rlxf {command} --config {file}"
@@ -232,7 +237,9 @@ def _run_settings(
     try:
         options = options_from_config(command, run.config)
     except KeyError as error:
-        raise ValueError(f"{error} is missing; the file was changed, or written by another version") from error
+        raise ValueError(
+            f"{error} is missing; the file was changed, or written by another version"
+        ) from error
     options.check_memory(run)
     flat = {name: value for name, value in run.config.items() if name in known}
     named = given_options(args, "settings").get("settings", flat.get("settings"))
@@ -277,9 +284,8 @@ def _without_overridden(
     environment replaces the arguments of the environment.
     """
     replaced = [*command.replaced_options(args)]
-    techniques = given_techniques(args) if core is not None else {}
-    for axis, name in techniques.items():
-        if name != technique_name(axis, flat, core):
+    for axis, name in given_techniques(args).items():
+        if core is None or name != technique_name(axis, flat, core):
             replaced.append(f"core.{axis}")
     given = given_options(args, "env", "env-kwargs")
     if given.get("env", flat.get("env")) != flat.get("env"):

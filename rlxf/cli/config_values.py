@@ -2,7 +2,7 @@
 
 import reprlib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import reduce
@@ -20,6 +20,8 @@ CHOICES = ("objective", "conditioning", "sampling")
 """Options that take a name, or a table with a ``name`` and options."""
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 """Options with the text of a schedule, which can be a number."""
+MAX_SHOWN = 100
+"""Maximum length of a name that a message shows as a whole."""
 COMMAND_LINE_ONLY = ("config", "trust")
 """Options that a settings file cannot set."""
 
@@ -33,7 +35,8 @@ class SettingsError(ValueError):
     """
 
     def __init__(self, name: str, reason: str):
-        super().__init__(f"{name} {reason}")
+        shown = name if name.isprintable() and len(name) <= MAX_SHOWN else reprlib.repr(name)
+        super().__init__(f"{shown} {reason}")
         self.name = name
 
 
@@ -46,8 +49,9 @@ def check_settings(flat: Mapping[str, Any], command: type[Command], core: Transf
         core: default core of the command; None for an agent without a transformer.
     """
     known = known_options(command)
-    for axis in TECHNIQUES if core is not None else ():
-        known |= _technique_options(axis, flat, core)
+    if core is not None:
+        for axis in TECHNIQUES:
+            known |= _technique_options(axis, flat, core)
     for name, value in flat.items():
         if name not in known:
             raise SettingsError(name, f"is no option of this command{nearest(name, known)}")
@@ -60,7 +64,8 @@ def check_settings(flat: Mapping[str, Any], command: type[Command], core: Transf
 
 def known_options(command: Any) -> dict[str, Any]:
     """Return name -> type of the options of a dataclass, without those of techniques."""
-    hints, known = get_type_hints(command), {}
+    known: dict[str, Any] = {}
+    hints = get_type_hints(command)
     for field in fields(command):
         hint = hints[field.name]
         if hint is TransformerSpec:
@@ -101,7 +106,7 @@ def technique_name(axis: str, flat: Mapping[str, Any], core: TransformerSpec) ->
         raise SettingsError(name, f"is invalid: {error}") from error
 
 
-def nearest(name: str, known: Mapping[str, Any]) -> str:
+def nearest(name: str, known: Collection[str]) -> str:
     """Return a question for the most similar name, or for one with the same last part; "" if none is."""
     same = [each for each in known if each.rpartition(".")[2] == name.rpartition(".")[2]]
     near = same or get_close_matches(name, known, n=1)

@@ -84,7 +84,8 @@ def _parse_options(words: str, args: list[str]) -> Command:
     """
     command: type[Command] = resolve_name(COMMANDS[words])
     with report_errors(*PREPARATION_ERRORS):
-        args = [*_settings_arguments(words, command, args), *args]
+        settings = _settings_arguments(words, command, args)
+    args = [*settings, *args]
     read = partial(
         tyro.cli,
         command,
@@ -93,10 +94,10 @@ def _parse_options(words: str, args: list[str]) -> Command:
         default=command.defaults(args),
         registry=command.registry(args),
     )
-    if HELP.intersection(args):
-        read = partial(read, default=_chosen_options(read, args))
-    else:
+    if not HELP.intersection(args):
         _refuse_unknown_options(args, _option_names(read), f"rlxf {words} --help")
+    elif settings:
+        read = partial(read, default=_chosen_options(read, args))
     try:
         return read(args=args)
     except NotACountError as error:

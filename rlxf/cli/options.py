@@ -175,8 +175,8 @@ Pretrained = Annotated[
 ConfigFile = Annotated[
     Path | None,
     arg(
-        help="TOML file with values of these options, e.g. total-timesteps = 1e6 or [core.memory] length = 64; "
-        "or the folder of a run, whose config.json is used. Options on the command line override the file."
+        help="TOML file with values of these options, e.g. gamma = 0.9 or core.memory.length = 64; or the "
+        "folder of a run, whose config.json is used. Options on the command line override the file."
     ),
 ]
 """Option of all commands that train."""

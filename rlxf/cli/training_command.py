@@ -102,10 +102,10 @@ class TrainingCommand(Command):
             done = max(done, run.completion.steps)
         if total < max(done, 1):
             raise ValueError(
-                f"{run.path} has made {done:,} {self.unit}, got --{self.total_name.replace('_', '-')} {total}: "
-                f"give a larger total, or start a new run"
+                f"{run.path} has made {done:,} {self.unit}, got --{self.total_name.replace('_', '-')} "
+                f"{total}: give a larger total, or start a new run"
             )
-        return replace(self, **{self.total_name: total})  # type: ignore[type-var]  # subclasses are dataclasses
+        return replace(self, **{self.total_name: total})  # type: ignore[type-var]  # dataclasses
 
     @property
     @abstractmethod

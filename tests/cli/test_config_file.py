@@ -1,6 +1,7 @@
 """Tests of ``--config``: settings files, their precedence, and files of strangers."""
 
 import json
+import re
 import shlex
 import sys
 from contextlib import suppress
@@ -14,7 +15,7 @@ import gymnasium
 import pytest
 
 from rlxf import GTrXLPPO
-from rlxf.attention import TransformerSpec
+from rlxf.attention import RoPE, TransformerSpec
 from rlxf.attention.registry import TECHNIQUES, technique_to_json
 from rlxf.cli import main, spec_options
 from rlxf.cli.commands import COMMANDS
@@ -24,6 +25,7 @@ from rlxf.cli.entry_point import parse
 from rlxf.cli.runs import GTRXL, TRAINING_COMMANDS, options_to_config
 from tests.cli.running import TASK, TINY, refused, train, wrong_usage
 from tests.datasets import ID, record_cartpole
+from tests.sources import ROOT
 
 GTRXL_WORDS = ["train", "gtrxl", "--config", "settings.toml"]
 
@@ -48,13 +50,19 @@ def from_file(text, *args, words="train gtrxl --env x"):
         ({"core": {"memory": {"length": 64}}}, "--core.memory.length 64"),
         ({"core.memory.length": 64}, "--core.memory.length 64"),
         ({"core": {"recurrence": "GRU", "memory": None}}, "--core.recurrence GRU --core.memory None"),
-        ({"core": {"position": {"name": "RoPE", "base": 9.0}}}, "--core.position RoPE --core.position.base 9.0"),
+        (
+            {"core": {"position": {"name": "RoPE", "base": 9.0}}},
+            "--core.position RoPE --core.position.base 9.0",
+        ),
         ({"videos": False, "quiet": True}, "--no-videos --quiet"),
         ({"core": {"final_norm": False}}, "--core.no-final-norm"),
         ({"dataset": ["a", "b"], "target_returns": []}, "--dataset a b --target-returns"),
         ({"target_returns": [-5, -1e-9]}, "--target-returns -5 -1e-09"),
         ({"env_kwargs": {"a": {"name": "b"}}}, """--env-kwargs '{"a": {"name": "b"}}'"""),
-        ({"objective": {"name": "QRegularized", "eta": 2}}, """--objective '{"name": "QRegularized", "eta": 2}'"""),
+        (
+            {"objective": {"name": "QRegularized", "eta": 2}},
+            """--objective '{"name": "QRegularized", "eta": 2}'""",
+        ),
         (
             {"core": {"pattern": {"name": "Both", "first": {"name": "Full"}, "second": {"name": "Full"}}}},
             """--core.pattern '{"name": "Both", "first": {"name": "Full"}, "second": {"name": "Full"}}'""",
@@ -66,7 +74,9 @@ def test_words_of_settings(settings, words):
     assert to_arguments(settings) == shlex.split(words)
 
 
-@pytest.mark.parametrize("value", ["--trust", "-h", "-", "--", "-5 --trust", ["a", "--trust-data"], "-5--trust"])
+@pytest.mark.parametrize(
+    "value", ["--trust", "-h", "-", "--", "-5 --trust", ["a", "--trust-data"], "-5--trust"]
+)
 def test_values_cannot_become_options(value):
     with pytest.raises(ValueError, match="must not begin with a dash"):
         to_arguments({"dataset": value})
@@ -114,16 +124,16 @@ RUNS = {
     "train gtrxl": [
         "--env CartPole-v1",
         "--env CartPole-v1 --core.recurrence gru --no-videos --target-kl 0.1 --ent-coef 0.5",
-        "--env CartPole-v1 --core.kernel lsh --core.memory streaming-xl --device cpu",
+        "--env CartPole-v1 --core.kernel lsh --core.memory.length 7 --device cpu",
         "--env CartPole-v1 --core.memory none --core.pattern 'strided & window' --core.residual highway-gate",
         "--env CartPole-v1 --core.depth calm --core.position none --core.heads 2 --core.feed-forward 99",
-        "--env CartPole-v1 --core.recurrence mamba2 --core.attention-layers 1 --core.qk-norm rms --policy MlpPolicy",
+        "--env CartPole-v1 --core.recurrence mamba2 --core.attention-layers 1 --core.qk-norm rms",
     ],
     "train dt": [
         "--dataset a b",
         "--dataset a --settings kzl --target-returns 1 -2.5 --updates 5",
         "--dataset a --settings odt --core.position rope --core.position.base 99 --context-length 3",
-        "--dataset a --objective '{\"name\": \"QRegularized\", \"eta\": 2}' --env y --env-kwargs '{\"a\": 1}'",
+        '--dataset a --objective \'{"name": "QRegularized", "eta": 2}\' --env y --env-kwargs \'{"a": 1}\'',
         "--dataset a --conditioning max-return --weight-averaging 0.9 --baselines --learning-rate cosine:1:0",
     ],
     "pretrain": ["--dataset a --mask-probability 0.3 --core.position t5-bias"],
@@ -179,7 +189,7 @@ def test_gtrxl_trains_again_from_its_configuration():
 
 OFFLINE = shlex.split("--updates 4 --episodes 2 --evaluate-every 2 --batch-size 4 --no-progress-bar")
 OFFLINE_RUNS = {
-    "train dt": "--core.width 8 --core.layers 1 --core.position t5-bias --core.dropout 0.2 --target-returns 3 9",
+    "train dt": "--core.width 8 --core.layers 1 --core.position t5-bias --target-returns 3 9",
     "train bc": "--hidden-sizes 8 8 --best 0.5 --dropout 0.1",
     "train rvs": "--hidden-sizes 8",
     "pretrain": "--core.width 8 --core.layers 1",
@@ -228,9 +238,15 @@ def test_a_settings_file_trains_like_the_command_line():
 
 
 def test_options_override_the_file():
-    text = "n_envs = 3\nvideos = false\nlearning_rate = 0.5\ncore.attention-layers = [0]\ncore.recurrence = 'GRU'"
+    text = (
+        "n_envs = 3\nvideos = false\nlearning_rate = 0.5\n[core]\nattention-layers = [0]\nrecurrence = 'GRU'"
+    )
     options = from_file(text, "--n-envs=4", "--videos", "--core.attention_layers", "1")
-    assert (options.learner.n_envs, options.tensorboard.videos, options.learner.learning_rate) == (4, True, "0.5")
+    assert (options.learner.n_envs, options.tensorboard.videos, options.learner.learning_rate) == (
+        4,
+        True,
+        "0.5",
+    )
     assert options.core.attention_layers == (1,)
     data = from_file("dataset = ['a', 'b']\ntarget-returns = [1, 2]", "--dataset", "c", words="train dt")
     assert (data.dataset, data.target_returns) == (("c",), (1.0, 2.0))
@@ -298,6 +314,15 @@ def test_help_shows_the_values_of_the_file(capsys):
         assert f"(default: {default}" in text
 
 
+def test_the_file_of_the_documentation_is_valid():
+    page = ROOT / "docs/how-to/resume-and-reproduce.md"
+    (text,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
+    write(text)
+    options = parse([*GTRXL_WORDS, "--seed", "1"])
+    assert (options.task.env_kwargs, options.seed) == ({"corridor_length": 9}, 1)
+    assert (options.core.position, options.core.memory.length) == (RoPE(base=500.0), 16)
+
+
 # Bad input
 
 
@@ -307,15 +332,17 @@ def test_help_shows_the_values_of_the_file(capsys):
         ("n_envs = ", "settings.toml: it is not valid TOML: Invalid value"),
         ("\n\nn_envs = 1\nn-envs == 2", "(at line 4, column"),
         ("\nn_env = 3", "settings.toml, line 2: n_env is no option of this command; did you mean n_envs?"),
-        ("[core.memory]\nlenght = 3", "line 2: core.memory.lenght is no option of this command; did you mean"),
+        ("[core.memory]\nlenght = 3", "core.memory.lenght is no option of this command; did you mean"),
         ("[core]\nmemory = {lenght = 3}", "line 2: core.memory.lenght is no option"),
         ("[optimizer]\nlr = 3", "line 2: optimizer.lr is no option"),
         ("[optimizer]", "line 1: optimizer is no option"),
+        ('"\\u001b[1m\\n" = 3', "'\\x1b[1m\\n' is no option"),
+        ("a" * 1_000_000 + " = 3", "aaaa' is no option"),
         ("core.position = 'None'\ncore.position.base = 3", "not valid TOML"),
         ("[core.memory]\nname = 'None'\nlength = 3", "line 3: core.memory.length is no option"),
-        ("core.position = 'rotary'", "line 1: core.position is invalid: unknown position 'rotary'; did you mean"),
+        ("core.position = 'rotary'", "core.position is invalid: unknown position 'rotary'; did you mean"),
         ("core.pattern = '{'", "core.pattern is invalid: { is not valid JSON"),
-        ("[core.pattern]\nname = 'window'\nsize = -4", "core.pattern is invalid: Window size must be at least 1"),
+        ("[core.pattern]\nname = 'window'\nsize = -4", "Window size must be at least 1"),
         ("seed = 1\nn_envs = '2x'", "line 2: n_envs must be a whole number below 1e19"),
         ("n_envs = 1.5", "n_envs must be a whole number"),
         ("n_envs = true", "n_envs must be a whole number"),
@@ -326,7 +353,7 @@ def test_help_shows_the_values_of_the_file(capsys):
         ("env_kwargs = 5", "env_kwargs must be an object, got 5"),
         ("seed = 2020-01-01", "seed must be a whole number"),
         ("[[seed]]", "seed must be a whole number"),
-        ("[core]\nattention_layers = ['a']", "core.attention_layers must be a list, each entry a whole number"),
+        ("[core]\nattention_layers = ['a']", "core.attention_layers must be a list, each entry"),
         ("core.memory.length = []", "core.memory.length must be a whole number"),
         ("n_envs = 3\nn-envs = 4", "line 1: n_envs is set twice, in two spellings"),
         ("'core.width' = 3\ncore.width = 4", "core.width is set twice, in two spellings"),
@@ -415,7 +442,10 @@ def test_configurations_of_other_programs_are_refused(options, capsys):
         ({"download": True}, "download is unknown to this version"),
         ({"trust": True}, "trust is unknown to this version"),
         ({"config": "other"}, "config is unknown to this version"),
-        ({"total_timestep": 3}, "total_timestep is unknown to this version of rlxf; did you mean total_timesteps?"),
+        (
+            {"total_timestep": 3},
+            "total_timestep is unknown to this version of rlxf; did you mean total_timesteps?",
+        ),
         ({"n_envs": "2"}, "has n_envs = '2', which must be an integer"),
         ({"policy": "--trust"}, "policy must not begin with a dash"),
         ({"n_envs": 10**7}, "needs too much memory"),
@@ -494,6 +524,8 @@ def test_errors_of_a_core_are_reported_as_on_the_command_line(capsys):
 
 def test_every_agent_has_a_command():
     assert set(TRAINING_COMMANDS.values()) == {
-        words for words in COMMANDS if "config" in {field.name for field in fields(resolve_name(COMMANDS[words]))}
+        words
+        for words in COMMANDS
+        if "config" in {field.name for field in fields(resolve_name(COMMANDS[words]))}
     }
     assert TRAINING_COMMANDS[GTRXL] == "train gtrxl"
