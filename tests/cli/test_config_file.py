@@ -331,7 +331,7 @@ def test_the_file_of_the_documentation_is_valid():
     [
         ("n_envs = ", "settings.toml: it is not valid TOML: Invalid value"),
         ("\n\nn_envs = 1\nn-envs == 2", "(at line 4, column"),
-        ("\nn_env = 3", "settings.toml, line 2: n_env is not an option of this command; did you mean n_envs?"),
+        ("\nn_env = 3", "line 2: n_env is not an option of this command; did you mean n_envs?"),
         ("[core.memory]\nlenght = 3", "core.memory.lenght is not an option of this command; did you mean"),
         ("[core]\nmemory = {lenght = 3}", "line 2: core.memory.lenght is not an option"),
         ("[optimizer]\nlr = 3", "line 2: optimizer.lr is not an option"),
