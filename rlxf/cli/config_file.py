@@ -74,7 +74,7 @@ def flatten(settings: Settings, prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         for name, each in _entries(prefix + key.replace("-", "_"), value).items():
             if name in flat:
-                raise SettingsError(name, "is set twice, in two spellings: keep one of them")
+                raise SettingsError(name, "is set twice, in two spellings: keep one")
             flat[name] = each
     return flat
 
@@ -144,7 +144,7 @@ def _read(path: Path) -> str:
         raise FileNotFoundError(f"there is no settings file {path}: check --config")
     needed = "--config needs a TOML file, or the folder of a run"
     if not path.is_file():
-        raise ValueError(f"{path} is no regular file: {needed}")
+        raise ValueError(f"{path} is not a regular file: {needed}")
     with open(path, "rb") as handle:
         data = handle.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -154,7 +154,7 @@ def _read(path: Path) -> str:
             return data.decode("utf-8-sig")
         except UnicodeDecodeError:
             pass
-    raise ValueError(f"{path} is no text in UTF-8: {needed}")
+    raise ValueError(f"{path} is not a text in UTF-8: {needed}")
 
 
 def _toml_settings(text: str, command: type[TrainingCommand], args: Sequence[str]) -> dict[str, Any]:
@@ -211,15 +211,15 @@ def _check_agent(config: Any, words: str, file: Path) -> None:
         raise ValueError("it names no agent: give the config.json of a run, or write settings as TOML")
     if "teacher" in config:
         raise ValueError(
-            f"it is that of a run of rlxf distill, not of rlxf {words}: use rlxf distill TEACHER"
+            f"it belongs to a run of rlxf distill, not of rlxf {words}: use rlxf distill TEACHER"
         )
     if PROGRAM in config or agent not in TRAINING_COMMANDS:
         raise ValueError(
-            f"it is that of another program with the agent {reprlib.repr(agent)}, not of rlxf {words}"
+            f"it belongs to another program with the agent {reprlib.repr(agent)}, not of rlxf {words}"
         )
     if (command := TRAINING_COMMANDS[agent]) != words:
         raise ValueError(
-            f"it is that of a run of rlxf {command}, not of rlxf {words}: use rlxf {command} --config {file}"
+            f"it belongs to a run of rlxf {command}, not of rlxf {words}: use rlxf {command} --config {file}"
         )
 
 

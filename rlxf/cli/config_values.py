@@ -54,7 +54,7 @@ def check_settings(flat: Mapping[str, Any], command: type[Command], core: Transf
             known |= _technique_options(axis, flat, core)
     for name, value in flat.items():
         if name not in known:
-            raise SettingsError(name, f"is no option of this command{nearest(name, known)}")
+            raise SettingsError(name, f"is not an option of this command{nearest(name, known)}")
         rule = _rule(name, known[name])
         if not rule.holds(value):
             raise SettingsError(name, f"must be {rule.allowed}, got {reprlib.repr(value)}")

@@ -331,15 +331,15 @@ def test_the_file_of_the_documentation_is_valid():
     [
         ("n_envs = ", "settings.toml: it is not valid TOML: Invalid value"),
         ("\n\nn_envs = 1\nn-envs == 2", "(at line 4, column"),
-        ("\nn_env = 3", "settings.toml, line 2: n_env is no option of this command; did you mean n_envs?"),
-        ("[core.memory]\nlenght = 3", "core.memory.lenght is no option of this command; did you mean"),
-        ("[core]\nmemory = {lenght = 3}", "line 2: core.memory.lenght is no option"),
-        ("[optimizer]\nlr = 3", "line 2: optimizer.lr is no option"),
-        ("[optimizer]", "line 1: optimizer is no option"),
-        ('"\\u001b[1m\\n" = 3', "'\\x1b[1m\\n' is no option"),
-        ("a" * 1_000_000 + " = 3", "aaaa' is no option"),
+        ("\nn_env = 3", "line 2: n_env is not an option of this command; did you mean n_envs?"),
+        ("[core.memory]\nlenght = 3", "core.memory.lenght is not an option of this command; did you mean"),
+        ("[core]\nmemory = {lenght = 3}", "line 2: core.memory.lenght is not an option"),
+        ("[optimizer]\nlr = 3", "line 2: optimizer.lr is not an option"),
+        ("[optimizer]", "line 1: optimizer is not an option"),
+        ('"\\u001b[1m\\n" = 3', "'\\x1b[1m\\n' is not an option"),
+        ("a" * 1_000_000 + " = 3", "aaaa' is not an option"),
         ("core.position = 'None'\ncore.position.base = 3", "not valid TOML"),
-        ("[core.memory]\nname = 'None'\nlength = 3", "line 3: core.memory.length is no option"),
+        ("[core.memory]\nname = 'None'\nlength = 3", "line 3: core.memory.length is not an option"),
         ("core.position = 'rotary'", "core.position is invalid: unknown position 'rotary'; did you mean"),
         ("core.pattern = '{'", "core.pattern is invalid: { is not valid JSON"),
         ("[core.pattern]\nname = 'window'\nsize = -4", "Window size must be at least 1"),
@@ -358,9 +358,9 @@ def test_the_file_of_the_documentation_is_valid():
         ("n_envs = 3\nn-envs = 4", "line 1: n_envs is set twice, in two spellings"),
         ("'core.width' = 3\ncore.width = 4", "core.width is set twice, in two spellings"),
         ("policy = '--trust'", "policy must not begin with a dash, got '--trust'"),
-        ("config = 'other.toml'", "config is no option of this command"),
-        ("trust = true", "trust is no option of this command"),
-        ("help = true", "help is no option of this command"),
+        ("config = 'other.toml'", "config is not an option of this command"),
+        ("trust = true", "trust is not an option of this command"),
+        ("help = true", "help is not an option of this command"),
         ("x = " + "[" * 100_000, "is nested too deeply"),
         ("x = " + "{a = " * 100_000, "is nested too deeply"),
         ("a" + ".a" * 300_000 + " = 1", "the key in line 1 has more than 64 parts"),
@@ -370,11 +370,11 @@ def test_the_file_of_the_documentation_is_valid():
         ("'\u2028'" + ".a" * 300_000 + " = 1", "the key in line 1 has more than 64 parts"),
         ("x = " + "9" * 5000, "settings.toml: "),
         ("#" * MAX_BYTES + "#", "is larger than 1,048,576 bytes, the limit of settings files"),
-        ("\0", "is no text in UTF-8"),
+        ("\0", "is not a text in UTF-8"),
         ('{"a": }', "it is not valid JSON: Expecting value: line 1 column 7"),
         ('{"a": 1}', "it names no agent"),
         ('{"agent": ["gtrxl"]}', "it names no agent"),
-        ('{"agent": "other"}', "it is that of another program with the agent 'other'"),
+        ('{"agent": "other"}', "it belongs to another program with the agent 'other'"),
         ("{" + '"a":{' * 100_000, "it is not valid JSON: JSON nested deeper than 64"),
     ],
     ids=lambda text: text[:40],
@@ -393,8 +393,8 @@ def test_bad_files_are_one_line(tmp_path, capsys):
     (tmp_path / "link").mkdir()
     (tmp_path / "link/config.json").symlink_to("/etc/hostname")
     assert "there is no settings file none.toml" in error("none.toml")
-    assert "is no text in UTF-8: --config needs a TOML file, or the folder of a run" in error("image.png")
-    assert "/dev/zero is no regular file" in error("/dev/zero")
+    assert "is not a text in UTF-8: --config needs a TOML file, or the folder of a run" in error("image.png")
+    assert "/dev/zero is not a regular file" in error("/dev/zero")
     assert "empty is not a run folder: it has no config.json" in error("empty")
     assert "is a symbolic link" in error("link")
 
@@ -415,7 +415,7 @@ def test_the_configuration_of_another_agent_names_the_right_command(words, own, 
     required = ["--env", "x"] if own == "train gtrxl" else ["--dataset", "a"]
     write_config(own, parse([*own.split(), *required]))
     message = refused(capsys, *words.split(), "--config", "run")
-    expected = f"that of a run of rlxf {own}, not of rlxf {words}: use rlxf {own} --config run/config.json"
+    expected = f"belongs to a run of rlxf {own}, not of rlxf {words}: use rlxf {own} --config run/config.json"
     assert expected in message
 
 
@@ -430,9 +430,9 @@ def refusal(capsys, *args):
 
 def test_configurations_of_other_programs_are_refused(options, capsys):
     write_config("train gtrxl", options, teacher="runs/one")
-    assert "that of a run of rlxf distill, not of rlxf train gtrxl" in refusal(capsys)
+    assert "belongs to a run of rlxf distill, not of rlxf train gtrxl" in refusal(capsys)
     write_config("train gtrxl", options, program="scripts/demo.sh")
-    assert "that of another program" in refusal(capsys)
+    assert "belongs to another program" in refusal(capsys)
 
 
 @pytest.mark.parametrize(
