@@ -52,7 +52,7 @@ class Job:
         bar = ["--no-progress-bar"] if self.command.startswith(RESUMED) else []
         return [*self.command.split(), *self.arguments, "--run", self.folder, *bar]
 
-    def beside(self, suffix: str) -> Path:
+    def sibling(self, suffix: str) -> Path:
         """Return the path of a file next to the folder of the run."""
         return Path(f"{self.folder}.{suffix}")
 
@@ -82,7 +82,7 @@ class Outcome:
         Raises:
             ValueError: if the file is damaged.
         """
-        file = job.beside("json")
+        file = job.sibling("json")
         if not file.is_file():
             return None
         try:
@@ -93,7 +93,7 @@ class Outcome:
     def write(self, job: Job) -> None:
         """Replace the file with the outcome of a run."""
         content = dump_json(self.__dict__, indent=2)
-        atomic_write(job.beside("json"), lambda file: file.write(content))
+        atomic_write(job.sibling("json"), lambda file: file.write(content))
 
 
 def is_complete(job: Job) -> bool:
@@ -112,7 +112,7 @@ def run_job(job: Job) -> Outcome:
     trains in this folder while it lives, even if the caller was killed.
     """
     make_folder(Path(job.folder).parent, exist_ok=True)
-    with _locked(job.beside("lock")) as lock:
+    with _locked(job.sibling("lock")) as lock:
         before = Outcome.read(job) or Outcome([job.command, *job.arguments])
         if is_complete(job):
             return before if before.returncode == 0 else _recorded(job, before, 0, "", 0.0)
@@ -120,7 +120,7 @@ def run_job(job: Job) -> Outcome:
             shutil.rmtree(job.folder, ignore_errors=True)
         start = time.monotonic()
         code = _train(job, lock)
-        message = "" if code == 0 else last_line(job.beside("log"))
+        message = "" if code == 0 else last_line(job.sibling("log"))
         return _recorded(job, before, code, message, time.monotonic() - start)
 
 
@@ -135,7 +135,7 @@ def _recorded(job: Job, before: Outcome, code: int, message: str, seconds: float
 def _train(job: Job, lock: int) -> int:
     """Run the process of a run, with its output in the log file, and return its exit status."""
     environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "COLUMNS": "160"}
-    with open(job.beside("log"), "ab") as log:
+    with open(job.sibling("log"), "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "rlxf", *job.words],
             stdin=subprocess.DEVNULL,

@@ -185,7 +185,7 @@ def test_a_lock_does_not_follow_a_link(tmp_path):
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"command": [], "other": 1}'])
 def test_a_damaged_outcome_is_named(tmp_path, content):
     job = random_job(tmp_path)
-    job.beside("json").write_text(content)
+    job.sibling("json").write_text(content)
     with pytest.raises(ValueError, match=r"seed-0\.json is damaged .*: remove it"):
         Outcome.read(job)
 

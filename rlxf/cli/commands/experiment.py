@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from rlxf.cli.config_file import to_arguments
 from rlxf.cli.options import Command, check_counts, options
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class Experiment(Command):
     The folder contains the runs (TASK/AGENT/seed-N), table.md, results.json, curves.png and, for tasks with a
     score_range, profile.png. "tensorboard --logdir FOLDER" shows all runs.
 
-    Example: rlxf experiment scripts/experiments/demo.toml --processes 2
+    Example: rlxf experiment memory.toml --processes 2
     """
 
     file: Positional[Path]
@@ -65,6 +64,7 @@ class Experiment(Command):
         return Path("runs", self.file.stem) if self.output is None else self.output
 
     def _job(self, cell: "Cell") -> "Job":
+        from rlxf.cli.config_file import to_arguments
         from rlxf.experiments.execution import Job
 
         arguments = (*to_arguments(cell.settings), "--seed", str(cell.seed))
@@ -74,6 +74,7 @@ class Experiment(Command):
 
     def _check_options(self, plan: "Plan") -> None:
         """Raise ValueError if the options of an agent on a task are invalid."""
+        from rlxf.cli.config_file import to_arguments
         from rlxf.cli.entry_point import parse
 
         for task, agent in plan.pairs():
