@@ -23,9 +23,10 @@ MAY_IMPORT = {
     "off_policy_evaluation": {
         *("agents", "attention", "data", "envs", "evaluation", "off_policy_evaluation", "utils"),
     },
+    "experiments": {"data", "evaluation", "experiments", "training", "utils"},
     "cli": {
-        *("agents", "attention", "cli", "collection", "data", "envs", "evaluation", "export"),
-        *("off_policy_evaluation", "training", "utils"),
+        *("agents", "attention", "cli", "collection", "data", "envs", "evaluation"),
+        *("experiments", "export", "off_policy_evaluation", "training", "utils"),
     },
     "__main__": {"cli"},
     "": {

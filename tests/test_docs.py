@@ -20,14 +20,19 @@ def name(page: Path) -> str:
 
 
 TEXTS = {page: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "CONTRIBUTING.md"]}
-SLOW = {"README.md", "docs/tutorials/train-decision-transformer.md", "docs/tutorials/train-gtrxl.md"}
+SLOW = {
+    "README.md",
+    "docs/how-to/plot-and-compare-runs.md",
+    "docs/tutorials/train-decision-transformer.md",
+    "docs/tutorials/train-gtrxl.md",
+}
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 BLOCKS = [
     pytest.param(block, id=f"{name(page)}:{block.line}")
     for page, text in TEXTS.items()
     for block in programs(text)
 ]
-OTHER_PROGRAMS = {"export", "pip", "tensorboard", ".venv/bin/pre-commit"}
+OTHER_PROGRAMS = {"dask", "export", "pip", "tensorboard", ".venv/bin/pre-commit"}
 """Commands of other projects on the pages."""
 
 

@@ -5,11 +5,12 @@ import io
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, fields
 from difflib import SequenceMatcher
 from functools import partial, reduce
 from operator import or_
+from pathlib import Path
 from pkgutil import resolve_name
 from shutil import get_terminal_size
 from textwrap import fill, indent
@@ -20,7 +21,7 @@ from tyro.conf import Suppress, subcommand
 
 from rlxf import __version__
 from rlxf.cli.commands import COMMANDS, SUMMARIES
-from rlxf.cli.options import Command, NotACountError
+from rlxf.cli.options import Command, NotACountError, given_options
 from rlxf.cli.output import (
     EXECUTION_ERRORS,
     PREPARATION_ERRORS,
@@ -82,6 +83,9 @@ def _parse_options(words: str, args: list[str]) -> Command:
     Unknown options and invalid counts are reported in one line.
     """
     command: type[Command] = resolve_name(COMMANDS[words])
+    with report_errors(*PREPARATION_ERRORS):
+        settings = _settings_arguments(words, command, args)
+    args = [*settings, *args]
     read = partial(
         tyro.cli,
         command,
@@ -92,10 +96,33 @@ def _parse_options(words: str, args: list[str]) -> Command:
     )
     if not HELP.intersection(args):
         _refuse_unknown_options(args, _option_names(read), f"rlxf {words} --help")
+    elif settings:
+        read = partial(read, default=_chosen_options(read, args))
     try:
         return read(args=args)
     except NotACountError as error:
         exit_with(error.message(args), 2)
+
+
+def _settings_arguments(words: str, command: type[Command], args: Sequence[str]) -> list[str]:
+    """Return the words for the settings file that ``--config`` names; none without this option."""
+    file = given_options(args, "config").get("config")
+    if file is None or "config" not in {field.name for field in fields(command)}:  # type: ignore[arg-type]
+        return []
+    from rlxf.cli.config_file import file_arguments
+
+    return file_arguments(Path(file), words, command, args)  # type: ignore[arg-type]  # it has the option
+
+
+def _chosen_options(read: Callable[..., Any], args: Sequence[str]) -> Any:
+    """Return the options in ``args`` as defaults of a help text.
+
+    The defaults of the command are returned if an option is missing or invalid.
+    """
+    chosen = read.keywords["default"]  # type: ignore[attr-defined]  # a partial
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit, NotACountError):
+        chosen = read(args=[word for word in args if word not in HELP])
+    return chosen
 
 
 def _wrapped_description(command: type) -> str:

@@ -34,11 +34,6 @@ class OfflineTraining(TrainingCommand):
     """Start of the default name of the run folder."""
 
     @property
-    def total(self) -> int:
-        """Number of updates of the training."""
-        return self.updates
-
-    @property
     def default_name(self) -> str:
         """Name of the run folder without the seed."""
         return f"{self.folder_prefix}-{'+'.join(self.dataset)}"

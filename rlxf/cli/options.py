@@ -51,6 +51,14 @@ class Command(ABC):
         return MISSING_NONPROP
 
     @classmethod
+    def replaced_options(cls, args: Sequence[str]) -> Collection[str]:
+        """Return the names of the options that a single option in ``args`` sets, e.g. published settings.
+
+        They take precedence over the values of these options in a settings file. By default none.
+        """
+        return ()
+
+    @classmethod
     def registry(cls, args: Sequence[str]) -> ConstructorRegistry:
         """Return the tyro registry that parses ``args``."""
         registry = ConstructorRegistry()
@@ -102,19 +110,19 @@ class NotACountError(Exception):
 
 
 def _count_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
-    """Parse integers with `_read_count`."""
+    """Parse integers with `read_count`."""
     if info.type is not int:
         return None
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="INT",
-        instance_from_str=_read_count,
+        instance_from_str=read_count,
         is_instance=lambda value: isinstance(value, int),
         str_from_instance=lambda number: [str(number)],
     )
 
 
-def _read_count(words: list[str]) -> int:
+def read_count(words: list[str]) -> int:
     """Parse a whole number such as ``100000``, ``100_000``, ``1e5``, ``100k`` or ``1.5M``.
 
     Raises:
@@ -164,6 +172,22 @@ Pretrained = Annotated[
     arg(help='Folder of a run with initial weights, e.g. of "rlxf pretrain". None means random weights.'),
 ]
 """Option of the commands that train an agent with ``rlxf train``."""
+ConfigFile = Annotated[
+    Path | None,
+    arg(
+        help="TOML file with values of these options, e.g. gamma = 0.9 or core.memory.length = 64; or the "
+        "folder of a run, whose config.json is used. Options on the command line override the file."
+    ),
+]
+"""Option of all commands that train."""
+ConfigTrust = Annotated[
+    bool,
+    arg(
+        help="With --config and the folder of a run: trust the authors of the run and of its data, as in "
+        '"rlxf resume". Their environment can then run code.'
+    ),
+]
+"""Option of all commands that train in an environment."""
 CheckpointSeconds = Annotated[
     float, arg(help='Seconds between two checkpoints for "rlxf resume". The last three are kept.')
 ]

@@ -1,5 +1,6 @@
 """Checkpoints of a run to evaluate, and the reports of their evaluations."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlxf.cli.spec_options import parse_technique
 from rlxf.evaluation import Report, TargetSweep, evaluate
 from rlxf.evaluation.episodes import validate_targets
 from rlxf.training import RunFolder
+from rlxf.utils.files import atomic_write
 
 DATASTORE_SUFFIX = ", datastore"
 """Suffix of the name of a checkpoint with a datastore of trajectories."""
@@ -32,6 +34,8 @@ CHECKPOINTS = {
     ),
 }
 """Checkpoint name -> subfolder of its evaluation logs, a separate run in TensorBoard; title of its report."""
+EVALUATION = "evaluation.json"
+"""Name of the file in a run folder with the episodes and statistics of the final evaluation."""
 SELECTED_BY = {"best": "evaluations", "validation": "--validation-share"}
 """Name of a selected checkpoint -> what a training needs to select it."""
 
@@ -183,6 +187,12 @@ def print_titled(table: Table, name: str, agent: Any) -> None:
     _, heading = CHECKPOINTS[name]
     table.title = f"{heading.format(f'{unit} {agent.num_timesteps:,}')}\n{table.title}"
     print_out(table)
+
+
+def save_reports(run: RunFolder, reports: Mapping[str, Report | TargetSweep]) -> None:
+    """Write checkpoint name -> content of its report, as JSON, to `EVALUATION` in the folder of a run."""
+    members = ", ".join(f"{json.dumps(name)}: {report.to_json()}" for name, report in reports.items())
+    atomic_write(run.path / EVALUATION, lambda handle: handle.write(f"{{{members}}}\n".encode()))
 
 
 def plot_targets(reports: Mapping[str, Report | TargetSweep], folders: Mapping[str, Path]) -> None:

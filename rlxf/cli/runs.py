@@ -22,7 +22,7 @@ from rlxf.training import RunFolder, load_normalizer
 from rlxf.training.compat import CONFIG, rule_of
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
-NOT_SAVED = ("run", "progress_bar", "quiet", "download")
+NOT_SAVED = ("run", "config", "trust", "progress_bar", "quiet", "download")
 """Options of a command that do not affect the results of its run."""
 GTRXL, OFFLINE, PRETRAINING = "gtrxl", "decision_transformer", "pretraining"
 CLONING, RVS = "behavior_cloning", "return_conditioned_mlp"
@@ -39,6 +39,16 @@ AGENTS: dict[str, Any] = SOURCES | OFFLINE_AGENTS
 """Name of an agent -> its class."""
 TRANSFORMERS = (GTRXL, OFFLINE)
 """Names of the agents with a transformer that act."""
+TRAINING_COMMANDS = {
+    GTRXL: "train gtrxl",
+    OFFLINE: "train dt",
+    PRETRAINING: "pretrain",
+    CLONING: "train bc",
+    RVS: "train rvs",
+}
+"""Name of an agent -> words of the command that trains it."""
+PROGRAM = "program"
+"""Key in ``config.json`` with the name of the program that started a run, if it was not rlxf."""
 FLOAT32_BYTES = 4
 Agent = GTrXLPPO | OfflineAgent
 Options = TypeVar("Options")
@@ -94,24 +104,24 @@ def _saved_options(kind: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind) if field.name not in NOT_SAVED}
 
 
-def check_config_types(kind: Any, run: RunFolder) -> None:
+def check_config_types(kind: Any, config: Mapping[str, Any], file: Path) -> None:
     """Raise ValueError if a value in the ``config.json`` of a run does not have the type of its option.
 
     Args:
         kind: dataclass of a command, whose fields may be dataclasses of options.
-        run: folder of the run.
+        config: content of the file.
+        file: path of the file, for the message.
     """
     for name, hint in _saved_options(kind).items():
         if hint is TransformerSpec:  # from_dict checks its values
             continue
         if is_dataclass(hint):
-            check_config_types(hint, run)
+            check_config_types(hint, config, file)
             continue
         rule = rule_of(hint)
-        if name in run.config and not rule.holds(run.config[name]):
+        if name in config and not rule.holds(config[name]):
             raise ValueError(
-                f"{run.path / CONFIG} has {name} = {reprlib.repr(run.config[name])}, which must be "
-                f"{rule.allowed}; correct it"
+                f"{file} has {name} = {reprlib.repr(config[name])}, which must be {rule.allowed}; correct it"
             )
 
 

@@ -280,7 +280,7 @@ def with_compatible_position(**choices: Any) -> TransformerSpec:
 def _build(join: Callable[..., TransformerSpec], **values: Any) -> TransformerSpec:
     sizes = {name: values[name] for name in SCALAR_OPTIONS}
     chosen = {axis: _technique(axis, values) for axis in TECHNIQUES if values[axis] != FIT_MEMORY}
-    chosen["pattern"] = _bound_to_memory(chosen["memory"], chosen.get("pattern"))
+    chosen["pattern"] = bound_to_memory(chosen["memory"], chosen.get("pattern"))
     return join(**sizes, **chosen)
 
 
@@ -292,7 +292,7 @@ def _technique(axis: str, values: dict[str, Any]) -> Any:
     return values.get(OPTIONS_OF.format(axis)) or TECHNIQUES[axis][values[axis]]()
 
 
-def _bound_to_memory(memory: Memory | None, requested: Pattern | None) -> Pattern:
+def bound_to_memory(memory: Memory | None, requested: Pattern | None) -> Pattern:
     """Return the pattern, by default Full, bounded to the length of the memory if it reaches farther back.
 
     Tokens then see the same keys at every position of a segment.

@@ -4,6 +4,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +24,7 @@ from rlxf.cli.reports import (
     evaluate_checkpoints,
     plot_targets,
     print_reports,
+    save_reports,
 )
 from rlxf.cli.runs import (
     check_config_memory,
@@ -61,6 +63,8 @@ class TrainingCommand(Command):
     """Name of the agent in ``config.json``."""
     unit = "updates"
     """Unit of progress: "steps" or "updates"."""
+    total_name = "updates"
+    """Name of the option with the number of steps or updates of the training."""
     metrics: dict[str, tuple[str, int]] = OFFLINE_METRICS
     """Metrics that are shown with the progress, as in `progress`."""
     log_interval = 1
@@ -68,6 +72,7 @@ class TrainingCommand(Command):
     pretrained: Path | None = None
     seed: int
     run: Path | None
+    config: Path | None
     checkpoint_seconds: float
     progress_bar: bool
     quiet: bool
@@ -82,9 +87,25 @@ class TrainingCommand(Command):
         return registry
 
     @property
-    @abstractmethod
     def total(self) -> int:
         """Number of steps or updates of the training."""
+        return int(getattr(self, self.total_name))
+
+    def extended(self, run: RunFolder, total: int) -> Self:
+        """Return the options of a run with another total number of steps or updates.
+
+        Raises:
+            ValueError: if ``total`` is less than 1, or than the steps or updates that the run has made.
+        """
+        done = StartPoint.of(run).steps
+        if run.completion is not None:
+            done = max(done, run.completion.steps)
+        if total < max(done, 1):
+            raise ValueError(
+                f"{run.path} has made {done:,} {self.unit}, got --{self.total_name.replace('_', '-')} "
+                f"{total}: give a larger total, or start a new run"
+            )
+        return replace(self, **{self.total_name: total})  # type: ignore[type-var]  # dataclasses
 
     @property
     @abstractmethod
@@ -204,8 +225,19 @@ class TrainingCommand(Command):
         if start.file is None:
             load_initial_weights(agent, self.pretrained)
         self.check_agent(agent)
+        run = self._with_total(run)
         agent.set_logger(rank_zero_logger(partial(run.continue_logger, start.log, start.steps)))
         return partial(self._train, agent, run, start)
+
+    def _with_total(self, run: RunFolder) -> RunFolder:
+        """Write the total of these options into ``config.json``, and remove an outdated completion marker.
+
+        The configuration is written first: a marker with fewer steps than the new total counts as none.
+        """
+        unchanged = run.config[self.total_name] == self.total and run.completion is None
+        if unchanged or not process_group().is_main:
+            return run
+        return run.reconfigured(**{self.total_name: self.total})
 
     def describe_completion(self, run: RunFolder) -> str:
         """Return the message for a complete run, with the names of files that changed afterwards.
@@ -351,6 +383,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
                 env=env,
                 **options,
             )
+        save_reports(run, reports)
         print_reports(agents, reports)
         if summary := self._describe_best(run):
             print_out(summary)

@@ -20,6 +20,7 @@ _NAMES = {
     "rlxf.envs.tmaze_vector": ("TMazeVector",),
     "rlxf.envs.wrappers": ("PreviousReward", "PreviousStep", "PreviousTransition", "ReturnToGo"),
     "rlxf.envs.resume": ("ActionReplay",),
+    "rlxf.envs.masked_velocities": ("MaskedVelocities",),
     "rlxf.envs.tensor_vec_env": ("as_vec_env", "TensorVecEnv"),
     "rlxf.envs.tmaze_tensor": ("TMazeTensor",),
     "rlxf.envs.vector": ("StatefulVectorEnv", "GymnasiumVecEnv"),

@@ -42,11 +42,18 @@ _TMAZES = (
 )
 """Ids of the T-Mazes, with their vector environments and whether they are active."""
 _STITCHING_MAZE = "rlxf.envs.stitching_maze:StitchingMaze"
+_MASKED = {
+    "rlxf/CartPoleNoVel-v1": "cart_pole",
+    "rlxf/PendulumNoVel-v1": "pendulum",
+    "rlxf/MountainCarContinuousNoVel-v0": "mountain_car_continuous",
+    "rlxf/LunarLanderNoVel-v3": "lunar_lander",
+}
+"""Id of a task without velocities -> its function in `rlxf.envs.masked_velocities`."""
 _TMAZE_ARGUMENTS = {"corridor_length", "active", "penalty", "penalty_rule"}
 
 
 def register_envs() -> None:
-    """Register ``rlxf/TMaze-v0``, ``rlxf/StitchingMaze-v0`` and their variants; a second call has no effect.
+    """Register the tasks of this package, e.g. ``rlxf/TMaze-v0``; a second call has no effect.
 
     ``import rlxf`` calls this function, because Gymnasium 1.x does not discover plugins.
     """
@@ -63,6 +70,9 @@ def register_envs() -> None:
             register(
                 env_id, entry_point=_STITCHING_MAZE, max_episode_steps=40, kwargs={"continuous": continuous}
             )
+    for env_id, function in _MASKED.items():
+        if env_id not in registry:
+            register(env_id, entry_point=f"rlxf.envs.masked_velocities:{function}")
 
 
 _PACKAGES = {"popgym-": "popgym", "MiniGrid-": "minigrid"}

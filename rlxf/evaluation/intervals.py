@@ -1,4 +1,7 @@
-"""Interquartile mean, bootstrap intervals over episodes and seeds, and intervals of rank correlations."""
+"""Interquartile mean, bootstrap intervals over episodes and seeds, and intervals of rank correlations.
+
+`rlxf.evaluation.aggregates` has further statistics over seeds and tasks.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ MIN_PAIRS = 3
 """Smallest number of pairs with a rank correlation; with two, it can only be -1 or 1."""
 _BATCH_NUMBERS = 2**20
 """Number of values that are resampled at a time, 8 MiB."""
-_TRIM = 0.25
+TRIM = 0.25
 """Fraction of the values that the interquartile mean leaves out at each end."""
 
 
@@ -50,6 +53,31 @@ class Interval:
         return cls(value, min(float(low), value), max(float(high), value))
 
 
+@dataclass(frozen=True, eq=False)
+class Band:
+    """Estimates at n points with their pointwise 95% intervals.
+
+    Args:
+        value: float64 (n,), the estimates.
+        low: float64 (n,), lower ends, at most ``value``.
+        high: float64 (n,), upper ends, at least ``value``.
+    """
+
+    value: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+    @classmethod
+    def of_resamples(cls, value: NDArray[np.float64], resampled: NDArray[np.float64]) -> "Band":
+        """Return the percentile intervals of estimates (n,) from their values in resamples, (count, n).
+
+        They are extended to the estimates as in `Interval.of_resamples`.
+        """
+        tail = (1 - CONFIDENCE) / 2
+        low, high = np.quantile(resampled, (tail, 1 - tail), axis=0)
+        return cls(value, np.minimum(low, value), np.maximum(high, value))
+
+
 def interquartile_mean(x: np.ndarray) -> float:
     """Return the mean of x (n,) without its floor(n / 4) smallest and floor(n / 4) largest values.
 
@@ -57,7 +85,7 @@ def interquartile_mean(x: np.ndarray) -> float:
 
     Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.3.
     """
-    return float(scipy.stats.trim_mean(x, _TRIM))
+    return float(scipy.stats.trim_mean(x, TRIM))
 
 
 def bootstrap_interval(x: np.ndarray, seed: int = 0) -> tuple[float, float]:
@@ -110,19 +138,21 @@ def stratified_interquartile_mean(strata: Sequence[ArrayLike], seed: int = 0) ->
             NaN or infinite.
     """
     tables = [np.asarray(stratum, np.float64) for stratum in strata]
-    _check_strata(tables)
+    check_strata(tables)
     value = interquartile_mean(_pooled(tables))
     rng = np.random.default_rng(seed)
 
     def resample(count: int) -> NDArray[np.float64]:
-        drawn = np.concatenate([_resampled_episodes(table, count, rng) for table in tables], axis=1)
-        means: NDArray[np.float64] = scipy.stats.trim_mean(drawn, _TRIM, axis=1)
+        each = [resample_stratum(table, count, rng).reshape(count, -1) for table in tables]
+        drawn = np.concatenate(each, axis=1)
+        means: NDArray[np.float64] = scipy.stats.trim_mean(drawn, TRIM, axis=1)
         return means
 
-    return Interval.of_resamples(value, _in_batches(resample, sum(table.size for table in tables)))
+    return Interval.of_resamples(value, in_batches(resample, sum(table.size for table in tables)))
 
 
-def _check_strata(tables: Sequence[NDArray[np.float64]]) -> None:
+def check_strata(tables: Sequence[NDArray[np.float64]]) -> None:
+    """Raise ValueError unless there are tables (S, E), each with at least one value, and all are finite."""
     shapes = [table.shape for table in tables]
     if not tables or any(table.ndim != 2 or not table.size for table in tables):
         raise ValueError(
@@ -137,17 +167,20 @@ def _pooled(tables: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return np.concatenate([table.ravel() for table in tables])
 
 
-def _resampled_episodes(
-    table: NDArray[np.float64], count: int, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """Draw agents of a table (S, E) and episodes of each drawn agent, ``count`` times -> (count, S E)."""
+def resample_stratum(table: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Draw agents of a table (S, E) and episodes of each drawn agent, ``count`` times -> (count, S, E)."""
     seeds, episodes = table.shape
     agent = rng.integers(seeds, size=(count, seeds, 1))
-    return table[agent, rng.integers(episodes, size=(count, seeds, episodes))].reshape(count, -1)
+    return table[agent, rng.integers(episodes, size=(count, seeds, episodes))]
 
 
-def _in_batches(resample: Callable[[int], NDArray[np.float64]], numbers: int) -> NDArray[np.float64]:
-    """Return the values of `RESAMPLES` resamples of ``numbers`` values each, in batches of limited memory."""
+def in_batches(resample: Callable[[int], NDArray[np.float64]], numbers: int) -> NDArray[np.float64]:
+    """Return the values of `RESAMPLES` resamples of ``numbers`` values each, in batches of limited memory.
+
+    Args:
+        resample: function that returns the values of this many resamples, (count, ...).
+        numbers: number of values that one resample takes while it is computed.
+    """
     batch = max(1, _BATCH_NUMBERS // numbers)
     counts = [min(batch, RESAMPLES - first) for first in range(0, RESAMPLES, batch)]
     return np.concatenate([resample(count) for count in counts])
@@ -191,7 +224,7 @@ def rank_correlation_interval(pairs: Sequence[tuple[ArrayLike, ArrayLike]], seed
     def resample(count: int) -> NDArray[np.float64]:
         return np.stack([_resampled_correlations(group, count, rng) for group in groups], axis=1)
 
-    each = _in_batches(resample, sum(group.size for group in groups))
+    each = in_batches(resample, sum(group.size for group in groups))
     defined = np.isfinite(each)
     means = np.nansum(each, axis=1)[defined.any(axis=1)] / defined.sum(axis=1)[defined.any(axis=1)]
     return Interval.of_resamples(value, means)

@@ -13,7 +13,7 @@ from rlxf.training.checkpoints import CheckpointFolder
 from rlxf.training.compat import CHECKPOINT, CONFIG, describe_file, no_run_folder_message
 from rlxf.training.resumed_logger import LOG, LogFiles, LogPosition, ProgressCSV, ResumedTensorBoard
 from rlxf.training.serialization import dump_json, load_json
-from rlxf.utils.files import atomic_write, create_folder, file_sha256, not_writable_by_others
+from rlxf.utils.files import atomic_write, create_folder, file_sha256, not_writable_by_others, sync_folder
 
 COMPLETED = "completed.json"
 
@@ -188,6 +188,25 @@ class RunFolder:
         """
         events = ResumedTensorBoard(self.path, position, step)
         return Logger(str(self.path), [events, ProgressCSV(self.path / LOG, position.rows)])
+
+    def reconfigured(self, **changes: Any) -> Self:
+        """Replace values in ``config.json`` atomically, and remove the completion marker.
+
+        Args:
+            **changes: new values by key.
+
+        Returns:
+            This run with the new configuration.
+
+        Raises:
+            OSError: if a file cannot be written.
+        """
+        config = self.config | changes
+        text = dump_json(config, indent=2)
+        atomic_write(self.path / CONFIG, lambda handle: handle.write(text))
+        (self.path / COMPLETED).unlink(missing_ok=True)
+        sync_folder(self.path)
+        return type(self)(self.path, config)
 
     @property
     def completion(self) -> Completion | None:

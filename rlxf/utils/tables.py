@@ -21,6 +21,15 @@ class Table(rich.table.Table):
     def __str__(self) -> str:
         return "\n".join(line.rstrip() for line in _printed(self).export_text().splitlines())
 
+    def markdown(self) -> str:
+        """Return the table as Markdown below its title, with its caption."""
+        columns = [[str(column.header), *map(str, column.cells)] for column in self.columns]
+        lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in zip(*columns, strict=True)]
+        rows = [f"| {line} |" for line in lines]
+        rows.insert(1, "|---" * len(columns) + "|")
+        title = [f"{self.title}\n"] * bool(self.title)
+        return "\n".join([*title, *rows, *[f"\n{self.caption}"] * bool(self.caption)])
+
     def _repr_html_(self) -> str:
         return _printed(self).export_html(inline_styles=True, code_format=HTML)
 

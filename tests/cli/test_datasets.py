@@ -1,8 +1,11 @@
 """Tests of ``rlxf datasets``."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from io import BytesIO, TextIOWrapper
 
@@ -54,6 +57,18 @@ def test_each_dataset_has_a_row(run):
     assert cells[4:7] == [f"{value:.1f}" for value in (min(returns), np.mean(returns), max(returns))]
     assert "1,200" in rows["test/long-v0"]
     assert "unknown" in rows["test/long-v0"]
+
+
+def test_a_closed_pipe_ends_the_list(minari_root):
+    """The table is printed to a pipe without a reader, like that of ``rlxf datasets | head -1`` later."""
+    record_cartpole()
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "rlxf", "datasets"]
+    environment = os.environ | {"MINARI_DATASETS_PATH": str(minari_root)}
+    done = subprocess.run(command, env=environment, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_jpeg_images_are_marked(run):

@@ -22,7 +22,7 @@ from tests.cli.running import train
 from tests.datasets import record_cartpole
 from tests.sources import parsed
 
-WITHOUT_TORCH = ["", "train", "evaluate", "collect", "techniques"]
+WITHOUT_TORCH = ["", "train", "evaluate", "plot", "compare", "experiment", "baseline", "collect", "techniques"]
 
 
 def parse_output(capsys, *args: str) -> tuple[int, str]:
@@ -210,7 +210,10 @@ def options() -> dict[str, ast.ClassDef]:
     return {node.name: node for node in classes if "options" in [ast.unparse(d) for d in node.decorator_list]}
 
 
-SHARED = {"CheckpointSeconds", "Device", "LogInterval", "PrecisionOption", "Pretrained", "Quiet", "Trust"}
+SHARED = {
+    *("CheckpointSeconds", "ConfigFile", "ConfigTrust", "Device", "LogInterval", "PrecisionOption"),
+    *("Pretrained", "Quiet", "Trust"),
+}
 """Types of options that contain the help text."""
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from rlxf.cli.entry_point import parse
 from rlxf.cli.runs import NOT_SAVED, check_config_types, options_from_config, options_to_config
-from rlxf.training import RunFolder
 from rlxf.training.serialization import dump_json, load_json
 
 COMMANDS = [
@@ -22,7 +21,7 @@ def test_options_survive_the_file(words):
     options = parse(shlex.split(words))
     config = load_json(dump_json(options_to_config(options)))
     assert not set(config) & set(NOT_SAVED)
-    check_config_types(type(options), RunFolder(Path("run"), config))
+    check_config_types(type(options), config, Path("config.json"))
     given = {"run": options.run, "progress_bar": options.progress_bar, "quiet": options.quiet}
     assert options_from_config(type(options), config, **given) == options
 

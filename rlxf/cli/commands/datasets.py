@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import HEAVY_HEAD, Box
-from rich.console import Console
 from rich.table import Column
 from tyro.conf import Positional
 
@@ -140,13 +139,13 @@ def show_summaries(title: str, summaries: "Sequence[DatasetSummary]") -> None:
     The table has a frame if the output is a terminal that is wide enough. Otherwise the title and plain
     columns are printed, with one line per dataset that begins with its id.
     """
-    console = Console(markup=False, highlight=False)
+    out = console()
     framed = _table(summaries, HEAVY_HEAD, title=title)
-    needed = console.measure(framed, options=console.options.update(max_width=WIDTH)).maximum
-    if console.is_terminal and needed <= console.width:
-        console.print(framed)
+    needed = out.measure(framed, options=out.options.update(max_width=WIDTH)).maximum
+    if out.is_terminal and needed <= out.width:
+        out.print(framed)
     else:
-        console.print(f"{title}\n{_table(summaries, None, pad_edge=False)}", soft_wrap=True)
+        out.print(f"{title}\n{_table(summaries, None, pad_edge=False)}", soft_wrap=True)
 
 
 def row(summary: "DatasetSummary") -> list[str]:

@@ -10,7 +10,16 @@ from tyro.conf import arg
 from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
 from rlxf.agents.offline.objectives import OBJECTIVES
 from rlxf.cli.offline_training import EvaluatedOfflineTraining
-from rlxf.cli.options import CheckpointSeconds, Device, Json, LogInterval, Quiet, options
+from rlxf.cli.options import (
+    CheckpointSeconds,
+    ConfigFile,
+    ConfigTrust,
+    Device,
+    Json,
+    LogInterval,
+    Quiet,
+    options,
+)
 from rlxf.cli.robust_options import RobustOptions
 from rlxf.cli.runs import CLONING, FLOAT32_BYTES, RVS, check_config_budget
 from rlxf.training import RunFolder, parse_schedule
@@ -87,6 +96,8 @@ class MLPTraining(EvaluatedOfflineTraining):
     """Seed of weights, batches and dropout. Equal seeds give equal runs on one machine."""
     run: Path | None = None
     """New folder of the run. None means runs/NAME-DATASET-SEED. It must not exist."""
+    config: ConfigFile = None
+    trust: ConfigTrust = False
     episodes: int = 100
     """Number of episodes of the final evaluation. 0 turns off all evaluations."""
     evaluate_every: int | None = None

@@ -19,6 +19,8 @@ from rlxf.agents.gtrxl.policy import POLICIES, default_policy_name
 from rlxf.attention import TransformerSpec
 from rlxf.cli.options import (
     CheckpointSeconds,
+    ConfigFile,
+    ConfigTrust,
     Device,
     EnvOptions,
     PrecisionOption,
@@ -244,6 +246,8 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     pretrained: Pretrained = None
     run: Path | None = None
     """New folder of the run. None means runs/gtrxl-ENV-SEED. It must not exist."""
+    config: ConfigFile = None
+    trust: ConfigTrust = False
     episodes: int = 100
     """Number of episodes of the final evaluation.
     With 100, the 95% confidence interval of a success rate is at most +-0.1."""
@@ -272,7 +276,7 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     """Transformer of the agent. The default is a Gated Transformer-XL (Parisotto et al. 2020)."""
 
     agent_name = GTRXL
-    unit = "steps"
+    unit, total_name = "steps", "total_timesteps"
     metrics = ONLINE_METRICS
     evaluation_budget = 0.2
     """Default largest number of environment steps of evaluations for each step of the training.
@@ -285,11 +289,6 @@ class TrainGTrXL(EvaluatedTrainingCommand):
 
     Rendering and compression make a recorded step about 12 times as long as a training step: 5% of the time.
     """
-
-    @property
-    def total(self) -> int:
-        """Number of environment steps of the training."""
-        return self.total_timesteps
 
     @property
     def default_name(self) -> str:

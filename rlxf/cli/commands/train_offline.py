@@ -1,7 +1,7 @@
 """``rlxf train dt`` and ``rlxf pretrain``: training on Minari datasets, saved as a run."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +19,8 @@ from rlxf.cli.choices import parse_choice
 from rlxf.cli.offline_training import EvaluatedOfflineTraining, OfflineTraining
 from rlxf.cli.options import (
     CheckpointSeconds,
+    ConfigFile,
+    ConfigTrust,
     Device,
     Json,
     LogInterval,
@@ -157,6 +159,8 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
     pretrained: Pretrained = None
     run: Path | None = None
     """New folder of the run. None means runs/dt-DATASET-SEED. It must not exist."""
+    config: ConfigFile = None
+    trust: ConfigTrust = False
     episodes: int = 100
     """Number of episodes of the final evaluation, per target return. 0 turns off all evaluations."""
     evaluate_every: int | None = None
@@ -195,6 +199,11 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
         learner["learning_rate"] = str(schedule_to_text(learner["learning_rate"]))
         learner["objective"] = type(learner.get("objective", Imitation())).__name__
         return cls(dataset=tyro.MISSING, learner=OfflineOptions(**learner), **chosen)
+
+    @classmethod
+    def replaced_options(cls, args: Sequence[str]) -> Collection[str]:
+        """Return the names of the options that the published settings in ``args`` set."""
+        return PUBLISHED.get(given_options(args, "settings").get("settings", ""), {}).keys()
 
     def build(self) -> DecisionTransformer:
         """Load the datasets, and return the agent."""
@@ -255,6 +264,7 @@ class Pretrain(OfflineTraining):
     """Seed of weights, windows, masks and dropout. Equal seeds give equal runs on one machine."""
     run: Path | None = None
     """New folder of the run. None means runs/pretraining-DATASET-SEED. It must not exist."""
+    config: ConfigFile = None
     log_interval: LogInterval = 100
     checkpoint_seconds: CheckpointSeconds = EVERY_SECONDS
     progress_bar: bool = True

@@ -1,0 +1,215 @@
+"""``rlxf baseline``: agents of Stable-Baselines3, and random actions, as runs to compare with."""
+
+import inspect
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from rlxf.cli.options import (
+    Command,
+    Device,
+    EnvOptions,
+    Json,
+    Quiet,
+    check_counts,
+    check_not_negative,
+    options,
+)
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from rlxf.training import RunFolder
+
+DEFAULT_EVALUATIONS = 10
+"""Default number of evaluations in a training."""
+RESERVED = ("policy", "env", "seed", "device", "tensorboard_log", "verbose")
+"""Arguments of an algorithm that have an option of their own."""
+
+
+@options
+class Baseline(Command):
+    """Train PPO or RecurrentPPO of Stable-Baselines3, or play random actions, and save a run to compare with.
+
+    The folder contains config.json, progress.csv, TensorBoard events and evaluation.json, like that of "rlxf
+    train", so that "rlxf plot", "rlxf compare" and "rlxf experiment" read it. It contains no checkpoint: an
+    interrupted run starts again. Settings are the defaults of Stable-Baselines3, unless --arguments gives
+    others. RecurrentPPO needs the extra "experiment".
+
+    Example: rlxf baseline ppo --env CartPole-v1 --total-timesteps 2000 --episodes 10
+    """
+
+    algorithm: Positional[Literal["ppo", "recurrent-ppo", "random"]]
+    """Agent: PPO, RecurrentPPO (an LSTM), or a policy that samples its actions uniformly."""
+    task: Annotated[EnvOptions, arg(name="")]
+    total_timesteps: int = 200_000
+    """Number of environment steps, over all environments. Random actions need no training."""
+    seed: int = 0
+    """Seed of weights, actions, minibatches and environments."""
+    run: Path | None = None
+    """New folder of the run. None means runs/ALGORITHM-ENV-SEED. It must not exist."""
+    episodes: int = 100
+    """Number of episodes of the final evaluation."""
+    evaluate_every: int | None = None
+    """Number of environment steps between two evaluations during training. None means a tenth of the
+    training; 0 means no evaluation during training."""
+    evaluation_episodes: int = 20
+    """Number of episodes of an evaluation during training."""
+    n_envs: int = 1
+    """Number of parallel environments. The default is that of Stable-Baselines3."""
+    frame_stack: int = 1
+    """Number of the last observations that the agent sees."""
+    normalize_observations: bool = False
+    """Normalize observations by their running mean and standard deviation."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running standard deviation of discounted returns."""
+    arguments: Json = field(default_factory=dict)
+    """Arguments of the algorithm as a JSON object, e.g. '{"n_steps": 128, "batch_size": 256}'."""
+    quiet: Quiet = False
+    device: Device = "auto"
+
+    def prepare(self) -> Callable[[], None]:
+        """Check the options, make the agent and the run, and return the training to run."""
+        from rlxf.cli.runs import options_to_config
+        from rlxf.training import RunFolder
+
+        check_counts(self, "total_timesteps", "episodes", "evaluation_episodes", "n_envs", "frame_stack")
+        check_not_negative(self, "seed", "evaluate_every")
+        path = self.run or Path("runs", f"{self.algorithm}-{self.task.env}-{self.seed}".replace("/", "-"))
+        if path.exists():
+            raise FileExistsError(f"{path} exists; choose another folder with --run, or move it")
+        agent = self._build()
+        names = {"program": "rlxf baseline", "agent": self.algorithm}
+        run = RunFolder.create(path, names | options_to_config(self))
+        return partial(self._train, agent, run)
+
+    def _build(self) -> "BaseAlgorithm | RandomPolicy":
+        env = self._envs(self.n_envs, self.seed)
+        if self.algorithm == "random":
+            return RandomPolicy(env, self.seed)
+        make = algorithm_class(self.algorithm)
+        self._check_arguments(make)
+        if self.normalize_observations or self.normalize_rewards:
+            from stable_baselines3.common.vec_env import VecNormalize
+
+            gamma = self.arguments.get("gamma", 0.99)
+            observations, rewards = self.normalize_observations, self.normalize_rewards
+            env = VecNormalize(env, norm_obs=observations, norm_reward=rewards, gamma=gamma)
+        policy = policy_name(make, env.observation_space)
+        return make(policy, env, seed=self.seed, device=self.device, **self.arguments)
+
+    def _check_arguments(self, make: type) -> None:
+        known = inspect.signature(make).parameters.keys() - RESERVED
+        if unknown := self.arguments.keys() - known:
+            raise ValueError(
+                f"--arguments of {make.__name__} must be among {', '.join(sorted(known))}, got "
+                f"{', '.join(sorted(unknown))}"
+            )
+
+    def _envs(self, n_envs: int, seed: int | None) -> "VecEnv":
+        env = self.task.make(n_envs, seed)
+        if self.frame_stack == 1:
+            return env
+        from stable_baselines3.common.vec_env import VecFrameStack
+
+        return VecFrameStack(env, self.frame_stack)
+
+    def _train(self, agent: Any, run: "RunFolder") -> None:
+        from rlxf.cli.output import as_table, print_out
+        from rlxf.cli.reports import save_reports
+        from rlxf.evaluation import evaluate
+
+        if not self.quiet:
+            print_out(as_table(str(run.path), run.config))
+        logger = run.make_logger()
+        with closing(logger), closing(agent.env):
+            agent.set_logger(logger)
+            self._learn(agent)
+            with closing(self._envs(min(32, self.episodes), None)) as env:
+                report = evaluate(agent, env, self.episodes, logger=logger)
+        save_reports(run, {"last": report})
+        run.complete(agent.num_timesteps)
+        print_out(report.table())
+
+    def _learn(self, agent: Any) -> None:
+        from rlxf.evaluation import EvaluationCallback
+
+        every = self.evaluate_every
+        every = max(1, self.total_timesteps // DEFAULT_EVALUATIONS) if every is None else every
+        if every == 0:
+            agent.learn(self.total_timesteps)
+            return
+        with closing(self._envs(min(32, self.evaluation_episodes), None)) as env:
+            agent.learn(
+                self.total_timesteps, callback=EvaluationCallback(env, self.evaluation_episodes, every)
+            )
+
+
+def algorithm_class(name: str) -> "type[BaseAlgorithm]":
+    """Return the class of an algorithm.
+
+    Raises:
+        ImportError: if it needs a package that is not installed.
+    """
+    if name == "ppo":
+        from stable_baselines3 import PPO
+
+        return PPO
+    try:
+        from sb3_contrib import RecurrentPPO
+    except ImportError as error:
+        raise ImportError(
+            f"RecurrentPPO needs sb3-contrib, which is not installed ({error}): pip install "
+            f"'rlxf[experiment]'"
+        ) from error
+    return RecurrentPPO
+
+
+def policy_name(algorithm: "type[BaseAlgorithm]", space: Any) -> str:
+    """Return the name of the policy of an algorithm for an observation space, as Stable-Baselines3 does."""
+    from gymnasium import spaces
+    from stable_baselines3.common.preprocessing import is_image_space
+
+    recurrent = "Lstm" if algorithm.__name__ == "RecurrentPPO" else ""
+    if isinstance(space, spaces.Dict):
+        return f"MultiInput{recurrent}Policy"
+    return f"{'Cnn' if is_image_space(space) else 'Mlp'}{recurrent}Policy"
+
+
+class RandomPolicy:
+    """Agent that samples actions uniformly, with the methods of an algorithm that a run needs.
+
+    Args:
+        env: environments, for their action space.
+        seed: seed of the actions.
+    """
+
+    def __init__(self, env: "VecEnv", seed: int):
+        self.env, self.num_timesteps = env, 0
+        self.action_space, self.observation_space = env.action_space, env.observation_space
+        self.action_space.seed(seed)
+
+    def set_logger(self, logger: Any) -> None:
+        """Do nothing: there is nothing to log."""
+
+    def learn(self, total_timesteps: int, callback: Any = None) -> "RandomPolicy":
+        """Do nothing: there is nothing to learn."""
+        return self
+
+    def get_vec_normalize_env(self) -> None:
+        """Return None: observations are not normalized."""
+
+    def predict(
+        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, None]:
+        """Return random actions, one for each environment."""
+        import numpy as np
+
+        first = next(iter(observation.values())) if isinstance(observation, dict) else observation
+        return np.stack([self.action_space.sample() for _ in range(len(first))]), None

@@ -1,0 +1,172 @@
+"""``rlxf experiment``: agents on tasks with several seeds, and one table of their results."""
+
+import io
+from collections.abc import Callable
+from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import Positional
+
+from rlxf.cli.options import Command, check_counts, options
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from rlxf.experiments.execution import Job, Outcome
+    from rlxf.experiments.plan import Cell, Plan
+
+
+@options
+class Experiment(Command):
+    """Train the agents of an experiment file on its tasks with several seeds, and compare them in one table.
+
+    The file is TOML. It has tables [tasks.NAME] with an environment or with datasets, tables [agents.NAME]
+    with a command, such as "train gtrxl" or "baseline ppo", and the options of the commands. The number of
+    seeds is "seeds". Only runs that are missing are trained; interrupted ones are resumed. A run that fails
+    does not end the others, and is tried again by the next call.
+
+    The folder contains the runs (TASK/AGENT/seed-N), table.md, results.json, curves.png and, for tasks with a
+    score_range, profile.png. "tensorboard --logdir FOLDER" shows all runs.
+
+    Example: rlxf experiment memory.toml --processes 2
+    """
+
+    file: Positional[Path]
+    """Experiment file."""
+    output: Path | None = None
+    """Folder of the experiment. None means runs/NAME for the file NAME.toml."""
+    processes: int = 1
+    """Number of runs that are trained at the same time on this machine."""
+    threads: int = 1
+    """Number of threads of each run."""
+    scheduler: str | None = None
+    """Address of a scheduler of dask.distributed, e.g. tcp://10.0.0.1:8786, whose workers train the runs in
+    place of this machine. They need the folder of the experiment at the same path, and the extra
+    "experiment"."""
+
+    def prepare(self) -> Callable[[], None]:
+        """Read the file, check the options of all runs, and return the function that trains them."""
+        from rlxf.experiments.plan import Plan
+
+        check_counts(self, "processes", "threads")
+        plan = Plan.read(self.file)
+        self._check_options(plan)
+        jobs = [(cell, self._job(cell)) for cell in plan.cells()]
+        for cell, job in jobs:
+            self._check_same(cell, job)
+        return partial(self._run, plan, jobs)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the experiment."""
+        return Path("runs", self.file.stem) if self.output is None else self.output
+
+    def _job(self, cell: "Cell") -> "Job":
+        from rlxf.cli.config_file import to_arguments
+        from rlxf.experiments.execution import Job
+
+        arguments = (*to_arguments(cell.settings), "--seed", str(cell.seed))
+        return Job(
+            str(self.folder / cell.name), cell.command, arguments, _needs_trust(cell.settings), self.threads
+        )
+
+    def _check_options(self, plan: "Plan") -> None:
+        """Raise ValueError if the options of an agent on a task are invalid."""
+        from rlxf.cli.config_file import to_arguments
+        from rlxf.cli.entry_point import parse
+
+        for task, agent in plan.pairs():
+            words = [*agent.command.split(), *to_arguments(plan.options(task, agent))]
+            printed = io.StringIO()
+            try:
+                with redirect_stdout(printed), redirect_stderr(printed):
+                    parse(words)
+            except SystemExit:
+                message = _plain(printed.getvalue())
+                raise ValueError(f"{self.file}: agent {agent.name} on task {task.name}: {message}") from None
+
+    def _check_same(self, cell: "Cell", job: "Job") -> None:
+        """Raise ValueError if the run exists and was made with other options."""
+        from rlxf.experiments.execution import Outcome
+        from rlxf.training.run_folder import RunFolder
+
+        outcome, folder = Outcome.read(job), Path(job.folder)
+        if outcome is not None and outcome.command != [job.command, *job.arguments]:
+            raise ValueError(
+                f"{folder} was trained with other options: rlxf {' '.join(outcome.command)}. Move the folder "
+                f"of the experiment, or choose another one with --output"
+            )
+        if not (folder / "config.json").is_file():
+            return
+        config = RunFolder.reopen(folder).config
+        for name in ("env", "env_kwargs"):
+            if name in cell.settings and config.get(name) != cell.settings[name]:
+                raise ValueError(
+                    f"{folder} has {name} = {config.get(name)!r} in its config.json, but {self.file} has "
+                    f"{cell.settings[name]!r}: move the folder, or choose another one with --output"
+                )
+
+    def _run(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:
+        from rlxf.cli.output import print_out
+        from rlxf.experiments.execution import is_complete, only_process, run_jobs
+        from rlxf.experiments.results import read_results
+        from rlxf.experiments.summary import result_tables, write_summary
+
+        with only_process(self.folder):
+            missing = [job for _, job in jobs if not is_complete(job)]
+            print_out(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them complete: {self.folder}")
+            report = _Progress(len(missing))
+            with self._executor() as executor:
+                run_jobs(missing, executor, report)
+            results = read_results(plan, jobs)
+            for table in result_tables(results):
+                print_out(table)
+            for failed in results.failures:
+                print_out(f"failed: {failed.cell.name}: {failed.failure}")
+            for path in write_summary(results, self.folder):
+                print_out(f"written: {path}")
+
+    def _executor(self) -> "AbstractContextManager[Executor]":
+        from rlxf.experiments.execution import cluster_executor, local_executor
+
+        if self.scheduler is not None:
+            return cluster_executor(self.scheduler)
+        return local_executor(self.processes)
+
+
+class _Progress:
+    """Function that prints a line for each run that ends.
+
+    Args:
+        total: number of runs.
+    """
+
+    def __init__(self, total: int):
+        self.total, self.ended = total, 0
+
+    def __call__(self, job: "Job", outcome: "Outcome | BaseException") -> None:
+        from rlxf.cli.output import print_out
+
+        self.ended += 1
+        if isinstance(outcome, BaseException):
+            text = f"failed: {outcome}"
+        elif outcome.returncode:
+            text = f"failed: {outcome.message or f'exit status {outcome.returncode}'}"
+        else:
+            text = f"complete after {outcome.seconds:.0f} s"
+        print_out(f"{self.ended} of {self.total}: {job.folder}: {text}")
+
+
+def _needs_trust(settings: dict[str, Any]) -> bool:
+    """Return whether a run with these settings can be resumed with trust only."""
+    return ":" in str(settings.get("env", "")) or bool(
+        settings.get("env_kwargs") or settings.get("trust_data")
+    )
+
+
+def _plain(text: str) -> str:
+    """Return an error message of the command line in one line, without frames."""
+    words = text.translate(str.maketrans("╭╮╰╯│─", " " * 6)).replace("rlxf: ", "").split()
+    return " ".join(words)

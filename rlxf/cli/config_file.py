@@ -1,0 +1,296 @@
+"""Settings files of the commands that train: TOML files, and the ``config.json`` of earlier runs.
+
+A settings file becomes words of the command line, which stand before those of the user. Of an option that is
+given twice, the last one counts, so the options of the user have precedence.
+"""
+
+import re
+import reprlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlxf.attention import TransformerSpec
+from rlxf.attention.registry import TECHNIQUES, technique_to_json
+from rlxf.cli.config_values import (
+    CHOICES,
+    SettingsError,
+    check_settings,
+    default_core,
+    known_options,
+    nearest,
+    technique_name,
+)
+from rlxf.cli.options import given_options
+from rlxf.cli.runs import (
+    NOT_SAVED,
+    PRETRAINING,
+    PROGRAM,
+    TRAINING_COMMANDS,
+    check_config_types,
+    options_from_config,
+)
+from rlxf.cli.spec_options import bound_to_memory, given_techniques
+from rlxf.cli.training_command import TrainingCommand
+from rlxf.training import RunFolder
+from rlxf.training.compat import CONFIG
+from rlxf.training.serialization import dump_json, load_json
+
+MAX_BYTES = 2**20
+"""Maximum size of a settings file."""
+MAX_PARTS = 64
+"""Maximum number of parts of a key. The memory of `tomllib` grows with the square of this number."""
+JSON_OPTIONS = ("env_kwargs", "arguments", *CHOICES)
+"""Options whose tables are one JSON text."""
+NUMBER = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+"""Pattern of a negative number; other words with a leading dash are options."""
+BEFORE_VALUE = re.compile(r"""(?:"(?:[^"\\]|\\.)*+"|'[^']*+'|[^="'])*+""")
+"""Pattern of the part of a line before the first ``=`` outside of quotes."""
+Settings = Mapping[str, Any]
+
+
+def to_arguments(settings: Settings) -> list[str]:
+    """Return the words of the command line for a table of settings.
+
+    Keys are option names with dashes or underscores. Nested tables are joined by dots. A technique is a name,
+    or a table with the key ``name`` as in `TransformerSpec.to_dict`. Booleans become ``--flag`` or
+    ``--no-flag``, lists several words, None the word ``None``, and tables of JSON options one JSON text.
+
+    Raises:
+        ValueError: if a key occurs in two spellings, or a text looks like an option.
+        TypeError: if a value has another type.
+    """
+    return [word for name, value in flatten(settings).items() for word in _words(name, value)]
+
+
+def flatten(settings: Settings, prefix: str = "") -> dict[str, Any]:
+    """Return the settings by full name, e.g. ``core.memory.length``, with underscores in names.
+
+    Raises:
+        SettingsError: if a name occurs twice.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        for name, each in _entries(prefix + key.replace("-", "_"), value).items():
+            if name in flat:
+                raise SettingsError(name, "is set twice, in two spellings: keep one")
+            flat[name] = each
+    return flat
+
+
+def _entries(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or name in JSON_OPTIONS:
+        return {name: value}
+    axis = name.removeprefix("core.")
+    if axis == name or axis not in TECHNIQUES or "name" not in value:
+        return flatten(value, f"{name}.") if value or name.startswith("core") else {name: value}
+    if any(isinstance(each, Mapping) for each in value.values()):  # a combination of techniques
+        return {name: dump_json(dict(value)).decode()}
+    return {name: value["name"]} | flatten({k: each for k, each in value.items() if k != "name"}, f"{name}.")
+
+
+def _words(name: str, value: Any) -> list[str]:
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        group, dot, last = option.rpartition(".")
+        return [f"--{option}" if value else f"--{group}{dot}no-{last}"]
+    if isinstance(value, Mapping):
+        return [f"--{option}", dump_json(dict(value)).decode()]
+    values = value if isinstance(value, list | tuple) else [value]
+    return [f"--{option}", *(_word(name, each) for each in values)]
+
+
+def _word(name: str, value: Any) -> str:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
+        raise TypeError(f"{name} must contain texts or numbers, got {reprlib.repr(value)}")
+    if isinstance(value, str) and value.startswith("-") and not NUMBER.fullmatch(value):
+        raise SettingsError(name, f"must not begin with a dash, got {reprlib.repr(value)}")
+    return str(value)
+
+
+def file_arguments(path: Path, words: str, command: type[TrainingCommand], args: Sequence[str]) -> list[str]:
+    """Return the words of the command line for a settings file, without settings that ``args`` override.
+
+    Args:
+        path: a TOML file, the ``config.json`` of a run, or the folder of a run.
+        words: words of the command, e.g. "train dt".
+        command: dataclass of the command.
+        args: words of the user after the words of the command.
+
+    Raises:
+        ValueError, TypeError, OSError: if the file cannot be read, a setting is invalid, or the file is that
+            of a run that needs trust.
+    """
+    path = RunFolder.reopen(path).path / CONFIG if path.is_dir() else path
+    text = _read(path)
+    try:
+        if text.lstrip().startswith("{"):
+            run = RunFolder(path.parent, _read_json(text))
+            _check_agent(run.config, words, path)
+            return to_arguments(_run_settings(run, path, command, args))
+        return to_arguments(_toml_settings(text, command, args))
+    except SettingsError as error:
+        line = None if text.lstrip().startswith("{") else _line_of(text, error.name)
+        raise ValueError(f"{path}{'' if line is None else f', line {line}'}: {error}") from error
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply: use at most {MAX_PARTS} levels") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _read(path: Path) -> str:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no settings file {path}: check --config")
+    needed = "--config needs a TOML file, or the folder of a run"
+    if not path.is_file():
+        raise ValueError(f"{path} is not a regular file: {needed}")
+    with open(path, "rb") as handle:
+        data = handle.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{path} is larger than {MAX_BYTES:,} bytes, the limit of settings files: {needed}")
+    if b"\0" not in data:
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            pass
+    raise ValueError(f"{path} is not a text in UTF-8: {needed}")
+
+
+def _toml_settings(text: str, command: type[TrainingCommand], args: Sequence[str]) -> dict[str, Any]:
+    """Return the settings in a TOML file that are in effect with the options of the user."""
+    _check_key_parts(text)
+    try:
+        flat = flatten(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"it is not valid TOML: {error}") from error
+    named = given_options(args, "settings").get("settings", flat.get("settings"))
+    core = default_core(command, ["--settings", str(named)])
+    check_settings(flat, command, core)
+    return _without_overridden(flat, command, core, args)
+
+
+def _check_key_parts(text: str) -> None:
+    for number, line in enumerate(text.split("\n"), 1):
+        match = BEFORE_VALUE.match(line)
+        key = line[: match.end()] if match else ""
+        is_key = key != line or line.lstrip().startswith("[")
+        if is_key and key.count(".") >= MAX_PARTS:
+            raise ValueError(f"the key in line {number} has more than {MAX_PARTS} parts")
+
+
+def _line_of(text: str, name: str) -> int | None:
+    """Return the number of the line of TOML that sets a setting; None if it is not found."""
+    table, found = "", None
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("["):
+            table = _plain(line.lstrip(" \t[").partition("]")[0])
+            found = number if table == name else found
+        elif "=" in line:
+            key = _plain(line.partition("=")[0])
+            key = f"{table}.{key}" if table else key
+            if key == name or name.startswith(f"{key}."):
+                return number
+    return found
+
+
+def _plain(key: str) -> str:
+    return re.sub(r"[\s\"']", "", key).replace("-", "_")
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return load_json(text.encode())
+    except ValueError as error:
+        raise ValueError(f"it is not valid JSON: {error}") from error
+
+
+def _check_agent(config: Any, words: str, file: Path) -> None:
+    """Raise ValueError unless a JSON value is the configuration of a run of this command."""
+    if not isinstance(config, dict) or not isinstance(agent := config.get("agent"), str):
+        raise ValueError("it names no agent: give the config.json of a run, or write settings as TOML")
+    if "teacher" in config:
+        raise ValueError(
+            f"it belongs to a run of rlxf distill, not of rlxf {words}: use rlxf distill TEACHER"
+        )
+    if PROGRAM in config or agent not in TRAINING_COMMANDS:
+        raise ValueError(
+            f"it belongs to another program with the agent {reprlib.repr(agent)}, not of rlxf {words}"
+        )
+    if (command := TRAINING_COMMANDS[agent]) != words:
+        raise ValueError(
+            f"it belongs to a run of rlxf {command}, not of rlxf {words}: use rlxf {command} --config {file}"
+        )
+
+
+def _run_settings(
+    run: RunFolder, file: Path, command: type[TrainingCommand], args: Sequence[str]
+) -> dict[str, Any]:
+    """Return the settings of a run that are in effect with the options of the user.
+
+    The run is checked as by ``rlxf resume``: its author may be a stranger.
+    """
+    check_config_types(command, run.config, file)
+    known = set(known_options(command)) - set(NOT_SAVED)
+    if unknown := sorted(name for name in run.config if name not in {*known, "agent", "core"}):
+        raise SettingsError(unknown[0], f"is unknown to this version of rlxf{nearest(unknown[0], known)}")
+    try:
+        options = options_from_config(command, run.config)
+    except KeyError as error:
+        raise ValueError(
+            f"{error} is missing; the file was changed, or written by another version"
+        ) from error
+    options.check_memory(run)
+    flat = {name: value for name, value in run.config.items() if name in known}
+    named = given_options(args, "settings").get("settings", flat.get("settings"))
+    core = default_core(command, ["--settings", str(named)])
+    if core is not None:
+        if options.core.cross_attention or not (options.core.causal or command.agent_name == PRETRAINING):
+            raise ValueError("core must be causal, without cross_attention: the agent cannot act otherwise")
+        flat |= flatten({"core": _core_settings(options.core, core)})
+    flat = _without_overridden(flat, command, core, args)
+    if _flag(args, "trust") is not True:
+        kwargs = flat.get("env_kwargs", {})
+        env = flat.get("env", given_options(args, "env").get("env") if kwargs else None)
+        command.check_trust(RunFolder(run.path, flat | {"env": env, "env_kwargs": kwargs}))
+    return flat
+
+
+def _core_settings(core: TransformerSpec, default: TransformerSpec) -> dict[str, Any]:
+    """Return the settings of a core without techniques that are those of the default.
+
+    They then adapt to other options of the user as defaults do.
+    """
+    settings = {name: getattr(core, name) for name in core.to_dict() if name not in TECHNIQUES}
+    del settings["causal"], settings["cross_attention"]
+    defaults = {axis: getattr(default, axis) for axis in TECHNIQUES}
+    defaults["pattern"] = bound_to_memory(core.memory, None)
+    changed = {axis: getattr(core, axis) for axis in TECHNIQUES if getattr(core, axis) != defaults[axis]}
+    return settings | {axis: technique_to_json(technique) for axis, technique in changed.items()}
+
+
+def _flag(args: Sequence[str], name: str) -> bool | None:
+    """Return the value of the last ``--NAME`` or ``--no-NAME``; None if neither is given."""
+    values = {f"--{name}": True, f"--no-{name}": False}
+    return next((values[word] for word in reversed(args) if word in values), None)
+
+
+def _without_overridden(
+    flat: Settings, command: type[TrainingCommand], core: TransformerSpec | None, args: Sequence[str]
+) -> dict[str, Any]:
+    """Return the settings without those that the options of the user replace.
+
+    A technique of the user replaces that of the file with its options, unless it is the same one. Another
+    environment replaces the arguments of the environment.
+    """
+    replaced = [*command.replaced_options(args)]
+    for axis, name in given_techniques(args).items():
+        if core is None or name != technique_name(axis, flat, core):
+            replaced.append(f"core.{axis}")
+    given = given_options(args, "env", "env-kwargs")
+    if given.get("env", flat.get("env")) != flat.get("env"):
+        replaced += ["env_kwargs"]
+    replaced += [name.replace("-", "_") for name in given]
+    replaced += [] if _flag(args, "trust-data") is None else ["trust_data"]
+    prefixes = tuple(f"{name}." for name in replaced)
+    return {name: value for name, value in flat.items() if not f"{name}.".startswith(prefixes)}

@@ -1,0 +1,233 @@
+"""Statistics over seeds and tasks with bootstrap intervals, by Agarwal et al. 2021, arXiv:2108.13264.
+
+The scores of a method are one table for each task m of M: (N,) scores of N runs, which differ by their seed,
+or (N, E) returns of E episodes of each run. The score x_mn of a run is the mean over its episodes, as in the
+paper. The intervals are those of the stratified bootstrap (section 4.1): in each of 9,999 resamples and for
+each task, N runs are drawn with replacement, and then E episodes of each drawn run. The tasks stay as they
+are. With one run of each task and one episode, an interval has width 0, and is not meaningful.
+
+Scores of different tasks have different scales. Normalize them before, e.g. with reference scores.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import scipy  # its submodules load lazily; scipy.stats takes a second
+from numpy.typing import ArrayLike, NDArray
+
+from rlxf.evaluation.intervals import (
+    TRIM,
+    Band,
+    Interval,
+    check_strata,
+    in_batches,
+    resample_stratum,
+)
+
+RunScores = Sequence[NDArray[np.float64]]
+"""For each task, the scores of its runs in a batch of resamples, (count, N)."""
+Statistic = Callable[[RunScores], NDArray[np.float64]]
+"""Function of the scores of a batch -> values (count, ...)."""
+
+
+def mean_score(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
+    """Return the mean over tasks of the mean over runs, 1/M sum_m 1/N_m sum_n x_mn, with its 95% interval.
+
+    Args:
+        scores: for each task, scores (N,) or (N, E).
+        seed: seed of the resamples.
+
+    Raises:
+        ValueError: if there is no task, a task has no score, or a score is NaN or infinite.
+    """
+    return _interval(scores, lambda runs: _task_means(runs).mean(axis=1), seed)
+
+
+def median_over_tasks(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
+    """Return the median over tasks of the mean over runs, with its 95% interval.
+
+    It ignores the scores of nearly half of the tasks, and its intervals are wide; prefer the interquartile
+    mean. With one task it is the mean.
+
+    Source: Agarwal et al. 2021, section 2.
+
+    Args:
+        scores: for each task, scores (N,) or (N, E).
+        seed: seed of the resamples.
+
+    Raises:
+        ValueError: as in `mean_score`.
+    """
+    return _interval(scores, lambda runs: np.median(_task_means(runs), axis=1), seed)
+
+
+def median_over_runs(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
+    """Return the median of all runs of all tasks, with its 95% interval.
+
+    Args:
+        scores: for each task, scores (N,) or (N, E).
+        seed: seed of the resamples.
+
+    Raises:
+        ValueError: as in `mean_score`.
+    """
+    return _interval(scores, lambda runs: np.median(np.concatenate(runs, axis=1), axis=1), seed)
+
+
+def interquartile_mean_over_runs(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
+    """Return the mean of all runs of all tasks without the lowest and highest 25%, with its 95% interval.
+
+    It is `interquartile_mean` of the scores x_mn. `stratified_interquartile_mean` trims episodes instead of
+    runs.
+
+    Source: Agarwal et al. 2021, section 4.3.
+
+    Args:
+        scores: for each task, scores (N,) or (N, E).
+        seed: seed of the resamples.
+
+    Raises:
+        ValueError: as in `mean_score`.
+    """
+
+    def trimmed(runs: RunScores) -> NDArray[np.float64]:
+        means: NDArray[np.float64] = scipy.stats.trim_mean(np.concatenate(runs, axis=1), TRIM, axis=1)
+        return means
+
+    return _interval(scores, trimmed, seed)
+
+
+def optimality_gap(scores: Sequence[ArrayLike], gamma: float = 1.0, seed: int = 0) -> Interval:
+    """Return the mean amount by which scores miss a threshold, with its 95% interval.
+
+    The gap is gamma - 1/M sum_m 1/N_m sum_n min(x_mn, gamma). It is 0 if all scores reach gamma; scores
+    beyond gamma do not compensate for lower ones. Lower is better.
+
+    Source: Agarwal et al. 2021, section 4.3.
+
+    Args:
+        scores: for each task, scores (N,) or (N, E).
+        gamma: the threshold; 1 is an expert for scores that are normalized to 1.
+        seed: seed of the resamples.
+
+    Raises:
+        ValueError: as in `mean_score`, or if gamma is NaN or infinite.
+    """
+    _check_finite("gamma", [gamma])
+
+    def gap(runs: RunScores) -> NDArray[np.float64]:
+        return _task_means([np.maximum(gamma - each, 0.0) for each in runs]).mean(axis=1)
+
+    return _interval(scores, gap, seed)
+
+
+def probability_of_improvement(x: Sequence[ArrayLike], y: Sequence[ArrayLike], seed: int = 0) -> Interval:
+    """Return the probability that a run of X scores higher than one of Y, with its 95% interval.
+
+    P(X > Y) = 1/M sum_m P(X_m > Y_m), where P(X_m > Y_m) = 1/(N K) sum_i sum_j S(x_mi, y_mj), and S is 1 if
+    x > y, 1/2 if x = y, and 0 otherwise. N K P is the Mann-Whitney U statistic. The value is 1/2 for equal
+    methods, and does not measure the size of an improvement. Runs of X and Y are resampled independently.
+
+    Source: Agarwal et al. 2021, section 4.3, and Mann and Whitney 1947, "On a test of whether one of two
+    random variables is stochastically larger than the other".
+
+    Args:
+        x: for each task, scores (N,) or (N, E) of method X.
+        y: for each task in the same order, scores (K,) or (K, E) of method Y.
+        seed: seed of the resamples.
+
+    Raises:
+        ValueError: as in `mean_score`, or if x and y have different numbers of tasks.
+    """
+    if len(x) != len(y):
+        raise ValueError(f"x and y must have the same tasks, got {len(x)} and {len(y)} tasks")
+    tables, others = _tables(x), _tables(y)
+    tasks, pairs = len(x), sum(len(a) * len(b) for a, b in zip(tables, others, strict=True))
+
+    def probability(runs: RunScores) -> NDArray[np.float64]:
+        each = [_win_rate(a, b) for a, b in zip(runs[:tasks], runs[tasks:], strict=True)]
+        return np.stack(each, axis=1).mean(axis=1)
+
+    return _interval([*tables, *others], probability, seed, pairs)
+
+
+def _win_rate(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean of S(x_i, y_j) over all pairs of x (count, N) and y (count, K) -> (count,)."""
+    difference = np.sign(x[:, :, None] - y[:, None, :])
+    rate: NDArray[np.float64] = 0.5 + 0.5 * difference.mean(axis=(1, 2))
+    return rate
+
+
+def performance_profile(scores: Sequence[ArrayLike], thresholds: ArrayLike, seed: int = 0) -> Band:
+    """Return the fraction of runs with a score above each threshold tau, with pointwise 95% intervals.
+
+    F(tau) = 1/M sum_m 1/N_m sum_n 1[x_mn > tau], the tail distribution of the scores. It does not increase
+    with tau. A method whose profile is above that of another one everywhere is stochastically better.
+
+    Source: Agarwal et al. 2021, section 4.2.
+
+    Args:
+        scores: for each task, scores (N,) or (N, E).
+        thresholds: thresholds tau (n,).
+        seed: seed of the resamples.
+
+    Raises:
+        ValueError: as in `mean_score`, or if a threshold is NaN or infinite, or there is none.
+    """
+    tau = np.asarray(thresholds, np.float64)
+    _check_finite("thresholds", tau)
+    tables = _tables(scores)
+
+    def above(runs: RunScores) -> NDArray[np.float64]:
+        return np.mean([(each[:, :, None] > tau).mean(axis=1) for each in runs], axis=0)
+
+    resampled = _resampled(tables, above, seed, tau.size * max(len(table) for table in tables))
+    return Band.of_resamples(above(_run_scores(tables))[0], resampled)
+
+
+def _interval(scores: Sequence[ArrayLike], statistic: Statistic, seed: int, numbers: int = 0) -> Interval:
+    """Return a statistic of the scores with its 95% interval.
+
+    Args:
+        scores: for each task, scores (N,) or (N, E).
+        statistic: function of the scores of runs.
+        seed: seed of the resamples.
+        numbers: number of values that ``statistic`` takes for one resample, besides the scores.
+    """
+    tables = _tables(scores)
+    value = float(statistic(_run_scores(tables))[0])
+    return Interval.of_resamples(value, _resampled(tables, statistic, seed, numbers))
+
+
+def _resampled(
+    tables: Sequence[NDArray[np.float64]], statistic: Statistic, seed: int, numbers: int
+) -> NDArray[np.float64]:
+    rng = np.random.default_rng(seed)
+
+    def resample(count: int) -> NDArray[np.float64]:
+        return statistic([resample_stratum(table, count, rng).mean(axis=2) for table in tables])
+
+    return in_batches(resample, numbers + sum(table.size for table in tables))
+
+
+def _tables(scores: Sequence[ArrayLike]) -> list[NDArray[np.float64]]:
+    """Return the scores of each task as a table (N, E); scores (N,) are N runs of one episode."""
+    arrays = [np.asarray(task, np.float64) for task in scores]
+    tables = [array[:, None] if array.ndim == 1 else array for array in arrays]
+    check_strata(tables)
+    return tables
+
+
+def _run_scores(tables: Sequence[NDArray[np.float64]]) -> RunScores:
+    return [table.mean(axis=1)[None] for table in tables]
+
+
+def _task_means(runs: RunScores) -> NDArray[np.float64]:
+    """Return the mean over the runs of each task, (count, M)."""
+    return np.stack([each.mean(axis=1) for each in runs], axis=1)
+
+
+def _check_finite(name: str, values: ArrayLike) -> None:
+    array = np.asarray(values, np.float64)
+    if not array.size or not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite numbers, got {array.tolist()}")

@@ -1,0 +1,1 @@
+"""Experiments: several agents on several tasks with several seeds, and their comparison."""

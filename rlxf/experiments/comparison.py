@@ -1,0 +1,220 @@
+"""Comparison of methods on one task: final scores, areas under the curves, probabilities of improvement."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Column
+
+from rlxf.evaluation.aggregates import (
+    interquartile_mean_over_runs,
+    mean_score,
+    median_over_runs,
+    probability_of_improvement,
+)
+from rlxf.evaluation.intervals import Interval
+from rlxf.experiments.curves import common_steps
+from rlxf.experiments.groups import Group
+from rlxf.utils.files import atomic_write
+from rlxf.utils.tables import Table
+
+STATISTICS = ("mean", "iqm", "median")
+HEADINGS = ("seeds", "steps", "mean (95% interval)", "IQM (95% interval)", "median (95% interval)", "AUC")
+NO_INTERVAL = "A group with one seed has no interval."
+
+
+@dataclass(frozen=True)
+class GroupScores:
+    """Statistics of a group over its seeds.
+
+    The score of a seed is its last value of the metric, or the mean of its last values.
+
+    Args:
+        label: name of the method.
+        task: name of the task; "" if unknown.
+        scores: score of each seed.
+        unfinished: number of trainings that did not end.
+        steps: smallest and largest number of steps of a training.
+        mean: mean of the scores with its interval.
+        iqm: interquartile mean of the scores, which is the mean if there are less than four.
+        median: median of the scores.
+        area: mean over seeds of `Curve.mean_over` the steps that all trainings of the task cover; None if
+            there are none.
+        improvement: probability that a seed of the first group of the task scores higher than one of this
+            group; None for the first group.
+    """
+
+    label: str
+    task: str
+    scores: tuple[float, ...]
+    unfinished: int
+    steps: tuple[float, float]
+    mean: Interval
+    iqm: Interval
+    median: Interval
+    area: float | None
+    improvement: Interval | None
+
+    @property
+    def seeds(self) -> int:
+        """Number of seeds."""
+        return len(self.scores)
+
+    def record(self) -> dict[str, Any]:
+        """Return the statistics as JSON values; ends of intervals are None for a single seed."""
+        record: dict[str, Any] = {"task": self.task, "group": self.label, "seeds": self.seeds}
+        record |= {"unfinished": self.unfinished, "first_steps": self.steps[0], "last_steps": self.steps[1]}
+        for name in STATISTICS:
+            record |= _ends(name, getattr(self, name), self.seeds > 1)
+        record |= {"area_under_curve": self.area}
+        return record | _ends("probability_of_improvement", self.improvement, self.seeds > 1)
+
+
+def _ends(name: str, interval: Interval | None, defined: bool) -> dict[str, float | None]:
+    known = interval is not None and defined
+    return {
+        name: None if interval is None else interval.value,
+        f"{name}_low": interval.low if known and interval is not None else None,
+        f"{name}_high": interval.high if known and interval is not None else None,
+    }
+
+
+def compare_groups(groups: Sequence[Group], last: int = 1) -> list[GroupScores]:
+    """Return the statistics of groups on one task.
+
+    Args:
+        groups: groups of one task; the probabilities of improvement are those of the first one.
+        last: number of values at the end of a curve whose mean is the score.
+
+    Raises:
+        ValueError: if there is no group, or the tasks differ; nothing is averaged over tasks.
+    """
+    tasks = list(dict.fromkeys(group.task for group in groups))
+    if len(tasks) != 1:
+        raise ValueError(f"groups to compare must have the same task, got {', '.join(tasks) or 'no group'}")
+    first = final_scores(groups[0], last)
+    covered = common_steps([curve for group in groups for curve in group.curves])
+    return [_statistics(group, last, covered, None if group is groups[0] else first) for group in groups]
+
+
+def final_scores(group: Group, last: int = 1) -> NDArray[np.float64]:
+    """Return the mean of the ``last`` values of each curve, (seeds,)."""
+    return np.array([curve.last(last) for curve in group.curves])
+
+
+def _statistics(
+    group: Group, last: int, covered: tuple[float, float], first: NDArray[np.float64] | None
+) -> GroupScores:
+    scores = final_scores(group, last)
+    areas = [area for curve in group.curves if (area := curve.mean_over(*covered)) is not None]
+    ends = [float(curve.steps[-1]) for curve in group.curves]
+    return GroupScores(
+        label=group.label,
+        task=group.task,
+        scores=tuple(scores.tolist()),
+        unfinished=group.unfinished,
+        steps=(min(ends), max(ends)),
+        mean=mean_score([scores]),
+        iqm=interquartile_mean_over_runs([scores]),
+        median=median_over_runs([scores]),
+        area=float(np.mean(areas)) if areas else None,
+        improvement=None if first is None else probability_of_improvement([first], [scores]),
+    )
+
+
+def by_task(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Return task -> its groups, both in the given order."""
+    tasks: dict[str, list[Group]] = {}
+    for group in groups:
+        tasks.setdefault(group.task, []).append(group)
+    return tasks
+
+
+def comparison_table(rows: Sequence[GroupScores], metric: str, last: int = 1) -> Table:
+    """Return a printable table of the statistics of one task.
+
+    Args:
+        rows: the statistics, at least one.
+        metric: name of the metric.
+        last: number of values at the end of a curve whose mean is the score.
+    """
+    headings = [*HEADINGS, *([f"P({rows[0].label} > this)"] * (len(rows) > 1))]
+    score = f"last {metric}" if last == 1 else f"mean of the last {last} values of {metric}"
+    table = Table(
+        Column("group", overflow="fold"), *headings, title=f"{rows[0].task or 'unknown task'}: {score}"
+    )
+    for row in rows:
+        table.add_row(*_cells(row)[: 1 + len(headings)])
+    if any(row.seeds == 1 for row in rows):
+        table.caption = NO_INTERVAL
+    return table
+
+
+def _cells(row: GroupScores) -> list[str]:
+    low, high = row.steps
+    return [
+        row.label,
+        f"{row.seeds}{_unfinished(row.unfinished)}",
+        f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}",
+        *(format_interval(getattr(row, name), row.seeds) for name in STATISTICS),
+        "" if row.area is None else f"{row.area:.4g}",
+        "" if row.improvement is None else format_interval(row.improvement, row.seeds, ".2f"),
+    ]
+
+
+def describe_seeds(group: Group) -> str:
+    """Return the number of seeds as text, with that of unfinished trainings: "3 seeds, 1 unfinished"."""
+    seeds = len(group.curves)
+    return f"{seeds} seed{'s' * (seeds > 1)}{_unfinished(group.unfinished)}"
+
+
+def _unfinished(count: int) -> str:
+    return f", {count} unfinished" if count else ""
+
+
+def format_interval(interval: Interval, seeds: int, spec: str = ".4g") -> str:
+    """Return an estimate with its interval; without it for a single seed."""
+    return format(interval, spec) if seeds > 1 else format(interval.value, spec)
+
+
+def write_comparison(path: Path, tasks: Sequence[Sequence[GroupScores]], metric: str, last: int = 1) -> None:
+    """Write the statistics of all tasks atomically to a file, whose suffix determines the format.
+
+    Args:
+        path: file name that ends in .csv (a line for each group), .json (a list, with the score of each
+            seed), or .md (the tables of `comparison_table`). An existing file is replaced.
+        tasks: statistics of each task.
+        metric: name of the metric.
+        last: number of values at the end of a curve whose mean is the score.
+
+    Raises:
+        OSError: if the file cannot be written; an existing file is then unchanged.
+    """
+    rows = [row for each in tasks for row in each]
+    suffix = path.suffix.lower()
+    if suffix == ".md":
+        text = "\n".join(f"{comparison_table(each, metric, last).markdown()}\n" for each in tasks)
+    else:
+        text = _to_json(rows, metric) if suffix == ".json" else _to_csv(rows, metric)
+    atomic_write(path, lambda handle: handle.write(text.encode()))
+
+
+def _to_csv(rows: Sequence[GroupScores], metric: str) -> str:
+    """Return the records as CSV text with a header; None is an empty field."""
+    records = [{"metric": metric} | row.record() for row in rows]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def _to_json(rows: Sequence[GroupScores], metric: str) -> str:
+    records = [{"metric": metric} | row.record() | {"scores": row.scores} for row in rows]
+    return json.dumps(records, indent=2, allow_nan=False) + "\n"

@@ -1,0 +1,262 @@
+"""Execution of the runs of an experiment: one process for each run, and a lock for each folder."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rlxf.training.run_folder import COMPLETED
+from rlxf.training.serialization import dump_json, load_json
+from rlxf.utils.files import atomic_write, make_folder
+
+RESUMED = "train "
+"""Start of the commands whose runs have checkpoints, so that they can be resumed."""
+LOG_TAIL = 16_384
+"""Bytes at the end of a log file in which the message of a failure is searched."""
+MESSAGE_CHARACTERS = 500
+WRITTEN_BY = "rlxf experiment"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Run of an experiment that is trained in a process of its own.
+
+    Args:
+        folder: folder of the run. Next to it are FOLDER.json, FOLDER.log and FOLDER.lock.
+        command: words of the command that trains the agent.
+        arguments: its options, without the folder.
+        trusted: resume the run with trust in its environment, which the experiment file names.
+        threads: threads of the process.
+    """
+
+    folder: str
+    command: str
+    arguments: tuple[str, ...]
+    trusted: bool = False
+    threads: int = 1
+
+    @property
+    def words(self) -> list[str]:
+        """Arguments of ``rlxf`` that continue the run, or start it."""
+        folder = Path(self.folder)
+        if self.command.startswith(RESUMED) and (folder / "config.json").is_file():
+            return ["resume", self.folder, "--no-progress-bar", *(["--trust"] if self.trusted else [])]
+        bar = ["--no-progress-bar"] if self.command.startswith(RESUMED) else []
+        return [*self.command.split(), *self.arguments, "--run", self.folder, *bar]
+
+    def sibling(self, suffix: str) -> Path:
+        """Return the path of a file next to the folder of the run."""
+        return Path(f"{self.folder}.{suffix}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """State of a run after its last attempt.
+
+    Args:
+        command: words of the command and its options.
+        returncode: exit status of the process; 0 after success, negative after a signal.
+        message: last line of its output after a failure.
+        seconds: wall-clock time of all attempts.
+        attempts: number of processes that were started.
+    """
+
+    command: list[str]
+    returncode: int | None = None
+    message: str = ""
+    seconds: float = 0.0
+    attempts: int = 0
+
+    @classmethod
+    def read(cls, job: Job) -> Self | None:
+        """Read the outcome of the last attempt; None if there was none.
+
+        Raises:
+            ValueError: if the file is damaged.
+        """
+        file = job.sibling("json")
+        if not file.is_file():
+            return None
+        try:
+            return cls(**load_json(file.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{file} is damaged ({error}): remove it") from error
+
+    def write(self, job: Job) -> None:
+        """Replace the file with the outcome of a run."""
+        content = dump_json(self.__dict__, indent=2)
+        atomic_write(job.sibling("json"), lambda file: file.write(content))
+
+
+def is_complete(job: Job) -> bool:
+    """Return whether a run has finished, with its evaluation."""
+    return (Path(job.folder) / COMPLETED).is_file()
+
+
+_running: set[subprocess.Popen] = set()
+"""Processes of this process that train now."""
+
+
+def run_job(job: Job) -> Outcome:
+    """Train a run to its end in a process of its own, and return the outcome.
+
+    A run that is complete is not trained again. The process inherits the lock of the run, so that nobody else
+    trains in this folder while it lives, even if the caller was killed.
+    """
+    make_folder(Path(job.folder).parent, exist_ok=True)
+    with _locked(job.sibling("lock")) as lock:
+        before = Outcome.read(job) or Outcome([job.command, *job.arguments])
+        if is_complete(job):
+            return before if before.returncode == 0 else _recorded(job, before, 0, "", 0.0)
+        if not job.command.startswith(RESUMED):
+            shutil.rmtree(job.folder, ignore_errors=True)
+        start = time.monotonic()
+        code = _train(job, lock)
+        message = "" if code == 0 else last_line(job.sibling("log"))
+        return _recorded(job, before, code, message, time.monotonic() - start)
+
+
+def _recorded(job: Job, before: Outcome, code: int, message: str, seconds: float) -> Outcome:
+    outcome = Outcome(
+        [job.command, *job.arguments], code, message, before.seconds + seconds, before.attempts + 1
+    )
+    outcome.write(job)
+    return outcome
+
+
+def _train(job: Job, lock: int) -> int:
+    """Run the process of a run, with its output in the log file, and return its exit status."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "COLUMNS": "160"}
+    with open(job.sibling("log"), "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlxf", *job.words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=(lock,),
+        )
+    _running.add(process)
+    try:
+        return process.wait()
+    finally:
+        _running.discard(process)
+
+
+@contextmanager
+def _locked(path: Path, wait: bool = True) -> Iterator[int]:
+    """Hold an exclusive lock on a file, and yield its descriptor.
+
+    Raises:
+        BlockingIOError: if ``wait`` is False, and another process holds the lock.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Raise ValueError if another process works on the experiment in a folder; else keep others out.
+
+    The folder is created if it does not exist.
+    """
+    make_folder(folder, exist_ok=True)
+    try:
+        with _locked(folder / ".lock", wait=False):
+            yield
+    except BlockingIOError:
+        raise ValueError(
+            f"another process works on the experiment in {folder}; wait for it, or choose another folder "
+            f"with --output"
+        ) from None
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log file without the name of the program; "" if there is none."""
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_TAIL))
+        lines = file.read().decode(errors="replace").split("\n")
+    written = [line.strip() for line in lines if line.strip()]
+    return written[-1].removeprefix("rlxf: ")[:MESSAGE_CHARACTERS] if written else ""
+
+
+def run_jobs(
+    jobs: Sequence[Job], executor: Executor, on_outcome: Callable[[Job, Outcome | BaseException], object]
+) -> None:
+    """Train runs in parallel, and report the outcome of each.
+
+    A failure does not end the others. When this process is interrupted, runs that have not started are
+    cancelled, and those of a local executor save their progress.
+
+    Args:
+        jobs: the runs, in the order in which they start.
+        executor: executes `run_job`: `local_executor`, or that of a cluster.
+        on_outcome: function of a run and its outcome, or of the exception that ended its worker.
+    """
+    futures: dict[Future[Outcome], Job] = {executor.submit(run_job, job): job for job in jobs}
+    try:
+        for future in as_completed(futures):
+            error = future.exception()
+            on_outcome(futures[future], future.result() if error is None else error)
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        stop_running()
+        raise
+
+
+def stop_running() -> None:
+    """Ask the processes that train to save their progress, and wait until they end."""
+    for process in list(_running):
+        process.terminate()
+    for process in list(_running):
+        process.wait()
+
+
+def local_executor(processes: int) -> Executor:
+    """Return an executor of ``processes`` runs at a time on this machine; its threads wait for processes."""
+    return ThreadPoolExecutor(processes)
+
+
+@contextmanager
+def cluster_executor(address: str) -> Iterator[Executor]:
+    """Connect to a scheduler of dask.distributed, and yield an executor of its workers.
+
+    Each thread of a worker trains one run at a time. Workers need the same version of rlxf, and the folder of
+    the experiment at the same path. The runs of a worker that dies are given to others, which resume them.
+
+    Args:
+        address: address of the scheduler, e.g. "tcp://10.0.0.1:8786".
+
+    Raises:
+        ImportError: if dask.distributed is not installed.
+        ConnectionError: if there is no scheduler at this address.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise ImportError(
+            f"--scheduler needs dask.distributed, which is not installed: pip install 'rlxf[experiment]' "
+            f"({error})"
+        ) from error
+    try:
+        client: Any = Client(address, timeout=10)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise ConnectionError(
+            f"there is no dask scheduler at {address}: start one with dask scheduler, and workers with dask "
+            f"worker ({error})"
+        ) from error
+    with client:
+        yield client.get_executor(retries=3, pure=False)

@@ -1,0 +1,253 @@
+"""Figures of groups of runs: learning curves, final scores, performance profiles.
+
+All figures are matplotlib figures without pyplot. The colors are those of Okabe and Ito 2008, "Color
+Universal Design", which color-blind readers can tell apart. More than seven lines also differ by their style.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+from rlxf.evaluation.aggregates import mean_score, performance_profile
+from rlxf.experiments.comparison import by_task, final_scores
+from rlxf.experiments.curves import band, common_grid, interpolate
+from rlxf.experiments.groups import Group
+from rlxf.utils.files import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINE_STYLES = ("-", "--", ":", "-.")
+FORMATS = (".png", ".pdf", ".svg")
+"""Suffixes of the files of figures."""
+MAX_LINES = len(COLORS) * len(LINE_STYLES)
+MAX_PANELS = 24
+DPI = 120
+PANEL = (6.0, 4.2)
+"""Size of a single panel in inches, 720 by 504 pixels."""
+SMALL_PANEL = (4.5, 3.1)
+"""Size of each of several panels in inches, of which two are in a row."""
+INSIDE = 4
+"""Largest number of lines with a legend inside of a single panel."""
+LABEL_WIDTH = 34
+"""Characters in a line of a label."""
+TITLE_WIDTH = 60
+LINE_HEIGHT = 0.17
+"""Height of a line of a legend in inches."""
+SINGLE_POINT = 5
+"""Width of the interval of a line that is a single point."""
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def learning_curves(groups: Sequence[Group], metric: str) -> Figure:
+    """Plot the mean of each group over the steps, with its 95% interval over seeds; a panel for each task.
+
+    A line ends at the last step that all seeds of its group reached. A group with one seed has no interval,
+    and the legend says so.
+
+    Args:
+        groups: groups of one or several tasks.
+        metric: name of the metric.
+
+    Raises:
+        ValueError: if there is no group, or there are more groups or tasks than a figure can show.
+    """
+    tasks, styles = by_task(groups), line_styles(groups)
+    columns = min(2, len(tasks))
+    width, height = PANEL if columns == 1 else SMALL_PANEL
+    figure, panels = _panels(len(tasks), columns, width, height)
+    for (task, members), axes in zip(tasks.items(), panels, strict=True):
+        for group in members:
+            _draw_curve(axes, group, styles[group.label])
+        axes.set(xlabel=" or ".join(dict.fromkeys(group.unit for group in members)), ylabel=plain(metric))
+        axes.set_title(fill(plain(task), TITLE_WIDTH), fontsize="medium")
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.grid(alpha=0.3)
+    _add_legend(figure, panels, styles, _labels_with_seeds(groups))
+    return figure
+
+
+def final_score_figure(groups: Sequence[Group], metric: str, last: int = 1) -> Figure:
+    """Plot the mean final score of each group with its 95% interval over seeds; a panel for each task.
+
+    Small points are the scores of the seeds.
+
+    Args:
+        groups: groups of one or several tasks.
+        metric: name of the metric.
+        last: number of values at the end of a curve whose mean is the score.
+
+    Raises:
+        ValueError: if there is no group, or there are more groups or tasks than a figure can show.
+    """
+    tasks, styles = by_task(groups), line_styles(groups)
+    figure, panels = _panels(len(tasks), 1, PANEL[0], 1.2 + 0.45 * max(map(len, tasks.values())))
+    for (task, members), axes in zip(tasks.items(), panels, strict=True):
+        for row, group in enumerate(members):
+            _draw_scores(axes, row, final_scores(group, last), styles[group.label]["color"])
+        names = [_with_seeds(group.label, [len(group.curves)]) for group in members]
+        axes.set_yticks(range(len(members)), names, fontsize="small")
+        axes.set_ylim(len(members) - 0.5, -0.5)
+        axes.set_xlabel(plain(metric if last == 1 else f"{metric}, mean of the last {last} values"))
+        axes.set_title(fill(plain(task), TITLE_WIDTH), fontsize="medium")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def performance_profile_figure(
+    scores: Mapping[str, Sequence[ArrayLike]], score: str = "normalized score", points: int = 201
+) -> Figure:
+    """Plot the performance profile of each method with pointwise 95% intervals.
+
+    Args:
+        scores: label of a method -> for each task, its scores as in `performance_profile`.
+        score: name of the score.
+        points: number of thresholds from the lowest to the highest score.
+
+    Raises:
+        ValueError: if there is no method, or there are more than a figure can show.
+    """
+    styles = _styles_of(list(scores))
+    values = np.concatenate([_run_means(task) for tasks in scores.values() for task in tasks])
+    margin = max(0.02 * float(np.ptp(values)), 1e-3)
+    thresholds = np.linspace(values.min() - margin, values.max() + margin, points)
+    figure, (axes,) = _panels(1, 1, *PANEL)
+    for label, tasks in scores.items():
+        found = performance_profile(tasks, thresholds)
+        axes.plot(thresholds, found.value, **styles[label])
+        axes.fill_between(thresholds, found.low, found.high, color=styles[label]["color"], alpha=0.2, lw=0)
+    axes.set(xlabel=plain(f"{score} τ"), ylabel="fraction of runs with score > τ", ylim=(-0.02, 1.02))
+    axes.grid(alpha=0.3)
+    _add_legend(figure, [axes], styles, {label: fill(plain(label), LABEL_WIDTH) for label in scores})
+    return figure
+
+
+def check_figure_path(path: Path, option: str) -> None:
+    """Raise ValueError unless a figure can be written to this path.
+
+    Args:
+        path: the file.
+        option: name of the option for the message.
+    """
+    if path.suffix.lower() not in FORMATS or path.is_dir():
+        raise ValueError(f"{option} must be a file name that ends in {', '.join(FORMATS)}, got {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} must be in an existing folder, got {path}: create {path.parent} first")
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write a figure atomically to a file, replacing an existing one; the suffix determines the format.
+
+    Raises:
+        OSError: if the file cannot be written; an existing file is then unchanged.
+    """
+    content = BytesIO()
+    figure.savefig(content, format=Path(path).suffix.lower().removeprefix("."))
+    atomic_write(path, lambda handle: handle.write(content.getbuffer()))
+
+
+def plain(text: str) -> str:
+    """Return a text that matplotlib draws as it is: ``$`` begins no formula, and ``_`` hides no label."""
+    return f"{' ' * text.startswith('_')}{text}".replace("$", r"\$")
+
+
+def line_styles(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
+    """Return label -> color and style of the line of a group, the same in all panels."""
+    return _styles_of(list(dict.fromkeys(group.label for group in groups)))
+
+
+def _styles_of(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    if not 0 < len(labels) <= MAX_LINES:
+        raise ValueError(
+            f"a figure shows 1 to {MAX_LINES} groups, got {len(labels)}; choose fewer runs, or join groups"
+        )
+    return {
+        label: {"color": COLORS[row % len(COLORS)], "linestyle": LINE_STYLES[row // len(COLORS)]}
+        for row, label in enumerate(labels)
+    }
+
+
+def _panels(count: int, columns: int, width: float, height: float) -> tuple[Figure, list["Axes"]]:
+    """Return a figure with ``count`` panels, each of this width and height in inches."""
+    if count > MAX_PANELS:
+        raise ValueError(f"a figure shows at most {MAX_PANELS} tasks, got {count}; choose fewer runs")
+    rows = -(-count // columns)
+    figure = Figure(figsize=(columns * width, rows * height), dpi=DPI, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for unused in grid[count:]:
+        unused.remove()
+    return figure, list(grid[:count])
+
+
+def _draw_curve(axes: "Axes", group: Group, style: Mapping[str, Any]) -> None:
+    grid = common_grid(group.curves)
+    if not len(grid):
+        return
+    found = band(interpolate(group.curves, grid))
+    axes.plot(grid, found.value, marker="o" if len(grid) == 1 else None, **style)
+    if len(group.curves) > 1:
+        width = SINGLE_POINT if len(grid) == 1 else 0
+        axes.fill_between(grid, found.low, found.high, color=style["color"], alpha=0.2, linewidth=width)
+
+
+def _draw_scores(axes: "Axes", row: int, scores: NDArray[np.float64], color: str) -> None:
+    mean = mean_score([scores])
+    axes.plot(scores, np.full(len(scores), row), ".", color=color, alpha=0.4, markersize=5)
+    if len(scores) > 1:
+        axes.plot(
+            [mean.low, mean.high], [row, row], color=color, linewidth=6, alpha=0.35, solid_capstyle="butt"
+        )
+    axes.plot([mean.value], [row], "D", color=color, markersize=6)
+
+
+def _add_legend(
+    figure: Figure,
+    panels: Sequence["Axes"],
+    styles: Mapping[str, Mapping[str, Any]],
+    labels: Mapping[str, str],
+) -> None:
+    """Add the legend of all lines: inside of a single panel with few lines, else below the panels."""
+    handles = [Line2D([], [], **style) for style in styles.values()]
+    names = [labels[label] for label in styles]
+    if len(panels) == 1 and len(styles) <= INSIDE:
+        panels[0].legend(handles, names, fontsize="small", framealpha=0.7)
+        return
+    width, height = figure.get_size_inches()
+    lines = sum(1 + name.count("\n") for name in names)
+    figure.set_size_inches(width, height + LINE_HEIGHT * (lines / 2 + 1))
+    figure.legend(handles, names, loc="outside lower center", ncols=2, fontsize="small")
+
+
+def _labels_with_seeds(groups: Sequence[Group]) -> dict[str, str]:
+    """Return label -> label with the number of seeds, which may differ between tasks."""
+    seeds: dict[str, list[int]] = {}
+    for group in groups:
+        seeds.setdefault(group.label, []).append(len(group.curves))
+    return {label: _with_seeds(label, counts) for label, counts in seeds.items()}
+
+
+def _with_seeds(label: str, counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    if high == 1:
+        seeds = "1 seed, no interval"
+    else:
+        seeds = f"{high} seeds" if low == high else f"{low} to {high} seeds"
+    return fill(plain(f"{label} ({seeds.replace(' ', NO_BREAK)})"), LABEL_WIDTH)
+
+
+def _run_means(scores: ArrayLike) -> NDArray[np.float64]:
+    table = np.asarray(scores, np.float64)
+    return table if table.ndim == 1 else table.mean(axis=1)

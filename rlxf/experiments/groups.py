@@ -1,0 +1,204 @@
+"""Groups of runs that differ by their seed only, and short labels of what differs between the groups."""
+
+import fnmatch
+import json
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlxf.experiments.columns import listed
+from rlxf.experiments.curves import Curve, describe_metrics, find_curve, metrics_of
+from rlxf.experiments.runs import AGENT, Run
+from rlxf.utils.tables import printable
+
+DEFAULT_METRICS = ("eval/mean_reward", "rollout/ep_rew_mean")
+"""Metrics to choose from if none is given."""
+LABEL_CHARACTERS = 60
+"""Maximum length of a label; further settings are counted."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Learning curves of one method on one task, one for each seed.
+
+    Args:
+        label: name of the method.
+        task: name of the task; "" if unknown.
+        curves: the curves, at least one.
+        unfinished: number of trainings that did not end.
+        unit: unit of the steps.
+    """
+
+    label: str
+    task: str
+    curves: Sequence[Curve]
+    unfinished: int = 0
+    unit: str = "steps"
+
+    def smooth(self, window: int) -> "Group":
+        """Return the group with smoothed curves, see `Curve.smooth`."""
+        curves = [curve.smooth(window) for curve in self.curves]
+        return Group(self.label, self.task, curves, self.unfinished, self.unit)
+
+
+def choose_metric(runs: Sequence[Run], metric: str | None = None) -> str:
+    """Return the metric to show: a given one that a run has, or the first of `DEFAULT_METRICS`.
+
+    A default that all runs have takes precedence over one that some runs have.
+
+    Args:
+        runs: the runs.
+        metric: name of the metric; None for a default.
+
+    Raises:
+        ValueError: if no run has the metric; the message lists similar names and the existing metrics.
+    """
+    existing = list(filter(None, (metrics_of(run.path) for run in runs)))
+    counts = Counter(name for names in existing for name in names)
+    candidates = DEFAULT_METRICS if metric is None else (metric,)
+    some = [name for name in candidates if counts[name]]
+    if not some:
+        place = f"{runs[0].path} does not have" if len(runs) == 1 else f"none of the {len(runs)} runs has"
+        raise ValueError(
+            f"{place} the metric {' or '.join(candidates)}{describe_metrics(candidates[0], list(counts))}"
+        )
+    return next((name for name in some if counts[name] == len(existing)), some[0])
+
+
+def parse_patterns(texts: Iterable[str]) -> dict[str, str]:
+    """Return pattern -> name of the texts NAME=PATTERN.
+
+    Raises:
+        ValueError: if a text has another form.
+    """
+    patterns = {}
+    for text in texts:
+        name, equals, pattern = text.partition("=")
+        if not (name and equals and pattern):
+            raise ValueError(f"--groups must be NAME=PATTERN, such as ppo='*ppo*', got {text}")
+        patterns[pattern] = name
+    return patterns
+
+
+def read_groups(runs: Sequence[Run], metric: str, patterns: Mapping[str, str] | None = None) -> list[Group]:
+    """Read the curves of runs, and return them by task and settings, in the order of the runs.
+
+    Args:
+        runs: the runs.
+        metric: name of the metric.
+        patterns: shell pattern -> name of the group of the runs whose path matches; the first match counts.
+
+    Raises:
+        ValueError: if no run has the metric, a pattern matches no run, or a log is damaged.
+        OSError: if a log cannot be read.
+
+    Warns:
+        UserWarning: if a run has no value of the metric, and is left out, or a seed occurs twice in a group.
+    """
+    names = _given_names(runs, patterns or {})
+    found = {run.path: find_curve(run.path, metric) for run in runs}
+    curves = {path: curve for path, curve in found.items() if curve is not None}
+    _warn_of_missing([run.path for run in runs if run.path not in curves], metric)
+    if not curves:
+        raise ValueError(f"no run has a value of {metric}; choose another metric")
+    runs = [run for run in runs if run.path in curves]
+    labels = make_labels([{"group": names[run.path]} if run.path in names else run.settings for run in runs])
+    members: dict[tuple[str, str], list[Run]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        members.setdefault((run.task, label), []).append(run)
+    return [_group(task, label, each, curves, names) for (task, label), each in members.items()]
+
+
+def _warn_of_missing(paths: Sequence[Path], metric: str) -> None:
+    """Warn of runs without a value of the metric."""
+    empty = [path for path in paths if not metrics_of(path)]
+    other = [path for path in paths if path not in empty]
+    for each, reason in ((empty, "nothing was logged yet"), (other, f"there is no value of {metric}")):
+        if each:
+            warnings.warn(f"runs left out, because {reason}: {listed([*map(str, each)], 5)}", stacklevel=3)
+
+
+def _group(
+    task: str, label: str, runs: Sequence[Run], curves: Mapping[Path, Curve], names: Mapping[Path, str]
+) -> Group:
+    seeds = Counter(run.seed for run in runs)
+    twice = [run for run in runs if run.seed is not None and seeds[run.seed] > 1]
+    if twice:
+        warnings.warn(
+            f"{listed([str(run.path) for run in twice], 3)} have the same settings and the seed "
+            f"{twice[0].seed}: they are no independent trainings, and the interval is too narrow",
+            stacklevel=3,
+        )
+    if len(runs) > 1 and all(run.finished is None and run.path not in names for run in runs):
+        warnings.warn(
+            f"{listed([str(run.path) for run in runs], 3)} have no config.json, and count as seeds of one "
+            f"method, because their names differ by a number only; other groups: --groups NAME=PATTERN",
+            stacklevel=3,
+        )
+    unfinished = sum(run.finished is False for run in runs)
+    return Group(label, task, [curves[run.path] for run in runs], unfinished, runs[0].unit)
+
+
+def _given_names(runs: Sequence[Run], patterns: Mapping[str, str]) -> dict[Path, str]:
+    names: dict[Path, str] = {}
+    for pattern, name in patterns.items():
+        matching = [run.path for run in runs if fnmatch.fnmatchcase(run.path.as_posix(), pattern)]
+        if not matching:
+            raise ValueError(f"--groups {name}={pattern} matches no run, such as {runs[0].path}")
+        names = dict.fromkeys(matching, name) | names
+    return names
+
+
+def make_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a label for each of these settings, which names only what differs.
+
+    The label begins with the agent, and has the settings in which runs of this agent differ, for example
+    "gtrxl, core.recurrence=GRU". Equal settings have equal labels, and different ones different labels.
+
+    Args:
+        settings: settings of runs by name.
+    """
+    keys = [json.dumps(dict(each), sort_keys=True, default=str) for each in settings]
+    distinct = dict(zip(keys, settings, strict=True))
+    labels = {key: _label(each, _siblings(each, distinct.values())) for key, each in distinct.items()}
+    counts, shown = Counter(labels.values()), Counter[str]()
+    for key, label in labels.items():
+        shown[label] += 1
+        labels[key] = f"{label} #{shown[label]}" if counts[label] > 1 else label
+    return [labels[key] for key in keys]
+
+
+def _siblings(settings: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [other for other in others if _agent(other) == _agent(settings)]
+
+
+def _agent(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("group", settings.get(AGENT, "run")))
+
+
+def _label(settings: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]]) -> str:
+    names = dict.fromkeys(name for each in siblings for name in each)
+    differing = [name for name in names if len({_text(each.get(name)) for each in siblings}) > 1]
+    differing = [name for name in differing if not any(name.startswith(f"{other}.") for other in differing)]
+    parts = [_agent(settings), *(f"{name}={_text(settings.get(name))}" for name in differing)]
+    return _shortened([" ".join(printable(part).split()) for part in parts])
+
+
+def _text(value: Any) -> str:
+    """Return a JSON value as short text; names and numbers as they are."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "on", False: "off"}[value]
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _shortened(parts: Sequence[str]) -> str:
+    """Join parts; the last ones are counted instead, if the text were too long."""
+    shown = list(parts)
+    while len(shown) > 1 and len(", ".join(shown)) > LABEL_CHARACTERS:
+        shown.pop()
+    text = ", ".join(shown)
+    text = f"{text[: LABEL_CHARACTERS - 1]}…" if len(text) > LABEL_CHARACTERS else text
+    return text if len(shown) == len(parts) else f"{text} and {len(parts) - len(shown)} more"

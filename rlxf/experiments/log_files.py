@@ -1,0 +1,251 @@
+"""Logs of trainings as columns of numbers: ``progress.csv``, ``*monitor.csv`` and ``evaluations.npz``.
+
+The files may come from strangers. They are read as data: no pickle, at most
+`rlxf.experiments.columns.MAX_BYTES` of a file, and any damage is a `ValueError` of one sentence with the file
+and the line.
+"""
+
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlxf.experiments.columns import (
+    LARGEST_STEP,
+    Points,
+    header_of,
+    listed,
+    read_arrays,
+    read_bounded,
+    read_columns,
+    trailing_mean,
+    without_gaps,
+)
+from rlxf.training.serialization import load_json
+
+STEP_COLUMNS = ("time/total_timesteps", "total_timesteps", "timesteps", "steps", "step")
+"""Names of the column of steps, by priority."""
+PROGRESS, MONITOR, EVALUATIONS = "progress.csv", "monitor.csv", "evaluations.npz"
+EPISODE_WINDOW = 100
+"""Number of episodes in the mean of ``rollout/ep_rew_mean`` of Stable-Baselines3."""
+
+
+class Log(ABC):
+    """Log of one training.
+
+    Args:
+        files: the files, at least one.
+    """
+
+    def __init__(self, *files: Path):
+        self.files = files
+
+    @property
+    def path(self) -> Path:
+        """The first file."""
+        return self.files[0]
+
+    @property
+    def task(self) -> str:
+        """Environment id in the log; "" if it names none."""
+        return ""
+
+    @property
+    def unit(self) -> str:
+        """Unit of the steps."""
+        return "environment steps"
+
+    @abstractmethod
+    def metrics(self) -> list[str]:
+        """Return the names of the metrics; [] if nothing was logged yet.
+
+        Raises:
+            ValueError: if a file is too large or damaged.
+            OSError: if a file cannot be read.
+        """
+
+    @abstractmethod
+    def points(self, metric: str) -> Points:
+        """Return the points of one of the `metrics`. Values that are NaN or infinite are left out.
+
+        Raises:
+            ValueError: if a file is too large or damaged.
+            OSError: if a file cannot be read.
+
+        Warns:
+            UserWarning: if a value is NaN or infinite.
+        """
+
+
+class TableLog(Log):
+    """CSV file with a column of steps, as SB3's logger writes it.
+
+    An empty field is a value that was not logged at this step. The last line of a ``progress.csv`` is left
+    out if it does not end in a newline, because a training is writing it.
+    """
+
+    @property
+    def unit(self) -> str:
+        """Unit of the steps; that of other files than SB3's is unknown."""
+        return super().unit if self.path.name == PROGRESS else "steps"
+
+    def metrics(self) -> list[str]:
+        """Return the columns other than that of steps."""
+        names = header_of(self._data())
+        return [name for name in names if name and name != self._step_column(names)]
+
+    def points(self, metric: str) -> Points:
+        """Return the rows with a value of the metric."""
+        data = self._data()
+        step = self._step_column(header_of(data))
+        lines, table = read_columns(self.path, data, 1, (step, metric), optional=metric)
+        wrong = ~((table[:, 0] >= 0) & (table[:, 0] <= LARGEST_STEP))
+        if wrong.any():
+            line, value = lines[wrong][0], table[wrong, 0][0]
+            raise ValueError(f"{self.path} line {line}: {step} must be from 0 to 1e18, got {value:g}")
+        return without_gaps(self.path, metric, lines, table[:, 0], table[:, 1])
+
+    def _data(self) -> bytes:
+        data = read_bounded(self.path)
+        return data[: data.rfind(b"\n") + 1] if self.path.name == PROGRESS else data
+
+    def _step_column(self, names: Sequence[str]) -> str:
+        found = [name for name in STEP_COLUMNS if name in names]
+        if names and not found:
+            raise ValueError(
+                f"{self.path} has no column of steps ({', '.join(STEP_COLUMNS)}); its columns are "
+                f"{listed(names)}"
+            )
+        return found[0] if found else ""
+
+
+class MonitorLog(Log):
+    """Files of SB3's ``Monitor``, one for each parallel environment of a training.
+
+    The episodes of all files are sorted by their time of day, and the steps are the cumulative sum of their
+    lengths, as in the plots of SB3. The metrics are ``r`` and ``l``, the return and the
+    length of each episode, and their means over the last 100 episodes under the names of SB3's logger,
+    ``rollout/ep_rew_mean`` and ``rollout/ep_len_mean``.
+    """
+
+    COLUMNS = ("r", "l", "t")
+    MEANS: ClassVar = {"rollout/ep_rew_mean": "r", "rollout/ep_len_mean": "l"}
+
+    def metrics(self) -> list[str]:
+        """Return the metrics; [] if no episode ended yet."""
+        return [*self.MEANS, "r", "l"] if len(self._episodes()[1]) else []
+
+    def points(self, metric: str) -> Points:
+        """Return one point for each episode."""
+        lines, episodes = self._episodes()
+        column = self.COLUMNS.index(self.MEANS.get(metric, metric))
+        points = without_gaps(self.path, metric, lines, np.cumsum(episodes[:, 1]), episodes[:, column])
+        return (points[0], trailing_mean(points[1], EPISODE_WINDOW)) if metric in self.MEANS else points
+
+    @property
+    def task(self) -> str:
+        """``env_id`` in the first line of the first file."""
+        task = self._monitor_header(self.path, read_bounded(self.path)).get("env_id")
+        return task if isinstance(task, str) and task != "None" else ""
+
+    def _episodes(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return line numbers (n,) and `COLUMNS` (n, 3) of all episodes, sorted by time of day."""
+        each = [self._episodes_of(path) for path in self.files]
+        lines, episodes = (np.concatenate(parts) for parts in zip(*each, strict=True))
+        order = np.argsort(episodes[:, 2], kind="stable")
+        return lines[order], episodes[order]
+
+    def _episodes_of(self, path: Path) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        data = read_bounded(path)
+        data = data[: data.rfind(b"\n") + 1]
+        start = self._monitor_header(path, data).get("t_start", 0.0)
+        table = data.partition(b"\n")[2]
+        lines, episodes = read_columns(path, table, 2, self.COLUMNS)
+        valid = (episodes[:, 1] >= 0) & (episodes[:, 1] <= LARGEST_STEP) & np.isfinite(episodes[:, 2])
+        if not valid.all():
+            raise ValueError(f"{path} line {lines[~valid][0]}: l must be from 0 to 1e18, and t finite")
+        episodes[:, 2] += start if type(start) in (int, float) else 0.0
+        return lines, episodes
+
+    def _monitor_header(self, path: Path, data: bytes) -> dict[str, Any]:
+        line = data.partition(b"\n")[0]
+        try:
+            header = load_json(line.removeprefix(b"#")) if line.startswith(b"#") else None
+        except ValueError:
+            header = None
+        if not isinstance(header, dict):
+            raise ValueError(f"{path} line 1 must be # and a JSON object, as Monitor writes it")
+        return header
+
+
+class EvaluationsLog(Log):
+    """``evaluations.npz`` of SB3's ``EvalCallback``."""
+
+    NAMES: ClassVar = {
+        "eval/mean_reward": "results",
+        "eval/mean_ep_length": "ep_lengths",
+        "eval/success_rate": "successes",
+    }
+    """Metric of SB3's logger -> array (n, episodes), whose mean over episodes it is."""
+
+    def metrics(self) -> list[str]:
+        """Return the metrics of which there are values at all steps."""
+        arrays = self._arrays()
+        return [metric for metric, name in self.NAMES.items() if name in arrays]
+
+    def points(self, metric: str) -> Points:
+        """Return one point for each evaluation."""
+        arrays = self._arrays()
+        values = arrays[self.NAMES[metric]].mean(axis=1)
+        numbers = np.arange(1, len(values) + 1)
+        return without_gaps(self.path, metric, numbers, arrays["timesteps"], values, "evaluation")
+
+    def _arrays(self) -> dict[str, NDArray[np.float64]]:
+        """Return the arrays with as many rows as there are steps.
+
+        Raises:
+            ValueError: if the file is too large, is no NPZ file, or contains other arrays.
+        """
+        data = read_bounded(self.path)
+        try:
+            with zipfile.ZipFile(BytesIO(data)) as archive:
+                arrays = read_arrays(archive, ("timesteps", *self.NAMES.values()))
+        except (ValueError, zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
+            raise ValueError(f"{self.path} is not an evaluations.npz of EvalCallback: {error}") from error
+        steps = arrays.get("timesteps")
+        if steps is None or steps.ndim != 1 or not ((steps >= 0) & (steps <= LARGEST_STEP)).all():
+            raise ValueError(f"{self.path} must contain timesteps, a list of numbers from 0 to 1e18")
+        return {
+            name: values
+            for name, values in arrays.items()
+            if name == "timesteps" or (values.ndim == 2 and len(values) == len(steps) and values.size)
+        }
+
+
+def open_logs(path: Path) -> list[Log]:
+    """Return the logs in a folder, or that of a file; [] if a folder has none.
+
+    Of the logs in a folder that have a metric, the first one counts: ``progress.csv``, then
+    ``evaluations.npz``, then the files of ``Monitor``.
+
+    Raises:
+        ValueError: if a file has another name than that of a log.
+    """
+    if path.is_dir():
+        monitors = sorted(file for file in path.glob(f"*{MONITOR}") if file.is_file())
+        logs = [
+            TableLog(path / PROGRESS),
+            EvaluationsLog(path / EVALUATIONS),
+            *[MonitorLog(*monitors)] * bool(monitors),
+        ]
+        return [log for log in logs if log.path.is_file()]
+    if path.name.endswith(MONITOR):
+        return [MonitorLog(path)]
+    if path.suffix.lower() not in (".csv", ".npz"):
+        raise ValueError(f"{path} is not a log: give a folder of runs, a .csv file or an {EVALUATIONS}")
+    return [EvaluationsLog(path) if path.suffix.lower() == ".npz" else TableLog(path)]

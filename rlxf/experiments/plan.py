@@ -1,0 +1,308 @@
+"""Experiment files: tasks, agents and seeds in TOML, and the runs that they describe."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import product
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+COMMANDS = {
+    "train gtrxl": "env",
+    "train dt": "dataset",
+    "train bc": "dataset",
+    "train rvs": "dataset",
+    "baseline ppo": "env",
+    "baseline recurrent-ppo": "env",
+    "baseline random": "env",
+}
+"""Words of the command that trains an agent -> setting of a task that it needs."""
+CHECKPOINTS = ("last", "best")
+"""Checkpoints of a run whose final evaluation may be compared."""
+RESERVED = ("seed", "run")
+"""Options that an experiment sets for each run."""
+KEYS = {
+    "": ("seeds", "checkpoint", "settings", "tasks", "agents"),
+    "task": ("score_range", "agents"),
+    "agent": ("command",),
+}
+"""Keys of an experiment file, of a task and of an agent that are not options of a training command."""
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+"""Names of tasks and agents, which are names of folders."""
+MAX_BYTES, MAX_RUNS = 2**20, 100_000
+
+
+class PlanError(ValueError):
+    """Error in an experiment file. The message begins with the file and, if it is known, the line."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Task of an experiment.
+
+    Args:
+        name: name in tables, and of its folder.
+        settings: options of training commands, among them the environment or the datasets.
+        overrides: agent name -> options that replace those of the agent on this task.
+        score_range: returns with normalized scores 0 and 1; None to compare returns.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    overrides: dict[str, dict[str, Any]]
+    score_range: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Agent:
+    """Agent of an experiment.
+
+    Args:
+        name: name in tables, and of its folders.
+        command: words of the command that trains it, a key of `COMMANDS`.
+        settings: options of this command.
+    """
+
+    name: str
+    command: str
+    settings: dict[str, Any]
+
+    def trains_on(self, task: Task) -> bool:
+        """Return whether the task has what the command needs: an environment, or datasets."""
+        return COMMANDS[self.command] in task.settings
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of an experiment: an agent, a task and a seed.
+
+    Args:
+        task: name of the task.
+        agent: name of the agent.
+        seed: seed of the training.
+        command: words of the command that trains the agent.
+        settings: options of the command, without the seed and the folder.
+    """
+
+    task: str
+    agent: str
+    seed: int
+    command: str
+    settings: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Path of the run in the folder of the experiment."""
+        return f"{self.task}/{self.agent}/seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Content of an experiment file.
+
+    Args:
+        tasks: the tasks.
+        agents: the agents. Each trains on the tasks with an environment, or on those with datasets.
+        seeds: seed of each repetition.
+        settings: options of all runs; those of agents and tasks replace them.
+        checkpoint: checkpoint whose final evaluation is compared, "last" or "best".
+    """
+
+    tasks: tuple[Task, ...]
+    agents: tuple[Agent, ...]
+    seeds: tuple[int, ...]
+    settings: dict[str, Any]
+    checkpoint: str = "last"
+
+    @classmethod
+    def read(cls, path: Path) -> "Plan":
+        """Read an experiment file.
+
+        Raises:
+            PlanError: if the file is not TOML, or a key or a value is invalid.
+            OSError: if the file cannot be read.
+        """
+        text = _read_text(path)
+        try:
+            document = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise PlanError(f"{path} is not a TOML file: {error}") from None
+        return _Reader(path, text).plan(document)
+
+    def pairs(self) -> Iterator[tuple[Task, Agent]]:
+        """Yield each task with each agent that trains on it."""
+        yield from (
+            (task, agent) for task, agent in product(self.tasks, self.agents) if agent.trains_on(task)
+        )
+
+    def cells(self) -> list[Cell]:
+        """Return all runs, the first seed of all tasks and agents first."""
+        return [
+            Cell(task.name, agent.name, seed, agent.command, self.options(task, agent))
+            for seed in self.seeds
+            for task, agent in self.pairs()
+        ]
+
+    def options(self, task: Task, agent: Agent) -> dict[str, Any]:
+        """Return the options of an agent on a task; later ones replace earlier ones of the same name.
+
+        The order is that of all runs, of the agent, of the task, and of the agent on this task.
+        """
+        layers = (self.settings, agent.settings, task.settings, task.overrides.get(agent.name, {}))
+        merged: dict[str, Any] = {}
+        for layer in layers:
+            merged = _merged(merged, layer)
+        return merged
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the union of two tables of options; tables in both, like ``core``, are merged, too."""
+    merged = dict(first)
+    for key, value in second.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict) and key == "core"
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+def _read_text(path: Path) -> str:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no experiment file {path}; check the path")
+    with open(path, "rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise PlanError(f"{path} has more than {MAX_BYTES:,} bytes; an experiment file must be smaller")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is not a text file in UTF-8: {error}") from None
+
+
+class _Reader:
+    """Conversion of a TOML document into a plan, with the file and the line in messages of errors."""
+
+    def __init__(self, path: Path, text: str):
+        self.path, self.lines = path, text.splitlines()
+
+    def plan(self, document: dict[str, Any]) -> Plan:
+        """Return the plan of a document."""
+        self.check_keys(document, KEYS[""], "the file")
+        for name in ("tasks", "agents"):
+            if not document.get(name):
+                raise PlanError(f"{self.path} has no {name}: add a table [{name}.NAME] for each of them")
+        tasks = tuple(self.task(*item) for item in self.tables(document["tasks"], "tasks"))
+        agents = tuple(self.agent(*item) for item in self.tables(document["agents"], "agents"))
+        settings = self.table(document.get("settings", {}), "settings")
+        self.check_reserved(settings, "settings")
+        checkpoint = document.get("checkpoint", CHECKPOINTS[0])
+        if checkpoint not in CHECKPOINTS:
+            raise self.error("checkpoint", f"checkpoint must be last or best, got {checkpoint!r}")
+        plan = Plan(tasks, agents, self.seeds(document.get("seeds", 1)), settings, checkpoint)
+        self.check_pairs(plan)
+        return plan
+
+    def task(self, name: str, table: dict[str, Any]) -> Task:
+        """Return the task of a table."""
+        settings = {key: value for key, value in table.items() if key not in KEYS["task"]}
+        self.check_reserved(settings, name)
+        if ("env" in settings) == ("dataset" in settings):
+            raise self.error(name, f"task {name} must have either env or dataset")
+        overrides = dict(self.tables(table.get("agents", {}), f"tasks.{name}.agents"))
+        return Task(name, settings, overrides, self.score_range(name, table.get("score_range")))
+
+    def agent(self, name: str, table: dict[str, Any]) -> Agent:
+        """Return the agent of a table."""
+        command = table.get("command")
+        if command not in COMMANDS:
+            near = get_close_matches(str(command), COMMANDS, n=1)
+            hint = f"did you mean {near[0]!r}? Choose" if near else "choose"
+            raise self.error(
+                name, f"command of agent {name} is {command!r}; {hint} one of {', '.join(COMMANDS)}"
+            )
+        settings = {key: value for key, value in table.items() if key not in KEYS["agent"]}
+        self.check_reserved(settings, name)
+        return Agent(name, command, settings)
+
+    def seeds(self, seeds: Any) -> tuple[int, ...]:
+        """Return the seeds, given as a list, or as their number."""
+        if type(seeds) is int and 0 < seeds <= MAX_RUNS:
+            return tuple(range(seeds))
+        valid = isinstance(seeds, list) and seeds and all(type(each) is int and each >= 0 for each in seeds)
+        if not valid or len(set(seeds)) < len(seeds):
+            raise self.error("seeds", f"seeds must be a number, or a list of different seeds, got {seeds!r}")
+        return tuple(seeds)
+
+    def score_range(self, task: str, value: Any) -> tuple[float, float] | None:
+        """Return the returns with scores 0 and 1 of a task."""
+        if value is None:
+            return None
+        numbers = isinstance(value, list) and all(type(each) in (int, float) for each in value)
+        if not numbers or len(value) != 2 or not all(map(isfinite, value)) or value[0] >= value[1]:
+            raise self.error(
+                "score_range",
+                f"score_range of task {task} must be two returns, those with scores 0 and 1, in increasing "
+                f"order, got {value!r}",
+            )
+        return float(value[0]), float(value[1])
+
+    def tables(self, value: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield name and content of each table in a table."""
+        for name, table in self.table(value, where).items():
+            if not NAME.fullmatch(name):
+                raise self.error(
+                    name,
+                    f"{where}.{name}: names must have letters, digits, dots, dashes and underscores only, "
+                    f"and begin with a letter or digit, because they are names of folders",
+                )
+            yield name, self.table(table, f"{where}.{name}")
+
+    def table(self, value: Any, where: str) -> dict[str, Any]:
+        """Return a table after a check of its type."""
+        if not isinstance(value, dict):
+            raise self.error(where.rpartition(".")[2], f"{where} must be a table, got {value!r}")
+        return value
+
+    def check_keys(self, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+        """Raise PlanError if a table has an unknown key; the message proposes a similar one."""
+        for key in table:
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}"
+                raise self.error(key, f"{where} has an unknown key {key}; {hint}")
+
+    def check_reserved(self, settings: Mapping[str, Any], where: str) -> None:
+        """Raise PlanError if settings contain an option that the experiment sets."""
+        for key in RESERVED:
+            if key in settings:
+                raise self.error(key, f"{where} has {key}, which the experiment sets for each run: remove it")
+
+    def check_pairs(self, plan: Plan) -> None:
+        """Raise PlanError if a task or an agent has no partner, or there are too many runs."""
+        pairs = list(plan.pairs())
+        names = {agent.name for agent in plan.agents}
+        for task in plan.tasks:
+            if task not in [each for each, _ in pairs]:
+                raise self.error(
+                    task.name, f"no agent trains on task {task.name}: add one, or remove the task"
+                )
+            self.check_keys(task.overrides, tuple(names), f"tasks.{task.name}.agents")
+        for agent in plan.agents:
+            if agent not in [each for _, each in pairs]:
+                needed = COMMANDS[agent.command]
+                raise self.error(
+                    agent.name, f"agent {agent.name} needs a task with {needed}, but none has it"
+                )
+        if len(pairs) * len(plan.seeds) > MAX_RUNS:
+            raise PlanError(
+                f"{self.path} describes more than {MAX_RUNS:,} runs: reduce tasks, agents or seeds"
+            )
+
+    def error(self, key: str, message: str) -> PlanError:
+        """Return an error with the file and the first line that defines a key, if one is found."""
+        word = re.escape(key)
+        definition = re.compile(rf'\s*(\[[^\]]*)?(.*\.)?["\']?{word}["\']?\s*(=|\.|\])')
+        line = next((n for n, text in enumerate(self.lines, 1) if definition.match(text)), None)
+        place = f"{self.path}, line {line}" if line else f"{self.path}"
+        return PlanError(f"{place}: {message}")

@@ -1,0 +1,116 @@
+"""Returns of the runs of an experiment, by task and agent, as tables of seeds and episodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlxf.experiments.execution import Job, Outcome, is_complete
+from rlxf.experiments.plan import Cell, Plan, Task
+from rlxf.training.serialization import load_json
+
+EVALUATION = "evaluation.json"
+"""Name of the file with the final evaluation in the folder of a run."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Result of one run.
+
+    Args:
+        cell: the run.
+        returns: float64 (n,), return of each evaluation episode; None if the run is not complete.
+        outcome: outcome of the last attempt; None before the first.
+    """
+
+    cell: Cell
+    returns: NDArray[np.float64] | None
+    outcome: Outcome | None
+
+    @property
+    def failure(self) -> str:
+        """Reason why the run is not complete after its last attempt; "" if there was none."""
+        if self.returns is not None or self.outcome is None or self.outcome.returncode == 0:
+            return ""
+        return self.outcome.message or f"exit status {self.outcome.returncode}"
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of all runs of an experiment.
+
+    Args:
+        plan: the experiment.
+        runs: result of each run, in the order of `Plan.cells`.
+    """
+
+    plan: Plan
+    runs: tuple[RunResult, ...]
+
+    def returns(self, task: str, agent: str) -> NDArray[np.float64] | None:
+        """Return the returns (S, E) of the complete runs of an agent on a task; None if there are none.
+
+        Runs with fewer episodes than others limit E to theirs, so that all seeds have the same weight.
+        """
+        found = [run.returns for run in self.of(task, agent) if run.returns is not None]
+        if not found:
+            return None
+        episodes = min(map(len, found))
+        return np.stack([returns[:episodes] for returns in found])
+
+    def scores(self, task: Task, agent: str) -> NDArray[np.float64] | None:
+        """Return the normalized scores (S, E) of an agent on a task with a `Task.score_range`."""
+        returns = self.returns(task.name, agent)
+        if returns is None or task.score_range is None:
+            return None
+        low, high = task.score_range
+        return (returns - low) / (high - low)
+
+    def of(self, task: str, agent: str) -> list[RunResult]:
+        """Return the results of all seeds of an agent on a task."""
+        return [run for run in self.runs if (run.cell.task, run.cell.agent) == (task, agent)]
+
+    @property
+    def failures(self) -> list[RunResult]:
+        """Runs whose last attempt failed."""
+        return [run for run in self.runs if run.failure]
+
+
+def read_results(plan: Plan, jobs: Sequence[tuple[Cell, Job]]) -> Results:
+    """Read the results of the runs of an experiment.
+
+    Raises:
+        ValueError: if a file is damaged.
+    """
+    return Results(plan, tuple(_read_run(cell, job, plan.checkpoint) for cell, job in jobs))
+
+
+def _read_run(cell: Cell, job: Job, checkpoint: str) -> RunResult:
+    returns = read_returns(Path(job.folder) / EVALUATION, checkpoint) if is_complete(job) else None
+    return RunResult(cell, returns, Outcome.read(job))
+
+
+def read_returns(file: Path, checkpoint: str) -> NDArray[np.float64]:
+    """Read the returns (n,) of a checkpoint in the final evaluation of a run.
+
+    An agent that is conditioned on several target returns has those of the first target. A run without a best
+    checkpoint has those of the last one.
+
+    Raises:
+        ValueError: if the file is missing or damaged.
+    """
+    try:
+        document = load_json(file.read_bytes())
+        report: dict[str, Any] = document[checkpoint if checkpoint in document else "last"]
+        report = report["targets"][0] if "targets" in report else report
+        returns = np.array(report["returns"], np.float64)
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"{file} cannot be read ({error}): remove the folder of the run to repeat it"
+        ) from error
+    if returns.ndim != 1 or not len(returns):
+        raise ValueError(f"{file} has no returns: remove the folder of the run to repeat it")
+    return returns

@@ -1,0 +1,192 @@
+"""Summary of an experiment: tables of returns and scores, learning curves and performance profiles."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from rlxf.evaluation.aggregates import (
+    mean_score,
+    median_over_runs,
+    median_over_tasks,
+    optimality_gap,
+    probability_of_improvement,
+)
+from rlxf.evaluation.intervals import Interval, stratified_interquartile_mean
+from rlxf.experiments.curves import metrics_of, read_curve
+from rlxf.experiments.figures import (
+    MAX_LINES,
+    MAX_PANELS,
+    learning_curves,
+    performance_profile_figure,
+    save_figure,
+)
+from rlxf.experiments.groups import Group
+from rlxf.experiments.plan import Plan, Task
+from rlxf.experiments.results import Results
+from rlxf.training.serialization import dump_json
+from rlxf.utils.files import atomic_write
+from rlxf.utils.tables import Table
+
+METRIC = "eval/mean_reward"
+"""Metric of the learning curves."""
+TASK_COLUMNS = ("agent", "seeds", "IQM (95% interval)", "mean", "median", "worst seed", "minutes")
+ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap", "better than the first")
+NOTE = (
+    "IQM: mean of the middle half of all episodes of all seeds. Intervals: stratified bootstrap over seeds "
+    "and episodes. Minutes: median wall-clock time of a run."
+)
+
+
+def result_tables(results: Results) -> list[Table]:
+    """Return a table for each task, and one of normalized scores over all tasks that have them.
+
+    In the last table, an agent that lacks a task is left out.
+    """
+    tables = [_task_table(results, task) for task in results.plan.tasks]
+    scored = [task for task in results.plan.tasks if task.score_range is not None]
+    return [*tables, _score_table(results, scored)] if scored else tables
+
+
+def _task_table(results: Results, task: Task) -> Table:
+    table = Table(*TASK_COLUMNS, title=f"{task.name}: returns, {results.plan.checkpoint} checkpoint")
+    for agent in _agents(results.plan, task):
+        table.add_row(agent, *_task_cells(results, task, agent))
+    return table
+
+
+def _agents(plan: Plan, task: Task) -> list[str]:
+    return [agent.name for agent in plan.agents if agent.trains_on(task)]
+
+
+def _task_cells(results: Results, task: Task, agent: str) -> list[str]:
+    runs, returns = results.of(task.name, agent), results.returns(task.name, agent)
+    failed = sum(bool(run.failure) for run in runs)
+    count = 0 if returns is None else len(returns)
+    seeds = f"{count} of {len(runs)}" + (f", {failed} failed" if failed else "")
+    if returns is None:
+        return [seeds, "", "", "", "", ""]
+    seconds = [run.outcome.seconds for run in runs if run.outcome and run.returns is not None]
+    return [
+        seeds,
+        f"{stratified_interquartile_mean([returns]):.4g}",
+        f"{returns.mean():.4g}",
+        f"{median_over_runs([returns]).value:.4g}",
+        f"{returns.mean(axis=1).min():.4g}",
+        f"{np.median(seconds) / 60:.1f}" if seconds else "",
+    ]
+
+
+def _score_table(results: Results, tasks: Sequence[Task]) -> Table:
+    table = Table(*ALL_COLUMNS, title=f"Normalized scores over {len(tasks)} tasks (95% intervals)")
+    scores = all_scores(results, tasks)
+    for agent, tables in scores.items():
+        reference = next(iter(scores.values()))
+        table.add_row(
+            agent,
+            str(min(map(len, tables))),
+            *(f"{value:.2f}" for value in statistics(tables).values()),
+            "" if tables is reference else f"{probability_of_improvement(tables, reference):.2f}",
+        )
+    return table
+
+
+def statistics(tables: Sequence[NDArray[np.float64]]) -> dict[str, Interval]:
+    """Return the statistics of the scores (S, E) of an agent on several tasks by name."""
+    return {
+        "iqm": stratified_interquartile_mean(tables),
+        "mean": mean_score(tables),
+        "median": median_over_tasks(tables),
+        "optimality_gap": optimality_gap(tables),
+    }
+
+
+def all_scores(results: Results, tasks: Sequence[Task]) -> dict[str, list[NDArray[np.float64]]]:
+    """Return agent -> its scores (S, E) on each task, for the agents with results on all of these tasks."""
+    scores = {
+        agent.name: [results.scores(task, agent.name) for task in tasks] for agent in results.plan.agents
+    }
+    return {
+        agent: [table for table in tables if table is not None]
+        for agent, tables in scores.items()
+        if all(table is not None for table in tables)
+    }
+
+
+def write_summary(results: Results, folder: Path) -> Iterator[Path]:
+    """Write the tables, the numbers and the figures into the folder of an experiment, and yield their paths.
+
+    Each file is replaced atomically.
+
+    Raises:
+        OSError: if a file cannot be written.
+    """
+    text = "\n\n".join([*(table.markdown() for table in result_tables(results)), NOTE, *_failures(results)])
+    yield _written(folder / "table.md", f"{text}\n".encode())
+    yield _written(folder / "results.json", dump_json(as_json(results), indent=1))
+    for name, figure in _figures(results, folder):
+        save_figure(figure, folder / name)
+        yield folder / name
+
+
+def _written(path: Path, content: bytes) -> Path:
+    atomic_write(path, lambda file: file.write(content))
+    return path
+
+
+def _failures(results: Results) -> list[str]:
+    lines = [f"- {run.cell.name}: {run.failure}" for run in results.failures]
+    return ["Failed runs:\n\n" + "\n".join(lines)] if lines else []
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """Return the returns of all runs and the statistics of scores as a JSON object."""
+    scored = [task for task in results.plan.tasks if task.score_range is not None]
+    scores = all_scores(results, scored) if scored else {}
+    return {
+        "checkpoint": results.plan.checkpoint,
+        "runs": [
+            {
+                "task": run.cell.task,
+                "agent": run.cell.agent,
+                "seed": run.cell.seed,
+                "returns": None if run.returns is None else run.returns.tolist(),
+                "seconds": None if run.outcome is None else run.outcome.seconds,
+                "failure": run.failure or None,
+            }
+            for run in results.runs
+        ],
+        "scores": {
+            agent: {name: [value.value, value.low, value.high] for name, value in statistics(tables).items()}
+            for agent, tables in scores.items()
+        },
+    }
+
+
+def _figures(results: Results, folder: Path) -> Iterator[tuple[str, Figure]]:
+    """Yield name and figure of the learning curves, and of the performance profiles, if there are any."""
+    groups = [
+        group
+        for task in results.plan.tasks[:MAX_PANELS]
+        for agent in _agents(results.plan, task)[:MAX_LINES]
+        if (group := _group(results, folder, task.name, agent)).curves
+    ]
+    if groups:
+        yield "curves.png", learning_curves(groups, METRIC)
+    scored = [task for task in results.plan.tasks if task.score_range is not None]
+    scores = all_scores(results, scored) if scored else {}
+    if scores:
+        yield "profile.png", performance_profile_figure(scores)
+
+
+def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
+    """Return the learning curves of an agent on a task; those of incomplete runs end earlier."""
+    runs = results.of(task, agent)
+    paths = [folder / run.cell.name for run in runs if (folder / run.cell.name / "progress.csv").is_file()]
+    curves = [read_curve(path, METRIC) for path in paths if METRIC in metrics_of(path)]
+    unfinished = sum(run.returns is None for run in runs)
+    unit = "updates" if "dataset" in runs[0].cell.settings else "environment steps"
+    return Group(agent, task, curves, unfinished, unit)

@@ -1,0 +1,90 @@
+"""Tests of ``rlxf baseline``: agents of Stable-Baselines3 and random actions as runs."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlxf.cli import main
+from rlxf.training import RunFolder
+from tests.cli.running import refused
+
+TASK = ["--env", "CartPole-v1", "--episodes", "3", "--quiet"]
+PPO = [*TASK, "--total-timesteps", "64", "--evaluate-every", "32", "--evaluation-episodes", "2"]
+SMALL = ["--arguments", '{"n_steps": 32, "batch_size": 32, "n_epochs": 1}']
+
+
+def baseline(folder: Path, *words: str) -> dict:
+    """Run a baseline, and return the report of its last evaluation."""
+    main(["baseline", *words, "--run", str(folder)])
+    return json.loads((folder / "evaluation.json").read_text())["last"]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "recurrent-ppo"])
+def test_a_run_has_the_files_that_comparisons_read(tmp_path, algorithm):
+    report = baseline(tmp_path / "run", algorithm, *PPO, *SMALL)
+    assert len(report["returns"]) == 3
+    assert report["mean"] == pytest.approx(np.mean(report["returns"]))
+    run = RunFolder.reopen(tmp_path / "run")
+    assert run.completion.steps == 64
+    assert (run.config["agent"], run.config["seed"]) == (algorithm, 0)
+    with open(run.path / "progress.csv") as file:
+        rows = list(csv.DictReader(file))
+    evaluated = [int(row["time/total_timesteps"]) for row in rows if row["eval/mean_reward"]]
+    assert evaluated == [32, 64, 64]
+
+
+def test_equal_seeds_give_equal_returns(tmp_path):
+    words = ["ppo", *PPO, *SMALL, "--normalize-observations", "--frame-stack", "2", "--seed"]
+    seeds = {"a": "5", "b": "5", "c": "6"}
+    first, second, other = (baseline(tmp_path / name, *words, seed) for name, seed in seeds.items())
+    assert first["returns"] == second["returns"] != other["returns"]
+
+
+def test_random_actions_are_seeded_and_cover_the_space(tmp_path):
+    reports = [
+        baseline(tmp_path / n, "random", *TASK, "--seed", s) for n, s in (("a", "1"), ("b", "1"), ("c", "2"))
+    ]
+    assert reports[0]["returns"] == reports[1]["returns"] != reports[2]["returns"]
+    assert 9 <= reports[0]["mean"] <= 60
+
+
+def test_random_actions_of_a_box(tmp_path):
+    report = baseline(tmp_path / "run", "random", "--env", "Pendulum-v1", "--episodes", "2", "--quiet")
+    assert -2000 < report["mean"] < -600
+
+
+def test_a_baseline_cannot_be_resumed(tmp_path, capsys):
+    baseline(tmp_path / "run", "random", *TASK)
+    assert "was made by rlxf baseline, which saves no checkpoints" in refused(
+        capsys, "resume", str(tmp_path / "run")
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--arguments", '{"n_step": 3}'], "--arguments of PPO must be among"),
+        (["--arguments", '{"env": "x"}'], "got env"),
+        (["--arguments", '{"seed": 1}'], "got seed"),
+        (["--total-timesteps", "0"], "--total-timesteps must be at least 1, got 0"),
+        (["--frame-stack", "0"], "--frame-stack must be at least 1"),
+        (["--seed", "-1"], "--seed must be finite and at least 0"),
+        (["--env", "CartPol-v1"], "unknown environment id 'CartPol-v1'; similar ids: CartPole-v1"),
+        (["--env", "FrozenLake-v1", "--normalize-observations"], "VecNormalize"),
+    ],
+)
+def test_invalid_options_are_one_line(tmp_path, capsys, words, message):
+    run = tmp_path / "run"
+    assert message in refused(capsys, "baseline", "ppo", *TASK, *words, "--run", str(run))
+    assert not run.exists()
+
+
+def test_an_existing_folder_is_kept(tmp_path, capsys):
+    (tmp_path / "precious").write_text("x")
+    assert "exists; choose another folder" in refused(
+        capsys, "baseline", "ppo", *TASK, "--run", str(tmp_path)
+    )
+    assert (tmp_path / "precious").read_text() == "x"

@@ -1,0 +1,124 @@
+"""Tests of ``rlxf experiment``: missing runs, failures, options, and the tables that it writes."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rlxf.cli import main
+from tests.cli.running import refused
+
+FILE = """\
+seeds = 2
+
+[settings]
+episodes = 3
+
+[tasks.pole]
+env = "CartPole-v1"
+score_range = [0, 500]
+
+[tasks.missing]
+env = "NoSuchPackage-v0"
+score_range = [0, 1]
+
+[agents.random]
+command = "baseline random"
+quiet = true
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(FILE)
+    return tmp_path / "runs" / "small"
+
+
+def run(capsys, *words: str) -> str:
+    main(["experiment", "small.toml", *words])
+    return capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_runs_are_trained_once_and_failures_stand_in_the_table(folder, capsys):
+    out = run(capsys, "--processes", "2")
+    assert "4 runs, 0 of them complete" in out
+    assert "failed: missing/random/seed-1: unknown environment id 'NoSuchPackage-v0'" in out
+    table = (folder / "table.md").read_text()
+    assert "| random | 2 of 2 |" in table
+    assert "| random | 0 of 2, 2 failed |" in table
+    assert "- missing/random/seed-0: unknown environment id" in table
+    results = json.loads((folder / "results.json").read_text())
+    returns = {(each["task"], each["seed"]): each["returns"] for each in results["runs"]}
+    assert [len(returns["pole", seed]) for seed in (0, 1)] == [3, 3]
+    assert returns["missing", 0] is None
+    evaluation = json.loads((folder / "pole/random/seed-1/evaluation.json").read_text())
+    assert returns["pole", 1] == evaluation["last"]["returns"]
+    assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("pole/*/*/completed.json")}
+    out = run(capsys)
+    assert "4 runs, 2 of them complete" in out
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    outcome = json.loads((folder / "missing/random/seed-0.json").read_text())
+    assert outcome["attempts"] == 2
+
+
+@pytest.mark.slow
+def test_changed_options_are_refused(folder, capsys):
+    text = FILE.replace('[tasks.missing]\nenv = "NoSuchPackage-v0"\nscore_range = [0, 1]\n', "")
+    Path("small.toml").write_text(text.replace("seeds = 2", "seeds = 1"))
+    run(capsys)
+    Path("small.toml").write_text(text)  # another seed is added
+    assert "2 runs, 1 of them complete" in run(capsys)
+    Path("small.toml").write_text(text.replace("episodes = 3", "episodes = 4"))
+    message = refused(capsys, "experiment", "small.toml")
+    assert "runs/small/pole/random/seed-0 was trained with other options: rlxf baseline random" in message
+    config = folder / "pole/random/seed-0/config.json"
+    Path("small.toml").write_text(text)
+    config.write_text(config.read_text().replace("CartPole-v1", "evil:CartPole-v1"))
+    message = refused(capsys, "experiment", "small.toml")
+    assert "has env = 'evil:CartPole-v1' in its config.json" in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "quiet = true",
+            "quit = true",
+            "agent random on task pole: unknown option --quit; did you mean --quiet?",
+        ),
+        ("episodes = 3", "episodes = 2.5", "agent random on task pole: --episodes must be a whole number"),
+        (
+            "seeds = 2",
+            "sees = 2",
+            "small.toml, line 1: the file has an unknown key sees; did you mean seeds?",
+        ),
+        ("baseline random", "train", "Choose one of train gtrxl"),
+    ],
+)
+def test_invalid_files_are_refused_before_anything_is_made(folder, capsys, old, new, message):
+    Path("small.toml").write_text(FILE.replace(old, new))
+    assert message in refused(capsys, "experiment", "small.toml")
+    assert not folder.exists()
+
+
+def test_a_damaged_outcome_is_named(folder, capsys):
+    (folder / "pole/random").mkdir(parents=True)
+    (folder / "pole/random/seed-0.json").write_text("{")
+    assert "seed-0.json is damaged" in refused(capsys, "experiment", "small.toml")
+
+
+@pytest.mark.parametrize("option", ["--processes", "--threads"])
+def test_counts_are_checked(folder, capsys, option):
+    assert f"{option} must be at least 1" in refused(capsys, "experiment", "small.toml", option, "0")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser can write everywhere")
+def test_a_folder_that_cannot_be_written_is_named(folder, capsys):
+    folder.mkdir(parents=True)
+    folder.chmod(0o500)
+    assert str(folder.name) in refused(capsys, "experiment", "small.toml")

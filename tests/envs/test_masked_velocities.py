@@ -1,0 +1,44 @@
+"""Tests of the classic control tasks without velocities."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+import rlxf  # noqa: F401  # registers the tasks
+
+TASKS = {
+    "rlxf/CartPoleNoVel-v1": ("CartPole-v1", [1, 3]),
+    "rlxf/PendulumNoVel-v1": ("Pendulum-v1", [2]),
+    "rlxf/MountainCarContinuousNoVel-v0": ("MountainCarContinuous-v0", [1]),
+    "rlxf/LunarLanderNoVel-v3": ("LunarLander-v3", [2, 3, 5]),
+}
+each = pytest.mark.parametrize(("task", "original", "hidden"), [(t, *v) for t, v in TASKS.items()], ids=TASKS)
+
+
+@each
+def test_only_velocities_are_zero(task, original, hidden):
+    if "Lunar" in task:
+        pytest.importorskip("Box2D")
+    env, other = gymnasium.make(task), gymnasium.make(original)
+    pairs = [(env.reset(seed=3)[0], other.reset(seed=3)[0])]
+    for _ in range(20):
+        action = other.action_space.sample()
+        masked, whole = env.step(action), other.step(action)
+        assert masked[1:] == whole[1:]
+        pairs.append((masked[0], whole[0]))
+        if masked[2]:
+            break
+    seen = [i for i in range(len(pairs[0][0])) if i not in hidden]
+    assert all((masked[hidden] == 0).all() for masked, _ in pairs)
+    assert all(np.array_equal(masked[seen], whole[seen]) for masked, whole in pairs)
+    assert any(whole[hidden].any() for _, whole in pairs)
+
+
+@each
+def test_spaces_and_time_limit_are_the_original_ones(task, original, hidden):
+    if "Lunar" in task:
+        pytest.importorskip("Box2D")
+    env, other = gymnasium.make(task), gymnasium.make(original)
+    assert (env.observation_space, env.action_space) == (other.observation_space, other.action_space)
+    assert env.observation_space.contains(env.reset(seed=0)[0])
+    assert env.get_wrapper_attr("_max_episode_steps") == gymnasium.spec(original).max_episode_steps

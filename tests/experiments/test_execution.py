@@ -1,0 +1,236 @@
+"""Tests of the execution of runs: completion, failures, kills, locks, and a cluster whose worker dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rlxf.experiments.execution import (
+    Job,
+    Outcome,
+    cluster_executor,
+    is_complete,
+    last_line,
+    local_executor,
+    only_process,
+    run_job,
+    run_jobs,
+    stop_running,
+)
+
+SHORT = ("--env", "CartPole-v1", "--episodes", "2", "--quiet")
+GTRXL = (
+    *("--env", "rlxf/TMaze-v0", "--env-kwargs", '{"corridor_length": 3}', "--episodes", "2", "--quiet"),
+    *("--n-envs", "2", "--n-steps", "16", "--segment-length", "8", "--batch-size", "16", "--core.width", "8"),
+    *("--core.heads", "2", "--core.memory.length", "4", "--attention-maps-every", "None", "--no-videos"),
+    *("--evaluate-every", "0", "--checkpoint-seconds", "0.2"),
+)
+
+
+def random_job(folder: Path, name: str = "seed-0", *options: str) -> Job:
+    return Job(str(folder / name), "baseline random", (*SHORT, *options))
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true"
+        time.sleep(0.05)
+
+
+def children() -> list[int]:
+    """Return the ids of the processes that this process has started, and of those that they have started."""
+    text = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
+    pairs = [tuple(map(int, line.split())) for line in text.splitlines()[1:]]
+    found = [os.getpid()]
+    for parent in found:
+        found += [pid for pid, of in pairs if of == parent]
+    return found[1:]
+
+
+def training(folder: Path) -> list[int]:
+    """Return the ids of the processes that train in a folder."""
+
+    def command(pid: int) -> str:
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+        except OSError:
+            return ""
+
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if f"{folder} " in command(pid)]
+
+
+def test_a_run_is_trained_once(tmp_path):
+    job = random_job(tmp_path)
+    first = run_job(job)
+    assert (first.returncode, first.message, first.attempts) == (0, "", 1)
+    assert is_complete(job)
+    made = (Path(job.folder) / "completed.json").stat().st_mtime_ns
+    assert run_job(job) == first == Outcome.read(job)
+    assert (Path(job.folder) / "completed.json").stat().st_mtime_ns == made
+
+
+def test_a_failure_has_the_message_of_the_process_and_is_tried_again(tmp_path):
+    job = Job(str(tmp_path / "seed-0"), "baseline random", ("--env", "NoSuchTask-v0"))
+    failed = run_job(job)
+    assert failed.returncode == 2
+    assert failed.message.startswith("unknown environment id 'NoSuchTask-v0'")
+    assert run_job(job).attempts == 2
+
+
+def test_a_run_without_checkpoints_starts_again(tmp_path):
+    job = random_job(tmp_path)
+    Path(job.folder).mkdir(parents=True)
+    (Path(job.folder) / "config.json").write_text("{}")
+    assert run_job(job).returncode == 0
+
+
+def test_failures_do_not_end_the_others(tmp_path):
+    bad = Job(str(tmp_path / "bad"), "baseline random", ("--env", "NoSuchTask-v0"))
+    jobs, outcomes = [bad, random_job(tmp_path, "a"), random_job(tmp_path, "b")], {}
+    with local_executor(2) as executor:
+        run_jobs(jobs, executor, lambda job, outcome: outcomes.update({job: outcome.returncode}))
+    assert [outcomes[job] for job in jobs] == [2, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_killed_run_is_resumed_with_equal_weights(tmp_path):
+    options = (*GTRXL, "--total-timesteps", "3200")
+    whole = Job(str(tmp_path / "whole"), "train gtrxl", options, trusted=True)
+    assert run_job(whole).returncode == 0
+    job = Job(str(tmp_path / "killed"), "train gtrxl", options, trusted=True)
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(run_job, job)
+        wait_for(lambda: list(Path(job.folder).glob("checkpoints/*")))
+        for pid in training(Path(job.folder)):
+            os.kill(pid, signal.SIGKILL)
+        assert future.result().returncode == -signal.SIGKILL
+    assert not is_complete(job)
+    assert run_job(job).returncode == 0
+    sums = [json.loads(Path(each.folder, "completed.json").read_text()) for each in (whole, job)]
+    assert sums[0]["sha256"] == sums[1]["sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_an_interrupt_saves_the_progress_and_cancels_the_rest(tmp_path):
+    first = Job(str(tmp_path / "first"), "train gtrxl", (*GTRXL, "--total-timesteps", "1e6"), trusted=True)
+    second, outcomes = random_job(tmp_path, "second"), {}
+
+    def interrupt() -> None:
+        wait_for(lambda: list(Path(first.folder).glob("checkpoints/*")))
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt), local_executor(1) as executor:
+        run_jobs([first, second], executor, lambda job, outcome: outcomes.update({job: outcome}))
+    assert outcomes == {}
+    assert Outcome.read(first).returncode == 75
+    assert not Path(second.folder).exists()
+    assert not training(Path(first.folder))
+
+
+@pytest.mark.faults
+def test_the_process_of_a_dead_caller_keeps_the_lock(tmp_path):
+    """A caller is killed while its process trains: nobody else trains in this folder before that one ends."""
+    job = Job(str(tmp_path / "run"), "train gtrxl", (*GTRXL, "--total-timesteps", "1e6"), trusted=True)
+    code = f"from rlxf.experiments.execution import *; run_job({job!r})"
+    caller = subprocess.Popen([sys.executable, "-c", code])
+    wait_for(lambda: (Path(job.folder) / "config.json").exists())
+    (orphan,) = [pid for pid in training(Path(job.folder)) if pid != caller.pid]
+    caller.kill()
+    caller.wait()
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(run_job, job)
+        time.sleep(1)
+        assert training(Path(job.folder)) == [orphan]
+        os.kill(orphan, signal.SIGKILL)
+        wait_for(lambda: [pid for pid in training(Path(job.folder)) if pid != orphan])
+        stop_running()
+        assert future.result().returncode != 0
+
+
+def test_two_processes_do_not_work_on_one_folder(tmp_path):
+    code = (
+        "import sys, pathlib, rlxf.experiments.execution as e\n"
+        f"with e.only_process(pathlib.Path({str(tmp_path)!r})): print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout.readline() == "held\n"
+    with pytest.raises(ValueError, match="another process works on the experiment"), only_process(tmp_path):
+        pass
+    other.communicate("")
+    with only_process(tmp_path):
+        pass
+
+
+def test_a_lock_does_not_follow_a_link(tmp_path):
+    target = tmp_path / "precious"
+    (tmp_path / "seed-0.lock").symlink_to(target)
+    with pytest.raises(OSError, match=r"symbolic|symlink|loop"):
+        run_job(random_job(tmp_path))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"command": [], "other": 1}'])
+def test_a_damaged_outcome_is_named(tmp_path, content):
+    job = random_job(tmp_path)
+    job.sibling("json").write_text(content)
+    with pytest.raises(ValueError, match=r"seed-0\.json is damaged .*: remove it"):
+        Outcome.read(job)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", ""),
+        (b"one\nrlxf: two\n\n", "two"),
+        (b"\xff\n", "�"),
+        (b"x" * 10_000_000, "x" * 500),
+    ],
+    ids=["empty", "prefix", "binary", "long"],
+)
+def test_the_last_line_of_a_log(tmp_path, content, line):
+    (tmp_path / "log").write_bytes(content)
+    assert last_line(tmp_path / "log") == line
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_the_runs_of_a_dead_worker_are_resumed_by_another(tmp_path):
+    distributed = pytest.importorskip("distributed")
+    options = (*GTRXL, "--total-timesteps", "3200")
+    jobs = [Job(str(tmp_path / name), "train gtrxl", options, trusted=True) for name in ("a", "b")]
+    outcomes = {}
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, processes=True
+    ) as cluster:
+        victim = cluster.workers[0].pid
+
+        def kill() -> None:
+            wait_for(lambda: all(list(Path(job.folder).glob("checkpoints/*")) for job in jobs))
+            os.kill(victim, signal.SIGKILL)
+
+        threading.Thread(target=kill).start()
+        with cluster_executor(cluster.scheduler_address) as executor:
+            run_jobs(jobs, executor, lambda job, outcome: outcomes.update({job: outcome.returncode}))
+    assert outcomes == dict.fromkeys(jobs, 0)
+    sums = [json.loads(Path(job.folder, "completed.json").read_text())["sha256"] for job in jobs]
+    assert sums[0] == sums[1]
+
+
+def test_a_missing_scheduler_is_named():
+    pytest.importorskip("distributed")
+    message = "there is no dask scheduler at nonsense"
+    with pytest.raises(ConnectionError, match=message), cluster_executor("nonsense"):
+        pass

@@ -1,0 +1,159 @@
+"""Tests of figures: what is drawn, and files."""
+
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rlxf.evaluation import intervals
+from rlxf.evaluation.aggregates import performance_profile
+from rlxf.experiments import curves
+from rlxf.experiments.curves import Curve
+from rlxf.experiments.figures import (
+    MAX_LINES,
+    MAX_PANELS,
+    check_figure_path,
+    final_score_figure,
+    learning_curves,
+    line_styles,
+    performance_profile_figure,
+    plain,
+    save_figure,
+)
+from rlxf.experiments.groups import Group
+
+
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch):
+    monkeypatch.setattr(intervals, "RESAMPLES", 199)
+    monkeypatch.setattr(curves, "RESAMPLES", 199)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def group(label, seeds=3, task="T-v0", steps=(10, 20, 30)):
+    rng = np.random.default_rng(0)
+    return Group(label, task, [Curve.of_points(steps, rng.normal(size=len(steps))) for _ in range(seeds)])
+
+
+def legend(figure):
+    found = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
+    return [text.get_text() for each in found for text in each.get_texts()]
+
+
+def test_each_task_has_a_panel_and_each_group_a_line():
+    groups = [group("a"), group("b"), group("a", task="S-v0")]
+    figure = learning_curves(groups, "eval/mean_reward")
+    assert [axes.get_title() for axes in figure.axes] == ["T-v0", "S-v0"]
+    assert [len(axes.lines) for axes in figure.axes] == [2, 1]
+    assert figure.axes[0].lines[0].get_color() == figure.axes[1].lines[0].get_color()
+    assert figure.axes[0].get_ylabel() == "eval/mean_reward"
+    assert figure.axes[0].get_xlabel() == "steps"
+
+
+def test_lines_are_means_up_to_the_last_step_of_all_seeds():
+    short, long = Curve.of_points([10, 20], [0, 2]), Curve.of_points([10, 20, 30], [2, 4, 9])
+    (axes,) = learning_curves([Group("a", "T-v0", [short, long])], "x").axes
+    assert axes.lines[0].get_xydata().tolist() == [[10, 1], [20, 3]]
+
+
+def test_a_group_without_common_step_has_no_line():
+    apart = [Curve.of_points([10], [0]), Curve.of_points([20], [0])]
+    (axes,) = learning_curves([Group("a", "T-v0", apart), group("b")], "x").axes
+    assert len(axes.lines) == 1
+
+
+def test_the_legend_has_the_number_of_seeds_and_says_that_one_has_no_interval():
+    groups = [group("a", 3), group("b", 1), group("c", 2), group("c", 5, task="S-v0")]
+    figure = learning_curves(groups, "x")
+    shown = [text.replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ") for text in legend(figure)]
+    assert shown == ["a (3 seeds)", "b (1 seed, no interval)", "c (2 to 5 seeds)"]
+    assert [len(axes.collections) for axes in figure.axes] == [2, 1]
+
+
+def test_all_styles_differ():
+    styles = line_styles([group(f"g{i}") for i in range(MAX_LINES)])
+    assert len({(style["color"], style["linestyle"]) for style in styles.values()}) == MAX_LINES
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([], "1 to 28 groups, got 0"),
+        ([group(f"g{i}", 1) for i in range(MAX_LINES + 1)], "1 to 28 groups, got 29"),
+        ([group("a", 1, task=f"{i}") for i in range(MAX_PANELS + 1)], "at most 24 tasks, got 25"),
+    ],
+    ids=["none", "lines", "tasks"],
+)
+@pytest.mark.parametrize("draw", [learning_curves, final_score_figure])
+def test_figures_that_nobody_can_read_are_refused(draw, groups, message):
+    with pytest.raises(ValueError, match=message):
+        draw(groups, "x")
+
+
+def test_final_scores_have_a_row_for_each_group():
+    figure = final_score_figure([group("a"), group("b", 1), group("a", task="S-v0")], "x", last=2)
+    names = [[text.get_text().split()[0] for text in axes.get_yticklabels()] for axes in figure.axes]
+    assert names == [["a", "b"], ["a"]]
+    assert figure.axes[0].get_xlabel() == "x, mean of the last 2 values"
+    assert figure.axes[0].get_ylim()[0] > figure.axes[0].get_ylim()[1]  # the first group is at the top
+
+
+def test_profiles_begin_at_one_and_end_at_zero():
+    scores = {"a": [[0.1, 0.5], [0.3]], "b": [[1.0, 0.2], [0.4]]}
+    (axes,) = performance_profile_figure(scores, points=11).axes
+    for line, tasks in zip(axes.lines, scores.values(), strict=True):
+        assert line.get_ydata()[[0, -1]].tolist() == [1, 0]
+        assert line.get_ydata() == pytest.approx(performance_profile(tasks, line.get_xdata()).value)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg", ".PNG"])
+def test_figures_are_written_and_replace_files(tmp_path, suffix):
+    path = tmp_path / f"plot{suffix}"
+    path.write_text("old")
+    save_figure(learning_curves([group("a")], "x"), path)
+    start = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}[suffix.lower()]
+    assert path.read_bytes().startswith(start)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    if suffix == ".png":
+        with Image.open(path) as image:
+            assert image.width == 720
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path):
+    (tmp_path / "target.png").write_text("old")
+    (tmp_path / "link.png").symlink_to(tmp_path / "target.png")
+    save_figure(learning_curves([group("a")], "x"), tmp_path / "link.png")
+    assert (tmp_path / "target.png").read_text() == "old"
+    assert not (tmp_path / "link.png").is_symlink()
+
+
+@pytest.mark.parametrize("label", ["$x_1$", "_hidden", r"\$", "a $ b $ c", "${", "%s {0} \\frac", "x" * 300])
+def test_texts_of_strangers_are_drawn_as_they_are(tmp_path, label):
+    figure = learning_curves([group(label, task=label), group("other", task=label)], label)
+    save_figure(figure, tmp_path / "plot.png")
+    assert len(legend(figure)) == 2
+    save_figure(final_score_figure([group(label, task=label)], label), tmp_path / "plot.png")
+
+
+def test_plain_texts_have_no_formula():
+    assert plain("a$b$_c") == r"a\$b\$_c"
+    assert plain("_a") == " _a"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("plot.jpg", "ends in .png, .pdf, .svg, got"),
+        ("plot", "ends in"),
+        ("no/plot.png", "create .*no first"),
+    ],
+)
+def test_other_paths_are_refused(tmp_path, name, message):
+    with pytest.raises(ValueError, match=f"--output must be .*{message}"):
+        check_figure_path(tmp_path / name, "--output")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(ValueError, match="--plot must be a file name"):
+        check_figure_path(tmp_path / "folder.png", "--plot")

@@ -1,0 +1,318 @@
+"""Tests of logs: those that SB3 writes, and damaged, huge and malicious ones."""
+
+import io
+import json
+import pickle
+import tracemalloc
+import warnings
+import zipfile
+
+import gymnasium
+import numpy as np
+import pytest
+from stable_baselines3.common.logger import CSVOutputFormat
+from stable_baselines3.common.monitor import Monitor
+
+from rlxf.experiments import columns
+from rlxf.experiments.columns import trailing_mean
+from rlxf.experiments.curves import metrics_of, read_curve
+from rlxf.experiments.log_files import MonitorLog
+from tests.experiments.logs import write_evaluations, write_monitor, write_run
+
+EVAL = "eval/mean_reward"
+
+
+@pytest.fixture(autouse=True)
+def _no_other_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def table(tmp_path, text, name="log.csv"):
+    path = tmp_path / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def refuse(path, metric, message):
+    with pytest.raises(ValueError, match=message) as failure:
+        read_curve(path, metric)
+    assert "\n" not in str(failure.value)
+
+
+# Files of rlxf and Stable-Baselines3
+
+
+def test_metrics_of_a_run_are_read_without_empty_fields(tmp_path):
+    run = write_run(tmp_path / "run", (1, 2, 4))
+    assert metrics_of(run) == [EVAL, "rollout/ep_rew_mean"]
+    assert read_curve(run, EVAL).steps.tolist() == [100, 200, 300]
+    assert read_curve(run, EVAL).values.tolist() == [1, 2, 4]
+    assert read_curve(run, "rollout/ep_rew_mean").values.tolist() == [0.5, 1, 2]
+
+
+def test_files_of_the_csv_logger_are_read(tmp_path):
+    writer = CSVOutputFormat(str(tmp_path / "progress.csv"))
+    for step in (10, 20, 30):
+        values = {"time/total_timesteps": step, "rollout/ep_rew_mean": step / 10, "note": 'a "b", c'}
+        values |= {EVAL: 7.0} if step == 20 else {}
+        writer.write(values, {name: () for name in values})
+    writer.close()
+    assert read_curve(tmp_path, "rollout/ep_rew_mean").values.tolist() == [1, 2, 3]
+    assert read_curve(tmp_path, EVAL).steps.tolist() == [20]
+
+
+def test_episodes_of_several_monitor_files_are_ordered_in_time(tmp_path):
+    """As in SB3's ``load_results`` and ``ts2xy``, which need pandas."""
+    for worker in range(3):
+        env = Monitor(gymnasium.make("CartPole-v1"), str(tmp_path / f"{worker}"))
+        for episode in range(4):
+            env.reset(seed=10 * worker + episode)
+            env.action_space.seed(episode)
+            while True:
+                _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                if terminated or truncated:
+                    break
+        env.close()
+    episodes = []
+    for file in sorted(tmp_path.glob("*.monitor.csv")):
+        header, _, *rows = file.read_text().splitlines()
+        start = json.loads(header[1:])["t_start"]
+        for row in rows:
+            total, length, end = row.split(",")
+            episodes.append((start + float(end), float(total), int(length)))
+    curve, steps = read_curve(tmp_path, "r"), 0
+    for (_, total, length), step, value in zip(sorted(episodes), curve.steps, curve.values, strict=True):
+        steps += length
+        assert (step, value) == (steps, total)
+    (log,) = [MonitorLog(*sorted(tmp_path.glob("*.monitor.csv")))]
+    assert log.task == "CartPole-v1"
+
+
+def test_returns_of_monitor_files_are_averaged_over_100_episodes(tmp_path):
+    returns = np.random.default_rng(0).normal(size=250).round(3)
+    write_monitor(tmp_path / "monitor.csv", returns)
+    found = read_curve(tmp_path, "rollout/ep_rew_mean").values
+    assert found == pytest.approx([returns[max(0, i - 99) : i + 1].mean() for i in range(250)])
+
+
+def test_evaluations_of_stable_baselines3_are_read(tmp_path):
+    path = write_evaluations(tmp_path / "evaluations.npz", [[1, 3], [5, 7]], successes=[[True, False]] * 2)
+    assert metrics_of(path) == [EVAL, "eval/mean_ep_length", "eval/success_rate"]
+    assert read_curve(path, EVAL).values.tolist() == [2, 6]
+    assert read_curve(tmp_path, "eval/success_rate").values.tolist() == [0.5, 0.5]
+
+
+def test_the_first_log_of_a_folder_with_the_metric_counts(tmp_path):
+    run = write_run(tmp_path / "run")
+    write_evaluations(run / "evaluations.npz", [[9, 9]])
+    write_monitor(run / "0.monitor.csv", [5, 5])
+    assert read_curve(run, EVAL).values.tolist() == [1, 2, 3]
+    assert read_curve(run, "eval/mean_ep_length").values.tolist() == [9]
+    assert read_curve(run, "r").values.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("name", ["step", "steps", "timesteps", "total_timesteps", "time/total_timesteps"])
+def test_plain_tables_are_read(tmp_path, name):
+    path = table(tmp_path, f"loss,{name}\r\n1.5,10\r\n0.5,20")  # the last line has no newline
+    assert read_curve(path, "loss").values.tolist() == [1.5, 0.5]
+    assert metrics_of(path) == ["loss"]
+
+
+def test_tables_of_pandas_are_read(tmp_path):
+    """``DataFrame.to_csv`` writes an unnamed column of row numbers, and NaN as an empty field."""
+    path = table(tmp_path, ",step,score\n0,1,3.0\n1,2,\n")
+    assert read_curve(path, "score").values.tolist() == [3]
+    assert metrics_of(path) == ["score"]
+
+
+def test_unordered_and_repeated_steps_are_sorted_and_the_last_counts(tmp_path):
+    path = table(tmp_path, "step,x\n30,3\n10,1\n20,2\n10,9\n")
+    curve = read_curve(path, "x")
+    assert (curve.steps.tolist(), curve.values.tolist()) == ([10, 20, 30], [9, 2, 3])
+
+
+@pytest.mark.parametrize("end", ["400,4", "400,", "4", "400,4,5,6,7", '400,"4'])
+def test_a_line_that_is_being_written_is_left_out(tmp_path, end):
+    run = write_run(tmp_path / "run")
+    with open(run / "progress.csv", "a") as file:
+        file.write(end)
+    assert read_curve(run, EVAL).values.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("end", ["", "4", "4,10", "4,10,"])
+def test_an_episode_that_is_being_written_is_left_out(tmp_path, end):
+    path = write_monitor(tmp_path / "monitor.csv", [1, 2])
+    path.write_text(path.read_text() + end)
+    assert read_curve(path, "r").values.tolist() == [1, 2]
+
+
+# Missing and damaged content
+
+
+@pytest.mark.parametrize("text", ["", "\n", "time/total_ti"])
+def test_an_empty_log_has_no_metric(tmp_path, text):
+    table(tmp_path, text, "progress.csv")
+    assert metrics_of(tmp_path) == []
+    refuse(tmp_path, EVAL, "nothing was logged yet")
+
+
+def test_a_missing_metric_names_similar_and_existing_ones(tmp_path):
+    run = write_run(tmp_path / "run")
+    refuse(run, "eval/mean_rewards", f"did you mean {EVAL}.* The metrics are {EVAL}, rollout/ep_rew_mean")
+    refuse(run, "xyz", "no metric xyz; the metrics are")
+
+
+def test_many_metrics_are_counted(tmp_path):
+    path = table(tmp_path, "step," + ",".join(f"m{i}" for i in range(5000)) + "\n")
+    with pytest.raises(ValueError, match="and 4988 more") as failure:
+        read_curve(path, "other")
+    assert len(str(failure.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step,x\n1,2\n3\n", "log.csv line 3 has 1 fields instead of 2"),
+        ("step,x\n1,2,3\n", "log.csv line 2 has 3 fields instead of 2"),
+        ("step,x\n1,2\n\n2,two\n", "log.csv line 4: x must be a number, got 'two'"),
+        ("step,x\n,2\n", "log.csv line 2: step must be a number, got ''"),
+        ("step,x\nnan,2\n", "log.csv line 2: step must be from 0 to 1e18, got nan"),
+        ("step,x\n-1,2\n", "line 2: step must be from 0 to 1e18"),
+        ("step,x\n1e300,2\n", "line 2: step must be from 0 to 1e18"),
+        ("step,x,x\n1,2,3\n", "must have one column x, got step, x, x"),
+        ("time,x\n1,2\n", "no column of steps .*; its columns are time, x"),
+        (b"\x00\xff\x00,x\n", "no column of steps"),
+        ("step,x\n1,2\n3," + 200_000 * "4" + "\n", "log.csv line 3: field larger than field limit"),
+        ("step,x\n1," + 5_000 * "z" + "\n", "line 2: x must be a number, got 'zzz"),
+    ],
+    ids=range(12),
+)
+def test_damage_is_one_sentence_with_file_and_line(tmp_path, text, message):
+    path = table(tmp_path, text)
+    refuse(path, "x", message)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e300"])
+def test_values_that_are_not_finite_are_left_out_with_a_warning(tmp_path, value):
+    path = table(tmp_path, f"step,x\n1,2\n2,{value}\n3,4\n4,{value}\n")
+    with pytest.warns(UserWarning, match=r"log.csv line 3: x is .*; 2 such values are left out"):
+        assert read_curve(path, "x").steps.tolist() == [1, 3]
+
+
+def test_a_metric_without_finite_value_is_refused(tmp_path):
+    path = table(tmp_path, "step,x\n1,nan\n")
+    with pytest.warns(UserWarning, match="line 2: x is nan"):
+        refuse(path, "x", "no finite value of x")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("r,l,t\n1,2,3\n", "line 1 must be # and a JSON object"),
+        ("#[1]\nr,l,t\n", "line 1 must be # and a JSON object"),
+        ("#" + 100_000 * "[" + "\nr,l,t\n", "line 1 must be # and a JSON object"),
+        ("#{}\nr,l,t\n1,2\n", "monitor.csv line 3 has 2 fields"),
+        ("#{}\nr,l,t\n1,-2,3\n", "monitor.csv line 3: l must be from 0 to 1e18"),
+        ("#{}\nr,l,t\n1,2,3\n1,2,nan\n", "monitor.csv line 4: .* t finite"),
+        ("#{}\nr,l,t\n1,,3\n", "monitor.csv line 3: l must be a number"),
+        ("#{}\nr,t\n1,3\n", "one column l"),
+    ],
+    ids=range(8),
+)
+def test_damaged_monitor_files_are_refused(tmp_path, text, message):
+    refuse(table(tmp_path, text, "monitor.csv"), "r", message)
+
+
+def test_a_broken_start_time_is_ignored(tmp_path):
+    path = table(tmp_path, '#{"t_start": [1], "env_id": 5}\nr,l,t\n1,2,3\n', "monitor.csv")
+    assert read_curve(path, "r").values.tolist() == [1]
+    assert MonitorLog(path).task == ""
+
+
+# Malicious content
+
+
+def test_files_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "MAX_BYTES", 1000)
+    monkeypatch.setattr(columns.read_bounded, "__defaults__", (1000,))
+    refuse(table(tmp_path, "step,x\n" + 1000 * "1,2\n"), "x", "exceeds 1,000 bytes")
+
+
+def npz(tmp_path, **members):
+    path = tmp_path / "evaluations.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(f"{name}.npy", data)
+    return path
+
+
+def npy(array):
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.asarray(array), allow_pickle=True)
+    return stream.getvalue()
+
+
+def npy_with_header(header):
+    """Return an NPY file of 16 bytes with any text as its header."""
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(16)
+
+
+def shaped(shape):
+    return npy_with_header(f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}\n")
+
+
+class Evil:
+    def __reduce__(self):
+        return (open, ("/nowhere/executed", "w"))
+
+
+STEPS = npy(np.array([10.0]))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"timesteps": npy(np.array([Evil()], dtype=object))}, "has the type object"),
+        ({"timesteps": pickle.dumps(1)}, "is not an evaluations.npz"),
+        ({"timesteps": STEPS, "results": shaped((1, 10**14))}, r"shape \(1, 100000000000000\)"),
+        ({"timesteps": shaped((-1,))}, "an array has|is not an evaluations"),
+        ({"timesteps": npy_with_header("(" * 60_000)}, "a damaged header"),
+        ({"timesteps": npy_with_header("{'descr': (")}, "a damaged header"),
+        ({"timesteps": npy(np.array(["a"]))}, "has the type <U1"),
+        ({"timesteps": npy(np.ones((2, 2)))}, "must contain timesteps"),
+        ({"timesteps": npy([np.nan]), "results": npy(np.ones((1, 2)))}, "must contain timesteps"),
+        ({"results": npy(np.ones((1, 2)))}, "must contain timesteps"),
+        ({"timesteps": STEPS, "results": npy(np.ones((3, 2)))}, "nothing was logged|no metric"),
+        ({"timesteps": STEPS, "results": npy(np.zeros(8 * 2**20 + 1))}, "exceed 67,108,864 bytes"),
+    ],
+    ids=range(12),
+)
+def test_malicious_arrays_are_refused(tmp_path, members, message):
+    refuse(npz(tmp_path, **members), EVAL, message)
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"PK\x05\x06" + bytes(18), b"\x80\x04K\x01."])
+def test_other_files_are_no_evaluations(tmp_path, data):
+    path = tmp_path / "evaluations.npz"
+    path.write_bytes(data)
+    refuse(path, EVAL, "evaluations.npz|must contain timesteps")
+
+
+def test_a_small_file_needs_little_memory(tmp_path):
+    path = table(tmp_path, "step,x\n" + 20_000 * "1,2\n" + "x" * 10**6)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="line 20002"):
+        read_curve(path, "x")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 * path.stat().st_size
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+def test_trailing_means_equal_a_loop(window):
+    values = np.random.default_rng(0).normal(1e6, 1, size=20)
+    slow = [values[max(0, i - window + 1) : i + 1].mean() for i in range(20)]
+    assert trailing_mean(values, window) == pytest.approx(slow, rel=1e-12)
+    assert trailing_mean(np.empty(0), window).shape == (0,)

@@ -1,0 +1,158 @@
+"""Tests of experiment files: the runs that they describe, and messages for invalid files."""
+
+import pytest
+
+from rlxf.experiments.plan import MAX_BYTES, Plan, PlanError
+
+FILE = """\
+seeds = [3, 7]
+
+[settings]
+episodes = 5
+
+[tasks.short]
+env = "rlxf/TMaze-v0"
+env_kwargs = { corridor_length = 3 }
+total_timesteps = 64
+score_range = [0, 1]
+
+[tasks.short.agents.gru]
+n_envs = 4
+core.width = 16
+
+[tasks.logged]
+dataset = "cartpole/random-v0"
+
+[agents.gru]
+command = "train gtrxl"
+n_envs = 2
+episodes = 7
+core.recurrence = "GRU"
+core.width = 8
+
+[agents.ppo]
+command = "baseline ppo"
+
+[agents.bc]
+command = "train bc"
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    def plan(text: str | bytes) -> Plan:
+        path = tmp_path / "experiment.toml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return Plan.read(path)
+
+    return plan
+
+
+def test_each_agent_trains_on_the_tasks_that_have_what_it_needs(read):
+    plan = read(FILE)
+    pairs = [(task.name, agent.name) for task, agent in plan.pairs()]
+    assert pairs == [("short", "gru"), ("short", "ppo"), ("logged", "bc")]
+    cells = plan.cells()
+    assert [cell.name for cell in cells[:4]] == [
+        "short/gru/seed-3",
+        "short/ppo/seed-3",
+        "logged/bc/seed-3",
+        "short/gru/seed-7",
+    ]
+    assert len(cells) == 6
+
+
+def test_later_settings_replace_earlier_ones(read):
+    """The order is that of all runs, of the agent, of the task, and of the agent on the task."""
+    options = {cell.agent: cell.settings for cell in read(FILE).cells()}
+    assert options["gru"] == {
+        "episodes": 7,
+        "n_envs": 4,
+        "core": {"recurrence": "GRU", "width": 16},
+        "env": "rlxf/TMaze-v0",
+        "env_kwargs": {"corridor_length": 3},
+        "total_timesteps": 64,
+    }
+    assert options["bc"] == {"episodes": 5, "dataset": "cartpole/random-v0"}
+
+
+def test_arguments_of_environments_are_replaced_as_a_whole(read):
+    text = FILE.replace(
+        '[agents.ppo]\ncommand = "baseline ppo"',
+        "[agents.ppo]\ncommand = 'baseline ppo'\nenv_kwargs = { active = true }",
+    )
+    options = {cell.agent: cell.settings for cell in read(text).cells()}
+    assert options["ppo"]["env_kwargs"] == {"corridor_length": 3}
+
+
+def test_a_number_of_seeds_begins_at_0(read):
+    assert read(FILE.replace("[3, 7]", "3")).seeds == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds =", "seed =", "line 1: the file has an unknown key seed; did you mean seeds?"),
+        ("[3, 7]", "[3, 3]", "line 1: seeds must be a number, or a list of different seeds"),
+        ("[3, 7]", "-1", "line 1: seeds must be"),
+        ("[3, 7]", "0", "line 1: seeds must be"),
+        ("[3, 7]", "true", "line 1: seeds must be"),
+        ("[3, 7]", "[1.5]", "line 1: seeds must be"),
+        ("[3, 7]", "100_000_000", "line 1: seeds must be"),
+        ("[0, 1]", "[1, 1]", "line 10: score_range of task short must be two returns"),
+        ("[0, 1]", "[nan, 1]", "line 10: score_range of task short"),
+        ("[0, 1]", "3", "line 10: score_range of task short"),
+        ("tasks.logged", 'tasks."../x"', "line 16: tasks.../x: names must have letters, digits"),
+        ("agents.bc]", 'agents."a/b"]', "agents.a/b: names must have"),
+        ("[agents.bc]", '[agents.".."]', "names must have"),
+        (
+            '"train bc"',
+            '"train bcc"',
+            "line 29: command of agent bc is 'train bcc'; did you mean 'train bc'?",
+        ),
+        ('"train bc"', "3", "command of agent bc is 3"),
+        ("n_envs = 2", "seed = 2", "gru has seed, which the experiment sets for each run: remove it"),
+        ("total_timesteps", "run", "short has run, which the experiment sets"),
+        ('dataset = "cartpole/random-v0"', "", "line 16: task logged must have either env or dataset"),
+        ("total_timesteps = 64", 'dataset = "x"', "task short must have either env or dataset"),
+        ("short.agents.gru", "short.agents.gur", "unknown key gur; did you mean gru?"),
+        ('[agents.bc]\ncommand = "train bc"', "", "line 16: no agent trains on task logged"),
+        ('dataset = "cartpole/random-v0"', 'env = "CartPole-v1"', "agent bc needs a task with dataset"),
+        ("[agents.ppo]", "[agents.gru]", "is not a TOML file"),
+        ("[3, 7]", "[3, 7", "is not a TOML file"),
+        ("[settings]\nepisodes = 5", "settings = 3", "settings must be a table, got 3"),
+    ],
+)
+def test_invalid_files_are_refused_with_their_line(read, old, new, message):
+    assert old in FILE
+    with pytest.raises(PlanError) as error:
+        read(FILE.replace(old, new, 1))
+    assert message in str(error.value)
+    assert "experiment.toml" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe", "is not a text file in UTF-8"),
+        (b"#" * (MAX_BYTES + 1), "bytes; an experiment file must be smaller"),
+        (b"a = " + b"[" * 5000 + b"]" * 5000, "is not a TOML file"),
+        (b"", "has no tasks: add a table"),
+        (b"tasks = 3\nagents = 4", "tasks must be a table, got 3"),
+    ],
+    ids=["binary", "huge", "deep", "empty", "numbers"],
+)
+def test_other_files_are_refused(read, content, message):
+    with pytest.raises(PlanError, match=message):
+        read(content)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no experiment file"):
+        Plan.read(tmp_path / "nowhere.toml")
+
+
+def test_too_many_runs_are_refused(read):
+    with pytest.raises(PlanError, match="more than 100,000 runs"):
+        read(FILE.replace("[3, 7]", "90_000"))
