@@ -21,6 +21,7 @@ COMMANDS = {
     "export": "rlxf.cli.commands.export:Export",
     "collect": "rlxf.cli.commands.datasets:Collect",
     "datasets": "rlxf.cli.commands.datasets:Datasets",
+    "tuned": "rlxf.cli.commands.tuned:Tuned",
     "techniques": "rlxf.cli.commands.techniques:Techniques",
 }
 """Words of a command -> import path of the dataclass of its options."""
@@ -44,6 +45,7 @@ SUMMARIES = {
     "export": "Write the agent of a run as a file that runs without rlxf.",
     "collect": "Record agents or a random policy into a Minari dataset.",
     "datasets": "List the Minari datasets on this machine, or inspect one of them.",
+    "tuned": "List the tuned settings of tasks, or print those of one task.",
     "techniques": "List the techniques that a transformer can be built from.",
 }
 """Words of a command or group -> its line in the overview of commands."""
