@@ -7,18 +7,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlxf.experiments.sweep_plan import SweepPlan
 from rlxf.utils.tables import printable
 
-try:
-    import optuna
-    from optuna.samplers import BaseSampler, TPESampler
-    from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-    from optuna.trial import FrozenTrial, Trial, TrialState
-except ImportError as error:
-    raise ImportError(f"rlxf sweep needs Optuna: pip install 'rlxf[sweep]' ({error})") from error
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial, Trial
 
 IDENTITY = "rlxf_sweep"
 """Attribute of a study with `SweepPlan.identity`."""
@@ -52,38 +50,33 @@ class OtherStudyError(ValueError):
         )
 
 
-class SeededSampler(BaseSampler):
-    """`TPESampler` whose random numbers depend on the seed and the number of the trial only.
+def check_optuna() -> None:
+    """Raise ImportError with the remedy if Optuna is not installed."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"rlxf sweep needs Optuna, which is not installed: pip install 'rlxf[sweep]' ({error})"
+        ) from error
+
+
+def seeded_sampler(seed: int) -> "BaseSampler":
+    """Return a `TPESampler` whose random numbers depend on the seed and the number of the trial only.
 
     A sweep that is continued therefore makes the suggestions of an uninterrupted one.
 
-    Args:
-        seed: seed of the sweep.
+    Source: Watanabe 2023, "Tree-Structured Parzen Estimator: Understanding Its Algorithm Components and Their
+    Roles for Better Empirical Performance", arXiv:2304.11127.
     """
+    from optuna.samplers import TPESampler
 
-    def __init__(self, seed: int):
-        self.seed = seed
-        self._sampler = self._new(0)
+    class SeededSampler(TPESampler):
+        def before_trial(self, study: Any, trial: "FrozenTrial") -> None:
+            number = (seed * 1_000_003 + trial.number) % 2**32
+            TPESampler.__init__(self, seed=number, constant_liar=True)
+            super().before_trial(study, trial)
 
-    def _new(self, number: int) -> TPESampler:
-        return TPESampler(seed=(self.seed * 1_000_003 + number) % 2**32, constant_liar=True)
-
-    def before_trial(self, study: Any, trial: FrozenTrial) -> None:
-        """Seed the sampler for a trial."""
-        self._sampler = self._new(trial.number)
-        self._sampler.before_trial(study, trial)
-
-    def infer_relative_search_space(self, study: Any, trial: FrozenTrial) -> Any:
-        """Return the options that `TPESampler` samples together."""
-        return self._sampler.infer_relative_search_space(study, trial)
-
-    def sample_relative(self, study: Any, trial: FrozenTrial, search_space: Any) -> Any:
-        """Sample options together."""
-        return self._sampler.sample_relative(study, trial, search_space)
-
-    def sample_independent(self, study: Any, trial: FrozenTrial, name: str, distribution: Any) -> Any:
-        """Sample one option."""
-        return self._sampler.sample_independent(study, trial, name, distribution)
+    return SeededSampler(seed=seed, constant_liar=True)
 
 
 class SweepStudy:
@@ -99,14 +92,16 @@ class SweepStudy:
         OtherStudyError: if the study in the storage is that of another sweep.
     """
 
-    def __init__(self, plan: SweepPlan, storage: BaseStorage, name: str, private: bool):
+    def __init__(self, plan: SweepPlan, storage: "BaseStorage", name: str, private: bool):
+        import optuna
+
         self.plan, self.storage, self.name, self.private = plan, storage, name, private
         self.study = optuna.create_study(
             storage=storage,
             study_name=name,
-            direction=plan.direction,
+            direction=optuna.study.StudyDirection[plan.direction.upper()],
             load_if_exists=True,
-            sampler=SeededSampler(plan.sampler_seed),
+            sampler=seeded_sampler(plan.sampler_seed),
             pruner=_pruner(plan),
         )
         self._id = storage.get_study_id_from_name(name)
@@ -116,7 +111,7 @@ class SweepStudy:
         else:
             self._check(attributes.get(IDENTITY), trials)
 
-    def _check(self, identity: Any, trials: list[FrozenTrial]) -> None:
+    def _check(self, identity: Any, trials: "list[FrozenTrial]") -> None:
         """Raise ValueError if a study with trials was made by something else than the sweep file."""
         if not isinstance(identity, dict):
             raise OtherStudyError(f"with the name {self.name!r} was not made by rlxf sweep")
@@ -131,30 +126,30 @@ class SweepStudy:
                         f"the search space"
                     )
 
-    def trials(self) -> list[FrozenTrial]:
+    def trials(self) -> "list[FrozenTrial]":
         """Return all trials in the order of their numbers."""
         return sorted(self.study.get_trials(deepcopy=False), key=lambda trial: trial.number)
 
-    def trial(self, number: int) -> Trial:
+    def trial(self, number: int) -> "Trial":
         """Return an existing trial that is to be continued."""
+        from optuna.trial import Trial
+
         return Trial(self.study, self._trial_id(number))
 
-    def frozen(self, number: int) -> FrozenTrial:
+    def frozen(self, number: int) -> "FrozenTrial":
         """Return the state of a trial in the storage."""
         return self.storage.get_trial(self._trial_id(number))
 
     def _trial_id(self, number: int) -> int:
         return self.storage.get_trial_id_from_study_id_trial_number(self._id, number)
 
-    def complete(self) -> list[FrozenTrial]:
+    def complete(self) -> "list[FrozenTrial]":
         """Return the complete trials, the best one first."""
-        found = [
-            each for each in self.trials() if each.state == TrialState.COMPLETE and each.value is not None
-        ]
+        found = [each for each in self.trials() if each.state.name == "COMPLETE" and each.value is not None]
         sign = -1 if self.plan.direction == "maximize" else 1
         return sorted(found, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
 
-    def searched(self, trial: FrozenTrial) -> dict[str, Any]:
+    def searched(self, trial: "FrozenTrial") -> dict[str, Any]:
         """Return name -> value of the searched options of a trial.
 
         Raises:
@@ -184,10 +179,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def _pruner(plan: SweepPlan) -> optuna.pruners.BasePruner:
+def _pruner(plan: SweepPlan) -> "BasePruner":
+    from optuna.pruners import MedianPruner, NopPruner
+
     if plan.pruning is None:
-        return optuna.pruners.NopPruner()
-    return optuna.pruners.MedianPruner(n_startup_trials=plan.pruning.startup_trials)
+        return NopPruner()
+    return MedianPruner(n_startup_trials=plan.pruning.startup_trials)
 
 
 def open_study(plan: SweepPlan, folder: Path, storage: str | None = None) -> SweepStudy:
@@ -199,10 +196,14 @@ def open_study(plan: SweepPlan, folder: Path, storage: str | None = None) -> Swe
         storage: URL of a database, or path of a journal file; None for the SQLite file in the folder.
 
     Raises:
+        ImportError: if Optuna is not installed.
         OtherStudyError: if the study in the storage is that of another sweep.
         StorageError: if the storage cannot be used.
     """
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    check_optuna()
+    from optuna.logging import CRITICAL, set_verbosity
+
+    set_verbosity(CRITICAL)
     name = plan.path.stem
     if storage is None:
         check_database(folder / FILE)
@@ -213,7 +214,9 @@ def open_study(plan: SweepPlan, folder: Path, storage: str | None = None) -> Swe
         return SweepStudy(plan, _storage(url), name, storage is None)
 
 
-def _storage(url: str) -> BaseStorage:
+def _storage(url: str) -> "BaseStorage":
+    from optuna.storages import JournalStorage, RDBStorage
+
     if "://" not in url:
         from optuna.storages.journal import JournalFileBackend
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from optuna.trial import FrozenTrial, Trial, TrialState
 
 from rlxf.experiments.curves import describe_metrics, find_curve, metrics_of
 from rlxf.experiments.execution import Job, locked, run_job, stop_running
@@ -21,6 +20,9 @@ from rlxf.experiments.study import REASON, SweepStudy, storage_errors
 from rlxf.experiments.sweep_plan import METRIC, SweepPlan
 from rlxf.training.serialization import load_json
 from rlxf.utils.files import make_folder
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial, Trial
 
 POINTS = 20
 """Parts of a training. At the end of each but the last, the learning curve decides about pruning."""
@@ -69,7 +71,7 @@ class LearningCurve:
         study: the study of the trial.
     """
 
-    def __init__(self, trial: Trial, folder: Path, plan: SweepPlan, index: int, study: SweepStudy):
+    def __init__(self, trial: "Trial", folder: Path, plan: SweepPlan, index: int, study: SweepStudy):
         self.trial, self.folder, self.plan, self.name = trial, folder, plan, study.name
         self.first = index * POINTS
         known = study.frozen(trial.number).intermediate_values
@@ -167,7 +169,7 @@ class Sweep:
                     self.on_end(end)
 
     @contextmanager
-    def _claimed(self) -> Iterator[Trial | None]:
+    def _claimed(self) -> "Iterator[Trial | None]":
         """Yield a trial that no other process works on: an interrupted one, or a new one; None at the end."""
         with ExitStack() as stack:
             with self._lock, locked(self.folder / ".sweep.lock"), storage_errors(self.study.name):
@@ -179,11 +181,11 @@ class Sweep:
                     self.plan.space.suggest(trial, self.plan.fixed)
             yield trial
 
-    def _interrupted(self, trials: list[FrozenTrial], stack: ExitStack) -> Trial | None:
+    def _interrupted(self, trials: "list[FrozenTrial]", stack: ExitStack) -> "Trial | None":
         """Return a trial whose process has ended, and enter its lock; None if there is none."""
         for each in trials:
             here = self.study.private or self._path(each.number).is_dir()
-            if each.state != TrialState.RUNNING or not here:
+            if each.state.name != "RUNNING" or not here:
                 continue
             held = ExitStack()
             try:
@@ -191,7 +193,7 @@ class Sweep:
             except BlockingIOError:
                 continue
             trial = self.study.trial(each.number)
-            if self.study.frozen(each.number).state == TrialState.RUNNING:
+            if self.study.frozen(each.number).state.name == "RUNNING":
                 stack.enter_context(held)
                 return trial
             held.close()
@@ -205,7 +207,7 @@ class Sweep:
         make_folder(self._path(number), exist_ok=True)
         return self._path(number) / ".lock"
 
-    def _run_trial(self, trial: Trial) -> TrialEnd:
+    def _run_trial(self, trial: "Trial") -> TrialEnd:
         """Train the runs of a trial, and store its end."""
         start = time.monotonic()
         searched: dict[str, Any] = {}
@@ -222,13 +224,15 @@ class Sweep:
             self._tell(trial, state, value, reason)
         return TrialEnd(trial.number, state, value, reason, searched, time.monotonic() - start)
 
-    def _tell(self, trial: Trial, state: str, value: float | None, reason: str) -> None:
+    def _tell(self, trial: "Trial", state: str, value: float | None, reason: str) -> None:
+        from optuna.trial import TrialState
+
         if reason:
             trial.set_user_attr(REASON, reason)
         states = {"failed": TrialState.FAIL, "pruned": TrialState.PRUNED, "complete": TrialState.COMPLETE}
         self.study.study.tell(trial, value, state=states[state])
 
-    def _train(self, trial: Trial, searched: Mapping[str, Any], index: int) -> float | None:
+    def _train(self, trial: "Trial", searched: Mapping[str, Any], index: int) -> float | None:
         """Train one run of a trial, and return its objective; None if the trial is pruned.
 
         Raises:

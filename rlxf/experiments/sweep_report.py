@@ -5,23 +5,24 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import optuna
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from optuna.trial import FrozenTrial, TrialState
 
 from rlxf.experiments.figures import COLORS, DPI, PANEL, plain, save_figure
 from rlxf.experiments.study import REASON, SweepStudy, shown
 from rlxf.utils.files import atomic_write
 from rlxf.utils.tables import Table
 
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
 BEST_ROWS = 10
 """Number of trials in the table on the console."""
 MIN_IMPORTANCE = 10
 """Smallest number of complete trials with importances of options."""
-STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 CONFIG_COMMANDS = "train "
 """Start of the commands that read settings files."""
 
@@ -46,7 +47,7 @@ def best_table(study: SweepStudy) -> Table:
 def counts(study: SweepStudy) -> str:
     """Return the number of trials by state in words."""
     trials = study.trials()
-    states = [STATES.get(trial.state, "not finished") for trial in trials]
+    states = [STATES.get(trial.state.name, "not finished") for trial in trials]
     parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     return f"{len(trials)} of {study.plan.trials} trials: {', '.join(parts) or 'none'}"
 
@@ -57,7 +58,7 @@ def all_trials(study: SweepStudy) -> Table:
     for trial in study.trials():
         table.add_row(
             str(trial.number),
-            STATES.get(trial.state, "not finished"),
+            STATES.get(trial.state.name, "not finished"),
             "" if trial.value is None else f"{trial.value:.4g}",
             describe(_options(study, trial)),
             shown(trial.user_attrs.get(REASON, "")),
@@ -65,7 +66,7 @@ def all_trials(study: SweepStudy) -> Table:
     return table
 
 
-def _options(study: SweepStudy, trial: FrozenTrial) -> Mapping[str, Any]:
+def _options(study: SweepStudy, trial: "FrozenTrial") -> Mapping[str, Any]:
     """Return the searched options of a trial; those that it has if the process ended too early."""
     try:
         return study.searched(trial)
@@ -108,7 +109,7 @@ def _written(path: Path, text: str) -> Path:
 
 def best_settings(
     study: SweepStudy,
-    trial: FrozenTrial,
+    trial: "FrozenTrial",
     path: Path,
     to_words: Callable[[Mapping[str, Any]], Sequence[str]],
 ) -> str:
@@ -166,9 +167,9 @@ def option_importances(study: SweepStudy) -> dict[str, float]:
     common = [name for name in study.plan.space.options if all(name in trial.params for trial in complete)]
     if len(complete) < MIN_IMPORTANCE or len(values) < 2 or len(common) < 2:
         return {}
-    found = optuna.importance.get_param_importances(
-        study.study, evaluator=optuna.importance.PedAnovaImportanceEvaluator(), params=common
-    )
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    found = get_param_importances(study.study, evaluator=PedAnovaImportanceEvaluator(), params=common)
     return dict(sorted(found.items(), key=lambda item: -item[1])) if sum(found.values()) > 0 else {}
 
 
