@@ -22,7 +22,17 @@ from tests.cli.running import train
 from tests.datasets import record_cartpole
 from tests.sources import parsed
 
-WITHOUT_TORCH = ["", "train", "evaluate", "plot", "compare", "experiment", "baseline", "collect", "techniques"]
+WITHOUT_TORCH = [
+    "",
+    "train",
+    "evaluate",
+    "plot",
+    "compare",
+    "experiment",
+    "baseline",
+    "collect",
+    "techniques",
+]
 
 
 def parse_output(capsys, *args: str) -> tuple[int, str]:
