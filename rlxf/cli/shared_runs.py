@@ -8,6 +8,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import gymnasium
+
 from rlxf.cli.commands import COMMANDS
 from rlxf.cli.config_file import run_settings, to_arguments
 from rlxf.cli.entry_point import parse
@@ -114,10 +116,18 @@ def model_card(run: RunFolder, repository: str, checkpoint: str, agent: Any, vid
         read_scores_of(run, checkpoint),
         training_command(run),
         () if info is None else tuple(info.dataset_ids),
-        trust_option(run.config),
+        trust_of(run),
         video,
     )
     return card.text().encode()
+
+
+def trust_of(run: RunFolder) -> str:
+    """Return `` --trust`` if commands on a run need it; else, or if a package is missing, an empty string."""
+    try:
+        return trust_option(run.config)
+    except gymnasium.error.Error:
+        return ""
 
 
 def training_command(run: RunFolder) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlxf.sharing.hub import HubError, check_repository, client, hub_request, printable
-from rlxf.utils.files import create_folder
+from rlxf.utils.files import create_folder, not_writable_by_others
 
 CHECKPOINT_BYTES = 2**30
 """Maximum size of a checkpoint or of statistics."""
@@ -112,6 +112,7 @@ def _check_size(repository: str, name: str, size: Any) -> None:
         )
 
 
+@not_writable_by_others()
 def download(remote: RemoteRun, path: Path, check: Callable[[Path], object]) -> None:
     """Download a run into a new folder, which appears after all checks have passed.
 

@@ -1,9 +1,10 @@
 """Local server with the few requests of the Hugging Face Hub that an upload and a download of a run need.
 
 The requests are those that huggingface_hub 2.4 sends: creation of a repository, its information, validation
-of the model card, pre-upload, Git LFS (batch, transfer ``basic``), commits, and ``resolve`` with a redirect to
-another host for LFS files. Storage by Xet is left out. Repositories are kept in memory, and each commit holds all files. A test can
-make the server lie: announce other sizes, interrupt a transfer, or answer with another status.
+of the model card, pre-upload, Git LFS (batch, transfer ``basic``), commits, and ``resolve`` with a redirect
+to another host for LFS files. Storage by Xet is left out. Repositories are kept in memory, and each commit
+holds all files. A test can make the server lie: announce other sizes, interrupt a transfer, or answer with
+another status.
 """
 
 import base64

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from rlxf.cli.options import Command, options, trust_option
+from rlxf.cli.options import Command, options
 from rlxf.cli.output import print_out
 
 
@@ -41,7 +41,7 @@ class Pull(Command):
         return partial(self._pull, remote, path)
 
     def _pull(self, remote: object, path: Path) -> None:
-        from rlxf.cli.shared_runs import check_shared_run
+        from rlxf.cli.shared_runs import check_shared_run, trust_of
         from rlxf.sharing.download import RemoteRun, download
         from rlxf.training import RunFolder
 
@@ -50,8 +50,8 @@ class Pull(Command):
             print_out(remote.ignored_message)
         download(remote, path, check_shared_run)
         print_out(f"{self.repository} at commit {remote.commit[:12]} is written to {path}")
-        if trust_option(RunFolder.open(path).config):
+        if trust_of(RunFolder.open(path)):
             print_out(
-                f"its environment needs trust: read {path / 'config.json'}, and pass --trust or --env to "
-                f"commands on it"
+                f"its environment is not registered here or needs trust: read {path / 'config.json'}, and "
+                f"pass --env or --trust to commands on it"
             )
