@@ -75,7 +75,7 @@ class Task:
     """
 
     spec: EnvSpec
-    extended: dict[str, bool]
+    extended: dict[str, Any]
     modes: tuple[str, ...]
     fps: float
 
@@ -101,8 +101,25 @@ class Task:
         """Create the environment with a render mode."""
         return make.make_env(self.spec, {} if mode is None else {"render_mode": mode}, **self.extended)
 
-    def best_mode(self) -> str | None:
-        """Return the render mode to show: a window if there is a display, else text, else images, or None."""
+    def mode(self, requested: Any) -> str | None:
+        """Return the render mode to show.
+
+        Args:
+            requested: one of "human", "ansi" and "rgb_array"; None for a window if there is a display, else
+                text, else images, or None if the environment supports nothing of these.
+
+        Raises:
+            ValueError: if the environment does not support the requested mode.
+        """
+        if requested is None:
+            return self._best_mode()
+        allowed = [mode for mode in (HUMAN, TEXT, IMAGES) if mode in self.modes]
+        if requested not in allowed:
+            supported = ", ".join(allowed) or "none"
+            raise ValueError(f"render_mode must be one of {supported} for {self.spec.id}, got {requested!r}")
+        return str(requested)
+
+    def _best_mode(self) -> str | None:
         wanted = (*([HUMAN] if has_display() else []), TEXT, IMAGES)
         return next((mode for mode in wanted if mode in self.modes), None)
 

@@ -65,12 +65,12 @@ def test_checkpoint_files_are_played_in_a_named_environment(run, capsys):
 
 def test_window_has_precedence_over_text_and_images(run, monkeypatch):
     task = Task.of_run(RunFolder.open(run), None, {}, False)
-    assert task.best_mode() == "ansi"
+    assert task.mode(None) == "ansi"
     task = Task(task.spec, {}, ("human", "rgb_array"), 10)
-    assert task.best_mode() == "rgb_array"
+    assert task.mode(None) == "rgb_array"
     monkeypatch.setenv("DISPLAY", ":0")
-    assert task.best_mode() == "human"
-    assert Task(task.spec, {}, (), 10).best_mode() is None
+    assert task.mode(None) == "human"
+    assert Task(task.spec, {}, (), 10).mode(None) is None
 
 
 def test_bad_input_is_one_line(run, capsys):
@@ -82,7 +82,8 @@ def test_bad_input_is_one_line(run, capsys):
         (["run", "--checkpoint", "validation"], "has no best-validation.zip"),
         (["run", "--env", "CartPole-v1"], "another observation space"),
         (["run", "--env-kwargs", "[1]"], "--env-kwargs must be a JSON object"),
-        (["run", "--env-kwargs", '{"render_mode": 5}'], "render_mode must be"),
+        (["run", "--env-kwargs", '{"render_mode": 5}'], "render_mode must be one of ansi, rgb_array"),
+        (["run", "--env-kwargs", '{"render_mode": "human"}'], "got 'human'"),
         (["run", "--env-kwargs", '{"length": 5}'], "takes no argument 'length'"),
     ):
         assert message in refused(capsys, "play", *words), words

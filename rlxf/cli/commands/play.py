@@ -73,8 +73,7 @@ class Play(Command):
         (checkpoint,) = select_checkpoints(run, self.checkpoint).values()
         mode = kwargs.pop("render_mode", None)
         task = Task.of_run(run, self.env, kwargs, self.trust)
-        mode = task.best_mode() if mode is None else mode
-        env = self._view(task, mode)
+        env = self._view(task, task.mode(mode))
         agent, vec_env = prepare_agent(run, checkpoint, env, self.device)
         return partial(self._play, agent, vec_env, env, task)
 
