@@ -53,14 +53,14 @@ class Sweep(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Read the file, check its options, open the study, and return the function that trains."""
+        from rlxf.experiments.study import check_optuna, open_study, quiet
         from rlxf.experiments.sweep_plan import SweepPlan
-
-        check_counts(self, "trials", "processes", "threads")
-        plan = SweepPlan.read(self.file)
-        plan = plan if self.trials is None else replace(plan, trials=self.trials)
-        from rlxf.experiments.study import open_study, quiet
         from rlxf.utils.files import make_folder
 
+        check_counts(self, "trials", "processes", "threads")
+        check_optuna()
+        plan = SweepPlan.read(self.file)
+        plan = plan if self.trials is None else replace(plan, trials=self.trials)
         self._check_options(plan)
         make_folder(self.folder, exist_ok=True)
         with quiet():
