@@ -82,8 +82,9 @@ class Sweep(Command):
             except ValueError as error:
                 first = first or str(error)
         message = str(first)
-        named = [(at, name) for name in plan.space.options if (at := message.find(_option(name))) >= 0]
-        raise plan.refused(min(named)[1] if named else "", f"no combination is accepted: {message}")
+        names = {*plan.space.options, *plan.fixed}
+        found = [(at, -len(name), name) for name in names if (at := message.find(_option(name))) >= 0]
+        raise plan.refused(min(found)[2] if found else None, f"no combination is accepted: {message}")
 
     def _words(self, plan: "SweepPlan", chosen: dict[str, Any]) -> list[str]:
         from rlxf.cli.config_file import to_arguments
