@@ -1,6 +1,7 @@
 """Options of the runs that other commands start: checks before their processes start."""
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -8,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlxf.experiments.execution import Job
+
+
+FRAME = re.compile(r"[╭╮╰╯│─]|[+|]?-{3,}[+|]?|^ *\||\| *$", re.MULTILINE)
+"""Pattern of the frame of an error message of tyro, also without Unicode."""
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -24,8 +29,10 @@ def check_words(words: Sequence[str]) -> None:
 
 def _plain(text: str) -> str:
     """Return an error message of the command line in one line, without frames."""
-    words = text.translate(str.maketrans("╭╮╰╯│─", " " * 6)).replace("rlxf: ", "").split()
-    return " ".join(words)
+    line = " ".join(FRAME.sub(" ", text).replace("rlxf: ", "").split())
+    for end in ("For full helptext", "Argument helptext:"):
+        line = line.partition(end)[0]
+    return line.removeprefix("Value error ").strip()
 
 
 def needs_trust(settings: Mapping[str, Any]) -> bool:

@@ -115,8 +115,10 @@ class SweepPlan:
             "search": self.space.as_json(),
         }
 
-    def refused(self, name: str, message: str) -> PlanError:
-        """Return an error with the line of the file that sets an option."""
+    def refused(self, name: str | None, message: str) -> PlanError:
+        """Return an error with the line of the file that sets an option; without a line if it is None."""
+        if name is None:
+            return PlanError(f"{self.path}: {message}")
         text = self.path.read_text(encoding="utf-8")
         return _Reader(self.path, text).named_error(name, message)
 

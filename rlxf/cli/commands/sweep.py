@@ -53,14 +53,14 @@ class Sweep(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Read the file, check its options, open the study, and return the function that trains."""
+        from rlxf.experiments.study import check_optuna, open_study, quiet
         from rlxf.experiments.sweep_plan import SweepPlan
-
-        check_counts(self, "trials", "processes", "threads")
-        plan = SweepPlan.read(self.file)
-        plan = plan if self.trials is None else replace(plan, trials=self.trials)
-        from rlxf.experiments.study import open_study, quiet
         from rlxf.utils.files import make_folder
 
+        check_counts(self, "trials", "processes", "threads")
+        check_optuna()
+        plan = SweepPlan.read(self.file)
+        plan = plan if self.trials is None else replace(plan, trials=self.trials)
         self._check_options(plan)
         make_folder(self.folder, exist_ok=True)
         with quiet():
@@ -82,8 +82,9 @@ class Sweep(Command):
             except ValueError as error:
                 first = first or str(error)
         message = str(first)
-        named = [(at, name) for name in plan.space.options if (at := message.find(_option(name))) >= 0]
-        raise plan.refused(min(named)[1] if named else "", f"no combination is accepted: {message}")
+        names = {*plan.space.options, *plan.fixed}
+        found = [(at, -len(name), name) for name in names if (at := message.find(_option(name))) >= 0]
+        raise plan.refused(min(found)[2] if found else None, f"no combination is accepted: {message}")
 
     def _words(self, plan: "SweepPlan", chosen: dict[str, Any]) -> list[str]:
         from rlxf.cli.config_file import to_arguments
