@@ -24,9 +24,11 @@ MAY_IMPORT = {
         *("agents", "attention", "data", "envs", "evaluation", "off_policy_evaluation", "utils"),
     },
     "experiments": {"data", "evaluation", "experiments", "training", "utils"},
+    "sharing": {"sharing", "utils"},
+    "tuned": {"tuned"},
     "cli": {
         *("agents", "attention", "cli", "collection", "data", "envs", "evaluation"),
-        *("experiments", "export", "off_policy_evaluation", "training", "utils"),
+        *("experiments", "export", "off_policy_evaluation", "sharing", "training", "tuned", "utils"),
     },
     "__main__": {"cli"},
     "": {

@@ -23,6 +23,7 @@ TEXTS = {page: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "CON
 SLOW = {
     "README.md",
     "docs/how-to/plot-and-compare-runs.md",
+    "docs/how-to/search-hyperparameters.md",
     "docs/tutorials/train-decision-transformer.md",
     "docs/tutorials/train-gtrxl.md",
 }

@@ -128,7 +128,7 @@ def file_arguments(path: Path, words: str, command: type[TrainingCommand], args:
         if text.lstrip().startswith("{"):
             run = RunFolder(path.parent, _read_json(text))
             _check_agent(run.config, words, path)
-            return to_arguments(_run_settings(run, path, command, args))
+            return to_arguments(run_settings(run, path, command, args))
         return to_arguments(_toml_settings(text, command, args))
     except SettingsError as error:
         line = None if text.lstrip().startswith("{") else _line_of(text, error.name)
@@ -223,7 +223,7 @@ def _check_agent(config: Any, words: str, file: Path) -> None:
         )
 
 
-def _run_settings(
+def run_settings(
     run: RunFolder, file: Path, command: type[TrainingCommand], args: Sequence[str]
 ) -> dict[str, Any]:
     """Return the settings of a run that are in effect with the options of the user.

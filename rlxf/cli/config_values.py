@@ -22,7 +22,7 @@ SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 """Options with the text of a schedule, which can be a number."""
 MAX_SHOWN = 100
 """Maximum length of a name that a message shows as a whole."""
-COMMAND_LINE_ONLY = ("config", "trust")
+COMMAND_LINE_ONLY = ("config", "tuned", "trust")
 """Options that a settings file cannot set."""
 
 

@@ -30,6 +30,7 @@ from rlxf.cli.output import (
     print_out,
     report_errors,
 )
+from rlxf.tuned import tuned_file
 from rlxf.utils.files import not_writable_by_others
 
 DESCRIPTION = (
@@ -105,13 +106,21 @@ def _parse_options(words: str, args: list[str]) -> Command:
 
 
 def _settings_arguments(words: str, command: type[Command], args: Sequence[str]) -> list[str]:
-    """Return the words for the settings file that ``--config`` names; none without this option."""
-    file = given_options(args, "config").get("config")
-    if file is None or "config" not in {field.name for field in fields(command)}:  # type: ignore[arg-type]
+    """Return the words for the settings file that ``--config`` or ``--tuned`` names; none without them.
+
+    Raises:
+        ValueError: if both are given.
+    """
+    names = {field.name for field in fields(command)}  # type: ignore[arg-type]  # commands are dataclasses
+    given = given_options(args, *names & {"config", "tuned"})
+    if not given:
         return []
+    if len(given) > 1:
+        raise ValueError("--config and --tuned both name settings: use one of them")
     from rlxf.cli.config_file import file_arguments
 
-    return file_arguments(Path(file), words, command, args)  # type: ignore[arg-type]  # it has the option
+    file = tuned_file(words, given["tuned"]) if "tuned" in given else Path(given["config"])
+    return file_arguments(file, words, command, args)  # type: ignore[arg-type]  # it trains
 
 
 def _chosen_options(read: Callable[..., Any], args: Sequence[str]) -> Any:

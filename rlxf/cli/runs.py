@@ -22,7 +22,7 @@ from rlxf.training import RunFolder, load_normalizer
 from rlxf.training.compat import CONFIG, rule_of
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
-NOT_SAVED = ("run", "config", "trust", "progress_bar", "quiet", "download")
+NOT_SAVED = ("run", "config", "tuned", "trust", "progress_bar", "quiet", "download")
 """Options of a command that do not affect the results of its run."""
 GTRXL, OFFLINE, PRETRAINING = "gtrxl", "decision_transformer", "pretraining"
 CLONING, RVS = "behavior_cloning", "return_conditioned_mlp"

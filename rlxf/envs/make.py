@@ -154,14 +154,17 @@ def make_vec_env_from(
 
 
 def make_env(
-    env_id: str,
+    env_id: str | EnvSpec,
     env_kwargs: dict[str, Any] | None = None,
     wrapper_class: EnvWrapper | None = None,
     previous_reward: bool = False,
     previous_transition: bool = False,
 ) -> gymnasium.Env:
-    """Create one environment with the wrappers of `make_vec_env`; arguments and errors are the same."""
-    spec = find_spec(env_id)
+    """Create one environment with the wrappers of `make_vec_env`; arguments and errors are the same.
+
+    ``env_id`` can also be the spec of an environment, e.g. of another instance.
+    """
+    spec = find_spec(env_id) if isinstance(env_id, str) else env_id
     wrap = _wrapper(spec.id, wrapper_class, previous_reward, previous_transition)
     return wrap(make_single(spec, **(env_kwargs or {})))
 

@@ -108,26 +108,40 @@ class FrameRecorder(gymnasium.Wrapper):
 
     It renders off screen on machines without a display (`draw_off_screen`).
 
+    Args:
+        env: environment created with ``render_mode="rgb_array"``.
+        limit: maximum number of frames; later states are not rendered. None for no limit.
+
     Attributes:
         episodes: frames of each episode, uint8 (H, W, 3).
     """
 
-    def __init__(self, env: gymnasium.Env):
+    def __init__(self, env: gymnasium.Env, limit: int | None = None):
         super().__init__(env)
         draw_off_screen()
+        self.limit = limit
         self.episodes: list[list[NDArray[np.uint8]]] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the environment and start the frames of a new episode."""
         result = super().reset(seed=seed, options=options)
-        self.episodes.append([self._frame()])
+        self.episodes.append([])
+        self._record()
         return result
 
     def step(self, action: Any) -> Any:
         """Step the environment and record a frame."""
         result = super().step(action)
-        self.episodes[-1].append(self._frame())
+        self._record()
         return result
+
+    def frames(self, episodes: int) -> NDArray[np.uint8]:
+        """Return the frames of the first episodes, uint8 (T, H, W, 3)."""
+        return np.stack([frame for episode in self.episodes[:episodes] for frame in episode])
+
+    def _record(self) -> None:
+        if self.limit is None or sum(map(len, self.episodes)) < self.limit:
+            self.episodes[-1].append(self._frame())
 
     def _frame(self) -> NDArray[np.uint8]:
         frame = np.asarray(self.render())

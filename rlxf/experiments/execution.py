@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +22,8 @@ RESUMED = "train "
 LOG_TAIL = 16_384
 """Bytes at the end of a log file in which the message of a failure is searched."""
 MESSAGE_CHARACTERS = 500
-WRITTEN_BY = "rlxf experiment"
+POLL_SECONDS = 1.0
+"""Time between two calls of the function that decides whether a process is stopped early."""
 
 
 @dataclass(frozen=True)
@@ -105,21 +106,26 @@ _running: set[subprocess.Popen] = set()
 """Processes of this process that train now."""
 
 
-def run_job(job: Job) -> Outcome:
+def run_job(job: Job, should_stop: Callable[[], bool] | None = None) -> Outcome:
     """Train a run to its end in a process of its own, and return the outcome.
 
     A run that is complete is not trained again. The process inherits the lock of the run, so that nobody else
     trains in this folder while it lives, even if the caller was killed.
+
+    Args:
+        job: the run.
+        should_stop: function that is called every second; the process receives SIGTERM once it returns True.
+            None trains to the end.
     """
     make_folder(Path(job.folder).parent, exist_ok=True)
-    with _locked(job.sibling("lock")) as lock:
+    with locked(job.sibling("lock")) as lock:
         before = Outcome.read(job) or Outcome([job.command, *job.arguments])
         if is_complete(job):
             return before if before.returncode == 0 else _recorded(job, before, 0, "", 0.0)
         if not job.command.startswith(RESUMED):
             shutil.rmtree(job.folder, ignore_errors=True)
         start = time.monotonic()
-        code = _train(job, lock)
+        code = _train(job, lock, should_stop)
         message = "" if code == 0 else last_line(job.sibling("log"))
         return _recorded(job, before, code, message, time.monotonic() - start)
 
@@ -132,7 +138,7 @@ def _recorded(job: Job, before: Outcome, code: int, message: str, seconds: float
     return outcome
 
 
-def _train(job: Job, lock: int) -> int:
+def _train(job: Job, lock: int, should_stop: Callable[[], bool] | None) -> int:
     """Run the process of a run, with its output in the log file, and return its exit status."""
     environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "COLUMNS": "160"}
     with open(job.sibling("log"), "ab") as log:
@@ -146,13 +152,28 @@ def _train(job: Job, lock: int) -> int:
         )
     _running.add(process)
     try:
-        return process.wait()
+        return process.wait() if should_stop is None else _wait(process, should_stop)
     finally:
         _running.discard(process)
 
 
+def _wait(process: subprocess.Popen, should_stop: Callable[[], bool]) -> int:
+    """Wait for the end of a process, and return its exit status; send SIGTERM if it should stop."""
+    try:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(POLL_SECONDS)
+            if should_stop():
+                process.terminate()
+                return process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+
+
 @contextmanager
-def _locked(path: Path, wait: bool = True) -> Iterator[int]:
+def locked(path: Path, wait: bool = True) -> Iterator[int]:
     """Hold an exclusive lock on a file, and yield its descriptor.
 
     Raises:
@@ -174,7 +195,7 @@ def only_process(folder: Path) -> Iterator[None]:
     """
     make_folder(folder, exist_ok=True)
     try:
-        with _locked(folder / ".lock", wait=False):
+        with locked(folder / ".lock", wait=False):
             yield
     except BlockingIOError:
         raise ValueError(

@@ -1,14 +1,14 @@
 """Experiment files: tasks, agents and seeds in TOML, and the runs that they describe."""
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import product
 from math import isfinite
 from pathlib import Path
 from typing import Any
+
+from rlxf.experiments.toml_files import MAX_RUNS, PlanError, TomlReader, read_toml
 
 COMMANDS = {
     "train gtrxl": "env",
@@ -22,8 +22,6 @@ COMMANDS = {
 """Words of the command that trains an agent -> setting of a task that it needs."""
 CHECKPOINTS = ("last", "best")
 """Checkpoints of a run whose final evaluation may be compared."""
-RESERVED = ("seed", "run")
-"""Options that an experiment sets for each run."""
 KEYS = {
     "": ("seeds", "checkpoint", "settings", "tasks", "agents"),
     "task": ("score_range", "agents"),
@@ -32,11 +30,6 @@ KEYS = {
 """Keys of an experiment file, of a task and of an agent that are not options of a training command."""
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 """Names of tasks and agents, which are names of folders."""
-MAX_BYTES, MAX_RUNS = 2**20, 100_000
-
-
-class PlanError(ValueError):
-    """Error in an experiment file. The message begins with the file and, if it is known, the line."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +118,7 @@ class Plan:
             PlanError: if the file is not TOML, or a key or a value is invalid.
             OSError: if the file cannot be read.
         """
-        text = _read_text(path)
-        try:
-            document = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise PlanError(f"{path} is not a TOML file: {error}") from None
+        document, text = read_toml(path, "an experiment file")
         return _Reader(path, text).plan(document)
 
     def pairs(self) -> Iterator[tuple[Task, Agent]]:
@@ -167,24 +156,8 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def _read_text(path: Path) -> str:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no experiment file {path}; check the path")
-    with open(path, "rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise PlanError(f"{path} has more than {MAX_BYTES:,} bytes; an experiment file must be smaller")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{path} is not a text file in UTF-8: {error}") from None
-
-
-class _Reader:
-    """Conversion of a TOML document into a plan, with the file and the line in messages of errors."""
-
-    def __init__(self, path: Path, text: str):
-        self.path, self.lines = path, text.splitlines()
+class _Reader(TomlReader):
+    """Conversion of a TOML document into a plan."""
 
     def plan(self, document: dict[str, Any]) -> Plan:
         """Return the plan of a document."""
@@ -214,25 +187,10 @@ class _Reader:
 
     def agent(self, name: str, table: dict[str, Any]) -> Agent:
         """Return the agent of a table."""
-        command = table.get("command")
-        if command not in COMMANDS:
-            near = get_close_matches(str(command), COMMANDS, n=1)
-            hint = f"did you mean {near[0]!r}? Choose" if near else "choose"
-            raise self.error(
-                name, f"command of agent {name} is {command!r}; {hint} one of {', '.join(COMMANDS)}"
-            )
+        command = self.command(f"agent {name}", name, table.get("command"), COMMANDS)
         settings = {key: value for key, value in table.items() if key not in KEYS["agent"]}
         self.check_reserved(settings, name)
         return Agent(name, command, settings)
-
-    def seeds(self, seeds: Any) -> tuple[int, ...]:
-        """Return the seeds, given as a list, or as their number."""
-        if type(seeds) is int and 0 < seeds <= MAX_RUNS:
-            return tuple(range(seeds))
-        valid = isinstance(seeds, list) and seeds and all(type(each) is int and each >= 0 for each in seeds)
-        if not valid or len(set(seeds)) < len(seeds):
-            raise self.error("seeds", f"seeds must be a number, or a list of different seeds, got {seeds!r}")
-        return tuple(seeds)
 
     def score_range(self, task: str, value: Any) -> tuple[float, float] | None:
         """Return the returns with scores 0 and 1 of a task."""
@@ -258,26 +216,6 @@ class _Reader:
                 )
             yield name, self.table(table, f"{where}.{name}")
 
-    def table(self, value: Any, where: str) -> dict[str, Any]:
-        """Return a table after a check of its type."""
-        if not isinstance(value, dict):
-            raise self.error(where.rpartition(".")[2], f"{where} must be a table, got {value!r}")
-        return value
-
-    def check_keys(self, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-        """Raise PlanError if a table has an unknown key; the message proposes a similar one."""
-        for key in table:
-            if key not in known:
-                near = get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}"
-                raise self.error(key, f"{where} has an unknown key {key}; {hint}")
-
-    def check_reserved(self, settings: Mapping[str, Any], where: str) -> None:
-        """Raise PlanError if settings contain an option that the experiment sets."""
-        for key in RESERVED:
-            if key in settings:
-                raise self.error(key, f"{where} has {key}, which the experiment sets for each run: remove it")
-
     def check_pairs(self, plan: Plan) -> None:
         """Raise PlanError if a task or an agent has no partner, or there are too many runs."""
         pairs = list(plan.pairs())
@@ -298,11 +236,3 @@ class _Reader:
             raise PlanError(
                 f"{self.path} describes more than {MAX_RUNS:,} runs: reduce tasks, agents or seeds"
             )
-
-    def error(self, key: str, message: str) -> PlanError:
-        """Return an error with the file and the first line that defines a key, if one is found."""
-        word = re.escape(key)
-        definition = re.compile(rf'\s*(\[[^\]]*)?(.*\.)?["\']?{word}["\']?\s*(=|\.|\])')
-        line = next((n for n, text in enumerate(self.lines, 1) if definition.match(text)), None)
-        place = f"{self.path}, line {line}" if line else f"{self.path}"
-        return PlanError(f"{place}: {message}")

@@ -22,7 +22,12 @@ from tests.cli.running import train
 from tests.datasets import record_cartpole
 from tests.sources import parsed
 
-WITHOUT_TORCH = ["", "train", "evaluate", "plot", "compare", "experiment", "baseline", "collect", "techniques"]
+WITHOUT_TORCH = [
+    *("", "train", "evaluate", "plot", "compare", "experiment", "baseline", "collect", "techniques"),
+    *("play", "push", "pull", "sweep"),
+]
+NEED_THE_NETWORK = {"push", "pull"}
+"""Commands whose examples are not run: they use the Hugging Face Hub; test_push_pull.py runs both."""
 
 
 def parse_output(capsys, *args: str) -> tuple[int, str]:
@@ -228,10 +233,26 @@ def test_every_option_has_a_help_text(name):
             assert len(ast.literal_eval(after.value)) > 10
 
 
+RUN = (
+    "n_envs = 2\nn_steps = 16\nsegment_length = 8\nbatch_size = 16\ncore.memory.length = 4\n"
+    "total_timesteps = 64\nepisodes = 3\nattention_maps_every = 'None'\nvideos = false\nquiet = true\n"
+)
+"""Options of a tiny training of GTrXL."""
+FILES = {
+    "memory.toml": f"[tasks.pole]\nenv = 'CartPole-v1'\n[agents.gtrxl]\ncommand = 'train gtrxl'\n{RUN}",
+    "sweep.toml": "command = 'train gtrxl'\ntrials = 2\n"
+    f"[settings]\nenv = 'CartPole-v1'\n{RUN}[search]\ncore.width = [8, 16]\n",
+}
+"""Path -> content of the files of examples."""
+
+
 @pytest.mark.slow
 def test_examples_of_help_texts_run(capsys, minari_root):
+    for path, text in FILES.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
     record_cartpole(range(1, 13), "cartpole/random-v0")
     train("--run", "runs/tmaze-calm", "--core.depth", "calm", "--core.layers", "2")
-    for home in COMMANDS.values():
+    for home in (COMMANDS[words] for words in COMMANDS if words not in NEED_THE_NETWORK):
         main(shlex.split(re.search(r"Example: rlxf (.+)", resolve_name(home).__doc__)[1]))
     assert "Evaluation over 500 episodes" in capsys.readouterr().out

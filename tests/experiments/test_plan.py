@@ -2,7 +2,8 @@
 
 import pytest
 
-from rlxf.experiments.plan import MAX_BYTES, Plan, PlanError
+from rlxf.experiments.plan import Plan
+from rlxf.experiments.toml_files import MAX_BYTES, PlanError
 
 FILE = """\
 seeds = [3, 7]

@@ -1,14 +1,14 @@
 """``rlxf experiment``: agents on tasks with several seeds, and one table of their results."""
 
-import io
 from collections.abc import Callable
-from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
+from rlxf.cli.job_options import check_same, check_words, needs_trust
 from rlxf.cli.options import Command, check_counts, options
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Experiment(Command):
         self._check_options(plan)
         jobs = [(cell, self._job(cell)) for cell in plan.cells()]
         for cell, job in jobs:
-            self._check_same(cell, job)
+            check_same(job, cell.settings, self.file)
         return partial(self._run, plan, jobs)
 
     @property
@@ -69,44 +69,19 @@ class Experiment(Command):
 
         arguments = (*to_arguments(cell.settings), "--seed", str(cell.seed))
         return Job(
-            str(self.folder / cell.name), cell.command, arguments, _needs_trust(cell.settings), self.threads
+            str(self.folder / cell.name), cell.command, arguments, needs_trust(cell.settings), self.threads
         )
 
     def _check_options(self, plan: "Plan") -> None:
         """Raise ValueError if the options of an agent on a task are invalid."""
         from rlxf.cli.config_file import to_arguments
-        from rlxf.cli.entry_point import parse
 
         for task, agent in plan.pairs():
             words = [*agent.command.split(), *to_arguments(plan.options(task, agent))]
-            printed = io.StringIO()
             try:
-                with redirect_stdout(printed), redirect_stderr(printed):
-                    parse(words)
-            except SystemExit:
-                message = _plain(printed.getvalue())
-                raise ValueError(f"{self.file}: agent {agent.name} on task {task.name}: {message}") from None
-
-    def _check_same(self, cell: "Cell", job: "Job") -> None:
-        """Raise ValueError if the run exists and was made with other options."""
-        from rlxf.experiments.execution import Outcome
-        from rlxf.training.run_folder import RunFolder
-
-        outcome, folder = Outcome.read(job), Path(job.folder)
-        if outcome is not None and outcome.command != [job.command, *job.arguments]:
-            raise ValueError(
-                f"{folder} was trained with other options: rlxf {' '.join(outcome.command)}. Move the folder "
-                f"of the experiment, or choose another one with --output"
-            )
-        if not (folder / "config.json").is_file():
-            return
-        config = RunFolder.reopen(folder).config
-        for name in ("env", "env_kwargs"):
-            if name in cell.settings and config.get(name) != cell.settings[name]:
-                raise ValueError(
-                    f"{folder} has {name} = {config.get(name)!r} in its config.json, but {self.file} has "
-                    f"{cell.settings[name]!r}: move the folder, or choose another one with --output"
-                )
+                check_words(words)
+            except ValueError as error:
+                raise ValueError(f"{self.file}: agent {agent.name} on task {task.name}: {error}") from None
 
     def _run(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:
         from rlxf.cli.output import print_out
@@ -157,16 +132,3 @@ class _Progress:
         else:
             text = f"complete after {outcome.seconds:.0f} s"
         print_out(f"{self.ended} of {self.total}: {job.folder}: {text}")
-
-
-def _needs_trust(settings: dict[str, Any]) -> bool:
-    """Return whether a run with these settings can be resumed with trust only."""
-    return ":" in str(settings.get("env", "")) or bool(
-        settings.get("env_kwargs") or settings.get("trust_data")
-    )
-
-
-def _plain(text: str) -> str:
-    """Return an error message of the command line in one line, without frames."""
-    words = text.translate(str.maketrans("╭╮╰╯│─", " " * 6)).replace("rlxf: ", "").split()
-    return " ".join(words)

@@ -247,6 +247,9 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     run: Path | None = None
     """New folder of the run. None means runs/gtrxl-ENV-SEED. It must not exist."""
     config: ConfigFile = None
+    tuned: str | None = None
+    """Name of the tuned settings of a task, e.g. tmaze-250; "rlxf tuned" lists them. Options on the command
+    line override them."""
     trust: ConfigTrust = False
     episodes: int = 100
     """Number of episodes of the final evaluation.

@@ -1,0 +1,127 @@
+"""``rlxf play``: show the agent of a run acting in its environment."""
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tyro.conf import Positional
+
+from rlxf.cli.options import (
+    Command,
+    Device,
+    Json,
+    Trust,
+    check_counts,
+    check_not_negative,
+    json_object,
+    options,
+)
+from rlxf.cli.output import print_out
+
+if TYPE_CHECKING:
+    import gymnasium
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from rlxf.cli.playback import Task
+    from rlxf.evaluation import Report
+    from rlxf.training import RunFolder
+
+
+@options
+class Play(Command):
+    """Show the agent of a run, or of a checkpoint file, acting in its environment, and print its returns.
+
+    With a display, the environment opens a window if it can. Otherwise its states are printed as text, or
+    written as an animated GIF. '{"render_mode": "rgb_array"}' among the arguments of the environment selects
+    the GIF, and "ansi" the text.
+
+    Example: rlxf play runs/gtrxl-rlxf-TMaze-v0-0
+    """
+
+    run: Positional[Path]
+    """Folder of a run, or a checkpoint file of an agent, with --env."""
+    episodes: int = 1
+    """Number of episodes."""
+    checkpoint: Literal["last", "best", "validation"] = "last"
+    """Checkpoint of a run: the last one, the best one of the evaluations during training, or the one with the
+    lowest validation loss."""
+    env: str | None = None
+    """Gymnasium id of the environment. None means the environment of the run, or of the training data."""
+    env_kwargs: Json = field(default_factory=dict)
+    """Arguments of the environment as a JSON object. Without --env they update those of the run."""
+    fps: float | None = None
+    """Frames per second of text on a terminal and of the GIF. None means those of the environment."""
+    seed: int = 1_000_000
+    """Seed of the environment, by default that of "rlxf evaluate"."""
+    trust: Trust = False
+    device: Device = "auto"
+
+    def prepare(self) -> Callable[[], None]:
+        """Open the run, make its environment, and return the playback to run."""
+        from rlxf.cli.playback import Task, prepare_agent
+        from rlxf.cli.reports import select_checkpoints
+
+        check_counts(self, "episodes")
+        check_not_negative(self, "seed", "fps")
+        if self.fps == 0:
+            raise ValueError("--fps must be more than 0, got 0")
+        run, kwargs = self._open(), dict(json_object(self.env_kwargs))
+        (checkpoint,) = select_checkpoints(run, self.checkpoint).values()
+        mode = kwargs.pop("render_mode", None)
+        task = Task.of_run(run, self.env, kwargs, self.trust)
+        env = self._view(task, task.mode(mode))
+        agent, vec_env = prepare_agent(run, checkpoint, env, self.device)
+        return partial(self._play, agent, vec_env, env, task)
+
+    def _open(self) -> "RunFolder":
+        """Open the folder or the file."""
+        from rlxf.cli.playback import CheckpointRun
+        from rlxf.training import RunFolder
+
+        if not self.run.is_file():
+            return RunFolder.open(self.run)
+        if self.checkpoint != "last":
+            raise ValueError(f"--checkpoint applies to the folder of a run, and {self.run} is a file")
+        if self.env is None:
+            raise ValueError(f"{self.run} is a file without the settings of its run: pass --env ID")
+        return CheckpointRun.of_file(self.run)
+
+    def _play(self, agent: Any, vec_env: "VecEnv", env: Any, task: "Task") -> None:
+        from rlxf.cli.playback import play_episodes
+        from rlxf.evaluation.video import FrameRecorder
+
+        with closing(vec_env):
+            play_episodes(agent, vec_env, self.episodes, self.seed, _print_last)
+        if isinstance(env, FrameRecorder):
+            self._write(env, task.fps)
+        elif env.render_mode is None:
+            print_out(f"{task.spec.id} has no render mode that can be shown here, so only returns are shown")
+
+    def _view(self, task: "Task", mode: str | None) -> "gymnasium.Env[Any, Any]":
+        """Return the environment with its frames printed or recorded."""
+        from rlxf.cli.playback import IMAGES, TEXT, TextFrames
+        from rlxf.evaluation.video import MAX_STEPS, FrameRecorder
+
+        env = task.make(mode)
+        if mode == TEXT:
+            return TextFrames(env, 1 / (self.fps or task.fps) if sys.stdout.isatty() else 0)
+        return FrameRecorder(env, MAX_STEPS) if mode == IMAGES else env
+
+    def _write(self, recorder: Any, fps: float) -> None:
+        from rlxf.evaluation.video import MAX_STEPS, encode_gif
+        from rlxf.utils.files import atomic_write
+
+        path = self.run.with_suffix(".gif") if self.run.is_file() else self.run / "play.gif"
+        frames = recorder.frames(self.episodes)
+        gif = encode_gif(frames, self.fps or fps)
+        atomic_write(path, lambda handle: handle.write(gif))
+        print_out(f"{len(frames):,} frames, at most {MAX_STEPS}, are written to {path}")
+
+
+def _print_last(report: "Report") -> None:
+    number, length = report.episodes, int(report.lengths[-1])
+    print_out(f"episode {number}: return {report.returns[-1]:.6g} in {length} steps")

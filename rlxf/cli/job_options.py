@@ -1,0 +1,70 @@
+"""Options of the runs that other commands start: checks before their processes start."""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlxf.experiments.execution import Job
+
+
+FRAME = re.compile(r"[╭╮╰╯│─]|[+|]?-{3,}[+|]?|^ *\||\| *$", re.MULTILINE)
+"""Pattern of the frame of an error message of tyro, also without Unicode."""
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raise ValueError with the message of the command line if it refuses these words."""
+    from rlxf.cli.entry_point import parse
+
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed):
+            parse(words)
+    except SystemExit:
+        raise ValueError(_plain(printed.getvalue())) from None
+
+
+def _plain(text: str) -> str:
+    """Return an error message of the command line in one line, without frames."""
+    line = " ".join(FRAME.sub(" ", text).replace("rlxf: ", "").split())
+    for end in ("For full helptext", "Argument helptext:"):
+        line = line.partition(end)[0]
+    return line.removeprefix("Value error ").strip()
+
+
+def needs_trust(settings: Mapping[str, Any]) -> bool:
+    """Return whether a run with these settings can be resumed with trust only."""
+    return ":" in str(settings.get("env", "")) or bool(
+        settings.get("env_kwargs") or settings.get("trust_data")
+    )
+
+
+def check_same(job: "Job", settings: Mapping[str, Any], file: Path) -> None:
+    """Raise ValueError if a run exists and was made with other options.
+
+    Args:
+        job: the run.
+        settings: options of its command.
+        file: file that describes the runs.
+    """
+    from rlxf.experiments.execution import Outcome
+    from rlxf.training.run_folder import RunFolder
+
+    outcome, folder = Outcome.read(job), Path(job.folder)
+    if outcome is not None and outcome.command != [job.command, *job.arguments]:
+        raise ValueError(
+            f"{folder} was trained with other options: rlxf {' '.join(outcome.command)}. Move the folder "
+            f"of the experiment, or choose another one with --output"
+        )
+    if not (folder / "config.json").is_file():
+        return
+    config = RunFolder.reopen(folder).config
+    for name in ("env", "env_kwargs"):
+        if name in settings and config.get(name) != settings[name]:
+            raise ValueError(
+                f"{folder} has {name} = {config.get(name)!r} in its config.json, but {file} has "
+                f"{settings[name]!r}: move the folder, or choose another one with --output"
+            )

@@ -1,0 +1,198 @@
+"""Runs that are shared: checks of a downloaded run, and the files and the model card of an upload."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import gymnasium
+
+from rlxf.cli.commands import COMMANDS
+from rlxf.cli.config_file import run_settings, to_arguments
+from rlxf.cli.entry_point import parse
+from rlxf.cli.options import trust_option
+from rlxf.cli.output import print_out
+from rlxf.cli.playback import IMAGES, Task, play_episodes, prepare_agent
+from rlxf.cli.reports import EVALUATION, checkpoints_of
+from rlxf.cli.runs import AGENTS, PROGRAM, TRAINING_COMMANDS, agent_name, options_to_config
+from rlxf.evaluation.episodes import DEFAULT_SEED
+from rlxf.evaluation.video import MAX_STEPS, FrameRecorder, encode_gif
+from rlxf.sharing.card import ModelCard, Score, read_scores
+from rlxf.sharing.download import CHECKPOINT, CONFIG, FILES, TEXT_BYTES
+from rlxf.training import RunFolder, read_archive
+from rlxf.training.serialization import dump_json, load_json
+
+REQUIRED_OPTIONS = ("env", "dataset")
+"""Options without a default, of commands that train."""
+
+
+def check_shared_run(folder: Path) -> None:
+    """Raise an error unless a folder is a run of a known agent whose checkpoints can be loaded.
+
+    Raises:
+        ValueError, TypeError, OSError: if a file is missing, damaged, or not one that rlxf writes.
+    """
+    run = RunFolder.open(folder)
+    kind = AGENTS[agent_name(run)]
+    for checkpoint in checkpoints_of(run).values():
+        kind.load(checkpoint, device="cpu")
+    for statistics in (run.normalizer, run.best_normalizer):
+        if statistics.is_file():
+            read_archive(statistics, FILES[CHECKPOINT])
+    read_evaluation(run)
+
+
+def read_evaluation(run: RunFolder) -> dict[str, Any]:
+    """Return checkpoint name -> its report in ``evaluation.json``; empty without this file.
+
+    Raises:
+        ValueError: if the file is too large or not a JSON object.
+    """
+    path = run.path / EVALUATION
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > TEXT_BYTES:
+        raise ValueError(f"{path} is larger than {TEXT_BYTES:,} bytes; remove it")
+    try:
+        reports = load_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}; remove it") from error
+    if not isinstance(reports, dict):
+        raise ValueError(f"{path} contains a {type(reports).__name__}, not a JSON object; remove it")
+    return reports
+
+
+def shared_files(run: RunFolder, checkpoint: str) -> dict[str, Path | bytes]:
+    """Return the files of a run to upload, by name in the repository, without the model card.
+
+    Args:
+        run: the run.
+        checkpoint: "last" or "best"; the best checkpoint and its statistics get the names of the last one.
+    """
+    best = checkpoint == "best"
+    files: dict[str, Path | bytes] = {
+        CONFIG: run.path / CONFIG,
+        CHECKPOINT: checkpoints_of(run)[checkpoint],
+    }
+    statistics = run.best_normalizer if best else run.normalizer
+    if statistics.is_file():
+        files["normalizer.zip"] = statistics
+    reports = read_evaluation(run)
+    if checkpoint in reports:
+        files[EVALUATION] = json.dumps({"last": reports[checkpoint]}).encode()
+    return files
+
+
+def read_scores_of(run: RunFolder, checkpoint: str) -> list[Score]:
+    """Return the scores of a checkpoint in the final evaluation of a run; empty if it was not evaluated.
+
+    Raises:
+        ValueError: if ``evaluation.json`` is malformed.
+    """
+    reports = read_evaluation(run)
+    return read_scores(reports[checkpoint]) if checkpoint in reports else []
+
+
+def model_card(run: RunFolder, repository: str, checkpoint: str, agent: Any, video: bool) -> bytes:
+    """Return the text of the model card of a run in UTF-8, the file `CARD` of its repository.
+
+    Args:
+        run: the run.
+        repository: name of the repository.
+        checkpoint: "last" or "best".
+        agent: the agent of this checkpoint.
+        video: whether the repository has a video.
+    """
+    info = getattr(agent, "dataset_info", None)
+    card = ModelCard(
+        repository,
+        type(agent).__name__,
+        run.config.get("env") or getattr(info, "env_id", None),
+        f"{agent.num_timesteps:,} {getattr(agent, 'progress_unit', 'step')}s",
+        checkpoint,
+        read_scores_of(run, checkpoint),
+        training_command(run),
+        () if info is None else tuple(info.dataset_ids),
+        trust_of(run),
+        video,
+    )
+    return card.text().encode()
+
+
+def trust_of(run: RunFolder) -> str:
+    """Return `` --trust`` if commands on a run need it; else, or if a package is missing, an empty string."""
+    try:
+        return trust_option(run.config)
+    except gymnasium.error.Error:
+        return ""
+
+
+def training_command(run: RunFolder) -> str | None:
+    """Return the command that trains an agent as in a run, without options that have their default.
+
+    It is None if the run is not one of ``rlxf train``, or was written by another version.
+    """
+    words = TRAINING_COMMANDS.get(run.config["agent"])
+    if words is None or PROGRAM in run.config or "teacher" in run.config:
+        return None
+    try:
+        arguments = _arguments(run, words)
+    except (ValueError, TypeError, KeyError):
+        return None
+    lines = [shlex.join(option) for option in _by_option(arguments)]
+    return " \\\n    ".join([f"rlxf {words}", *lines])
+
+
+def _arguments(run: RunFolder, words: str) -> list[str]:
+    full = _settings_arguments(run, words)
+    names = [f"--{name}" for name in REQUIRED_OPTIONS]
+    required = [option for option in _by_option(full) if option[0] in names and option[1:] != ["None"]]
+    default = RunFolder(run.path, _parsed_config(run, words, _joined(required)))
+    defaults = _by_option(_settings_arguments(default, words))
+    short = _joined([option for option in _by_option(full) if option in required or option not in defaults])
+    return short if _parsed_config(run, words, short) == run.config else full
+
+
+def _parsed_config(run: RunFolder, words: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the ``config.json`` that a command with these arguments would write."""
+    config = {"agent": run.config["agent"]} | options_to_config(parse([*words.split(), *arguments]))
+    return dict(load_json(dump_json(config)))
+
+
+def _settings_arguments(run: RunFolder, words: str) -> list[str]:
+    command = resolve_name(COMMANDS[words])
+    return to_arguments(run_settings(run, run.path / CONFIG, command, ["--trust"]))
+
+
+def _by_option(arguments: Sequence[str]) -> list[list[str]]:
+    """Return the words of the command line, grouped by option."""
+    groups: list[list[str]] = []
+    for word in arguments:
+        if word.startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    return groups
+
+
+def _joined(groups: Sequence[Sequence[str]]) -> list[str]:
+    return [word for group in groups for word in group]
+
+
+def record_video(run: RunFolder, checkpoint: str, trust: bool) -> bytes | None:
+    """Play an episode with the agent of a run, and return its first frames as a GIF.
+
+    If the environment cannot be made or rendered, print the reason and return None.
+    """
+    try:
+        task = Task.of_run(run, None, {}, trust)
+        recorder = FrameRecorder(task.make(IMAGES), MAX_STEPS)
+        agent, env = prepare_agent(run, checkpoints_of(run)[checkpoint], recorder, "cpu")
+        with closing(env):
+            play_episodes(agent, env, 1, DEFAULT_SEED)
+        return encode_gif(recorder.frames(1), task.fps)
+    except Exception as error:  # missing drivers, displays and packages raise various exceptions
+        print_out(" ".join(f"no video: {error}".split()))
+        return None

@@ -1,0 +1,277 @@
+"""Optuna studies of sweeps: storage, seeded suggestions, and checks that a study belongs to a sweep file."""
+
+import json
+import re
+import sqlite3
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlxf.experiments.sweep_plan import SweepPlan
+from rlxf.utils.tables import printable
+
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial, Trial
+
+IDENTITY = "rlxf_sweep"
+"""Attribute of a study with `SweepPlan.identity`."""
+REASON = "reason"
+"""Attribute of a failed trial with the reason."""
+FILE = "study.db"
+"""Name of the default storage in the folder of a sweep."""
+MAX_DATABASE = 2**28
+"""Maximum size of the default storage; a trial takes about ten kB."""
+LOCK_SECONDS = 60
+"""Time to wait for other processes that write to an SQLite file."""
+COMPUTED = re.compile(r"\bAS\s*\(|\bVIRTUAL\b", re.IGNORECASE)
+"""Pattern of table definitions with computed columns, or with a module."""
+
+
+class StorageError(OSError):
+    """Error of the storage of a study."""
+
+
+class OtherStudyError(ValueError):
+    """Error about a study that belongs to another sweep.
+
+    Args:
+        reason: how they differ.
+    """
+
+    def __init__(self, reason: str):
+        super().__init__(
+            f"the study in the storage {reason}: move the folder of the sweep, or choose another one with "
+            f"--output, or another --storage"
+        )
+
+
+def check_optuna() -> None:
+    """Raise ImportError with the remedy if Optuna is not installed."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"rlxf sweep needs Optuna, which is not installed: pip install 'rlxf[sweep]' ({error})"
+        ) from error
+
+
+def seeded_sampler(seed: int) -> "BaseSampler":
+    """Return a `TPESampler` whose random numbers depend on the seed and the number of the trial only.
+
+    A sweep that is continued therefore makes the suggestions of an uninterrupted one.
+
+    Source: Watanabe 2023, "Tree-Structured Parzen Estimator: Understanding Its Algorithm Components and Their
+    Roles for Better Empirical Performance", arXiv:2304.11127.
+    """
+    from optuna.samplers import TPESampler
+
+    class SeededSampler(TPESampler):
+        def before_trial(self, study: Any, trial: "FrozenTrial") -> None:
+            number = (seed * 1_000_003 + trial.number) % 2**32
+            TPESampler.__init__(self, seed=number, constant_liar=True)
+            super().before_trial(study, trial)
+
+    return SeededSampler(seed=seed, constant_liar=True)
+
+
+class SweepStudy:
+    """Study of a sweep.
+
+    Args:
+        plan: the sweep.
+        storage: where the trials are stored.
+        name: name of the study in the storage.
+        private: whether all processes that use the storage share the folder of the sweep.
+
+    Raises:
+        OtherStudyError: if the study in the storage is that of another sweep.
+    """
+
+    def __init__(self, plan: SweepPlan, storage: "BaseStorage", name: str, private: bool):
+        import optuna
+
+        self.plan, self.storage, self.name, self.private = plan, storage, name, private
+        self.study = optuna.create_study(
+            storage=storage,
+            study_name=name,
+            direction=optuna.study.StudyDirection[plan.direction.upper()],
+            load_if_exists=True,
+            sampler=seeded_sampler(plan.sampler_seed),
+            pruner=_pruner(plan),
+        )
+        self._id = storage.get_study_id_from_name(name)
+        attributes, trials = self.study.user_attrs, self.trials()
+        if not attributes and not trials:
+            self.study.set_user_attr(IDENTITY, plan.identity())
+        else:
+            self._check(attributes.get(IDENTITY), trials)
+
+    def _check(self, identity: Any, trials: "list[FrozenTrial]") -> None:
+        """Raise ValueError if a study with trials was made by something else than the sweep file."""
+        if not isinstance(identity, dict):
+            raise OtherStudyError(f"with the name {self.name!r} was not made by rlxf sweep")
+        if found := _difference(identity, json.loads(json.dumps(self.plan.identity()))):
+            raise OtherStudyError(f"{found} in {self.plan.path}")
+        for trial in trials:
+            for name, value in trial.params.items():
+                dimension = self.plan.space.options.get(name)
+                if dimension is None or not dimension.contains(value):
+                    raise OtherStudyError(
+                        f"has a trial {trial.number} with {shown(name)} = {shown(value)}, which is not in "
+                        f"the search space"
+                    )
+
+    def trials(self) -> "list[FrozenTrial]":
+        """Return all trials in the order of their numbers."""
+        return sorted(self.study.get_trials(deepcopy=False), key=lambda trial: trial.number)
+
+    def trial(self, number: int) -> "Trial":
+        """Return an existing trial that is to be continued."""
+        from optuna.trial import Trial
+
+        return Trial(self.study, self._trial_id(number))
+
+    def frozen(self, number: int) -> "FrozenTrial":
+        """Return the state of a trial in the storage."""
+        return self.storage.get_trial(self._trial_id(number))
+
+    def _trial_id(self, number: int) -> int:
+        return self.storage.get_trial_id_from_study_id_trial_number(self._id, number)
+
+    def complete(self) -> "list[FrozenTrial]":
+        """Return the complete trials, the best one first."""
+        found = [each for each in self.trials() if each.state.name == "COMPLETE" and each.value is not None]
+        sign = -1 if self.plan.direction == "maximize" else 1
+        return sorted(found, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+
+    def searched(self, trial: "FrozenTrial") -> dict[str, Any]:
+        """Return name -> value of the searched options of a trial.
+
+        Raises:
+            ValueError: if the trial lacks one of them.
+        """
+        return self.plan.space.restore(trial.params, self.plan.fixed)
+
+
+def _difference(stored: Any, given: Any, name: str = "") -> str | None:
+    """Return the first difference of two JSON values in words; None if they are equal."""
+    if isinstance(stored, dict) and isinstance(given, dict):
+        for key in dict.fromkeys([*given, *stored]):
+            if found := _difference(stored.get(key), given.get(key), f"{name}.{key}" if name else key):
+                return found
+        return None
+    if type(stored) is type(given) and stored == given:
+        return None
+    return f"has {shown(name)} = {shown(stored)} in place of {shown(given)}"
+
+
+def shown(value: Any) -> str:
+    """Return a value from a storage for a message, as JSON in one line of limited length."""
+    if value is None:
+        return "nothing"
+    text = value if isinstance(value, str) else json.dumps(value)
+    text = printable(text.replace("\n", " "))
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _pruner(plan: SweepPlan) -> "BasePruner":
+    from optuna.pruners import MedianPruner, NopPruner
+
+    if plan.pruning is None:
+        return NopPruner()
+    return MedianPruner(n_startup_trials=plan.pruning.startup_trials)
+
+
+def open_study(plan: SweepPlan, folder: Path, storage: str | None = None) -> SweepStudy:
+    """Open the study of a sweep, or create it.
+
+    Args:
+        plan: the sweep.
+        folder: folder of the sweep, which exists.
+        storage: URL of a database, or path of a journal file; None for the SQLite file in the folder.
+
+    Raises:
+        ImportError: if Optuna is not installed.
+        OtherStudyError: if the study in the storage is that of another sweep.
+        StorageError: if the storage cannot be used.
+    """
+    check_optuna()
+    from optuna.logging import CRITICAL, set_verbosity
+
+    set_verbosity(CRITICAL)
+    name = plan.path.stem
+    if storage is None:
+        check_database(folder / FILE)
+        url = f"sqlite:///{folder / FILE}"
+    else:
+        url = storage
+    with storage_errors(url):
+        return SweepStudy(plan, _storage(url), name, storage is None)
+
+
+def _storage(url: str) -> "BaseStorage":
+    from optuna.storages import JournalStorage, RDBStorage
+
+    if "://" not in url:
+        from optuna.storages.journal import JournalFileBackend
+
+        return JournalStorage(JournalFileBackend(url))
+    arguments = {"connect_args": {"timeout": LOCK_SECONDS}} if url.startswith("sqlite:") else {}
+    return RDBStorage(url, engine_kwargs=arguments)
+
+
+def check_database(path: Path) -> None:
+    """Raise ValueError if an SQLite file is too large, or contains more than tables with stored values.
+
+    A view, a trigger or a computed column could produce any amount of data from a small file.
+    """
+    if path.is_symlink():
+        raise ValueError(f"{path} is a symbolic link; replace it by a copy of its target")
+    if not path.exists():
+        return
+    if path.stat().st_size > MAX_DATABASE:
+        raise ValueError(f"{path} has more than {MAX_DATABASE:,} bytes: choose another folder with --output")
+    try:
+        with closing(
+            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)
+        ) as base:
+            objects = base.execute("SELECT type, sql FROM sqlite_master").fetchall()
+    except sqlite3.Error as error:
+        raise ValueError(f"{path} cannot be read as an SQLite file ({error}): move it away") from error
+    if any(kind not in ("table", "index") or COMPUTED.search(str(sql)) for kind, sql in objects):
+        raise ValueError(
+            f"{path} has views, triggers or computed columns, so it was not made by rlxf: remove it"
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress warnings, e.g. those about experimental features of Optuna."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def storage_errors(name: str) -> Iterator[None]:
+    """Raise errors of a storage as `StorageError` in one sentence."""
+    try:
+        yield
+    except (StorageError, OtherStudyError):
+        raise
+    except Exception as error:  # of any database driver
+        raise _storage_error(name, error) from error
+
+
+def _storage_error(name: str, error: Exception) -> StorageError:
+    first = f"{type(error).__name__}: {error}".split("\n")[0]
+    place = re.sub("//[^@/]*@", "//", name)  # without the password
+    return StorageError(
+        f"cannot use the storage {place}: {shown(first)}. It must be a file, or a URL such as "
+        f"sqlite:///study.db or postgresql://USER@HOST/NAME, whose driver is installed"
+    )

@@ -1,0 +1,283 @@
+"""Execution of a sweep: one trial after the other in each thread, with pruning and resumption."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from signal import SIGINT, SIGTERM, Signals
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlxf.experiments.curves import describe_metrics, find_curve, metrics_of
+from rlxf.experiments.execution import Job, locked, run_job, stop_running
+from rlxf.experiments.results import EVALUATION, read_returns
+from rlxf.experiments.study import REASON, SweepStudy, storage_errors
+from rlxf.experiments.sweep_plan import METRIC, SweepPlan
+from rlxf.training.serialization import load_json
+from rlxf.utils.files import make_folder
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial, Trial
+
+POINTS = 20
+"""Parts of a training. At the end of each but the last, the learning curve decides about pruning."""
+STOPPED = {75, 130, 143, -SIGTERM, -SIGINT}
+"""Exit statuses of a training that was stopped by a signal."""
+GRACE_SECONDS = 3.0
+"""Time in which this process receives the signal that has ended a training, if it was sent to both."""
+
+
+class InterruptedTrialError(Exception):
+    """Raised when a trial was stopped, because the sweep ends. The trial is continued later."""
+
+
+@dataclass(frozen=True)
+class TrialEnd:
+    """End of a trial.
+
+    Args:
+        number: number of the trial.
+        state: "complete", "pruned" or "failed".
+        value: objective; None if there is none.
+        reason: reason of a failure.
+        options: values of the searched options.
+        seconds: wall-clock time.
+    """
+
+    number: int
+    state: str
+    value: float | None
+    reason: str
+    options: Mapping[str, Any]
+    seconds: float
+
+
+class LearningCurve:
+    """Function that reports the learning curve of a run to Optuna, and returns whether the trial is pruned.
+
+    The curve is interpolated at fixed parts of the training, so that trials whose evaluations have other
+    steps can be compared. The decision depends on the curve only, and not on the time of the calls.
+
+    Args:
+        trial: the trial.
+        folder: folder of the run.
+        plan: the sweep.
+        index: position of the run among the runs of the trial.
+        study: the study of the trial.
+    """
+
+    def __init__(self, trial: "Trial", folder: Path, plan: SweepPlan, index: int, study: SweepStudy):
+        self.trial, self.folder, self.plan, self.name = trial, folder, plan, study.name
+        self.first = index * POINTS
+        known = study.frozen(trial.number).intermediate_values
+        self.reported = max((step - self.first for step in known if step - self.first < POINTS), default=0)
+        self.pruned = False
+
+    def __call__(self) -> bool:
+        """Report new values, and return whether the trial is pruned."""
+        if self.pruned or self.plan.pruning is None:
+            return self.pruned
+        try:
+            values = self._values()
+        except (OSError, ValueError, KeyError, TypeError):  # a file that is being written
+            return False
+        for point in range(max(self.reported, 0) + 1, POINTS):
+            if not np.isfinite(values[point]):
+                continue
+            self.reported = point
+            with storage_errors(self.name):
+                self.trial.report(float(values[point]), self.first + point)
+                self.pruned = point >= self.plan.pruning.warmup * POINTS and self.trial.should_prune()
+            if self.pruned:
+                break
+        return self.pruned
+
+    def _values(self) -> Any:
+        """Return the metric after each part of the training, from 0 to `POINTS`; NaN if it is unknown."""
+        config = load_json((self.folder / "config.json").read_bytes())
+        total = config.get("total_timesteps") or config["updates"]
+        curve = find_curve(self.folder, self.plan.metric)
+        grid = np.arange(POINTS + 1) * (total / POINTS)
+        if curve is None:
+            return np.full(POINTS + 1, np.nan)
+        return np.interp(grid, curve.steps, curve.values, left=np.nan, right=np.nan)
+
+
+class Sweep:
+    """Trials of a study that are trained on this machine.
+
+    Args:
+        plan: the sweep.
+        study: its study.
+        folder: folder of the runs, which exists. Runs are trial-NUMBER/seed-SEED.
+        make_job: function of the folder of a run, the options of a trial and a seed; it returns the run, and
+            raises ValueError if the command refuses the options.
+        on_end: function that is called after each trial.
+    """
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        study: SweepStudy,
+        folder: Path,
+        make_job: Callable[[Path, dict[str, Any], int], Job],
+        on_end: Callable[[TrialEnd], object],
+    ):
+        self.plan, self.study, self.folder = plan, study, folder
+        self.make_job, self.on_end = make_job, on_end
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def run(self, processes: int) -> None:
+        """Train until the study has as many trials as planned, ``processes`` of them at a time.
+
+        An exception, e.g. KeyboardInterrupt, stops the runs, which save their progress.
+
+        Raises:
+            StorageError: if the storage cannot be used.
+            OSError: if a file cannot be written.
+        """
+        with ThreadPoolExecutor(processes) as executor:
+            workers = [executor.submit(self._work) for _ in range(processes)]
+            try:
+                for worker in as_completed(workers):
+                    worker.result()
+            except BaseException:
+                self._stop(workers)
+                raise
+
+    def _stop(self, workers: list[Future[None]]) -> None:
+        self._stopped.set()
+        while wait(workers, timeout=0.2).not_done:
+            stop_running()
+
+    def _work(self) -> None:
+        while not self._stopped.is_set():
+            with self._claimed() as trial:
+                if trial is None:
+                    return
+                try:
+                    end = self._run_trial(trial)
+                except InterruptedTrialError:
+                    return
+                with self._lock:
+                    self.on_end(end)
+
+    @contextmanager
+    def _claimed(self) -> "Iterator[Trial | None]":
+        """Yield a trial that no other process works on: an interrupted one, or a new one; None at the end."""
+        with ExitStack() as stack:
+            with self._lock, locked(self.folder / ".sweep.lock"), storage_errors(self.study.name):
+                trials = self.study.trials()
+                trial = self._interrupted(trials, stack)
+                if trial is None and len(trials) < self.plan.trials:
+                    trial = self.study.study.ask()
+                    stack.enter_context(locked(self._lock_file(trial.number)))
+                    self.plan.space.suggest(trial, self.plan.fixed)
+            yield trial
+
+    def _interrupted(self, trials: "list[FrozenTrial]", stack: ExitStack) -> "Trial | None":
+        """Return a trial whose process has ended, and enter its lock; None if there is none."""
+        for each in trials:
+            here = self.study.private or self._path(each.number).is_dir()
+            if each.state.name != "RUNNING" or not here:
+                continue
+            held = ExitStack()
+            try:
+                held.enter_context(locked(self._lock_file(each.number), wait=False))
+            except BlockingIOError:
+                continue
+            trial = self.study.trial(each.number)
+            if self.study.frozen(each.number).state.name == "RUNNING":
+                stack.enter_context(held)
+                return trial
+            held.close()
+        return None
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"trial-{number:04}"
+
+    def _lock_file(self, number: int) -> Path:
+        """Return the file that the process of a trial locks, after its folder was created."""
+        make_folder(self._path(number), exist_ok=True)
+        return self._path(number) / ".lock"
+
+    def _run_trial(self, trial: "Trial") -> TrialEnd:
+        """Train the runs of a trial, and store its end."""
+        start = time.monotonic()
+        searched: dict[str, Any] = {}
+        value, reason, pruned = None, "", False
+        try:
+            searched = self.plan.space.restore(trial.params, self.plan.fixed)
+            values = [self._train(trial, searched, index) for index in range(len(self.plan.seeds))]
+            pruned = None in values
+            value = None if pruned else float(np.mean([each for each in values if each is not None]))
+        except (ValueError, TypeError) as error:
+            reason = " ".join(str(error).split())
+        state = "failed" if reason else "pruned" if pruned else "complete"
+        with storage_errors(self.study.name):
+            self._tell(trial, state, value, reason)
+        return TrialEnd(trial.number, state, value, reason, searched, time.monotonic() - start)
+
+    def _tell(self, trial: "Trial", state: str, value: float | None, reason: str) -> None:
+        from optuna.trial import TrialState
+
+        if reason:
+            trial.set_user_attr(REASON, reason)
+        states = {"failed": TrialState.FAIL, "pruned": TrialState.PRUNED, "complete": TrialState.COMPLETE}
+        self.study.study.tell(trial, value, state=states[state])
+
+    def _train(self, trial: "Trial", searched: Mapping[str, Any], index: int) -> float | None:
+        """Train one run of a trial, and return its objective; None if the trial is pruned.
+
+        Raises:
+            ValueError: if the run fails.
+            InterruptedTrialError: if the sweep ends.
+        """
+        seed = self.plan.seeds[index]
+        folder = self._path(trial.number) / f"seed-{seed}"
+        with self._lock:
+            job = self.make_job(folder, self.plan.options(searched), seed)
+        curve = LearningCurve(trial, folder, self.plan, index, self.study)
+        if self._stopped.is_set():
+            raise InterruptedTrialError
+        outcome = run_job(job, curve)
+        if curve() or curve.pruned:
+            return None
+        if outcome.returncode in STOPPED and self._stopped.wait(GRACE_SECONDS):
+            raise InterruptedTrialError
+        if outcome.returncode:
+            raise ValueError(_failure(outcome.returncode, outcome.message))
+        return objective(folder, self.plan.metric)
+
+
+def _failure(code: int, message: str) -> str:
+    """Return the reason of the failure of a process."""
+    if code >= 0:
+        return message or f"exit status {code}"
+    name = Signals(-code).name if -code in list(Signals) else f"signal {-code}"
+    memory = ", e.g. because the memory was exhausted" if name == "SIGKILL" else ""
+    return f"the training was ended by {name}{memory}"
+
+
+def objective(folder: Path, metric: str) -> float:
+    """Return the final value of a metric of a run: its last evaluation, or the last value in its logs.
+
+    Raises:
+        ValueError: if there is none, or it is not finite.
+    """
+    if metric == METRIC:
+        value = float(read_returns(folder / EVALUATION, "last").mean())
+    else:
+        curve = find_curve(folder, metric)
+        if curve is None:
+            raise ValueError(f"the run has no metric {metric}{describe_metrics(metric, metrics_of(folder))}")
+        value = curve.last()
+    if not isfinite(value):
+        raise ValueError(f"{metric} is {value}")
+    return value

@@ -1,0 +1,115 @@
+"""Reading of TOML files that users write, with the file and the line in messages of errors."""
+
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES, MAX_RUNS = 2**20, 100_000
+RESERVED = ("seed", "run")
+"""Options that are set for each run."""
+
+
+class PlanError(ValueError):
+    """Error in a file. The message begins with the file and, if it is known, the line."""
+
+
+def read_toml(path: Path, kind: str) -> tuple[dict[str, Any], str]:
+    """Return the content of a TOML file, and its text.
+
+    Args:
+        path: the file.
+        kind: name of such a file in messages, e.g. "an experiment file".
+
+    Raises:
+        PlanError: if the file is too large, or not TOML in UTF-8.
+        OSError: if the file cannot be read.
+    """
+    text = _read_text(path, kind)
+    try:
+        return tomllib.loads(text), text
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise PlanError(f"{path} is not a TOML file: {error}") from None
+
+
+def _read_text(path: Path, kind: str) -> str:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no {kind.partition(' ')[2]} {path}; check the path")
+    with open(path, "rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise PlanError(f"{path} has more than {MAX_BYTES:,} bytes; {kind} must be smaller")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is not a text file in UTF-8: {error}") from None
+
+
+class TomlReader:
+    """Checks of a TOML document, with the file and the line in messages of errors.
+
+    Args:
+        path: the file.
+        text: its content.
+    """
+
+    setter = "the experiment"
+    """Name of what sets the options of `RESERVED`, for messages."""
+
+    def __init__(self, path: Path, text: str):
+        self.path, self.lines = path, text.splitlines()
+
+    def table(self, value: Any, where: str) -> dict[str, Any]:
+        """Return a table after a check of its type."""
+        if not isinstance(value, dict):
+            raise self.error(where.rpartition(".")[2], f"{where} must be a table, got {value!r}")
+        return value
+
+    def command(self, owner: str, key: str, command: Any, known: Collection[str]) -> str:
+        """Return the words of a command after a check that it is one of the known ones.
+
+        Args:
+            owner: what has the command, e.g. "agent NAME", or "" for the file.
+            key: key whose line the message names.
+            command: the value.
+            known: commands that are allowed.
+        """
+        if command not in known:
+            near = get_close_matches(str(command), known, n=1)
+            hint = f"did you mean {near[0]!r}? Choose" if near else "choose"
+            of = f" of {owner}" if owner else ""
+            raise self.error(key, f"command{of} is {command!r}; {hint} one of {', '.join(known)}")
+        return str(command)
+
+    def seeds(self, seeds: Any) -> tuple[int, ...]:
+        """Return the seeds, given as a list, or as their number."""
+        if type(seeds) is int and 0 < seeds <= MAX_RUNS:
+            return tuple(range(seeds))
+        valid = isinstance(seeds, list) and seeds and all(type(each) is int and each >= 0 for each in seeds)
+        if not valid or len(set(seeds)) < len(seeds):
+            raise self.error("seeds", f"seeds must be a number, or a list of different seeds, got {seeds!r}")
+        return tuple(seeds)
+
+    def check_keys(self, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+        """Raise PlanError if a table has an unknown key; the message proposes a similar one."""
+        for key in table:
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}"
+                raise self.error(key, f"{where} has an unknown key {key}; {hint}")
+
+    def check_reserved(self, settings: Mapping[str, Any], where: str) -> None:
+        """Raise PlanError if settings contain an option that is set for each run."""
+        for key in RESERVED:
+            if key in settings:
+                raise self.error(key, f"{where} has {key}, which {self.setter} sets for each run: remove it")
+
+    def error(self, key: str, message: str) -> PlanError:
+        """Return an error with the file and the first line that defines a key, if one is found."""
+        word = re.escape(key)
+        definition = re.compile(rf'\s*(\[[^\]]*)?(.*\.)?["\']?{word}["\']?\s*(=|\.|\])')
+        line = next((n for n, text in enumerate(self.lines, 1) if definition.match(text)), None)
+        place = f"{self.path}, line {line}" if line else f"{self.path}"
+        return PlanError(f"{place}: {message}")

@@ -1,0 +1,174 @@
+"""Model card of an agent: the README.md of its repository, with the metadata that the Hub reads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlxf import __version__
+from rlxf.sharing.hub import LIBRARY
+
+TASK = "reinforcement-learning"
+"""Name of the task in the metadata of the Hub."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Statistics of the episodes of one evaluation.
+
+    Args:
+        episodes: number of episodes.
+        mean: mean return.
+        std: standard deviation of the returns.
+        interval: 95% confidence interval of the mean return.
+        target: requested return; None for agents that are not conditioned on a return.
+    """
+
+    episodes: int
+    mean: float
+    std: float
+    interval: tuple[float, float]
+    target: float | None = None
+
+    @property
+    def row(self) -> str:
+        """Row of a Markdown table."""
+        target = "" if self.target is None else f", target return {self.target:g}"
+        low, high = self.interval
+        return f"| {self.episodes}{target} | {self.mean:.4g} ± {self.std:.2g} | {low:.4g} to {high:.4g} |"
+
+
+def read_scores(report: Any) -> list[Score]:
+    """Return the scores of one checkpoint in ``evaluation.json``: one, or one for each target return.
+
+    Raises:
+        ValueError: if a statistic is missing or is not a number.
+    """
+    try:
+        return [_score(each) for each in report.get("targets", [report])]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"evaluation.json is not a report of an evaluation ({error!r}); remove it"
+        ) from error
+
+
+def _score(report: Mapping[str, Any]) -> Score:
+    low, high = report["ci"]
+    target = report.get("target")
+    return Score(
+        int(report["episodes"]),
+        float(report["mean"]),
+        float(report["std"]),
+        (float(low), float(high)),
+        None if target is None else float(target),
+    )
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """Content of a model card.
+
+    Args:
+        repository: name of the repository, ``OWNER/NAME``.
+        agent: name of the class of the agent.
+        env: id of the environment; None if it is unknown.
+        progress: steps or updates of the training, e.g. "200,000 steps".
+        checkpoint: checkpoint that is shared: "last" or "best".
+        scores: scores of this checkpoint; empty if it was not evaluated.
+        command: command that trains the agent; None if it is unknown.
+        datasets: ids of the Minari datasets that it was trained on.
+        trust: ``" --trust"`` if commands on the run need it, else empty.
+        video: whether the repository has a video.
+    """
+
+    repository: str
+    agent: str
+    env: str | None
+    progress: str
+    checkpoint: str
+    scores: list[Score]
+    command: str | None
+    datasets: tuple[str, ...] = ()
+    trust: str = ""
+    video: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Default folder of ``rlxf pull``."""
+        return f"runs/{self.repository.partition('/')[2]}"
+
+    def text(self) -> str:
+        """Return the text of the card: the YAML header of the Hub, then Markdown."""
+        parts = [self._title(), self._evaluation(), self._training(), self._usage()]
+        return f"---\n{self._header()}\n---\n\n" + "\n\n".join(filter(None, parts)) + "\n"
+
+    def _header(self) -> str:
+        from huggingface_hub import ModelCardData
+
+        environment = [] if self.env is None else [self.env]
+        results = self._results() if self.scores else None
+        data = ModelCardData(
+            library_name=LIBRARY,
+            tags=[TASK, "deep-reinforcement-learning", LIBRARY, *environment],
+            model_name=self.agent if results else None,
+            eval_results=results,
+        )
+        return data.to_yaml().strip()
+
+    def _results(self) -> list[Any]:
+        from huggingface_hub import EvalResult
+
+        best = max(self.scores, key=lambda score: score.mean)
+        env = self.env or "unknown"
+        return [
+            EvalResult(
+                task_type=TASK,
+                task_name=TASK,
+                dataset_type=env,
+                dataset_name=env,
+                metric_type="mean_reward",
+                metric_name="mean_reward",
+                metric_value=f"{best.mean:.2f} +/- {best.std:.2f}",
+                verified=False,
+            )
+        ]
+
+    def _title(self) -> str:
+        task = "an unknown environment" if self.env is None else f"`{self.env}`"
+        data = f" on the Minari datasets {', '.join(f'`{name}`' for name in self.datasets)}" * bool(
+            self.datasets
+        )
+        video = "\n\n![One episode](replay.gif)" if self.video else ""
+        return (
+            f"# {self.agent} on {self.env or self.folder}\n\n"
+            f"A `{self.agent}` of rlxf {__version__} for {task}, trained for {self.progress}{data}. "
+            f"`checkpoint.zip` is the {self.checkpoint} checkpoint of its run.{video}"
+        )
+
+    def _evaluation(self) -> str:
+        if not self.scores:
+            return f"## Evaluation\n\nThe agent was not evaluated. Evaluate it with `{self._evaluate}`."
+        head = "| episodes | return (mean ± standard deviation) | 95% interval of the mean |\n|---|---|---|"
+        return "\n".join(["## Evaluation\n", head, *(score.row for score in self.scores)])
+
+    def _training(self) -> str:
+        if self.command is None:
+            return "## Training\n\nThe command of the training is unknown; `config.json` has its settings."
+        return f"## Training\n\n```bash\n{self.command}\n```"
+
+    @property
+    def _evaluate(self) -> str:
+        return f"rlxf evaluate {self.folder}{self.trust}"
+
+    def _usage(self) -> str:
+        trust = (
+            "\n\nThe environment is that of a module, or has arguments. `--trust` uses these parts of the "
+            "run, which can run code: pass it only if you trust the author."
+        )
+        program = (
+            f"from rlxf import {self.agent}\n\n"
+            f'agent = {self.agent}.load("{self.folder}/checkpoint.zip")\n'
+            f"action, state = agent.predict(observation, deterministic=True)"
+        )
+        commands = f"rlxf pull {self.repository}\n{self._evaluate}"
+        blocks = f"```bash\n{commands}\n```\n\n```python\n{program}\n```"
+        return f"## Usage\n\n{blocks}{trust * bool(self.trust)}"

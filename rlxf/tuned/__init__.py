@@ -1,0 +1,42 @@
+"""Tuned settings of tasks, which are part of the package.
+
+Each file is a settings file of one command (``rlxf train gtrxl --config FILE``). The comments at its top name
+the task, the result that the settings gave, and the command that measured it.
+"""
+
+from difflib import get_close_matches
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+COMMANDS = {"train gtrxl": "gtrxl"}
+"""Words of a command -> subfolder with its files."""
+
+
+def tuned_files(command: str) -> dict[str, Path]:
+    """Return name -> file of the tuned settings of a command, sorted by name."""
+    return {path.stem: path for path in sorted((FOLDER / COMMANDS[command]).glob("*.toml"))}
+
+
+def tuned_file(command: str, name: str) -> Path:
+    """Return the file of tuned settings.
+
+    Args:
+        command: words of the command, a key of `COMMANDS`.
+        name: name of the settings.
+
+    Raises:
+        ValueError: if there are none with this name; the message lists all names.
+    """
+    files = tuned_files(command)
+    if name not in files:
+        near = get_close_matches(name, files, n=1)
+        hint = f"did you mean {near[0]}? Choose" if near else "choose"
+        raise ValueError(f"unknown tuned settings {name!r}; {hint} one of {', '.join(files)}")
+    return files[name]
+
+
+def description(file: Path) -> list[str]:
+    """Return the lines of the comment at the top of a file of tuned settings: task, result, command."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    return [line.removeprefix("#").strip() for line in lines[:end]]

@@ -1,0 +1,188 @@
+"""Tests of ``rlxf sweep``: trainings, resumption after a kill, several processes, and errors in one line."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+
+from rlxf.cli import main
+from tests.cli.running import refused
+
+FILE = """\
+command = "train gtrxl"
+trials = 3
+
+[settings]
+env = "rlxf/TMaze-v0"
+env_kwargs = { corridor_length = 3 }
+total_timesteps = 64
+n_envs = 2
+n_steps = 16
+segment_length = 8
+batch_size = 16
+core.memory.length = 4
+core.heads = 2
+episodes = 3
+attention_maps_every = "None"
+videos = false
+evaluate_every = 32
+evaluation_episodes = 2
+quiet = true
+
+[search]
+learning_rate = { low = 1e-4, high = 1e-2, log = true, format = "linear:{}:0" }
+core.width = [4, 8, 9]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "small.toml").write_text(FILE)
+    return tmp_path / "runs" / "small"
+
+
+def study_of(folder: Path) -> optuna.Study:
+    return optuna.load_study(study_name="small", storage=f"sqlite:///{folder}/study.db")
+
+
+def wait_for(condition, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true"
+        time.sleep(0.1)
+
+
+def start(*words: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "rlxf", "sweep", "small.toml", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_with_settings_that_train(folder, capsys):
+    """Trial 1 of this seed has a width that the number of heads does not divide."""
+    Path("small.toml").write_text(FILE.replace("trials = 3", "trials = 3\nsampler_seed = 3"))
+    main(["sweep", "small.toml"])
+    out = capsys.readouterr().out
+    assert "0 of 3 trials: runs/small" in out
+    assert len(re.findall(r"^trial \d: ", out, re.MULTILINE)) == 3
+    assert "failed: Error parsing core: heads must divide width, got 2 heads and width 9" in out
+    assert "no importance of options: it needs 10 complete trials" in out
+    assert "ExperimentalWarning" not in out
+    states = [trial.state.name for trial in study_of(folder).trials]
+    assert sorted(states) == ["COMPLETE", "COMPLETE", "FAIL"]
+    assert (folder / "history.png").read_bytes()[:4] == b"\x89PNG"
+    best = (folder / "best.toml").read_text()
+    command = re.search(r"^# rlxf (train gtrxl --config .*)$", best, re.MULTILINE)[1]
+    main([*command.split(), "--run", "runs/best", "--no-progress-bar"])
+    config = Path("runs/best/config.json").read_text()
+    assert f'"learning_rate": "{re.search("learning_rate = .(linear:[^:]+:0)", best)[1]}"' in config
+    capsys.readouterr()
+    main(["sweep", "small.toml"])  # nothing is left to do
+    assert "trial " not in capsys.readouterr().out.partition("Best trials")[0].replace("3 of 3 trials", "")
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_killed_sweep_continues_its_runs(folder, capsys):
+    text = FILE.replace("trials = 3", "trials = 1").replace("[4, 8, 9]", "[4, 8]")
+    Path("small.toml").write_text(text.replace("= 64", "= 3200\ncheckpoint_seconds = 0.2"))
+    killed = start()
+    run = folder / "trial-0000/seed-0"
+    wait_for(lambda: list(run.glob("checkpoints/*")))
+    killed.kill()
+    killed.communicate()
+    before = study_of(folder).trials[0]
+    assert before.state.name == "RUNNING"
+    main(["sweep", "small.toml"])
+    (after,) = study_of(folder).trials
+    assert (after.state.name, after.params) == ("COMPLETE", before.params)
+    assert "1 of 1 trials: 1 complete" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_ctrl_c_reports_the_trials_and_saves_the_progress(folder, capfd):
+    Path("small.toml").write_text(FILE.replace("= 64", "= 1_000_000\ncheckpoint_seconds = 0.2"))
+    sweep = start()
+    wait_for(lambda: list(folder.glob("trial-*/seed-0/checkpoints/*")))
+    sweep.send_signal(signal.SIGINT)
+    out, _ = sweep.communicate(timeout=120)
+    assert sweep.returncode == 130
+    assert "1 not finished" in out
+    assert out.rstrip().endswith("rlxf: interrupted")
+    assert "Traceback" not in out
+    assert '"returncode": 75' in next(folder.glob("trial-*/seed-0.json")).read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_sweep(folder):
+    sweeps = [start("--storage", "shared.log"), start("--storage", "shared.log", "--processes", "2")]
+    outs = [sweep.communicate(timeout=280)[0] for sweep in sweeps]
+    assert [sweep.returncode for sweep in sweeps] == [0, 0], outs
+    numbers = sorted(int(each) for out in outs for each in re.findall(r"^trial (\d):", out, re.MULTILINE))
+    assert numbers == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "core.width =",
+            "core.widht =",
+            "small.toml, line 23: no combination is accepted: unknown option --core.widht; did you mean",
+        ),
+        (
+            "[4, 8, 9]",
+            "[3, 9]",
+            "small.toml: no combination is accepted: Error parsing core: heads must divide",
+        ),
+        ("episodes = 3", "episods = 3", "line 14: no combination is accepted: unknown option --episods"),
+        ("trials =", "trails =", "line 2: the file has an unknown key trails; did you mean trials?"),
+        ("low = 1e-4", "low = 1", "line 22: search.learning_rate must have low < high"),
+    ],
+)
+def test_invalid_files_are_refused_before_anything_is_made(folder, capsys, old, new, message):
+    assert old in FILE
+    Path("small.toml").write_text(FILE.replace(old, new))
+    assert message in refused(capsys, "sweep", "small.toml")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("option", ["--processes", "--threads", "--trials"])
+def test_counts_are_checked(folder, capsys, option):
+    assert f"{option} must be at least 1" in refused(capsys, "sweep", "small.toml", option, "0")
+    assert not folder.exists()
+
+
+def test_a_missing_optuna_is_named(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert "pip install 'rlxf[sweep]'" in refused(capsys, "sweep", "small.toml")
+    assert not folder.exists()
+
+
+def test_a_folder_of_another_sweep_is_refused(folder, capsys):
+    folder.mkdir(parents=True)
+    optuna.create_study(study_name="small", storage=f"sqlite:///{folder}/study.db").set_user_attr("x", 1)
+    assert "was not made by rlxf sweep" in refused(capsys, "sweep", "small.toml")
+
+
+def test_storages_that_cannot_be_used_are_named(folder, capsys):
+    message = refused(capsys, "sweep", "small.toml", "--storage", "nonsense://x")
+    assert message.startswith("rlxf: cannot use the storage nonsense:")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser can write everywhere")
+def test_a_folder_that_cannot_be_written_is_named(folder, capsys):
+    folder.mkdir(parents=True)
+    folder.chmod(0o500)
+    assert str(folder.name) in refused(capsys, "sweep", "small.toml")

@@ -1,0 +1,69 @@
+"""Tests of tuned settings: their files, ``--tuned`` and ``rlxf tuned``."""
+
+import tomllib
+
+import pytest
+
+from rlxf.attention import GRU, DeltaNet
+from rlxf.cli import main
+from rlxf.cli.entry_point import parse
+from rlxf.tuned import COMMANDS, description, tuned_file, tuned_files
+from tests.cli.running import refused
+
+FILES = [(command, name) for command in COMMANDS for name in tuned_files(command)]
+
+
+@pytest.mark.parametrize(("command", "name"), FILES)
+def test_files_are_valid_settings_with_task_result_and_command(command, name):
+    file = tuned_file(command, name)
+    task, result, measured = description(file)
+    assert task.endswith(".")
+    assert any(character.isdigit() for character in result)
+    assert measured.startswith(("rlxf ", "scripts/bench.py "))
+    settings = tomllib.loads(file.read_text())
+    options = parse([*command.split(), "--tuned", name])
+    assert options.task.env == settings["env"]
+    assert options.task.env_kwargs == settings.get("env_kwargs", {})
+    assert options.total_timesteps == settings["total_timesteps"]
+
+
+def test_options_on_the_command_line_have_precedence():
+    tuned = parse(["train", "gtrxl", "--tuned", "tmaze-250"])
+    assert (tuned.core.recurrence, tuned.learner.n_steps) == (DeltaNet(), 512)
+    words = ["--core.recurrence", "gru", "--n-steps", "256"]
+    for options in ([*words, "--tuned", "tmaze-250"], ["--tuned", "tmaze-250", *words]):
+        changed = parse(["train", "gtrxl", *options])
+        assert (changed.core.recurrence, changed.learner.n_steps) == (GRU(), 256)
+        assert changed.learner.batch_size == tuned.learner.batch_size
+
+
+def test_a_printed_file_gives_the_same_options(tmp_path, capsys):
+    main(["tuned", "tmaze-250"])
+    file = tmp_path / "own.toml"
+    file.write_text(capsys.readouterr().out)
+    own, tuned = (
+        parse(["train", "gtrxl", *words]) for words in (["--config", str(file)], ["--tuned", "tmaze-250"])
+    )
+    assert (own.task, own.core, own.learner) == (tuned.task, tuned.core, tuned.learner)
+
+
+def test_all_settings_are_listed(capsys):
+    main(["tuned"])
+    out = capsys.readouterr().out
+    assert all(name in out for _, name in FILES)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tuned", "tmaze-25"], "unknown tuned settings 'tmaze-25'; did you mean tmaze-250? Choose one of"),
+        (["tuned", "../gtrxl/pendulum"], "unknown tuned settings '../gtrxl/pendulum'"),
+        (["train", "gtrxl", "--tuned", "hopper"], "unknown tuned settings 'hopper'"),
+        (
+            ["train", "gtrxl", "--tuned", "pendulum", "--config", "x.toml"],
+            "--config and --tuned both name settings",
+        ),
+    ],
+)
+def test_invalid_names_are_refused(capsys, words, message):
+    assert message in refused(capsys, *words)

@@ -1,0 +1,65 @@
+"""Tests of model cards."""
+
+import pytest
+from huggingface_hub import ModelCard as Parsed
+
+from rlxf.sharing.card import ModelCard, Score, read_scores
+
+SCORE = Score(100, 12.5, 3.25, (11.0, 14.0))
+
+
+def card(**changes):
+    arguments = {
+        "repository": "me/agent",
+        "agent": "DecisionTransformer",
+        "env": "CartPole-v1",
+        "progress": "2 updates",
+        "checkpoint": "last",
+        "scores": [SCORE],
+        "command": "rlxf train dt",
+    }
+    return ModelCard(**arguments | changes).text()
+
+
+def test_header_is_that_of_the_hub():
+    data = Parsed(card()).data
+    assert data.library_name == "rlxf"
+    assert {"reinforcement-learning", "CartPole-v1"} <= set(data.tags)
+    (result,) = data.eval_results
+    assert (result.task_type, result.dataset_type) == ("reinforcement-learning", "CartPole-v1")
+    assert (result.metric_type, result.metric_value) == ("mean_reward", "12.50 +/- 3.25")
+
+
+@pytest.mark.parametrize("env", ["a: b", "- x", "---\nlibrary_name: evil", "'\"", "{[", "#1", "é\t"])
+def test_special_characters_do_not_break_the_header(env):
+    data = Parsed(card(env=env)).data
+    assert data.library_name == "rlxf"
+    assert env in data.tags
+
+
+def test_missing_parts_are_named():
+    text = card(scores=[], env=None, command=None)
+    assert "The agent was not evaluated. Evaluate it with `rlxf evaluate runs/agent`." in text
+    assert "The command of the training is unknown" in text
+    assert Parsed(text).data.eval_results is None
+
+
+def test_trust_is_part_of_the_commands():
+    assert "rlxf evaluate runs/agent --trust\n" in card(trust=" --trust")
+    assert "--trust" not in card()
+
+
+def test_scores_of_all_targets_are_shown():
+    report = {"episodes": 3, "mean": 1.0, "std": 0.5, "ci": [0.5, 1.5]}
+    scores = read_scores({"targets": [report | {"target": 5}, report | {"target": 9.5, "mean": 2.0}]})
+    text = card(scores=scores)
+    assert "| 3, target return 5 | 1 ± 0.5 | 0.5 to 1.5 |" in text
+    assert Parsed(text).data.eval_results[0].metric_value == "2.00 +/- 0.50"
+
+
+@pytest.mark.parametrize(
+    "report", [None, [], 5, {}, {"targets": 5}, {"targets": [None]}, {"episodes": 1, "mean": "x"}]
+)
+def test_malformed_reports_are_refused(report):
+    with pytest.raises(ValueError, match=r"evaluation\.json is not a report"):
+        read_scores(report)
