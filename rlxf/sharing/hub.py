@@ -45,7 +45,7 @@ def client() -> "HfApi":
 
 
 def check_repository(repository: str) -> None:
-    """Raise ValueError unless a name of a repository is ``OWNER/NAME``; other errors are those of `client`."""
+    """Raise ValueError unless a repository is named ``OWNER/NAME``; other errors are those of `client`."""
     client()
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
