@@ -23,7 +23,7 @@ from rlxf.evaluation.video import MAX_STEPS, FrameRecorder, encode_gif
 from rlxf.sharing.card import ModelCard, Score, read_scores
 from rlxf.sharing.download import CHECKPOINT, CONFIG, FILES, TEXT_BYTES
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.serialization import dump_json, load_json, load_json_file
 
 REQUIRED_OPTIONS = ("env", "dataset")
 """Options without a default, of commands that train."""
@@ -57,7 +57,7 @@ def read_evaluation(run: RunFolder) -> dict[str, Any]:
     if path.stat().st_size > TEXT_BYTES:
         raise ValueError(f"{path} is larger than {TEXT_BYTES:,} bytes; remove it")
     try:
-        reports = load_json(path.read_bytes())
+        reports = load_json_file(path)
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}; remove it") from error
     if not isinstance(reports, dict):

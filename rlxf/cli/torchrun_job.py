@@ -19,7 +19,7 @@ from rlxf.training import RunFolder
 from rlxf.training.archive import Archive
 from rlxf.training.checkpoints import SIGNALS
 from rlxf.training.distributed import init_process_group, process_group
-from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.serialization import dump_json, load_json_file
 from rlxf.utils.files import atomic_write
 
 RUN_ID_VARIABLE = "TORCHELASTIC_RUN_ID"
@@ -61,7 +61,7 @@ class TorchrunJob:
     def started(self, run: Path) -> bool:
         """Return whether this job wrote the marker file in the folder of a run."""
         file = run / MARKER_FILE
-        marker = load_json(file.read_bytes()) if file.is_file() else None
+        marker = load_json_file(file) if file.is_file() else None
         if not isinstance(marker, dict) or not isinstance(marker.get("agents"), list):
             return False
         return marker.get("job_id") == self.job_id and any(agent in marker["agents"] for agent in self.agents)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlxf.training.run_folder import COMPLETED
-from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.serialization import dump_json, load_json_file
 from rlxf.utils.files import atomic_write, make_folder
 
 RESUMED = "train "
@@ -87,7 +87,7 @@ class Outcome:
         if not file.is_file():
             return None
         try:
-            return cls(**load_json(file.read_bytes()))
+            return cls(**load_json_file(file))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{file} is damaged ({error}): remove it") from error
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlxf.experiments.execution import Job, Outcome, is_complete
 from rlxf.experiments.plan import Cell, Plan, Task
-from rlxf.training.serialization import load_json
+from rlxf.training.serialization import load_json_file
 
 EVALUATION = "evaluation.json"
 """Name of the file with the final evaluation in the folder of a run."""
@@ -103,7 +103,7 @@ def read_returns(file: Path, checkpoint: str) -> NDArray[np.float64]:
         ValueError: if the file is missing or damaged.
     """
     try:
-        document = load_json(file.read_bytes())
+        document = load_json_file(file)
         report: dict[str, Any] = document[checkpoint if checkpoint in document else "last"]
         report = report["targets"][0] if "targets" in report else report
         returns = np.array(report["returns"], np.float64)

@@ -79,7 +79,7 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether the values are whole numbers."""
+        """True if the values are whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def suggest(self, trial: "Trial", name: str) -> Any:

@@ -18,7 +18,7 @@ from rlxf.experiments.execution import Job, locked, run_job, stop_running
 from rlxf.experiments.results import EVALUATION, read_returns
 from rlxf.experiments.study import REASON, SweepStudy, storage_errors
 from rlxf.experiments.sweep_plan import METRIC, SweepPlan
-from rlxf.training.serialization import load_json
+from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import make_folder
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class LearningCurve:
 
     def _values(self) -> Any:
         """Return the metric after each part of the training, from 0 to `POINTS`; NaN if it is unknown."""
-        config = load_json((self.folder / "config.json").read_bytes())
+        config = load_json_file(self.folder / "config.json")
         total = config.get("total_timesteps") or config["updates"]
         curve = find_curve(self.folder, self.plan.metric)
         grid = np.arange(POINTS + 1) * (total / POINTS)

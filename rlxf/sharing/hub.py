@@ -1,9 +1,11 @@
 """Calls of the Hugging Face Hub: the client, names of repositories, and errors in one sentence."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from rlxf.utils.extras import install_command
 
@@ -30,16 +32,21 @@ def client() -> "HfApi":
 
     Raises:
         ImportError: if huggingface_hub is not installed; the message has the command that installs it.
+        ValueError: if HF_ENDPOINT is not an address.
     """
     try:
+        urlsplit(os.environ.get("HF_ENDPOINT", ""))  # huggingface_hub parses it when it is imported
         from huggingface_hub import HfApi
     except ImportError as error:
         raise ImportError(f"the Hub needs huggingface_hub: run {install_command('hub')} ({error})") from error
+    except ValueError as error:
+        raise ValueError(f"HF_ENDPOINT must be an address such as https://huggingface.co: {error}") from error
     return HfApi(library_name=LIBRARY)
 
 
 def check_repository(repository: str) -> None:
-    """Raise ValueError unless the name of a repository is a valid ``OWNER/NAME``."""
+    """Raise ValueError unless a repository is named ``OWNER/NAME``; other errors are those of `client`."""
+    client()
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -128,7 +135,7 @@ def _message(error: Exception, repository: str, revision: str | None) -> str:
             f"there is no model repository {repository}, or it is private and no valid token gives access: "
             f"check the name; for a private one {SIGN_IN}"
         )
-    if isinstance(error, errors.HfHubHTTPError):
+    if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
         return _status_message(error, repository)
     return _connection_message(error, repository)
 

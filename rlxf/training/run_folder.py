@@ -12,7 +12,7 @@ from stable_baselines3.common.logger import Logger, make_output_format
 from rlxf.training.checkpoints import CheckpointFolder
 from rlxf.training.compat import CHECKPOINT, CONFIG, describe_file, no_run_folder_message
 from rlxf.training.resumed_logger import LOG, LogFiles, LogPosition, ProgressCSV, ResumedTensorBoard
-from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.serialization import dump_json, load_json_file
 from rlxf.utils.files import atomic_write, create_folder, file_sha256, not_writable_by_others, sync_folder
 
 COMPLETED = "completed.json"
@@ -34,7 +34,7 @@ class Completion:
     def read(cls, folder: Path) -> Self | None:
         """Read the marker in a run folder; None if it is missing or invalid, or a result file is missing."""
         try:
-            document = load_json((folder / COMPLETED).read_bytes())
+            document = load_json_file(folder / COMPLETED)
             steps, digests = document["steps"], dict(document["sha256"])
         except (FileNotFoundError, IsADirectoryError, ValueError, KeyError, TypeError):
             return None
@@ -260,7 +260,7 @@ def _file_instead(path: Path) -> str:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = load_json(path.read_bytes())
+        config = load_json_file(path)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}; restore it") from error
     if not isinstance(config, dict):

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,17 @@ def load_json(data: bytes) -> Any:
         raise ValueError(f"JSON nested deeper than {MAX_DEPTH}") from None
     _check_structure(value, MAX_DEPTH)
     return value
+
+
+def load_json_file(path: Path) -> Any:
+    """Parse the JSON value in a file, of which at most 8 MiB are read.
+
+    Raises:
+        ValueError: as in `load_json`.
+        OSError: if the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        return load_json(file.read(MAX_JSON_BYTES + 1))
 
 
 def _check_structure(value: Any, levels: int) -> None:

@@ -113,7 +113,8 @@ def test_every_technique_is_read_as_written(technique, monkeypatch):
 
 def test_options_with_json_are_known():
     """Tables of these options are one JSON text; other tables have names of options as keys."""
-    known = [known_options(resolve_name(COMMANDS[words])).items() for words in TRAINING_COMMANDS.values()]
+    commands = [*TRAINING_COMMANDS.values(), "baseline"]
+    known = [known_options(resolve_name(COMMANDS[words])).items() for words in commands]
     tables = {name for options in known for name, hint in options if get_origin(hint) is dict}
     assert tables | set(CHOICES) == set(JSON_OPTIONS)
 

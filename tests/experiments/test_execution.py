@@ -138,6 +138,27 @@ def test_an_interrupt_saves_the_progress_and_cancels_the_rest(tmp_path):
     assert not training(Path(first.folder))
 
 
+@pytest.mark.slow
+def test_a_run_is_stopped_early_and_can_be_resumed(tmp_path):
+    job = Job(str(tmp_path / "run"), "train gtrxl", (*GTRXL, "--total-timesteps", "1e6"), trusted=True)
+    outcome = run_job(job, lambda: bool(list(Path(job.folder).glob("checkpoints/*"))))
+    assert outcome.returncode == 75
+    assert not is_complete(job)
+    assert job.words[0] == "resume"
+    assert not training(Path(job.folder))
+
+
+@pytest.mark.faults
+def test_an_error_in_the_decision_to_stop_ends_the_process(tmp_path):
+    def fail() -> bool:
+        raise RuntimeError
+
+    job = Job(str(tmp_path / "run"), "train gtrxl", (*GTRXL, "--total-timesteps", "1e6"), trusted=True)
+    with pytest.raises(RuntimeError):
+        run_job(job, fail)
+    assert not training(Path(job.folder))
+
+
 @pytest.mark.faults
 def test_the_process_of_a_dead_caller_keeps_the_lock(tmp_path):
     """A caller is killed while its process trains: nobody else trains in this folder before that one ends."""

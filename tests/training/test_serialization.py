@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlxf.training.serialization import MAX_JSON_BYTES, dump_json, load_json
+from rlxf.training.serialization import MAX_JSON_BYTES, dump_json, load_json, load_json_file
 
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -71,3 +71,17 @@ def test_round_trip_of_the_maximum_depth():
     for _ in range(63):
         value = [value]
     assert load_json(dump_json(value)) == value
+
+
+def test_a_large_file_is_not_read(tmp_path):
+    """The file has a terabyte without blocks on the disk."""
+    path = tmp_path / "large.json"
+    with open(path, "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ValueError, match="bytes of JSON exceed"):
+        load_json_file(path)
+
+
+def test_a_json_file_is_read(tmp_path):
+    (tmp_path / "small.json").write_bytes(dump_json({"a": [1, None]}))
+    assert load_json_file(tmp_path / "small.json") == {"a": [1, None]}

@@ -43,10 +43,9 @@ class Push(Command):
         from rlxf.cli.reports import select_checkpoints
         from rlxf.cli.runs import AGENTS, agent_name
         from rlxf.cli.shared_runs import read_scores_of
-        from rlxf.sharing.hub import check_repository, client
+        from rlxf.sharing.hub import check_repository
         from rlxf.training import RunFolder
 
-        client()
         check_repository(self.repository)
         run = RunFolder.open(self.run)
         kind = AGENTS[agent_name(run)]
