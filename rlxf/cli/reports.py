@@ -17,6 +17,7 @@ from rlxf.cli.spec_options import parse_technique
 from rlxf.evaluation import Report, TargetSweep, evaluate
 from rlxf.evaluation.episodes import validate_targets
 from rlxf.training import RunFolder
+from rlxf.training.run_folder import EVALUATION
 from rlxf.utils.files import atomic_write
 
 DATASTORE_SUFFIX = ", datastore"
@@ -34,8 +35,6 @@ CHECKPOINTS = {
     ),
 }
 """Checkpoint name -> subfolder of its evaluation logs, a separate run in TensorBoard; title of its report."""
-EVALUATION = "evaluation.json"
-"""Name of the file in a run folder with the episodes and statistics of the final evaluation."""
 SELECTED_BY = {"best": "evaluations", "validation": "--validation-share"}
 """Name of a selected checkpoint -> what a training needs to select it."""
 

@@ -16,14 +16,15 @@ from rlxf.cli.entry_point import parse
 from rlxf.cli.options import trust_option
 from rlxf.cli.output import print_out
 from rlxf.cli.playback import IMAGES, Task, play_episodes, prepare_agent
-from rlxf.cli.reports import EVALUATION, checkpoints_of
+from rlxf.cli.reports import checkpoints_of
 from rlxf.cli.runs import AGENTS, PROGRAM, TRAINING_COMMANDS, agent_name, options_to_config
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.video import MAX_STEPS, FrameRecorder, encode_gif
 from rlxf.sharing.card import ModelCard, Score, read_scores
-from rlxf.sharing.download import CHECKPOINT, CONFIG, FILES, TEXT_BYTES
+from rlxf.sharing.download import CHECKPOINT, CONFIG, FILES
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.serialization import dump_json, load_json, load_json_file
+from rlxf.training.run_folder import EVALUATION
+from rlxf.training.serialization import dump_json, load_json, load_json_object
 
 REQUIRED_OPTIONS = ("env", "dataset")
 """Options without a default, of commands that train."""
@@ -54,15 +55,7 @@ def read_evaluation(run: RunFolder) -> dict[str, Any]:
     path = run.path / EVALUATION
     if not path.is_file():
         return {}
-    if path.stat().st_size > TEXT_BYTES:
-        raise ValueError(f"{path} is larger than {TEXT_BYTES:,} bytes; remove it")
-    try:
-        reports = load_json_file(path)
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}; remove it") from error
-    if not isinstance(reports, dict):
-        raise ValueError(f"{path} contains a {type(reports).__name__}, not a JSON object; remove it")
-    return reports
+    return load_json_object(path, "remove it")
 
 
 def shared_files(run: RunFolder, checkpoint: str) -> dict[str, Path | bytes]:

@@ -109,8 +109,8 @@ _running: set[subprocess.Popen] = set()
 def run_job(job: Job, should_stop: Callable[[], bool] | None = None) -> Outcome:
     """Train a run to its end in a process of its own, and return the outcome.
 
-    A run that is complete is not trained again. The process inherits the lock of the run, so that nobody else
-    trains in this folder while it lives, even if the caller was killed.
+    A run that is complete is not trained again. The process inherits the lock of the run, so that no
+    other process trains in this folder before it ends, even if the caller was killed.
 
     Args:
         job: the run.

@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from rlxf.experiments.execution import Job, Outcome, is_complete
 from rlxf.experiments.plan import Cell, Plan, Task
+from rlxf.training.run_folder import EVALUATION
 from rlxf.training.serialization import load_json_file
-
-EVALUATION = "evaluation.json"
-"""Name of the file with the final evaluation in the folder of a run."""
 
 
 @dataclass(frozen=True)

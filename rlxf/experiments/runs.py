@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from rlxf.experiments.columns import read_bounded
 from rlxf.experiments.log_files import open_logs
 from rlxf.training.compat import CHECKPOINT, CONFIG
 from rlxf.training.run_folder import COMPLETED
-from rlxf.training.serialization import MAX_JSON_BYTES, load_json
+from rlxf.training.serialization import load_json_object
 from rlxf.utils.tables import printable
 
 TASK_KEYS = ("env", "env_kwargs", "dataset")
@@ -118,13 +117,7 @@ def _read_run(path: Path) -> Run:
         logs = open_logs(path)
         task = next(filter(None, (log.task for log in logs)), "")
         return Run(path, _one_line(task), {AGENT: group_name(path)}, unit=logs[0].unit)
-    try:
-        config = load_json(read_bounded(file, MAX_JSON_BYTES))
-    except ValueError as error:
-        raise ValueError(f"{file} cannot be read: {error}; restore it") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} contains a {type(config).__name__}, not a JSON object; restore it")
-    return _run_of_config(path, config)
+    return _run_of_config(path, load_json_object(file, "restore it"))
 
 
 def _run_of_config(path: Path, config: Mapping[str, Any]) -> Run:

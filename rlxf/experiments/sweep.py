@@ -15,9 +15,10 @@ import numpy as np
 
 from rlxf.experiments.curves import describe_metrics, find_curve, metrics_of
 from rlxf.experiments.execution import Job, locked, run_job, stop_running
-from rlxf.experiments.results import EVALUATION, read_returns
+from rlxf.experiments.results import read_returns
 from rlxf.experiments.study import REASON, SweepStudy, storage_errors
 from rlxf.experiments.sweep_plan import METRIC, SweepPlan
+from rlxf.training.run_folder import EVALUATION
 from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import make_folder
 

@@ -12,10 +12,12 @@ from stable_baselines3.common.logger import Logger, make_output_format
 from rlxf.training.checkpoints import CheckpointFolder
 from rlxf.training.compat import CHECKPOINT, CONFIG, describe_file, no_run_folder_message
 from rlxf.training.resumed_logger import LOG, LogFiles, LogPosition, ProgressCSV, ResumedTensorBoard
-from rlxf.training.serialization import dump_json, load_json_file
+from rlxf.training.serialization import dump_json, load_json_file, load_json_object
 from rlxf.utils.files import atomic_write, create_folder, file_sha256, not_writable_by_others, sync_folder
 
 COMPLETED = "completed.json"
+EVALUATION = "evaluation.json"
+"""Name of the file with the episodes and statistics of the final evaluation."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class RunFolder:
             ValueError: if ``config.json`` is not a JSON object, or if the folder contains a symbolic link.
         """
         _check_folder(Path(path))
-        return cls(Path(path), _read_config(Path(path) / CONFIG))
+        return cls(Path(path), load_json_object(Path(path) / CONFIG, "restore it"))
 
     @property
     def resume_checkpoints(self) -> CheckpointFolder:
@@ -256,13 +258,3 @@ def _file_instead(path: Path) -> str:
     if (path.parent / CONFIG).is_file():
         return f"{path} is a file; give the folder of its run, {path.parent}"
     return f"{path} is a file; give the folder of a run. About this file: {describe_file(path)}. {SB3_ADVICE}"
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = load_json_file(path)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}; restore it") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} contains a {type(config).__name__}, not a JSON object; restore it")
-    return config

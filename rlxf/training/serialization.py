@@ -79,6 +79,26 @@ def load_json_file(path: Path) -> Any:
         return load_json(file.read(MAX_JSON_BYTES + 1))
 
 
+def load_json_object(path: Path, advice: str) -> dict[str, Any]:
+    """Parse the JSON object in a file.
+
+    Args:
+        path: the file.
+        advice: what to do with a damaged file, for messages.
+
+    Raises:
+        ValueError: if the file cannot be parsed, or contains another value.
+        OSError: if the file cannot be read.
+    """
+    try:
+        value = load_json_file(path)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}; {advice}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} contains a {type(value).__name__}, not a JSON object; {advice}")
+    return value
+
+
 def _check_structure(value: Any, levels: int) -> None:
     if not isinstance(value, dict | list | tuple):
         return
