@@ -1,6 +1,8 @@
 """Summary of an experiment: tables of returns and scores, learning curves and performance profiles."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +43,47 @@ NOTE = (
 )
 
 
-def result_tables(results: Results) -> list[Table]:
-    """Return a table for each task, and one of normalized scores over all tasks that have them.
+@dataclass(frozen=True)
+class Summary:
+    """Tables and statistics of an experiment. Each is computed once, as a bootstrap takes up to a second.
 
-    In the last table, an agent that lacks a task is left out.
+    Args:
+        results: results of the runs.
     """
-    tables = [_task_table(results, task) for task in results.plan.tasks]
-    scored = [task for task in results.plan.tasks if task.score_range is not None]
-    return [*tables, _score_table(results, scored)] if scored else tables
+
+    results: Results
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """A table for each task, and one of normalized scores over all tasks that have them.
+
+        In the last table, an agent that lacks a task is left out.
+        """
+        tables = [_task_table(self.results, task) for task in self.results.plan.tasks]
+        return [*tables, _score_table(self)] if self.tasks else tables
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """Tasks with normalized scores."""
+        return [task for task in self.results.plan.tasks if task.score_range is not None]
+
+    @cached_property
+    def scores(self) -> dict[str, list[NDArray[np.float64]]]:
+        """Agent -> its scores (S, E) on each of `tasks`, for the agents with results on all of them."""
+        scores = {
+            agent.name: [self.results.scores(task, agent.name) for task in self.tasks]
+            for agent in self.results.plan.agents
+        }
+        return {
+            agent: [table for table in tables if table is not None]
+            for agent, tables in scores.items()
+            if tables and all(table is not None for table in tables)
+        }
+
+    @cached_property
+    def statistics(self) -> dict[str, dict[str, Interval]]:
+        """Agent -> statistics of its scores by name."""
+        return {agent: _statistics(tables) for agent, tables in self.scores.items()}
 
 
 def _task_table(results: Results, task: Task) -> Table:
@@ -80,21 +115,21 @@ def _task_cells(results: Results, task: Task, agent: str) -> list[str]:
     ]
 
 
-def _score_table(results: Results, tasks: Sequence[Task]) -> Table:
-    table = Table(*ALL_COLUMNS, title=f"Normalized scores over {len(tasks)} tasks (95% intervals)")
-    scores = all_scores(results, tasks)
-    for agent, tables in scores.items():
-        reference = next(iter(scores.values()))
+def _score_table(summary: Summary) -> Table:
+    title = f"Normalized scores over {len(summary.tasks)} tasks (95% intervals)"
+    table = Table(*ALL_COLUMNS, title=title)
+    for agent, tables in summary.scores.items():
+        reference = next(iter(summary.scores.values()))
         table.add_row(
             agent,
             str(min(map(len, tables))),
-            *(f"{value:.2f}" for value in statistics(tables).values()),
+            *(f"{value:.2f}" for value in summary.statistics[agent].values()),
             "" if tables is reference else f"{probability_of_improvement(tables, reference):.2f}",
         )
     return table
 
 
-def statistics(tables: Sequence[NDArray[np.float64]]) -> dict[str, Interval]:
+def _statistics(tables: Sequence[NDArray[np.float64]]) -> dict[str, Interval]:
     """Return the statistics of the scores (S, E) of an agent on several tasks by name."""
     return {
         "iqm": stratified_interquartile_mean(tables),
@@ -104,19 +139,7 @@ def statistics(tables: Sequence[NDArray[np.float64]]) -> dict[str, Interval]:
     }
 
 
-def all_scores(results: Results, tasks: Sequence[Task]) -> dict[str, list[NDArray[np.float64]]]:
-    """Return agent -> its scores (S, E) on each task, for the agents with results on all of these tasks."""
-    scores = {
-        agent.name: [results.scores(task, agent.name) for task in tasks] for agent in results.plan.agents
-    }
-    return {
-        agent: [table for table in tables if table is not None]
-        for agent, tables in scores.items()
-        if all(table is not None for table in tables)
-    }
-
-
-def write_summary(results: Results, folder: Path) -> Iterator[Path]:
+def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
     """Write the tables, the numbers and the figures into the folder of an experiment, and yield their paths.
 
     Each file is replaced atomically.
@@ -124,10 +147,11 @@ def write_summary(results: Results, folder: Path) -> Iterator[Path]:
     Raises:
         OSError: if a file cannot be written.
     """
-    text = "\n\n".join([*(table.markdown() for table in result_tables(results)), NOTE, *_failures(results)])
+    tables = [table.markdown() for table in summary.tables]
+    text = "\n\n".join([*tables, NOTE, *_failures(summary.results)])
     yield _written(folder / "table.md", f"{text}\n".encode())
-    yield _written(folder / "results.json", dump_json(as_json(results), indent=1))
-    for name, figure in _figures(results, folder):
+    yield _written(folder / "results.json", dump_json(_as_json(summary), indent=1))
+    for name, figure in _figures(summary, folder):
         save_figure(figure, folder / name)
         yield folder / name
 
@@ -142,12 +166,10 @@ def _failures(results: Results) -> list[str]:
     return ["Failed runs:\n\n" + "\n".join(lines)] if lines else []
 
 
-def as_json(results: Results) -> dict[str, Any]:
+def _as_json(summary: Summary) -> dict[str, Any]:
     """Return the returns of all runs and the statistics of scores as a JSON object."""
-    scored = [task for task in results.plan.tasks if task.score_range is not None]
-    scores = all_scores(results, scored) if scored else {}
     return {
-        "checkpoint": results.plan.checkpoint,
+        "checkpoint": summary.results.plan.checkpoint,
         "runs": [
             {
                 "task": run.cell.task,
@@ -157,17 +179,18 @@ def as_json(results: Results) -> dict[str, Any]:
                 "seconds": None if run.outcome is None else run.outcome.seconds,
                 "failure": run.failure or None,
             }
-            for run in results.runs
+            for run in summary.results.runs
         ],
         "scores": {
-            agent: {name: [value.value, value.low, value.high] for name, value in statistics(tables).items()}
-            for agent, tables in scores.items()
+            agent: {name: [value.value, value.low, value.high] for name, value in values.items()}
+            for agent, values in summary.statistics.items()
         },
     }
 
 
-def _figures(results: Results, folder: Path) -> Iterator[tuple[str, Figure]]:
+def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
     """Yield name and figure of the learning curves, and of the performance profiles, if there are any."""
+    results = summary.results
     groups = [
         group
         for task in results.plan.tasks[:MAX_PANELS]
@@ -176,10 +199,8 @@ def _figures(results: Results, folder: Path) -> Iterator[tuple[str, Figure]]:
     ]
     if groups:
         yield "curves.png", learning_curves(groups, METRIC)
-    scored = [task for task in results.plan.tasks if task.score_range is not None]
-    scores = all_scores(results, scored) if scored else {}
-    if scores:
-        yield "profile.png", performance_profile_figure(scores)
+    if summary.scores:
+        yield "profile.png", performance_profile_figure(summary.scores)
 
 
 def _group(results: Results, folder: Path, task: str, agent: str) -> Group:

@@ -87,7 +87,7 @@ class Experiment(Command):
         from rlxf.cli.output import print_out
         from rlxf.experiments.execution import is_complete, only_process, run_jobs
         from rlxf.experiments.results import read_results
-        from rlxf.experiments.summary import result_tables, write_summary
+        from rlxf.experiments.summary import Summary, write_summary
 
         with only_process(self.folder):
             missing = [job for _, job in jobs if not is_complete(job)]
@@ -95,12 +95,12 @@ class Experiment(Command):
             report = _Progress(len(missing))
             with self._executor() as executor:
                 run_jobs(missing, executor, report)
-            results = read_results(plan, jobs)
-            for table in result_tables(results):
+            summary = Summary(read_results(plan, jobs))
+            for table in summary.tables:
                 print_out(table)
-            for failed in results.failures:
+            for failed in summary.results.failures:
                 print_out(f"failed: {failed.cell.name}: {failed.failure}")
-            for path in write_summary(results, self.folder):
+            for path in write_summary(summary, self.folder):
                 print_out(f"written: {path}")
 
     def _executor(self) -> "AbstractContextManager[Executor]":
