@@ -27,6 +27,7 @@ SAFE_LOADERS = {
     "GTrXLPPO",
     "MaskedPretraining",
     "SOURCES[name]",
+    "AGENTS[agent_name(run)]",
     "AGENTS[self.agent_name]",
     "OFFLINE_AGENTS[name]",
     "cls",

@@ -37,9 +37,8 @@ def check_shared_run(folder: Path) -> None:
         ValueError, TypeError, OSError: if a file is missing, damaged, or not one that rlxf writes.
     """
     run = RunFolder.open(folder)
-    kind = AGENTS[agent_name(run)]
     for checkpoint in checkpoints_of(run).values():
-        kind.load(checkpoint, device="cpu")
+        AGENTS[agent_name(run)].load(checkpoint, device="cpu")
     for statistics in (run.normalizer, run.best_normalizer):
         if statistics.is_file():
             read_archive(statistics, FILES[CHECKPOINT])

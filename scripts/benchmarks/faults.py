@@ -74,6 +74,7 @@ class Faults:
         self.output.write_text(json.dumps(data | {"saving": costs}, indent=1))
         Console().print(f"numbers: {self.output}")
         messages = [f"{kind}, {message}" for kind, all_ in results.items() for message in failures(all_)]
+        messages += [f"{name}: {text}" for name, each in results["files"].items() for text in each.slow()]
         messages += [
             f"saving a {name}: {cost[1]:.2%}" for name, cost in costs.items() if cost[1] >= MAX_SAVING
         ]
@@ -163,7 +164,7 @@ def show_files(files: dict[str, FileOutcomes]) -> None:
         "read",
         "wrong",
         "code run",
-        "maximum time",
+        "maximum CPU time",
         "maximum memory",
         "file",
         title="Files",

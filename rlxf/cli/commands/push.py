@@ -48,9 +48,8 @@ class Push(Command):
 
         check_repository(self.repository)
         run = RunFolder.open(self.run)
-        kind = AGENTS[agent_name(run)]
         (checkpoint,) = select_checkpoints(run, self.checkpoint).values()
-        agent = kind.load(checkpoint, device="cpu")
+        agent = AGENTS[agent_name(run)].load(checkpoint, device="cpu")
         read_scores_of(run, self.checkpoint)
         return partial(self._push, run, agent)
 
