@@ -1,0 +1,70 @@
+"""Tests that the pages of implementation details name functions and classes that exist."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sources import ROOT, parsed
+
+PAGES = sorted((ROOT / "docs" / "explanation").glob("implementation-details-*.md"))
+SOURCE_LINK = re.compile(r"\[`([\w.]+)`\]\(([^)#\s]+\.py)\)")
+DETAIL = re.compile(r"^(\d+)\. (.*?)(?=^\d+\. |^## |\Z)", re.MULTILINE | re.DOTALL)
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def source_links(page: Path) -> list[tuple[str, str]]:
+    """Return the name and the path in the repository of each link of a page to a source file."""
+    links = SOURCE_LINK.findall(page.read_text(encoding="utf-8"))
+    return [(name, (page.parent / link).resolve().relative_to(ROOT).as_posix()) for name, link in links]
+
+
+def definitions(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted name of each class, function and method of a file, without nested functions."""
+    for node in tree.body:
+        if isinstance(node, Definition):
+            yield prefix + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from definitions(node, f"{prefix}{node.name}.")
+
+
+def missing(name: str, file: str) -> bool:
+    """Return whether a file of rlxf does not exist, or does not define a name."""
+    tree = parsed("rlxf").get(file)
+    return tree is None or name not in set(definitions(tree))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_linked_files_define_the_named_functions(page):
+    links = source_links(page)
+    assert links
+    assert not [f"{file} does not define {name}" for name, file in links if missing(name, file)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_details_are_numbered_and_have_a_source_and_an_effect(page):
+    details = DETAIL.findall(page.read_text(encoding="utf-8"))
+    assert [int(number) for number, _ in details] == list(range(1, len(details) + 1))
+    assert 25 <= len(details)
+    for number, text in details:
+        assert SOURCE_LINK.search(text), f"detail {number} of {page.stem} has no source"
+        assert "easured" in text, f"detail {number} of {page.stem} does not say what was measured"
+
+
+def test_definitions_are_those_of_modules_and_classes():
+    tree = ast.parse("class A:\n    def f(self): ...\n    class B: ...\ndef g():\n    def inner(): ...\nx = 1\n")
+    assert list(definitions(tree)) == ["A", "A.f", "A.B", "g"]
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("gtrxl", "rlxf/agents/gtrxl/gae.py"),
+        ("nothing", "rlxf/agents/gtrxl/core.py"),
+        ("PopArtHead.nothing", "rlxf/agents/gtrxl/heads.py"),
+    ],
+)
+def test_missing_definitions_are_found(name, file):
+    assert missing(name, file)
