@@ -16,7 +16,7 @@ from rlxf.cli.entry_point import parse
 from rlxf.cli.options import trust_option
 from rlxf.cli.output import print_out
 from rlxf.cli.playback import IMAGES, Task, play_episodes, prepare_agent
-from rlxf.cli.reports import checkpoints_of
+from rlxf.cli.reports import checkpoints_of, select_checkpoints
 from rlxf.cli.runs import AGENTS, PROGRAM, TRAINING_COMMANDS, agent_name, options_to_config
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.video import MAX_STEPS, FrameRecorder, encode_gif
@@ -78,6 +78,18 @@ def shared_files(run: RunFolder, checkpoint: str) -> dict[str, Path | bytes]:
     return files
 
 
+def load_shared_agent(run: RunFolder, checkpoint: str) -> Any:
+    """Return the agent of a checkpoint to share, "last" or "best", after checks of the run.
+
+    Raises:
+        ValueError, TypeError, OSError: if a file is missing, damaged, or not one that rlxf writes.
+    """
+    (path,) = select_checkpoints(run, checkpoint).values()
+    agent = AGENTS[agent_name(run)].load(path, device="cpu")
+    read_scores_of(run, checkpoint)
+    return agent
+
+
 def read_scores_of(run: RunFolder, checkpoint: str) -> list[Score]:
     """Return the scores of a checkpoint in the final evaluation of a run; empty if it was not evaluated.
 
@@ -88,19 +100,19 @@ def read_scores_of(run: RunFolder, checkpoint: str) -> list[Score]:
     return read_scores(reports[checkpoint]) if checkpoint in reports else []
 
 
-def model_card(run: RunFolder, repository: str, checkpoint: str, agent: Any, video: bool) -> bytes:
-    """Return the text of the model card of a run in UTF-8, the file `CARD` of its repository.
+def model_card(run: RunFolder, folder: str, checkpoint: str, agent: Any, **others: Any) -> bytes:
+    """Return the text of the model card of a run in UTF-8, the file `CARD` next to its checkpoint.
 
     Args:
         run: the run.
-        repository: name of the repository.
+        folder: folder in which the shared run is used.
         checkpoint: "last" or "best".
         agent: the agent of this checkpoint.
-        video: whether the repository has a video.
+        others: video, repository and commit of `ModelCard`.
     """
     info = getattr(agent, "dataset_info", None)
     card = ModelCard(
-        repository,
+        folder,
         type(agent).__name__,
         run.config.get("env") or getattr(info, "env_id", None),
         f"{agent.num_timesteps:,} {getattr(agent, 'progress_unit', 'step')}s",
@@ -109,7 +121,7 @@ def model_card(run: RunFolder, repository: str, checkpoint: str, agent: Any, vid
         training_command(run),
         () if info is None else tuple(info.dataset_ids),
         trust_of(run),
-        video,
+        **others,
     )
     return card.text().encode()
 

@@ -68,7 +68,7 @@ class ModelCard:
     """Content of a model card.
 
     Args:
-        repository: name of the repository, ``OWNER/NAME``.
+        folder: folder of the run, for the commands of the card.
         agent: name of the class of the agent.
         env: id of the environment; None if it is unknown.
         progress: steps or updates of the training, e.g. "200,000 steps".
@@ -77,10 +77,13 @@ class ModelCard:
         command: command that trains the agent; None if it is unknown.
         datasets: ids of the Minari datasets that it was trained on.
         trust: ``" --trust"`` if commands on the run need it, else empty.
-        video: whether the repository has a video.
+        video: whether the agent is shared with a video.
+        repository: name of the repository, ``OWNER/NAME``, from which ``rlxf pull`` downloads the folder;
+            None if the folder is shared in another way.
+        commit: commit of rlxf that trained the agent; None if it is unknown.
     """
 
-    repository: str
+    folder: str
     agent: str
     env: str | None
     progress: str
@@ -90,16 +93,14 @@ class ModelCard:
     datasets: tuple[str, ...] = ()
     trust: str = ""
     video: bool = False
-
-    @property
-    def folder(self) -> str:
-        """Default folder of ``rlxf pull``."""
-        return f"runs/{self.repository.partition('/')[2]}"
+    repository: str | None = None
+    commit: str | None = None
 
     def text(self) -> str:
-        """Return the text of the card: the YAML header of the Hub, then Markdown."""
+        """Return the text of the card: for a repository the YAML header of the Hub, then Markdown."""
         parts = [self._title(), self._evaluation(), self._training(), self._usage()]
-        return f"---\n{self._header()}\n---\n\n" + "\n\n".join(filter(None, parts)) + "\n"
+        header = "" if self.repository is None else f"---\n{self._header()}\n---\n\n"
+        return header + "\n\n".join(filter(None, parts)) + "\n"
 
     def _header(self) -> str:
         from huggingface_hub import ModelCardData
@@ -137,10 +138,11 @@ class ModelCard:
         data = f" on the Minari datasets {', '.join(f'`{name}`' for name in self.datasets)}" * bool(
             self.datasets
         )
+        commit = "" if self.commit is None else f" (commit {self.commit})"
         video = "\n\n![One episode](replay.gif)" if self.video else ""
         return (
             f"# {self.agent} on {self.env or self.folder}\n\n"
-            f"A `{self.agent}` of rlxf {__version__} for {task}, trained for {self.progress}{data}. "
+            f"A `{self.agent}` of rlxf {__version__}{commit} for {task}, trained for {self.progress}{data}. "
             f"`checkpoint.zip` is the {self.checkpoint} checkpoint of its run.{video}"
         )
 
@@ -169,6 +171,7 @@ class ModelCard:
             f'agent = {self.agent}.load("{self.folder}/checkpoint.zip")\n'
             f"action, state = agent.predict(observation, deterministic=True)"
         )
-        commands = f"rlxf pull {self.repository}\n{self._evaluate}"
+        download = [] if self.repository is None else [f"rlxf pull {self.repository}"]
+        commands = "\n".join([*download, self._evaluate, f"rlxf play {self.folder}{self.trust}"])
         blocks = f"```bash\n{commands}\n```\n\n```python\n{program}\n```"
         return f"## Usage\n\n{blocks}{trust * bool(self.trust)}"

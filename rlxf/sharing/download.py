@@ -64,6 +64,11 @@ class RemoteRun:
         return f"ignored files of {self.repository}: {names}{f' and {more} more' if more > 0 else ''}"
 
 
+def default_folder(repository: str) -> Path:
+    """Return the folder into which ``rlxf pull`` writes the run of a repository ``OWNER/NAME``."""
+    return Path("runs") / repository.partition("/")[2]
+
+
 def find_run(repository: str, revision: str | None = None) -> RemoteRun:
     """Look up the run in a repository, without a download.
 

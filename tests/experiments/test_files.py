@@ -14,6 +14,7 @@ FILES = sorted((ROOT / "scripts" / "experiments").glob("*.toml"))
 def test_options_of_all_runs_are_valid(file):
     plan = Plan.read(file)
     for task, agent in plan.pairs():
-        options = parse([*agent.command.split(), *to_arguments(plan.options(task, agent))])
-        assert options.total_timesteps == task.settings["total_timesteps"]
+        values = plan.options(task, agent)
+        options = parse([*agent.command.split(), *to_arguments(values)])
+        assert options.total_timesteps == values["total_timesteps"]
     assert len(plan.cells()) == len(plan.seeds) * len(list(plan.pairs()))

@@ -10,6 +10,7 @@ SCORE = Score(100, 12.5, 3.25, (11.0, 14.0))
 
 def card(**changes):
     arguments = {
+        "folder": "runs/agent",
         "repository": "me/agent",
         "agent": "DecisionTransformer",
         "env": "CartPole-v1",
@@ -42,6 +43,14 @@ def test_missing_parts_are_named():
     assert "The agent was not evaluated. Evaluate it with `rlxf evaluate runs/agent`." in text
     assert "The command of the training is unknown" in text
     assert Parsed(text).data.eval_results is None
+
+
+def test_card_of_a_folder_has_no_header_and_no_download():
+    text = card(repository=None, folder="zoo/agent", commit="abc123")
+    assert text.startswith("# DecisionTransformer on CartPole-v1\n")
+    assert "(commit abc123)" in text
+    assert "rlxf play zoo/agent" in text
+    assert "rlxf pull" not in text
 
 
 def test_trust_is_part_of_the_commands():

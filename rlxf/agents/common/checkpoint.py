@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
+from torch.optim import Optimizer
 
 from rlxf.attention import TransformerSpec
 from rlxf.attention.memory.base import State
@@ -16,10 +17,12 @@ from rlxf.training import compat
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.checkpoints import CheckpointFolder, clone_tensors
 from rlxf.training.serialization import dump_json, load_json
-from rlxf.training.states import RNG_GROUP
+from rlxf.training.states import OPTIMIZER_GROUP, RNG_GROUP, optimizer_state
 from rlxf.utils.errors import CheckpointError, ResumeError
 from rlxf.utils.files import make_folder
 
+EXCLUDED = "excluded"
+"""Key in the description of an agent: names of the parts that its file leaves out."""
 MAX_SEED = 2**32 - 1
 """Largest seed that NumPy accepts."""
 SEED_VALUE = compat.whole(0, MAX_SEED)
@@ -32,6 +35,8 @@ PROGRESS = {
     "_current_progress_remaining": compat.number(most=1),
 }
 """Progress attributes of the agent; the last one is negative if a rollout exceeded the total steps."""
+OPTIMIZER = "policy.optimizer"
+"""Name of the optimizer in SB3's ``get_parameters`` and in the ``exclude`` of ``save``."""
 
 
 class CheckpointedAlgorithm(BaseAlgorithm):
@@ -54,7 +59,10 @@ class CheckpointedAlgorithm(BaseAlgorithm):
         """
 
     def save(  # type: ignore[override]
-        self, path: str | os.PathLike[str], exclude: None = None, include: None = None
+        self,
+        path: str | os.PathLike[str],
+        exclude: Collection[str] | None = None,
+        include: Collection[str] | None = None,
     ) -> None:
         """Save settings, weights, optimizer state, progress and datastore to one file, atomically.
 
@@ -63,15 +71,23 @@ class CheckpointedAlgorithm(BaseAlgorithm):
 
         Args:
             path: path of the file; ".zip" is added if it has no suffix, and missing folders are created.
-            exclude, include: arguments of SB3 that are not supported; leave them out.
+            exclude: ``["policy.optimizer"]`` leaves out the state of the optimizer, which is two thirds of
+                the file with Adam. The loaded agent acts equally; further training starts with a new
+                optimizer state.
+            include: argument of SB3 that is not supported; leave it out.
 
         Raises:
             OSError: if the file cannot be written, e.g. the disk is full; an existing file stays unchanged.
-            ValueError: if exclude or include is given.
+            ValueError: if exclude has another name, or include is given.
         """
-        if exclude is not None or include is not None:
-            raise ValueError("a checkpoint always contains the whole agent: leave out exclude and include")
+        if include is not None or set(exclude or ()) - {OPTIMIZER}:
+            raise ValueError(
+                f"a checkpoint contains the whole agent except for exclude=[{OPTIMIZER!r}], got "
+                f"exclude={exclude!r} and include={include!r}"
+            )
         file, archive = checkpoint_path(path), self._checkpoint()
+        if exclude:
+            archive = _without_optimizer(archive)
         make_folder(file.parent, exist_ok=True)
         write_archive(file, archive.documents, archive.tensors)
 
@@ -88,6 +104,28 @@ class CheckpointedAlgorithm(BaseAlgorithm):
         """Restore the values of `PROGRESS`."""
         stored = archive.documents["agent"]["progress"]
         vars(self).update({name: stored[name] for name in PROGRESS})
+
+
+def _without_optimizer(archive: Archive) -> Archive:
+    agent = archive.documents["agent"] | {EXCLUDED: [OPTIMIZER]}
+    tensors = {name: group for name, group in archive.tensors.items() if name != OPTIMIZER_GROUP}
+    return Archive(archive.documents | {"agent": agent}, tensors)
+
+
+def excludes_optimizer(archive: Archive) -> bool:
+    """Return whether a checkpoint was saved without the state of the optimizer."""
+    return EXCLUDED in archive.documents["agent"]
+
+
+def stored_optimizer_state(optimizer: Optimizer, archive: Archive) -> dict[str, Any]:
+    """Return the optimizer state in a checkpoint, for ``optimizer.load_state_dict``.
+
+    It is that of a new optimizer if the checkpoint excludes the state. Errors are those of `optimizer_state`.
+    """
+    if excludes_optimizer(archive):
+        return optimizer_state(optimizer, {})
+    updates = archive.documents["agent"]["progress"]["_n_updates"]
+    return optimizer_state(optimizer, archive.tensors[OPTIMIZER_GROUP], updates)
 
 
 def setting_rules(
@@ -131,11 +169,19 @@ def read_agent_archive(
     archive = read_archive(file, sha256=sha256)
     agent: Any = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == name
-    if not named or not archive.tensors.keys() >= set(groups):
+    if not named or not _has_groups(archive, groups):
         raise compat.wrong_content_error(file, archive, f"{name} agent")
     compat.check_fields(agent.get("settings"), {}, "settings")
     compat.check_fields(agent.get("progress"), PROGRESS, "progress")
     return archive
+
+
+def _has_groups(archive: Archive, groups: Collection[str]) -> bool:
+    """Return whether a file has the groups of tensors of an agent, without those that it leaves out."""
+    if not excludes_optimizer(archive):
+        return archive.tensors.keys() >= set(groups)
+    whole = archive.documents["agent"][EXCLUDED] == [OPTIMIZER] and OPTIMIZER_GROUP not in archive.tensors
+    return whole and archive.tensors.keys() >= set(groups) - {OPTIMIZER_GROUP}
 
 
 def stored_settings(
@@ -215,7 +261,12 @@ def newest_checkpoint_file(path: str | os.PathLike[str]) -> Path:
 
 
 def check_resumable(archive: Archive, path: Path) -> None:
-    """Raise CheckpointError unless the file holds the random number generators of a training run."""
+    """Raise CheckpointError unless the file has the optimizer and random generators of a training run."""
+    if excludes_optimizer(archive):
+        raise CheckpointError(
+            f"{path} was saved with exclude=[{OPTIMIZER!r}], so a training cannot be resumed exactly. Load "
+            f"the agent and call learn() instead"
+        )
     if RNG_GROUP not in archive.tensors:
         raise CheckpointError(
             f"{path} was written by save(), not by CheckpointWriter, and holds no states of random number "

@@ -10,7 +10,13 @@ import torch
 from gymnasium import Space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
-from rlxf.agents.common.checkpoint import read_agent_archive, setting_rules, stored_settings
+from rlxf.agents.common.checkpoint import (
+    OPTIMIZER,
+    read_agent_archive,
+    setting_rules,
+    stored_optimizer_state,
+    stored_settings,
+)
 from rlxf.agents.common.weights import check_stored_parameters
 from rlxf.agents.gtrxl.config import BOUNDS, SCHEDULES
 from rlxf.agents.gtrxl.heads import check_statistics
@@ -26,7 +32,7 @@ from rlxf.training import (
     space_to_json,
 )
 from rlxf.training.compat import VERSION, checkpoint_errors
-from rlxf.training.states import check_layers, check_weights_fit, optimizer_state, optimizer_tensors
+from rlxf.training.states import check_layers, check_weights_fit, optimizer_tensors
 
 NOT_SETTINGS = ("self", "policy", "env", "memory_length", "tensorboard_log", "device", "_init_setup_model")
 """Arguments of the constructor that are not stored as settings in a file."""
@@ -117,9 +123,8 @@ def read_parameters(archive: Archive, policy: GTrXLPolicy) -> dict[str, Any]:
     check_weights_fit(policy, archive.tensors["policy"], "policy")
     check_stored_parameters(policy, archive.tensors["policy"])
     check_statistics(archive.tensors["policy"])
-    updates = archive.documents["agent"]["progress"]["_n_updates"]
-    state = optimizer_state(policy.optimizer, archive.tensors["optimizer"], updates)
-    return {"policy": archive.tensors["policy"], "policy.optimizer": state}
+    state = stored_optimizer_state(policy.optimizer, archive)
+    return {"policy": archive.tensors["policy"], OPTIMIZER: state}
 
 
 def setting_names(agent: type[Any]) -> list[str]:

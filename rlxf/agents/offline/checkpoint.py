@@ -11,6 +11,7 @@ from rlxf.agents.common.checkpoint import (
     check_unfinished,
     newest_checkpoint_file,
     read_agent_archive,
+    stored_optimizer_state,
     stored_settings,
 )
 from rlxf.agents.offline.config import OfflineConfig
@@ -87,12 +88,10 @@ def restore(update: OfflineUpdate, generator: torch.Generator, archive: Archive)
     model, agent = update.acting, archive.documents["agent"]
     states.check_weights_fit(model, archive.tensors["policy"], "policy")
     model.check_stored_parameters(archive.tensors["policy"])
-    updates = agent["progress"]["_n_updates"]
     model.load_state_dict(archive.tensors["policy"])
     if update.average is not None and agent["settings"].get("weight_averaging") is not None:
         update.average.load_state(archive.tensors)
-    optimizer = states.optimizer_state(update.optimizer, archive.tensors["optimizer"], updates)
-    update.optimizer.load_state_dict(optimizer)
+    update.optimizer.load_state_dict(stored_optimizer_state(update.optimizer, archive))
     try:
         generator.set_state(archive.tensors[WINDOW_GENERATOR]["state"])
     except RuntimeError as error:

@@ -30,11 +30,11 @@ class Pull(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Look up the repository, and return the download to run."""
-        from rlxf.sharing.download import find_run
+        from rlxf.sharing.download import default_folder, find_run
         from rlxf.sharing.hub import check_repository
 
         check_repository(self.repository)
-        path = self.output or Path("runs") / self.repository.partition("/")[2]
+        path = self.output or default_folder(self.repository)
         if path.exists() or path.is_symlink():
             raise FileExistsError(f"{path} exists; choose another folder with --output")
         remote = find_run(self.repository, self.revision)

@@ -40,28 +40,25 @@ class Push(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Load the agent, and return the upload to run."""
-        from rlxf.cli.reports import select_checkpoints
-        from rlxf.cli.runs import AGENTS, agent_name
-        from rlxf.cli.shared_runs import read_scores_of
+        from rlxf.cli.shared_runs import load_shared_agent
         from rlxf.sharing.hub import check_repository
         from rlxf.training import RunFolder
 
         check_repository(self.repository)
         run = RunFolder.open(self.run)
-        (checkpoint,) = select_checkpoints(run, self.checkpoint).values()
-        agent = AGENTS[agent_name(run)].load(checkpoint, device="cpu")
-        read_scores_of(run, self.checkpoint)
-        return partial(self._push, run, agent)
+        return partial(self._push, run, load_shared_agent(run, self.checkpoint))
 
     def _push(self, run: "RunFolder", agent: Any) -> None:
         from rlxf.cli.shared_runs import model_card, record_video, shared_files
-        from rlxf.sharing.download import CARD, VIDEO
+        from rlxf.sharing.download import CARD, VIDEO, default_folder
         from rlxf.sharing.upload import upload
 
         files = shared_files(run, self.checkpoint)
         video = record_video(run, self.checkpoint, self.trust) if self.video else None
         if video is not None:
             files[VIDEO] = video
-        files[CARD] = model_card(run, self.repository, self.checkpoint, agent, video is not None)
+        more = {"video": VIDEO in files, "repository": self.repository}
+        folder = str(default_folder(self.repository))
+        files[CARD] = model_card(run, folder, self.checkpoint, agent, **more)
         url = upload(self.repository, files, self.private)
         print_out(f"{', '.join(sorted(files))} of {run.path} are uploaded to {url}")

@@ -36,6 +36,20 @@ def test_a_loaded_agent_predicts_the_same_actions(tmp_path, core):
     np.testing.assert_array_equal(agent.predict(observation)[0], loaded.predict(observation)[0])
 
 
+@pytest.mark.parametrize("weight_averaging", [None, 0.9])
+def test_an_agent_without_the_optimizer_predicts_the_same_actions(tmp_path, weight_averaging):
+    agent = small_agent(weight_averaging=weight_averaging)
+    agent.learn(3)
+    agent.save(tmp_path / "small", exclude=["policy.optimizer"])
+    loaded = DecisionTransformer.load(tmp_path / "small", agent.trajectories, device="cpu")
+    observation = shown(agent.trajectories, np.array([3, 12]))
+    np.testing.assert_array_equal(agent.predict(observation)[0], loaded.predict(observation)[0])
+    assert not loaded.optimizer.state
+    with pytest.raises(CheckpointError, match="was saved with exclude"):
+        agent.learn(9, resume_from=tmp_path / "small.zip")
+    loaded.learn(2)
+
+
 @pytest.mark.parametrize("actions", ACTIONS)
 @pytest.mark.parametrize("observations", OBSERVATIONS)
 def test_a_loaded_agent_predicts_the_same_actions_for_all_spaces(tmp_path, observations, actions):

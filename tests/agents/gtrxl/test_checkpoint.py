@@ -476,10 +476,60 @@ def test_missing_folders_are_made(trained, tmp_path):
     assert (tmp_path / "a" / "b" / "agent.zip").is_file()
 
 
-@pytest.mark.parametrize("words", [{"exclude": ["policy"]}, {"include": ["env"]}], ids=str)
-def test_exclude_and_include_are_rejected(trained, tmp_path, words):
-    with pytest.raises(ValueError, match="leave out exclude and include"):
+@pytest.mark.parametrize(
+    "words",
+    [{"exclude": ["policy"]}, {"exclude": ["policy.optimizer", "env"]}, {"include": ["env"]}],
+    ids=str,
+)
+def test_other_parts_cannot_be_excluded_or_included(trained, tmp_path, words):
+    with pytest.raises(ValueError, match=r"except for exclude=\['policy.optimizer'\], got"):
         trained[0].save(tmp_path / "agent", **words)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.fixture
+def small(trained, tmp_path):
+    """File of a trained agent without the state of its optimizer."""
+    trained[0].save(tmp_path / "small.zip", exclude=["policy.optimizer"])
+    return tmp_path / "small.zip"
+
+
+def test_agent_without_the_optimizer_has_equal_weights_and_can_be_trained(trained, small, tmp_path):
+    agent, _ = trained
+    agent.save(tmp_path / "whole.zip")
+    assert small.stat().st_size < 0.5 * (tmp_path / "whole.zip").stat().st_size
+    loaded = GTrXLPPO.load(small, env=agent.get_env())
+    for name, tensor in agent.policy.state_dict().items():
+        assert torch.equal(tensor, loaded.policy.state_dict()[name])
+    assert not loaded.policy.optimizer.state
+    assert loaded.num_timesteps == agent.num_timesteps
+    loaded.learn(loaded.n_steps * loaded.n_envs)
+    assert loaded.policy.optimizer.state
+    loaded.set_parameters(small)
+    assert not loaded.policy.optimizer.state
+
+
+def test_run_cannot_be_resumed_from_a_file_without_the_optimizer(trained, small):
+    with pytest.raises(CheckpointError, match=r"was saved with exclude=\['policy.optimizer'\]"):
+        trained[0].learn(10**6, resume_from=small)
+
+
+@pytest.mark.parametrize("excluded", [[], ["policy"], "policy.optimizer", None, {}, 1], ids=str)
+def test_malformed_list_of_excluded_parts_is_refused(small, excluded):
+    archive = read_archive(small)
+    archive.documents["agent"]["excluded"] = excluded
+    write_archive(small, archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError):
+        GTrXLPPO.load(small)
+
+
+def test_excluded_optimizer_with_tensors_is_refused(trained, tmp_path):
+    trained[0].save(tmp_path / "whole.zip")
+    archive = read_archive(tmp_path / "whole.zip")
+    archive.documents["agent"]["excluded"] = ["policy.optimizer"]
+    write_archive(tmp_path / "hostile.zip", archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError):
+        GTrXLPPO.load(tmp_path / "hostile.zip")
 
 
 def test_no_pickle_is_written_or_read(trained, tmp_path, monkeypatch):

@@ -1,0 +1,64 @@
+"""``rlxf pack``: copy the agent of a run into a small folder to share."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tyro.conf import Positional
+
+from rlxf.cli.options import Command, Trust, options
+from rlxf.cli.output import print_out
+
+if TYPE_CHECKING:
+    from rlxf.training import RunFolder
+
+
+@options
+class Pack(Command):
+    """Copy the agent of a run into a small folder to share, with a card.
+
+    The folder has the files that "rlxf push" uploads, but the checkpoint has no state of the optimizer, which
+    is two thirds of its size. The evaluation, play, collect and export commands accept it.
+
+    Example: rlxf pack runs/gtrxl-rlxf-TMaze-v0-0 shared/tmaze --checkpoint best
+    """
+
+    run: Positional[Path]
+    """Folder of the run of an agent that acts."""
+    folder: Positional[Path]
+    """Folder to create."""
+    checkpoint: Literal["last", "best"] = "last"
+    """Checkpoint to copy, which becomes checkpoint.zip of the folder: the last one, or the best one of the
+    evaluations during training."""
+    commit: str | None = None
+    """Commit of rlxf that trained the agent, for the card."""
+    video: bool = False
+    """Also write an animated GIF of one episode, if the environment renders images."""
+    trust: Trust = False
+
+    def prepare(self) -> Callable[[], None]:
+        """Load the agent, and return the copy to run."""
+        from rlxf.cli.shared_runs import load_shared_agent
+        from rlxf.training import RunFolder
+
+        if self.folder.exists() or self.folder.is_symlink():
+            raise FileExistsError(f"{self.folder} exists; choose another folder")
+        run = RunFolder.open(self.run)
+        return partial(self._pack, run, load_shared_agent(run, self.checkpoint))
+
+    def _pack(self, run: "RunFolder", agent: Any) -> None:
+        from rlxf.agents.common.checkpoint import OPTIMIZER
+        from rlxf.cli.shared_runs import model_card, record_video, shared_files
+        from rlxf.sharing.download import CARD, CHECKPOINT, VIDEO
+        from rlxf.sharing.packing import Content, pack
+
+        files: dict[str, Content] = {**shared_files(run, self.checkpoint)}
+        files[CHECKPOINT] = partial(agent.save, exclude=[OPTIMIZER])
+        video = record_video(run, self.checkpoint, self.trust) if self.video else None
+        if video is not None:
+            files[VIDEO] = video
+        more = {"video": VIDEO in files, "commit": self.commit}
+        files[CARD] = model_card(run, str(self.folder), self.checkpoint, agent, **more)
+        pack(self.folder, files)
+        print_out(f"{', '.join(sorted(files))} of {run.path} are written to {self.folder}")
