@@ -201,7 +201,7 @@ def test_a_complete_run_is_not_changed(whole, capsys):
 def test_errors_of_runs_that_cannot_be_resumed(minari_root, capsys, tmp_path):
     assert "there is no run folder none" in refused(capsys, "resume", "none")
     RunFolder.create(tmp_path / "other", {"agent": "of others"})
-    assert "only runs of rlxf train gtrxl, rlxf train dt and rlxf pretrain can be resumed" in refused(
+    assert "only runs of rlxf train and rlxf pretrain can be resumed" in refused(
         capsys, "resume", str(tmp_path / "other")
     )
     RunFolder.create(tmp_path / "old", {"agent": "decision_transformer"})

@@ -64,8 +64,8 @@ class Resume(Command):
         agent = run.config.get("agent", "")
         if agent not in TRAINING_COMMANDS:
             raise ValueError(
-                f"{self.run} is a run of agent {agent!r}; only runs of rlxf train gtrxl, rlxf train dt and "
-                f"rlxf pretrain can be resumed"
+                f"{self.run} is a run of agent {agent!r}; only runs of rlxf train and rlxf pretrain can "
+                f"be resumed"
             )
         command: type[TrainingCommand] = resolve_name(COMMANDS[TRAINING_COMMANDS[agent]])
         check_config_types(command, run.config, run.path / CONFIG)
