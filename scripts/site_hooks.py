@@ -10,7 +10,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from website import api
+from website import api, techniques
 from website.formulas import with_mathml
 from website.links import INCLUDED, site_links, source_of
 
@@ -23,6 +23,10 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
         files.append(File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8")))
     for page in [*api.PAGES, api.FURTHER, api.INTERFACES]:
         files.append(File.generated(config, page.uri, content=api.markdown(page)))
+    css = (ROOT / "scripts" / "website" / "site.css").read_text(encoding="utf-8")
+    files.append(File.generated(config, "assets/site.css", content=css))
+    for uri, content in techniques.pages(ROOT).items():
+        files.append(File.generated(config, uri, content=content))
     return files
 
 
@@ -32,6 +36,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     repository = str(config.repo_url).rstrip("/")
     if uri in INCLUDED:
         page.edit_url = f"{repository}/edit/main/{source_of(uri)}"
+    if uri in techniques.LISTS:
+        markdown = techniques.with_links(markdown, uri)
     return site_links(markdown, uri, ROOT, repository)
 
 

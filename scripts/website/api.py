@@ -3,9 +3,12 @@
 import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+
+from website.prose import prepared
 
 FOLDER = "reference/api"
 
@@ -141,28 +144,73 @@ def _group(module: str) -> str | None:
     return ".".join(parts[:3]) if len(parts) > 3 and parts[2] in AXES else None
 
 
-def pages() -> dict[str, list[str]]:
-    """Return uri -> full names of all pages of the API reference."""
-    return {page.uri: names_of(page) for page in [*PAGES, FURTHER, INTERFACES]}
+def canonical(name: str) -> str:
+    """Return the full name under which a public class or function is defined; other names stay."""
+    value = resolve(name)
+    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    return f"{module}.{qualname}" if module and qualname else name
+
+
+@cache
+def owned() -> dict[str, list[str]]:
+    """Return uri -> full names that have their entry on a page.
+
+    A name that several packages export has its entry on the page of the most specific one: `rlxf` comes last.
+    """
+    seen: set[str] = set()
+    entries: dict[str, list[str]] = {}
+    for page in [*PAGES[1:], FURTHER, INTERFACES, PAGES[0]]:
+        entries[page.uri] = [name for name in names_of(page) if canonical(name) not in seen]
+        seen |= {canonical(name) for name in entries[page.uri]}
+    return entries
+
+
+@cache
+def short_names() -> dict[str, str]:
+    """Return short -> full name of all entries."""
+    return {name.rpartition(".")[2]: name for names in owned().values() for name in names}
+
+
+@cache
+def _full_names() -> dict[str, str]:
+    return {canonical(name): name for names in owned().values() for name in names}
 
 
 def markdown(page: ApiPage) -> str:
-    """Return the Markdown of a page: heading, summary, table of names, one directive for each name."""
+    """Return the Markdown of a page: heading, summary, table of names, one directive for each entry."""
     summary = page.summary
     if summary is None:
         summary = first_paragraph(import_module(page.below or page.package))
-    names = names_of(page)
-    table = "\n".join(["| name | |", "|---|---|", *map(_row, names)])
-    return "\n\n".join([f"# {page.title}", summary, table, *map(_directive, names)]) + "\n"
+    table = "\n".join(["| name | summary |", "|---|---|", *map(_row, names_of(page))])
+    directives = [_directive(name, page) for name in owned()[page.uri]]
+    return "\n\n".join([f"# {page.title}", prepared(summary), table, *directives]) + "\n"
 
 
 def _row(name: str) -> str:
     short = name.rpartition(".")[2]
-    return f"| [`{short}`][{name}] | {first_paragraph(resolve(name), short).replace('|', '&#124;')} |"
+    return f"| [`{short}`][{_full_names()[canonical(name)]}] | {prepared(first_paragraph(resolve(name)))} |"
 
 
-def _directive(name: str) -> str:
-    return f"::: {name}\n    options:\n      members: {'false' if is_technique(name) else 'null'}"
+def _directive(name: str, page: ApiPage) -> str:
+    options = []
+    if is_technique(name):
+        options = ["members: []", "inherited_members: false"]
+    elif _has_base_on(page, name):
+        options = ["inherited_members: false"]
+    return "\n".join(
+        [f"::: {name}", *(["    options:"] if options else []), *(f"      {o}" for o in options)]
+    )
+
+
+def _has_base_on(page: ApiPage, name: str) -> bool:
+    """Return whether a base class has its entry on the same page, with the members that a class inherits."""
+    value = resolve(name)
+    bases = (
+        {f"{base.__module__}.{base.__qualname__}" for base in value.__mro__[1:]}
+        if inspect.isclass(value)
+        else set()
+    )
+    return bool(bases & {canonical(other) for other in owned()[page.uri]})
 
 
 def resolve(name: str) -> Any:
@@ -179,7 +227,7 @@ def is_technique(name: str) -> bool:
     return inspect.isclass(value) and issubclass(value, Technique) and name not in INTERFACE_NAMES
 
 
-def first_paragraph(value: Any, name: str = "") -> str:
+def first_paragraph(value: Any) -> str:
     """Return the first paragraph of a docstring in one line; empty for values such as constants."""
     if not isinstance(value, ModuleType | type) and not callable(value):
         return ""
