@@ -1,46 +1,56 @@
 """Hooks of MkDocs that build the documentation site; mkdocs.yml names this file.
 
-Pages of docs/ are written for reading in the repository. The hooks rewrite links that leave docs/, add README.md and
-others as pages, and generate the pages of the API and of techniques from the code.
+Pages of docs/ are written for reading in the repository. The hooks rewrite links that leave docs/, add README.md
+and others as pages, generate pages of the API and of techniques from the code, and check the API reference.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from website import api, techniques
+
+from website import api, coverage, techniques
 from website.formulas import with_mathml
 from website.links import INCLUDED, site_links, source_of
+from website.references import with_references
 
 ROOT = Path(__file__).resolve().parents[1]
+log = logging.getLogger("mkdocs.hooks.site")
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
-    """Add pages that are not in docs/."""
-    for source, uri in INCLUDED.items():
-        files.append(File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8")))
-    for page in [*api.PAGES, api.FURTHER, api.INTERFACES]:
-        files.append(File.generated(config, page.uri, content=api.markdown(page)))
-    css = (ROOT / "scripts" / "website" / "site.css").read_text(encoding="utf-8")
-    files.append(File.generated(config, "assets/site.css", content=css))
-    for uri, content in techniques.pages(ROOT).items():
+    """Add files that are not in docs/."""
+    generated = {uri: (ROOT / source).read_text(encoding="utf-8") for source, uri in INCLUDED.items()}
+    generated |= {page.uri: api.markdown(page) for page in api.ALL_PAGES}
+    generated |= techniques.pages(ROOT)
+    generated["assets/site.css"] = (ROOT / "scripts" / "website" / "site.css").read_text(encoding="utf-8")
+    for uri, content in generated.items():
         files.append(File.generated(config, uri, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Rewrite links, and set the link for editing a page."""
+    """Rewrite links, and set the link for editing an included page."""
     uri = page.file.src_uri
     repository = str(config.repo_url).rstrip("/")
-    if uri in INCLUDED:
+    if uri in INCLUDED.values():
         page.edit_url = f"{repository}/edit/main/{source_of(uri)}"
     if uri in techniques.LISTS:
         markdown = techniques.with_links(markdown, uri)
     return site_links(markdown, uri, ROOT, repository)
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Convert formulas to MathML."""
-    return with_mathml(html)
+def on_page_content(html: str, page: Page, **_: Any) -> str:
+    """Convert formulas to MathML, and link names of the API."""
+    html = with_mathml(html)
+    return html if page.file.src_uri.startswith(api.FOLDER) else with_references(html)
+
+
+def on_post_build(config: MkDocsConfig, **_: Any) -> None:
+    """Warn of public names that are not documented; with ``strict``, warnings fail the build."""
+    documented = coverage.documented_names(Path(config.site_dir) / "objects.inv")
+    for message in coverage.undocumented(api.required_names(), documented):
+        log.warning(message)

@@ -1,7 +1,6 @@
 """Pages of the API reference: public names of packages, and their Markdown for mkdocstrings."""
 
 import inspect
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -109,6 +108,8 @@ INTERFACE_NAMES = (
     "rlxf.attention.depth.base.DepthController",
     "rlxf.attention.heads.base.OutputHead",
 )
+
+ALL_PAGES = [*PAGES, FURTHER, INTERFACES]
 
 
 def public_names(package: str) -> list[str]:
@@ -237,9 +238,3 @@ def first_paragraph(value: Any) -> str:
 def required_names() -> set[str]:
     """Return the full public names of all documented packages."""
     return {name for page in PAGES for name in names_of(page)}
-
-
-def missing_names(required: Iterable[str], documented: Iterable[str]) -> Iterator[str]:
-    """Yield a message for each required name that is not among the documented ones."""
-    for name in sorted(set(required) - set(documented)):
-        yield f"{name} is public, but has no entry in the API reference"

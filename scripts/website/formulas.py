@@ -54,7 +54,7 @@ def is_formula(code: str) -> bool:
     """Return whether the text of double backticks is a formula; otherwise it is code."""
     if re.fullmatch(r"[\w-]+", code):
         return bool(SYMBOL.fullmatch(code))
-    if CODE.search(code):
+    if CODE.search(code) or not any(_is_symbol(word) for word in re.findall(r"[A-Za-z]+", code)):
         return False
     try:
         to_latex(code)
@@ -271,6 +271,10 @@ def _with_roots(latex: str) -> str:
     return latex
 
 
+def _is_symbol(word: str) -> bool:
+    return len(word) == 1 or word in GREEK
+
+
 def formula_latex(text: str) -> str:
     """Return LaTeX of a formula of a docstring, with roots in braces."""
     return _with_roots(to_latex(text))
@@ -278,9 +282,12 @@ def formula_latex(text: str) -> str:
 
 def latex_to_mathml(latex: str, display: bool = False) -> str:
     """Return MathML of a LaTeX formula, in a line of text or as a block."""
-    return convert(latex, display="block" if display else "inline")
+    mathml = convert(latex, display="block" if display else "inline")
+    return ASSIGNMENT.sub(r"<mo>\1=</mo>", mathml)
 
 
+ASSIGNMENT = re.compile(r"<mrow>\s*<mo>([^<]+)</mo>\s*</mrow>\s*<mo>=</mo>")
+"""MathML of an operator such as ``+=``, which LaTeX composes of two."""
 MATH = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?P<mark>[(\[])(?P<latex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
 )

@@ -55,7 +55,8 @@ class Tables:
     def __init__(self, root: Path):
         docs = root / "docs"
         self.definition = _rows(docs / LISTS[0], r"`(\w+)` \|(?: [^|]*\|){3} ([^|]+?) \|")
-        self.use = _rows(docs / LISTS[1], r"^\| `(\w+)` \| ([^|]+?) \|")
+        uses = _rows(docs / LISTS[1], r"^\| `(\w+)` \| ([^|]+?) \|")
+        self.use = {name: use.replace("](../", "](../../") for name, use in uses.items()}
         learning = r"^\| (?:position|pattern|kernel|memory|residual|depth) \| (\w+) \| ([^|]*\|[^|]*\|[^|]*\|[^|]*?) \|"
         self.learning = _rows(docs / "benchmarks.md", learning)
 
@@ -109,8 +110,8 @@ def _facts(name: str, technique: Any, tables: Tables) -> str:
     options = _public_name(name)
     constructor = f"``{technique()!r}``"
     rows = {
-        "effect": tables.definition.get(name, ""),
-        "use it for": tables.use.get(name, ""),
+        "effect": prepared(tables.definition.get(name, ""), _public_name),
+        "use it for": prepared(tables.use.get(name, ""), _public_name),
         "source": _source(technique),
         "causal form": technique.causal_form,
         "cost for L tokens": technique.cost,
@@ -118,15 +119,19 @@ def _facts(name: str, technique: Any, tables: Tables) -> str:
         "defaults": f"{constructor}, [options][{options}]" if options else constructor,
     }
     lines = [f"| {key} | {value} |" for key, value in rows.items() if value]
-    return "\n".join(["| | |", "|---|---|", *lines])
+    return "\n".join(['<div class="facts" markdown>\n', "| | |", "|---|---|", *lines, "\n</div>"])
 
 
 def _measured(row: str) -> str:
+    """Return a sentence on the results of a technique: cells "solved at", "success at the end", "weights", "cost"."""
     cells = [cell.strip() for cell in row.split("|")]
     if len(cells) < 4 or not cells[3]:
         return ""
+    seeds = [
+        f"solved after {steps} steps" if steps != "no" else "not solved" for steps in cells[0].split(", ")
+    ]
     return (
-        f"T-Maze with a corridor of 50, two seeds: solved at {cells[0]} steps; {cells[3]} times the cost of the "
+        f"T-Maze with a corridor of 50: {'; second seed: '.join(seeds)}; {cells[3]} times the cost of the "
         "default core ([protocol](../../benchmarks.md#learning-with-each-technique))"
     )
 
