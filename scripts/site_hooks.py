@@ -1,7 +1,7 @@
 """Hooks of MkDocs that build the documentation site; mkdocs.yml names this file.
 
-Pages of docs/ are written for reading in the repository. The hooks rewrite links that leave docs/, add README.md
-and others as pages, generate pages of the API and of techniques from the code, and check the API reference.
+Pages of docs/ are written for reading in the repository. The hooks rewrite links that leave docs/, add
+README.md and others as pages, generate pages of the API and of techniques, and check the API reference.
 """
 
 import logging
@@ -11,7 +11,6 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-
 from website import api, coverage, techniques
 from website.formulas import with_mathml
 from website.links import INCLUDED, site_links, source_of

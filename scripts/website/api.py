@@ -172,6 +172,13 @@ def short_names() -> dict[str, str]:
     return {name.rpartition(".")[2]: name for names in owned().values() for name in names}
 
 
+def full_name(reference: str) -> str | None:
+    """Return the full name of a class, function or member in text that has no scope, or None."""
+    first, _, rest = reference.partition(".")
+    base = short_names().get(first)
+    return f"{base}.{rest}" if base and rest else base
+
+
 @cache
 def _full_names() -> dict[str, str]:
     return {canonical(name): name for names in owned().values() for name in names}
@@ -184,12 +191,12 @@ def markdown(page: ApiPage) -> str:
         summary = first_paragraph(import_module(page.below or page.package))
     table = "\n".join(["| name | summary |", "|---|---|", *map(_row, names_of(page))])
     directives = [_directive(name, page) for name in owned()[page.uri]]
-    return "\n\n".join([f"# {page.title}", prepared(summary), table, *directives]) + "\n"
+    return "\n\n".join([f"# {page.title}", prepared(summary, full_name), table, *directives]) + "\n"
 
 
 def _row(name: str) -> str:
-    short = name.rpartition(".")[2]
-    return f"| [`{short}`][{_full_names()[canonical(name)]}] | {prepared(first_paragraph(resolve(name)))} |"
+    short, summary = name.rpartition(".")[2], prepared(first_paragraph(resolve(name)), full_name)
+    return f"| [`{short}`][{_full_names()[canonical(name)]}] | {summary} |"
 
 
 def _directive(name: str, page: ApiPage) -> str:

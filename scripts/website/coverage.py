@@ -30,7 +30,7 @@ def undocumented(names: Iterable[str], documented: set[str]) -> Iterator[str]:
 
 
 def has_docstring(name: str) -> bool:
-    """Return whether a class or function has a docstring of its own; other values have no entry without one."""
+    """Return whether a class or function has its own docstring; other values have no entry without one."""
     value = api.resolve(name)
     if not inspect.isclass(value) and not inspect.isroutine(value):
         return True

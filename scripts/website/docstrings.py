@@ -1,4 +1,4 @@
-"""Extension of griffe that prepares docstrings: lazy names of packages, references, formulas, links to sources."""
+"""Extension of griffe that prepares docstrings: lazy names, references, formulas, links to sources."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,8 +49,10 @@ def link_to(scope: Object) -> Callable[[str], str | None]:
 
     def find(name: str) -> str | None:
         first, _, rest = name.partition(".")
-        base = _member(scope, first) or _in_module(scope, first) or api.short_names().get(first)
-        return f"{base}.{rest}" if base and rest else base
+        base = _member(scope, first) or _in_module(scope, first) or None
+        if base is None:
+            return api.full_name(name)
+        return f"{base}.{rest}" if rest else base
 
     return find
 

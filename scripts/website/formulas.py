@@ -1,8 +1,8 @@
 """Formulas of docstrings, which are written as plain text, and LaTeX formulas of pages, as MathML.
 
-A docstring contains ``s_ij = q_i . k_j / sqrt(D)``: juxtaposition is a product and binds tighter than ``/``,
-``_ij`` and ``_(t-1)`` are subscripts, ``^T`` and ``^(n-1)`` superscripts, ``.`` is a dot product, ``|x|`` a norm.
-Browsers render MathML without scripts or fonts from elsewhere.
+A docstring contains ``s_ij = q_i . k_j / sqrt(D)``. Juxtaposition is a product and binds tighter than ``/``;
+``_ij`` and ``_(t-1)`` are subscripts, ``^T`` and ``^(n-1)`` superscripts; ``.`` is a dot product.
+``|x|`` is a norm. Browsers render MathML without scripts and without fonts from elsewhere.
 """
 
 import re
@@ -286,7 +286,7 @@ def latex_to_mathml(latex: str, display: bool = False) -> str:
     return ASSIGNMENT.sub(r"<mo>\1=</mo>", mathml)
 
 
-ASSIGNMENT = re.compile(r"<mrow>\s*<mo>([^<]+)</mo>\s*</mrow>\s*<mo>=</mo>")
+ASSIGNMENT = re.compile(r"<mo><mrow><mo>([^<]+)</mo></mrow></mo><mo>&#x0003D;</mo>")
 """MathML of an operator such as ``+=``, which LaTeX composes of two."""
 MATH = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?P<mark>[(\[])(?P<latex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL

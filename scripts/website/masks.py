@@ -61,7 +61,7 @@ def pattern_of(technique: Any) -> Pattern:
 
 
 def figure(name: str) -> str:
-    """Return HTML with the masks of a technique, one for each distinct rule of layers and heads; or nothing."""
+    """Return HTML with the masks of a technique, one for each distinct rule of layers and heads."""
     if name not in EXAMPLES:
         return ""
     masks = distinct_masks(pattern_of(EXAMPLES[name]))

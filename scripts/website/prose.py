@@ -1,6 +1,6 @@
 """Docstrings as Markdown.
 
-In docstrings of rlxf, single backticks refer to names of the project; double backticks contain code or a formula.
+Single backticks refer to names of the project; double backticks contain code or a formula.
 """
 
 import re

@@ -11,7 +11,8 @@ CODE = re.compile(r"<code>(?P<name>[A-Za-z_]\w*)</code>")
 def with_references(html: str) -> str:
     """Return HTML in which the first mention of each class or function of the API is a link.
 
-    Functions whose name is one word, such as `collect`, are not linked: commands and arguments have these names, too.
+    Functions whose name is one word, such as `collect`, are not linked: commands and arguments have these
+    names, too.
     """
     linked: set[str] = set()
 

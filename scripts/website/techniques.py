@@ -1,4 +1,4 @@
-"""Pages that explain the techniques of each axis, from their docstrings, the tables of docs/, and the mask code."""
+"""Pages that explain the techniques of an axis, from docstrings, tables of docs/ and the code of masks."""
 
 import inspect
 import re
@@ -30,12 +30,9 @@ ALL_QUESTIONS = QUESTIONS | {"head": HEAD_QUESTION, "context": CONTEXT_QUESTION}
 LISTS = ("reference/techniques.md", "explanation/choose-techniques.md")
 """Pages with tables whose first or second column has the names of techniques."""
 PAPER = re.compile(r"arXiv:(\d{4}\.\d{5})|doi:(\S+)|(kexue\.fm/archives/\d+)")
-NOTES = "\n\n".join(
-    [
-        "A row of a picture is a query, a column is a key. "
-        "<span class='mask-key causal'></span> visible keys; "
-        "<span class='mask-key later'></span> keys after the query, which only bidirectional transformers see.",
-    ]
+NOTE = (
+    "A row of a picture is a query, a column is a key. <span class='mask-key causal'></span> visible keys; "
+    "<span class='mask-key later'></span> keys after the query, which only bidirectional transformers see."
 )
 
 
@@ -57,8 +54,9 @@ class Tables:
         self.definition = _rows(docs / LISTS[0], r"`(\w+)` \|(?: [^|]*\|){3} ([^|]+?) \|")
         uses = _rows(docs / LISTS[1], r"^\| `(\w+)` \| ([^|]+?) \|")
         self.use = {name: use.replace("](../", "](../../") for name, use in uses.items()}
-        learning = r"^\| (?:position|pattern|kernel|memory|residual|depth) \| (\w+) \| ([^|]*\|[^|]*\|[^|]*\|[^|]*?) \|"
-        self.learning = _rows(docs / "benchmarks.md", learning)
+        axes = "|".join(AXES)
+        row = rf"^\| (?:{axes}) \| (\w+) \| ((?:[^|]*\|){{3}}[^|]*?) \|$"
+        self.learning = _rows(docs / "benchmarks.md", row)
 
 
 def _rows(file: Path, pattern: str) -> dict[str, str]:
@@ -69,7 +67,7 @@ def page(axis: str, tables: Tables) -> str:
     """Return the Markdown of the page of an axis."""
     entries = [entry(axis, name, technique, tables) for name, technique in AXES[axis].items()]
     question = ALL_QUESTIONS[axis]
-    notes = [NOTES] if any(name in masks.EXAMPLES for name in AXES[axis]) else []
+    notes = [NOTE] if any(name in masks.EXAMPLES for name in AXES[axis]) else []
     intro = f"{question[0].upper()}{question[1:]} [All techniques](../../{LISTS[0]}) lists the other axes."
     return "\n\n".join([f"# {TITLES[axis]}", intro, *notes, *entries]) + "\n"
 
@@ -80,10 +78,10 @@ def entry(axis: str, name: str, technique: Any, tables: Tables) -> str:
     rest = [part for part in rest if not part.startswith("Source:")]
     parts = [
         f"## {name}",
-        f'<div class="formula" markdown>\n\n{prepared(first, _public_name)}\n\n</div>',
+        f'<div class="formula" markdown>\n\n{prepared(first, api.full_name)}\n\n</div>',
         _facts(name, technique, tables),
         masks.figure(name),
-        *(prepared(part, _public_name) for part in rest),
+        *(prepared(part, api.full_name) for part in rest),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -97,7 +95,7 @@ def _source(technique: Any) -> str:
     """Return the paragraph of the docstring about the source, with links to papers."""
     paragraphs = _description(technique).split("\n\n")
     found = [part.removeprefix("Source:").strip() for part in paragraphs if part.startswith("Source:")]
-    return PAPER.sub(_paper_link, prepared(" ".join((found or [technique.paper])[0].split()), _public_name))
+    return PAPER.sub(_paper_link, prepared(" ".join((found or [technique.paper])[0].split()), api.full_name))
 
 
 def _paper_link(match: re.Match[str]) -> str:
@@ -107,11 +105,11 @@ def _paper_link(match: re.Match[str]) -> str:
 
 
 def _facts(name: str, technique: Any, tables: Tables) -> str:
-    options = _public_name(name)
+    options = api.full_name(name)
     constructor = f"``{technique()!r}``"
     rows = {
-        "effect": prepared(tables.definition.get(name, ""), _public_name),
-        "use it for": prepared(tables.use.get(name, ""), _public_name),
+        "effect": prepared(tables.definition.get(name, ""), api.full_name),
+        "use it for": prepared(tables.use.get(name, ""), api.full_name),
         "source": _source(technique),
         "causal form": technique.causal_form,
         "cost for L tokens": technique.cost,
@@ -123,7 +121,7 @@ def _facts(name: str, technique: Any, tables: Tables) -> str:
 
 
 def _measured(row: str) -> str:
-    """Return a sentence on the results of a technique: cells "solved at", "success at the end", "weights", "cost"."""
+    """Return a sentence on the results of a technique, whose row has steps, success, weights and cost."""
     cells = [cell.strip() for cell in row.split("|")]
     if len(cells) < 4 or not cells[3]:
         return ""
@@ -134,13 +132,6 @@ def _measured(row: str) -> str:
         f"T-Maze with a corridor of 50: {'; second seed: '.join(seeds)}; {cells[3]} times the cost of the "
         "default core ([protocol](../../benchmarks.md#learning-with-each-technique))"
     )
-
-
-def _public_name(name: str) -> str | None:
-    """Return the full name of a reference in the docstring of a technique."""
-    first, _, rest = name.partition(".")
-    base = api.short_names().get(first)
-    return f"{base}.{rest}" if base and rest else base
 
 
 def with_links(text: str, page: str) -> str:
