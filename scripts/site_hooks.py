@@ -37,6 +37,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     repository = str(config.repo_url).rstrip("/")
     if uri in INCLUDED.values():
         page.edit_url = f"{repository}/edit/main/{source_of(uri)}"
+    if uri == techniques.LISTS[0]:
+        page.meta["hide"] = ["toc"]  # its table needs the space
     if uri in techniques.LISTS:
         markdown = techniques.with_links(markdown, uri)
     return site_links(markdown, uri, ROOT, repository)

@@ -4,9 +4,8 @@ import inspect
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from types import ModuleType
-from typing import Any
 
+from website.names import canonical, defining_module, docstring, first_paragraph, public_names, resolve
 from website.prose import prepared
 
 FOLDER = "reference/api"
@@ -112,23 +111,6 @@ INTERFACE_NAMES = (
 ALL_PAGES = [*PAGES, FURTHER, INTERFACES]
 
 
-def public_names(package: str) -> list[str]:
-    """Return the public names of a package: ``__all__``, or all that it exports except modules."""
-    module = import_module(package)
-    if hasattr(module, "__all__"):
-        return list(module.__all__)
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    ]
-
-
-def defining_module(package: str, name: str) -> str:
-    """Return the module of a public class or function, or the package of another public value."""
-    return getattr(getattr(import_module(package), name), "__module__", package)
-
-
 def names_of(page: ApiPage) -> list[str]:
     """Return the full names that a page documents, in the order of the package."""
     if not page.package:
@@ -143,13 +125,6 @@ def _group(module: str) -> str | None:
     """Return the package of an axis to which a module of `rlxf.attention` belongs, or None."""
     parts = module.split(".")
     return ".".join(parts[:3]) if len(parts) > 3 and parts[2] in AXES else None
-
-
-def canonical(name: str) -> str:
-    """Return the full name under which a public class or function is defined; other names stay."""
-    value = resolve(name)
-    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    return f"{module}.{qualname}" if module and qualname else name
 
 
 @cache
@@ -188,14 +163,14 @@ def markdown(page: ApiPage) -> str:
     """Return the Markdown of a page: heading, summary, table of names, one directive for each entry."""
     summary = page.summary
     if summary is None:
-        summary = first_paragraph(import_module(page.below or page.package))
+        summary = first_paragraph(import_module(page.below or page.package).__doc__ or "")
     table = "\n".join(["| name | summary |", "|---|---|", *map(_row, names_of(page))])
     directives = [_directive(name, page) for name in owned()[page.uri]]
     return "\n\n".join([f"# {page.title}", prepared(summary, full_name), table, *directives]) + "\n"
 
 
 def _row(name: str) -> str:
-    short, summary = name.rpartition(".")[2], prepared(first_paragraph(resolve(name)), full_name)
+    short, summary = name.rpartition(".")[2], prepared(first_paragraph(docstring(name)), full_name)
     return f"| [`{short}`][{_full_names()[canonical(name)]}] | {summary} |"
 
 
@@ -221,25 +196,12 @@ def _has_base_on(page: ApiPage, name: str) -> bool:
     return bool(bases & {canonical(other) for other in owned()[page.uri]})
 
 
-def resolve(name: str) -> Any:
-    """Return the object of a full name."""
-    package, _, short = name.rpartition(".")
-    return getattr(import_module(package), short)
-
-
 def is_technique(name: str) -> bool:
     """Return whether a name is a technique, whose interface is documented once, at its base class."""
     from rlxf.attention.technique import Technique
 
     value = resolve(name)
     return inspect.isclass(value) and issubclass(value, Technique) and name not in INTERFACE_NAMES
-
-
-def first_paragraph(value: Any) -> str:
-    """Return the first paragraph of a docstring in one line; empty for values such as constants."""
-    if not isinstance(value, ModuleType | type) and not callable(value):
-        return ""
-    return " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
 
 
 def required_names() -> set[str]:

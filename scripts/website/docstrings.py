@@ -5,7 +5,7 @@ from typing import Any
 
 from griffe import Alias, AliasResolutionError, Class, Extension, Function, GriffeLoader, Module, Object
 
-from website import api
+from website import api, names
 from website.prose import prepared
 
 LAZY_PACKAGES = ("rlxf", "rlxf.envs")
@@ -28,9 +28,9 @@ class PreparedDocstrings(Extension):
 def add_lazy_names(root: Module, package: str) -> None:
     """Add the lazily imported names of a package as aliases of their definitions."""
     module = root if package == root.path else root[package.removeprefix(f"{root.path}.")]
-    for name in api.public_names(package):
+    for name in names.public_names(package):
         if name not in module.members:
-            module.set_member(name, Alias(name, f"{api.defining_module(package, name)}.{name}"))
+            module.set_member(name, Alias(name, f"{names.defining_module(package, name)}.{name}"))
 
 
 def prepare_members(parent: Object) -> None:

@@ -48,7 +48,9 @@ EXAMPLES: dict[str, Any] = {
     "Compressive": Compressive(8, 3, 4),
 }
 """Technique with a pattern -> instance that is small enough for a picture."""
-COLORS = {2: "causal", 1: "later"}
+CAUSAL = 2
+"""Value of `mask_image` for visible keys up to the query."""
+COLORS = {CAUSAL: "causal", 1: "later"}
 """Value of `mask_image` -> class of its cells."""
 
 
@@ -64,10 +66,11 @@ def figure(name: str) -> str:
     """Return HTML with the masks of a technique, one for each distinct rule of layers and heads."""
     if name not in EXAMPLES:
         return ""
-    masks = distinct_masks(pattern_of(EXAMPLES[name]))
-    pictures = [
-        svg(mask_image(rule, LENGTH), place if len(masks) > 1 else "") for rule, place in masks.items()
-    ]
+    rules = distinct_masks(pattern_of(EXAMPLES[name]))
+    images = {place: mask_image(rule, LENGTH) for rule, place in rules.items()}
+    if not isinstance(EXAMPLES[name], Pattern):  # a memory holds earlier tokens only
+        images = {place: image * (image == CAUSAL) for place, image in images.items()}
+    pictures = [svg(image, place if len(images) > 1 else "") for place, image in images.items()]
     caption = f"<figcaption><code>{EXAMPLES[name]!r}</code>, {LENGTH} tokens</figcaption>"
     return f'<figure class="masks"><div>{"".join(pictures)}</div>{caption}</figure>'
 
