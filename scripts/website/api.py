@@ -177,7 +177,7 @@ def _row(name: str) -> str:
 def _directive(name: str, page: ApiPage) -> str:
     options = []
     if is_technique(name):
-        options = ["members: []", "inherited_members: false"]
+        options = ["members: []", "inherited_members: false", "show_bases: false"]
     elif _has_base_on(page, name):
         options = ["inherited_members: false"]
     return "\n".join(

@@ -11,6 +11,9 @@ from website.formulas import FormulaError, formula_latex, is_formula
 
 REFERENCE = re.compile(r"(?<!`)`(?P<name>[A-Za-z_][\w.]*)(?P<call>\(\))?`(?!`)")
 DOUBLE = re.compile(r"``(?P<code>[^`]+)``")
+DISPLAYED = re.compile(r"(?<=\n\n) {4}(?=``)")
+"""Indentation of a formula in its own paragraph."""
+PAPER = re.compile(r"(?<!/)(?:arXiv:(\d{4}\.\d{5})|doi:(\S+[^\s,.;:])|(kexue\.fm/archives/\d+))")
 SHARED_ENTRY = re.compile(r"^(?P<indent> {4})(?P<names>\*{0,2}\w+(?:, \*{0,2}\w+)+):", re.MULTILINE)
 ENTRY_END = re.compile(r"\n(?! {5})|\Z")
 
@@ -22,7 +25,7 @@ def prepared(text: str, link: Callable[[str], str | None] = lambda name: None) -
         text: docstring of rlxf.
         link: function that returns the full name of a reference, or None if it is unknown.
     """
-    text = split_shared_entries(text)
+    text = with_papers(DISPLAYED.sub("", split_shared_entries(text)))
     text = DOUBLE.sub(lambda match: code_or_formula(match["code"]), text)
 
     def refer(match: re.Match[str]) -> str:
@@ -53,3 +56,14 @@ def split_shared_entries(text: str) -> str:
         entries = [f"{match['indent']}{name}:{body}" for name in match["names"].split(", ")]
         text = text[: match.start()] + "\n".join(entries) + text[end.start() :]
     return text
+
+
+def with_papers(text: str) -> str:
+    """Return Markdown in which the identifiers of papers are links."""
+    return PAPER.sub(_paper_link, text)
+
+
+def _paper_link(match: re.Match[str]) -> str:
+    arxiv, doi, blog = match.groups()
+    url = f"arxiv.org/abs/{arxiv}" if arxiv else f"doi.org/{doi}" if doi else blog
+    return f"[{match[0]}](https://{url})"

@@ -10,7 +10,7 @@ from rlxf.attention.registry import HEADS, TECHNIQUES
 from rlxf.cli.commands.techniques import CONTEXT_QUESTION, HEAD_QUESTION
 from rlxf.cli.spec_options import QUESTIONS
 from website import api, masks
-from website.prose import prepared
+from website.prose import prepared, with_papers
 
 FOLDER = "explanation/techniques"
 TITLES = {
@@ -29,7 +29,6 @@ AXES: dict[str, dict[str, Any]] = TECHNIQUES | {"head": HEADS, "context": CONTEX
 ALL_QUESTIONS = QUESTIONS | {"head": HEAD_QUESTION, "context": CONTEXT_QUESTION}
 LISTS = ("reference/techniques.md", "explanation/choose-techniques.md")
 """Pages with tables whose first or second column has the names of techniques."""
-PAPER = re.compile(r"arXiv:(\d{4}\.\d{5})|doi:(\S+)|(kexue\.fm/archives/\d+)")
 NOTE = (
     "A row of a picture is a query, a column is a key. <span class='mask-key causal'></span> visible keys; "
     "<span class='mask-key later'></span> keys after the query, which only bidirectional transformers see."
@@ -95,13 +94,7 @@ def _source(technique: Any) -> str:
     """Return the paragraph of the docstring about the source, with links to papers."""
     paragraphs = _description(technique).split("\n\n")
     found = [part.removeprefix("Source:").strip() for part in paragraphs if part.startswith("Source:")]
-    return PAPER.sub(_paper_link, prepared(" ".join((found or [technique.paper])[0].split()), api.full_name))
-
-
-def _paper_link(match: re.Match[str]) -> str:
-    arxiv, doi, blog = match.groups()
-    url = f"arxiv.org/abs/{arxiv}" if arxiv else f"doi.org/{doi}" if doi else blog
-    return f"[{match[0]}](https://{url})"
+    return prepared(" ".join((found or [technique.paper])[0].split()), api.full_name)
 
 
 def _facts(name: str, technique: Any, tables: Tables) -> str:
@@ -144,4 +137,4 @@ def with_links(text: str, page: str) -> str:
             text = re.sub(
                 rf"(?m)^(\|[^|`]*\|?[^|`]*)`{name}` \|", rf"\1[`{name}`]({target}) |", text, count=1
             )
-    return text
+    return with_papers(text)
