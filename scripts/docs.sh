@@ -10,4 +10,5 @@ scripts/setup.sh
 if [ "${1:-}" = serve ]; then
     exec .venv/bin/python -m mkdocs serve --no-strict
 fi
-exec .venv/bin/python -m mkdocs build --strict --quiet
+# Not with --quiet, which suppresses warnings before --strict counts them.
+exec .venv/bin/python -m mkdocs build --strict

@@ -44,10 +44,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     return site_links(markdown, uri, ROOT, repository)
 
 
-def on_page_content(html: str, page: Page, **_: Any) -> str:
-    """Convert formulas to MathML, and link names of the API."""
+def on_page_content(html: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Convert formulas to MathML, and complete links to sources and to names of the API."""
     html = with_mathml(html)
-    return html if page.file.src_uri.startswith(api.FOLDER) else with_references(html)
+    if not page.file.src_uri.startswith(api.FOLDER):
+        return with_references(html)
+    return html.replace('href="source:', f'href="{str(config.repo_url).rstrip("/")}/blob/main/')
 
 
 def on_post_build(config: MkDocsConfig, **_: Any) -> None:

@@ -54,6 +54,12 @@ def test_omitted_pages_links_and_anchors_are_checked():
     )
 
 
+def test_build_is_strict():
+    """With ``--quiet``, MkDocs does not count warnings."""
+    command = (ROOT / "scripts" / "docs.sh").read_text(encoding="utf-8").splitlines()[-1]
+    assert command.endswith("mkdocs build --strict")
+
+
 # Links ---------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,6 @@ from website.prose import prepared
 
 LAZY_PACKAGES = ("rlxf", "rlxf.envs")
 """Packages whose names are imported on first use, so that static analysis does not find them."""
-SOURCES = "https://github.com/rlxf/rlxf/blob/main"
 
 
 class PreparedDocstrings(Extension):
@@ -38,7 +37,7 @@ def prepare_members(parent: Object) -> None:
     if parent.docstring:
         parent.docstring.value = prepared(parent.docstring.value, link_to(parent))
     if isinstance(parent, Class | Function):
-        parent.source_link = f"{SOURCES}/{parent.relative_package_filepath}#L{parent.lineno}"
+        parent.extra["rlxf"]["source"] = f"{parent.relative_package_filepath}#L{parent.lineno}"
     for member in parent.members.values():
         if not member.is_alias:
             prepare_members(member)  # type: ignore[arg-type]

@@ -148,7 +148,7 @@ class _Parser:
         return bool(kinds) and kinds[0][1] == "("
 
     def product(self, until: str | None) -> str:
-        factors = []
+        factors: list[str] = []
         while self.tokens:
             token = self.peek()
             if not token or token in ENDS | CLOSE | {"/", until} or (token == "|" and self.is_separator()):
