@@ -8,5 +8,6 @@ scripts/setup.sh
 .venv/bin/ruff check
 .venv/bin/ruff format --check
 .venv/bin/mypy
+scripts/docs.sh
 # Two processes with one thread each: with more threads, torch would oversubscribe the cores.
 OMP_NUM_THREADS=1 exec .venv/bin/python -m pytest -n 2 "$@"

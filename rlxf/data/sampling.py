@@ -106,9 +106,11 @@ class ReturnWeighted(SamplingScheme):
 UNIFORM_STEPS = UniformSteps()
 """The default."""
 Sampling: TypeAlias = UniformSteps | UniformEpisodes | ReturnWeighted
+"""Probabilities with which windows are drawn from a dataset."""
 SAMPLINGS: dict[str, type[Sampling]] = {
     choice.__name__: choice for choice in (UniformSteps, UniformEpisodes, ReturnWeighted)
 }
+"""Name -> class of each choice of `Sampling`."""
 
 
 def sampling_from_json(data: dict[str, Any]) -> Sampling:

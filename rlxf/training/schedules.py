@@ -12,6 +12,7 @@ from typing import Any
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
 Schedule = Callable[[float], float]
+"""Hyperparameter as a function of the remaining fraction of the training, from 1 to 0, as in SB3."""
 
 
 @dataclass(frozen=True)

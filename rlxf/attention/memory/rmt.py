@@ -32,7 +32,7 @@ class MemoryTokens(nn.Module):
 class RMT(Memory):
     r"""Recurrent Memory Transformer: m tokens carry what an episode's segments of S tokens pass on.
 
-    The transformer processes ``[mem_k ; x_kS ... x_(k+1)S-1 ; mem_k]`` for segment k of an episode. The
+    The transformer processes ``[mem_k ; x_kS ... x_(kS+S-1) ; mem_k]`` for segment k of an episode. The
     first copy is read by the tokens of the segment; the second one, the write tokens, attends to all of them.
     Its outputs, after the final norm, are ``mem_(k+1)``. ``mem_0`` is learned. A token sees the memory
     tokens and the earlier tokens of its own segment, nothing else: memory and cost are constant.

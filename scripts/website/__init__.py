@@ -1,0 +1,1 @@
+"""Parts of the documentation site: API pages, pages of techniques, formulas, links, and checks."""

@@ -1,0 +1,51 @@
+"""Links of Markdown pages that are written for reading in the repository, as links of the site."""
+
+import re
+from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
+
+INCLUDED = {"README.md": "overview.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+"""File of the repository outside of docs -> page of the site."""
+LINK = re.compile(
+    r"(?P<before>\]\()(?!https?:|mailto:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?P<after>\))"
+)
+FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def source_of(page: str) -> str:
+    """Return the file in the repository of a page of the site, for example ``docs/index.md``."""
+    sources = {target: source for source, target in INCLUDED.items()}
+    return sources.get(page, f"docs/{page}")
+
+
+def site_links(text: str, page: str, root: Path, repository: str) -> str:
+    """Return Markdown whose relative links lead to pages of the site, or to files of the repository.
+
+    Links to files that do not exist stay as they are, so that MkDocs reports them.
+
+    Args:
+        text: Markdown of the page.
+        page: path of the page on the site, such as ``how-to/distill.md``.
+        root: root folder of the repository.
+        repository: URL of the repository.
+    """
+    source = source_of(page)
+
+    def replace(link: re.Match[str]) -> str:
+        path = _target(link["path"], source, page, root, repository)
+        return f"{link['before']}{path}{link['anchor'] or ''}{link['after']}"
+
+    parts = FENCED.split(text)  # every second part is a program, which has no links
+    return "".join(part if number % 2 else LINK.sub(replace, part) for number, part in enumerate(parts))
+
+
+def _target(link: str, source: str, page: str, root: Path, repository: str) -> str:
+    target = normpath(join(dirname(source), link))
+    if target in INCLUDED:
+        return relpath(INCLUDED[target], dirname(page) or ".")
+    if target.startswith("docs/"):
+        return relpath(target.removeprefix("docs/"), dirname(page) or ".")
+    if not (root / target).exists():
+        return link
+    kind = "tree" if (root / target).is_dir() else "blob"
+    return f"{repository}/{kind}/main/{target}"

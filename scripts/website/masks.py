@@ -1,0 +1,102 @@
+"""Pictures of attention masks as SVG, drawn from the rules that the attention layers use."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from rlxf.attention import (
+    ETC,
+    XL,
+    AttentionSinks,
+    BigBird,
+    BigBirdETC,
+    Blockwise,
+    Compressive,
+    Dilated,
+    FixedColumns,
+    Full,
+    Local1D,
+    Local2D,
+    Longformer,
+    StreamingXL,
+    Strided,
+    Window,
+)
+from rlxf.attention.patterns.base import Pattern
+from rlxf.cli.commands.techniques import distinct_masks, mask_image
+
+LENGTH = 48
+"""Tokens of a picture."""
+EXAMPLES: dict[str, Any] = {
+    "Full": Full(),
+    "Window": Window(8),
+    "AttentionSinks": AttentionSinks(8, sinks=3),
+    "Dilated": Dilated(5, dilation=3),
+    "Local1D": Local1D(8, margin=4),
+    "Local2D": Local2D(12, rows=2, columns=4, margin_rows=1, margin_columns=2),
+    "Strided": Strided(6),
+    "FixedColumns": FixedColumns(6, columns=1),
+    "Blockwise": Blockwise(8, blocks=3),
+    "ETC": ETC(4, global_tokens=3),
+    "Longformer": Longformer(8, global_tokens=2),
+    "BigBird": BigBird(4, window=3, random=1, global_blocks=1),
+    "BigBirdETC": BigBirdETC(4, window=3, random=1, global_tokens=3),
+    "XL": XL(12),
+    "StreamingXL": StreamingXL(12, sinks=3),
+    "Compressive": Compressive(8, 3, 4),
+}
+"""Technique with a pattern -> instance that is small enough for a picture."""
+CAUSAL = 2
+"""Value of `mask_image` for visible keys up to the query."""
+COLORS = {CAUSAL: "causal", 1: "later"}
+"""Value of `mask_image` -> class of its cells."""
+
+
+def pattern_of(technique: Any) -> Pattern:
+    """Return the pattern of a technique: itself, or the tokens that a memory makes visible."""
+    if isinstance(technique, Pattern):
+        return technique
+    pattern: Pattern = technique.visible_pattern(Window(technique.length + 1))
+    return pattern
+
+
+def figure(name: str) -> str:
+    """Return HTML with the masks of a technique, one for each distinct rule of layers and heads."""
+    if name not in EXAMPLES:
+        return ""
+    rules = distinct_masks(pattern_of(EXAMPLES[name]))
+    images = {place: mask_image(rule, LENGTH) for rule, place in rules.items()}
+    if not isinstance(EXAMPLES[name], Pattern):  # a memory holds earlier tokens only
+        images = {place: image * (image == CAUSAL) for place, image in images.items()}
+    pictures = [svg(image, place if len(images) > 1 else "") for place, image in images.items()]
+    caption = f"<figcaption><code>{EXAMPLES[name]!r}</code>, {LENGTH} tokens</figcaption>"
+    return f'<figure class="masks"><div>{"".join(pictures)}</div>{caption}</figure>'
+
+
+def svg(image: np.ndarray, place: str) -> str:
+    """Return an SVG of a mask, with rows as queries and columns as keys, and a caption below it."""
+    size = len(image)
+    paths = "".join(f'<path class="{color}" d="{path(image == value)}"/>' for value, color in COLORS.items())
+    label = f"Attention mask {place}".strip()
+    picture = (
+        f'<svg viewBox="0 0 {size} {size}" role="img" aria-label="{label}">'
+        f'<rect width="{size}" height="{size}"/>{paths}</svg>'
+    )
+    return f"<span>{picture}{place and f'<small>{place}</small>'}</span>"
+
+
+def path(cells: np.ndarray) -> str:
+    """Return the path of the true cells, one rectangle for each run of cells in a row."""
+    return "".join(f"M{x} {y}h{width}v1h-{width}z" for y, row in enumerate(cells) for x, width in runs(row))
+
+
+def runs(row: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield start and length of each run of true cells."""
+    start = 0
+    for value, group in groupby(row.tolist()):
+        length = len(list(group))
+        if value:
+            yield start, length
+        start += length
