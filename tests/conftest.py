@@ -1,7 +1,8 @@
-"""Fixtures of all tests, and the selection of ``--fast``."""
+"""Fixtures of all tests, and the selections of ``--fast`` and ``--thorough``."""
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,11 @@ CONTRACTS = {
     "test_full_memory_equals_one_long_segment",
     "test_every_parameter_gets_a_gradient",
 }
-"""One test of each contract (tests/attention/test_contracts.py). ``--fast`` runs all techniques of each."""
+"""One test of each contract (tests/attention/test_contracts.py). ``--fast`` runs all techniques of each, and
+the default selection all specs."""
+ALL_SPECS = ("tests/attention/test_contracts.py", "tests/attention/test_inspection.py")
+"""Files whose tests have a case for each of hundreds of specs. Those that are not in `CONTRACTS` run for all
+techniques by default, and for all specs with ``--thorough``."""
 TRAININGS = {
     "test_two_updates",
     "test_all_weights_change_in_two_updates",
@@ -25,6 +30,10 @@ LONG_TESTS = Path(__file__).with_name("long_tests.txt")
 """Names of the tests that need more than `LONG_SECONDS`; most of them train agents or start processes."""
 LONG_SECONDS = 0.5
 """CPU time of a long test, including its fixtures and processes."""
+
+
+EMPTY = SimpleNamespace(params={})
+"""Parameters of a test without cases."""
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +53,8 @@ def minari_root(tmp_path, monkeypatch):
 
 
 def pytest_addoption(parser):
-    """Add ``--fast`` and ``--record-long``."""
+    """Add ``--fast``, ``--thorough`` and ``--record-long``."""
+    parser.addoption("--thorough", action="store_true", help="run tests of contracts for all specs")
     parser.addoption("--fast", action="store_true", help="run short tests only, and one case of each")
     parser.addoption(
         "--record-long", action="store_true", help=f"add the tests that are long to {LONG_TESTS.name}"
@@ -52,28 +62,48 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Select the tests of ``--fast``."""
-    if not config.getoption("--fast"):
+    """Select the tests of ``--fast``, or leave out the cases that need ``--thorough``."""
+    covered = {}
+    if config.getoption("--fast"):
+        long = set(LONG_TESTS.read_text().split())
+        selected = [item for item in items if item.originalname not in long and is_fast(item, covered)]
+    elif config.getoption("--thorough"):
         return
-    long, covered = set(LONG_TESTS.read_text().split()), {}
-    fast = [item for item in items if item.originalname not in long and adds_coverage(item, covered)]
-    kept = set(fast)
+    else:
+        selected = [item for item in items if not has_all_specs(item) or adds_coverage(item, covered)]
+    kept = set(selected)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = fast
+    items[:] = selected
+
+
+def has_all_specs(item):
+    """Return whether a case is one of hundreds of specs, in a test that is not in `CONTRACTS`."""
+    spread = item.nodeid.startswith(ALL_SPECS) and "spec" in getattr(item, "callspec", EMPTY).params
+    return spread and item.originalname not in CONTRACTS
+
+
+def is_fast(item, covered):
+    """Return whether ``--fast`` runs a case; ``covered`` as in `adds_coverage`."""
+    if item.get_closest_marker("slow") or item.get_closest_marker("faults"):
+        return False
+    if item.originalname in CONTRACTS:
+        return adds_coverage(item, covered)
+    test = item.nodeid.partition("[")[0]
+    first = test not in covered
+    covered[test] = set()
+    return first
 
 
 def adds_coverage(item, covered):
-    """Return whether a case is the first of its test, or, for a contract, the first with some technique.
+    """Return whether a case is the first one of its test, apart from its spec, with some technique.
 
     Args:
         item: case of a test.
         covered: types of the techniques that the selected cases of each test have; it is updated.
     """
-    if item.get_closest_marker("slow") or item.get_closest_marker("faults"):
-        return False
-    test = item.nodeid.partition("[")[0]
-    spec = item.callspec.params["spec"] if item.originalname in CONTRACTS else None
-    techniques = set() if spec is None else {type(value) for value in vars(spec).values()}
+    others = {name: value for name, value in item.callspec.params.items() if name != "spec"}
+    test = f"{item.nodeid.partition('[')[0]}, {others}"
+    techniques = {type(value) for value in vars(item.callspec.params["spec"]).values()}
     if test in covered and techniques <= covered[test]:
         return False
     covered[test] = covered.get(test, set()) | techniques

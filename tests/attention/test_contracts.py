@@ -33,7 +33,7 @@ from tests.attention.passes import act, assert_close_for_dtype, learn
 from tests.attention.specs import CAUSAL, SPECS, each, new_model, remembering, shared_model, streaming
 from tests.attention.worlds import ANYWHERE, Segment, numbers, random_index, random_segment, segmented_index
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+DTYPES = st.sampled_from([torch.float64, torch.float32])
 
 
 def test_every_technique_is_covered():
@@ -47,10 +47,9 @@ def test_every_technique_is_covered():
 
 
 @each(CAUSAL)
-@DTYPES
-@given(drawn=segmented_index(), memory=st.integers(1, 6), spare=st.integers(0, 3))
-@settings(max_examples=6)
-def test_acting_with_ring_buffer_equals_learning_in_segments(spec, dtype, drawn, memory, spare):
+@given(drawn=segmented_index(), memory=st.integers(1, 6), spare=st.integers(0, 3), dtype=DTYPES)
+@settings(max_examples=8)
+def test_acting_with_ring_buffer_equals_learning_in_segments(spec, drawn, memory, spare, dtype):
     index, lengths = drawn
     model = shared_model(streaming(spec, memory), dtype)
     run = random_segment(spec, index, dtype)
@@ -86,10 +85,9 @@ def assert_same_recurrent_state(actual: RecurrentState, expected: RecurrentState
 
 
 @each(CAUSAL)
-@DTYPES
-@given(drawn=segmented_index(moves=ANYWHERE), memory=st.integers(1, 6))
+@given(drawn=segmented_index(moves=ANYWHERE), memory=st.integers(1, 6), dtype=DTYPES)
 @settings(max_examples=5)
-def test_acting_from_the_state_before_a_segment_equals_learning(spec, dtype, drawn, memory):
+def test_acting_from_the_state_before_a_segment_equals_learning(spec, drawn, memory, dtype):
     index, lengths = drawn
     model, state = shared_model(remembering(spec, memory), dtype), None
     for segment in random_segment(spec, index, dtype).cut(lengths):

@@ -76,7 +76,7 @@ def never(steps=STEPS, envs=ENVS):
     return np.zeros((steps, envs), dtype=bool)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(flags=st.lists(st.booleans(), min_size=STEPS * ENVS, max_size=STEPS * ENVS), seed=st.integers(0, 9))
 def test_predict_equals_segment_pass(precise_agent, flags, seed):
     starts = np.array(flags).reshape(STEPS, ENVS)
