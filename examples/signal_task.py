@@ -74,7 +74,13 @@ gymnasium.register(TASK, entry_point=f"{__name__}:SignalTask", max_episode_steps
 
 
 # Defaults are meant for longer tasks. Here the memory is as long as an episode, and rollouts are short.
-SMALL = {"memory_length": 16, "segment_length": 32, "n_steps": 32, "batch_size": 256, "n_epochs": 4}
+SMALL: dict[str, Any] = {
+    "memory_length": 16,
+    "segment_length": 32,
+    "n_steps": 32,
+    "batch_size": 256,
+    "n_epochs": 4,
+}
 
 
 def train(steps: int = 10_240, seed: int = 0) -> Report:

@@ -201,6 +201,16 @@ def test_public_names(name):
     assert name in dir(rlxf)
 
 
+def test_type_checkers_know_the_lazy_names_of_environments():
+    block = next(
+        node
+        for node in parsed("rlxf")["rlxf/envs/__init__.py"].body[1:]
+        if "TYPE_CHECKING" in ast.unparse(node) and isinstance(node, ast.If)
+    )
+    names = {f"{module}.{name}" for name, module in rlxf.envs._MODULES.items()}
+    assert set(imported(block)) == names
+
+
 def test_each_public_name_has_a_module():
     assert set(rlxf.__all__) == set(rlxf._MODULE_OF)
 
