@@ -59,6 +59,7 @@ FOREIGN_OPTIONS = {
     *("--signals-to-handle", "--shutdown-timeout", "--signal"),  # torchrun and Slurm
     *("--fast", "--record-long", "--logdir"),
     *("--help", "--version"),
+    *("--tag", "--strict"),  # docker build and twine check
 }
 ARGUMENT = re.compile(r" {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \(.*?\))?:(?: |$)")
 
@@ -226,7 +227,8 @@ def words_of_code() -> set[str]:
     """Return all words of the sources and of their strings and file names, without docstrings."""
     trees = {**SOURCES, **parsed("scripts")}
     words = {*dir(builtins), *FOREIGN_NAMES}
-    for path in [*trees, *parsed("tests")]:
+    scripts = [file.name for file in (ROOT / "scripts").glob("*.sh")]
+    for path in [*trees, *parsed("tests"), *scripts]:
         words |= set(re.findall(r"\w+", path))
     for tree in trees.values():
         words |= set(words_of(tree))

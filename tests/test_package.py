@@ -1,9 +1,11 @@
 """Tests of the wheel in a virtual environment outside of the checkout, and of the two symbolic links."""
 
+import ast
 import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from importlib.metadata import Distribution, distribution, distributions, packages_distributions
@@ -31,11 +33,23 @@ def succeed(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
-    succeed(*build, cwd=folder)
-    return next(folder.glob("*.whl"))
+def dist(tmp_path_factory) -> Path:
+    """Return a folder with the source distribution and the wheel, which is built from it as in a release."""
+    folder = tmp_path_factory.mktemp("dist")
+    succeed(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist) -> Path:
+    return next(dist.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def sources(dist) -> set[str]:
+    """Return the names of the files in the source distribution."""
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        return {name.partition("/")[2] for name in archive.getnames()}
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +85,52 @@ def test_wheel_contains_only_the_package(wheel):
     assert {"rlxf/py.typed", "rlxf/agents/__init__.py", "rlxf/envs/__init__.py"} <= set(names)
 
 
-def test_wheel_contains_all_source_files(wheel):
-    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "rlxf").rglob("*.py")}
-    assert sources <= set(zipfile.ZipFile(wheel).namelist())
+def test_wheel_contains_all_files_of_the_package(wheel):
+    assert files_below("rlxf") <= set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_source_distribution_contains_the_project_and_no_results(sources):
+    for folder in ("rlxf", "docs", "examples", "scripts", "tests"):
+        assert files_below(folder) <= sources
+    assert {"CITATION.cff", "SECURITY.md", "CHANGELOG.md", "constraints.txt", "LICENSE"} <= sources
+    folders = {name.partition("/")[0] for name in sources if "/" in name}
+    assert folders == {"rlxf", "docs", "examples", "scripts", "tests"}
+    assert not [name for name in sources if name.endswith((".zip", ".hdf5", ".pyc", ".pt", ".safetensors"))]
+
+
+def files_below(folder: str) -> set[str]:
+    files = [
+        path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ]
+    return {str(path.relative_to(ROOT)) for path in files}
+
+
+def test_metadata_names_the_pages_of_the_project(metadata):
+    urls = dict(entry.split(", ", 1) for entry in metadata.metadata.get_all("Project-URL"))
+    assert urls.keys() == {"Homepage", "Repository", "Documentation", "Issues", "Changelog"}
+    assert urls["Changelog"].startswith(urls["Repository"])
+    assert (ROOT / urls["Changelog"].rpartition("/")[2]).is_file()
+
+
+def test_citation_has_the_version_of_the_package():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {rlxf.__version__}" in citation
+
+
+def test_every_extra_is_used(metadata):
+    """A module imports a package of the extra, or names the extra in a message about missing packages."""
+    homes = packages_distributions() | {"faiss": ["faiss-cpu"]}
+    used = {name.split(".")[0] for tree in parsed("rlxf").values() for name in imported(tree)}
+    texts = {
+        node.value
+        for tree in parsed("rlxf").values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+    }
+    provided = {canonicalize_name(home) for name in used | {"popgym"} for home in homes.get(name, [])}
+    for extra in set(metadata.metadata.get_all("Provides-Extra")) - {"dev"}:
+        names = {canonicalize_name(each.name) for each in requirements(metadata, extra)}
+        assert names & provided or extra in texts, f"no module uses the extra {extra}"
 
 
 def test_wheel_is_imported_outside_of_the_checkout(python):
@@ -142,6 +199,16 @@ def test_public_names(name):
     home = __import__(rlxf._MODULE_OF[name], fromlist=[name])
     assert getattr(rlxf, name) is getattr(home, name)
     assert name in dir(rlxf)
+
+
+def test_type_checkers_know_the_lazy_names_of_environments():
+    block = next(
+        node
+        for node in parsed("rlxf")["rlxf/envs/__init__.py"].body[1:]
+        if "TYPE_CHECKING" in ast.unparse(node) and isinstance(node, ast.If)
+    )
+    names = {f"{module}.{name}" for name, module in rlxf.envs._MODULES.items()}
+    assert set(imported(block)) == names
 
 
 def test_each_public_name_has_a_module():

@@ -83,6 +83,7 @@ from rlxf.attention.recurrent.mamba2 import Mamba2 as Mamba2
 from rlxf.attention.recurrent.min_gru import MinGRU as MinGRU
 from rlxf.attention.recurrent.retnet import RetNet as RetNet
 from rlxf.attention.recurrent.shm import SHM as SHM
+from rlxf.attention.registration import register_technique as register_technique
 from rlxf.attention.residuals.base import Add as Add
 from rlxf.attention.residuals.gates import AddReLU as AddReLU
 from rlxf.attention.residuals.gates import GRUGate as GRUGate

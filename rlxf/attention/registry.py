@@ -197,7 +197,10 @@ def technique_from_json(axis: str, data: Any) -> Any:
         raise ValueError(f'{axis} must be an object with a "name", got {data!r}')
     names = techniques_of(axis)
     if not isinstance(data["name"], str) or data["name"] not in names:
-        raise ValueError(f"there is no {axis} named {data['name']!r}; there are {', '.join(names)}")
+        raise ValueError(
+            f"there is no {axis} named {data['name']!r}; there are {', '.join(names)}. If it is not part of "
+            f"rlxf, import the module that registers it first"
+        )
     options = {key: value for key, value in data.items() if key != "name"}
     if data["name"] in COMBINATORS.get(axis, {}):
         options = {

@@ -23,21 +23,13 @@ from tyro.constructors import (
 from rlxf.attention import ALiBi, Full, RoPE, Sinusoidal, TransformerSpec
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
+from rlxf.attention.registration import plain_name
 from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES, technique_from_json
 from rlxf.cli.options import given_options
 
 NONE, FIT_MEMORY = "None", "fitting"
 OPTIONS_OF = "{}_options"
 """Name of the field with the options of the technique of an axis."""
-CHOOSABLE = {
-    axis: [*([FIT_MEMORY] if axis == "pattern" else []), *([NONE] if axis in OPTIONAL else []), *techniques]
-    for axis, techniques in TECHNIQUES.items()
-} | {"head": [*HEADS]}
-"""Names that can be chosen for each axis and for output heads.
-
-The pattern ``fitting`` is the largest one that fits the memory: a token attends to itself and to as many
-earlier tokens as the memory holds.
-"""
 
 STEM_LETTERS = 4
 """Letters that two words of one stem have in common, e.g. "rotary" and "rotate"."""
@@ -45,6 +37,17 @@ OPERATORS = {"|": or_, "&": and_}
 """Operators that join patterns, in the order of increasing precedence, as in Python."""
 JOINABLE = ("pattern",)
 """Axes whose techniques can be joined by operators."""
+
+
+def choosable(axis: str) -> list[str]:
+    """Return the names that can be chosen for an axis, or for output heads with the axis "head".
+
+    The pattern ``fitting`` is the largest one that fits the memory: a token attends to itself and to as many
+    earlier tokens as the memory holds.
+    """
+    if axis == "head":
+        return [*HEADS]
+    return [*[FIT_MEMORY] * (axis == "pattern"), *[NONE] * (axis in OPTIONAL), *TECHNIQUES[axis]]
 
 
 def match_name(axis: str, text: str) -> str:
@@ -57,13 +60,13 @@ def match_name(axis: str, text: str) -> str:
     if name is None:
         near = _similar_name(axis, text)
         hint = f"did you mean {near}? Choose" if near else "choose"
-        raise ValueError(f"unknown {axis} {text!r}; {hint} one of {', '.join(CHOOSABLE[axis])}")
+        raise ValueError(f"unknown {axis} {text!r}; {hint} one of {', '.join(choosable(axis))}")
     return name
 
 
 def _similar_name(axis: str, text: str) -> str | None:
     """Return the most similar name, else the first technique whose summary has a word of the same stem."""
-    plain = {name.lower(): name for name in CHOOSABLE[axis]}
+    plain = {name.lower(): name for name in choosable(axis)}
     spelled = [plain[name] for name in get_close_matches(text.lower(), plain, n=1)]
     techniques = HEADS if axis == "head" else TECHNIQUES[axis]
     stem = re.compile(rf"\b{re.escape(text[:STEM_LETTERS])}", re.IGNORECASE)
@@ -118,8 +121,8 @@ def _operator(axis: str, text: str) -> str | None:
 
 
 def _match(axis: str, text: str) -> str | None:
-    plain = text.replace("-", "").replace("_", "").lower()
-    return next((name for name in CHOOSABLE[axis] if name.lower() == plain), None)
+    plain = plain_name(text)
+    return next((name for name in choosable(axis) if plain_name(name) == plain), None)
 
 
 QUESTIONS = {
@@ -214,7 +217,7 @@ def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec
     """
     default_name = FIT_MEMORY if axis == "pattern" else NONE if default is None else type(default).__name__
     of = "One of the following, or several joined by & and |:" if axis in JOINABLE else "One of"
-    description = f"{QUESTIONS[axis].capitalize()} {of} {', '.join(CHOOSABLE[axis])}. {NOTES.get(axis, '')}"
+    description = f"{QUESTIONS[axis].capitalize()} {of} {', '.join(choosable(axis))}. {NOTES.get(axis, '')}"
     yield StructFieldSpec(axis, _name_type(axis), default_name, description.strip())
     technique = TECHNIQUES[axis].get(name or default_name)
     if technique is not None and fields(technique):

@@ -6,8 +6,27 @@ if __name__ != "rlxf.envs":
     )
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from rlxf.envs.specs import register_envs
+
+if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
+    from rlxf.data import Trajectories, Windows, load_trajectories
+    from rlxf.envs.make import make_env, make_vec_env
+    from rlxf.envs.masked_velocities import MaskedVelocities
+    from rlxf.envs.resume import ActionReplay
+    from rlxf.envs.spaces import check_spaces
+    from rlxf.envs.stitching_data import RoadFollower, road_episodes
+    from rlxf.envs.stitching_maze import StitchingMaze
+    from rlxf.envs.tensor_vec_env import TensorVecEnv, as_vec_env
+    from rlxf.envs.tmaze import TMaze
+    from rlxf.envs.tmaze_tensor import TMazeTensor
+    from rlxf.envs.tmaze_vector import TMazeVector
+    from rlxf.envs.vector import GymnasiumVecEnv, StatefulVectorEnv
+    from rlxf.envs.worker_pool import Workers
+    from rlxf.envs.worker_vec_env import WorkerVecEnv
+    from rlxf.envs.wrappers import PreviousReward, PreviousStep, PreviousTransition, ReturnToGo
+    from rlxf.utils.errors import BrokenEnvironmentError, FaultyEnvironmentError
 
 register_envs()
 

@@ -173,6 +173,16 @@ def test_help_loads_no_torch(command):
     )
 
 
+def test_version_is_printed_without_torch_and_commands():
+    code = (
+        "import sys; from rlxf.cli import main\n"
+        "try: main(['--version'])\n"
+        "finally: print(*{'torch', 'minari', 'rlxf.attention'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, f"rlxf {rlxf.__version__}\n\n")
+
+
 def test_the_package_can_be_run_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "rlxf", "evaluate", "nowhere"], capture_output=True, text=True, check=False
