@@ -112,9 +112,16 @@ class WandB(TrackerBackend):
             wandb.teardown(exit_code=1)  # else the id is in use
             self._explain(f"W&B is not available ({_short(error)})")
             self.run = self._init(new_id, "offline")
+        self._remove_links()
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)
         return new_id
+
+    def _remove_links(self) -> None:
+        """Remove the symbolic links to log files, because commands refuse a run folder with links."""
+        for path in (self.folder / "wandb").rglob("*"):
+            if path.is_symlink():
+                path.unlink()
 
     def _mode(self) -> str:
         mode = str(self.module.setup().settings.mode)
@@ -130,9 +137,9 @@ class WandB(TrackerBackend):
     def _init(self, run_id: str, mode: str) -> Any:
         settings = self.module.Settings(
             init_timeout=TIMEOUT,
-            finish_timeout=TIMEOUT,
+            finish_timeout=2 * TIMEOUT,
             console="off",  # the output of the commands is redrawn in place
-            symlink=False,  # a run folder must not contain symbolic links
+            symlink=False,
             silent=True,
             disable_git=True,
             disable_code=True,
@@ -167,8 +174,9 @@ class WandB(TrackerBackend):
         self.run.log({name: self.module.Table(columns=list(columns), data=data), STEP: step})
 
     def finish(self) -> None:
-        """Upload what is left, for at most `TIMEOUT` seconds."""
+        """Upload what is left, for at most twice `TIMEOUT` seconds."""
         self.run.finish()
+        self._remove_links()
 
 
 class Trackio(TrackerBackend):

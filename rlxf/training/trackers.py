@@ -114,8 +114,8 @@ class TrackerOutput(KVWriter):
         self._has_warned = True
         folder = self.backend.folder
         warnings.warn(
-            f"{folder} is not tracked completely by {self.backend.package}: {self._fault}. The training is not "
-            f"affected, and {folder / LOG} and the TensorBoard events contain all values",
+            f"{folder} is not tracked completely by {self.backend.package}: {self._fault}. The training is "
+            f"not affected, and {folder / LOG} and the TensorBoard events contain all values",
             UserWarning,
             stacklevel=2,
         )
