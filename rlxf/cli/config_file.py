@@ -228,7 +228,7 @@ def run_settings(
 ) -> dict[str, Any]:
     """Return the settings of a run that are in effect with the options of the user.
 
-    The run is checked as by ``rlxf resume``: its author may be a stranger. Its experiment tracker is not used.
+    The run is checked as by ``rlxf resume``: its author may be a stranger. Its tracker is left out.
     """
     check_config_types(command, run.config, file)
     known = set(known_options(command)) - set(NOT_SAVED)

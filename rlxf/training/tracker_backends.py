@@ -146,7 +146,7 @@ class WandB(TrackerBackend):
         )
         return self.module.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            dir=str(self.folder),
+            dir=str(self.folder.resolve()),  # the process of W&B keeps its working directory
             id=run_id,
             name=self.name,
             config=self.config,
@@ -180,7 +180,7 @@ class WandB(TrackerBackend):
 
 
 class Trackio(TrackerBackend):
-    """Trackio, which stores runs in a folder of the user (``TRACKIO_DIR``) or in a Hugging Face Space."""
+    """Trackio, which stores runs in a folder of the user or in a Hugging Face Space."""
 
     package = "trackio"
 
@@ -229,7 +229,7 @@ MAX_PARAMS, MAX_LENGTH = 100, 500
 
 
 class MLflow(TrackerBackend):
-    """MLflow, with the tracking server or store of the user (``MLFLOW_TRACKING_URI``)."""
+    """MLflow, with the tracking server or store of the user."""
 
     package = "mlflow"
 

@@ -1,6 +1,7 @@
 """Experiment trackers: the output format of SB3's logger that sends values to W&B, Trackio or MLflow."""
 
 import re
+import reprlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,8 +34,17 @@ MAX_WAITING = 1000
 
 
 def check_tracker(name: str | None) -> None:
-    """Raise ImportError if the package of a tracker is not installed; None needs no package."""
-    if name is not None and find_spec(name) is None:
+    """Raise an error if a tracker does not exist or its package is not installed; None needs no package.
+
+    Raises:
+        ValueError: if there is no tracker of this name.
+        ImportError: if its package is not installed.
+    """
+    if name is None:
+        return
+    if not isinstance(name, str) or name not in BACKENDS:
+        raise ValueError(f"track must be {', '.join(BACKENDS)} or None, got {reprlib.repr(name)}")
+    if find_spec(name) is None:
         raise ImportError(
             f"--track {name} requires the package {name}: run {install_command('track')}, or train without "
             f"--track"

@@ -125,3 +125,20 @@ def test_a_resumed_run_continues_the_run_of_wandb(monkeypatch):
 
 def test_no_tracker_needs_no_package():
     check_tracker(None)
+
+
+@pytest.mark.parametrize("value", ["other", "os", 3, ["wandb"], {"a": 1}])
+def test_an_unknown_tracker_in_a_config_is_an_error(recorders, capsys, value):
+    train("--run", "run", *OPTIONS)
+    config = Path("run/config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"track": value}))
+    message = refused(capsys, "resume", "run", "--total-timesteps", "96")
+    assert "track" in message
+    assert recorders == []
+
+
+def test_settings_of_a_run_do_not_name_its_tracker(recorders):
+    train("--run", "run", *OPTIONS, "--track", "wandb")
+    main(["train", "gtrxl", "--config", "run", "--run", "copy", "--no-progress-bar"])
+    assert json.loads(Path("copy/config.json").read_text())["track"] is None
+    assert len(recorders) == 1
