@@ -134,7 +134,7 @@ class WandB(TrackerBackend):
         files = self.folder / "wandb" / "offline-run-*"
         self.note = f"{reason}: the run is recorded offline; upload it with: wandb sync {files}"
 
-    def _init(self, run_id: str, mode: str) -> Any:
+    def _init(self, run_id: str, mode: Any) -> Any:
         settings = self.module.Settings(
             init_timeout=TIMEOUT,
             finish_timeout=2 * TIMEOUT,
