@@ -228,7 +228,7 @@ def run_settings(
 ) -> dict[str, Any]:
     """Return the settings of a run that are in effect with the options of the user.
 
-    The run is checked as by ``rlxf resume``: its author may be a stranger.
+    The run is checked as by ``rlxf resume``: its author may be a stranger. Its tracker is left out.
     """
     check_config_types(command, run.config, file)
     known = set(known_options(command)) - set(NOT_SAVED)
@@ -241,7 +241,7 @@ def run_settings(
             f"{error} is missing; the file was changed, or written by another version"
         ) from error
     options.check_memory(run)
-    flat = {name: value for name, value in run.config.items() if name in known}
+    flat = {name: value for name, value in run.config.items() if name in known - {"track"}}
     named = given_options(args, "settings").get("settings", flat.get("settings"))
     core = default_core(command, ["--settings", str(named)])
     if core is not None:

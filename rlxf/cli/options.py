@@ -167,6 +167,14 @@ Quiet = Annotated[
     bool, arg(help="Print only warnings, errors and the final result, without settings and progress.")
 ]
 """Option of all commands that train."""
+Track = Annotated[
+    Literal["wandb", "trackio", "mlflow"] | None,
+    arg(
+        help="Experiment tracker that gets the values of the log, in addition to TensorBoard and "
+        'progress.csv: W&B, Trackio or MLflow. It needs the extra "track". None means no tracker.'
+    ),
+]
+"""Option of all commands that train in a run folder."""
 Pretrained = Annotated[
     Path | None,
     arg(help='Folder of a run with initial weights, e.g. of "rlxf pretrain". None means random weights.'),

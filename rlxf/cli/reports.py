@@ -18,6 +18,7 @@ from rlxf.evaluation import Report, TargetSweep, evaluate
 from rlxf.evaluation.episodes import validate_targets
 from rlxf.training import RunFolder
 from rlxf.training.run_folder import EVALUATION
+from rlxf.training.trackers import tracker_outputs
 from rlxf.utils.files import atomic_write
 
 DATASTORE_SUFFIX = ", datastore"
@@ -35,6 +36,8 @@ CHECKPOINTS = {
     ),
 }
 """Checkpoint name -> subfolder of its evaluation logs, a separate run in TensorBoard; title of its report."""
+TRACKED_COLUMNS = ("checkpoint", "target return", "episodes", "mean return", "ci low", "ci high")
+"""Columns of the table of `track_reports`."""
 SELECTED_BY = {"best": "evaluations", "validation": "--validation-share"}
 """Name of a selected checkpoint -> what a training needs to select it."""
 
@@ -192,6 +195,24 @@ def save_reports(run: RunFolder, reports: Mapping[str, Report | TargetSweep]) ->
     """Write checkpoint name -> content of its report, as JSON, to `EVALUATION` in the folder of a run."""
     members = ", ".join(f"{json.dumps(name)}: {report.to_json()}" for name, report in reports.items())
     atomic_write(run.path / EVALUATION, lambda handle: handle.write(f"{{{members}}}\n".encode()))
+
+
+def track_reports(logger: Logger, reports: Mapping[str, Report | TargetSweep], step: int) -> None:
+    """Send the table of the final evaluation to the experiment trackers of a logger.
+
+    It has one row for each checkpoint and target return, with the mean return and its 95% interval.
+
+    Args:
+        logger: logger of the run.
+        reports: checkpoint name -> report.
+        step: number of steps or updates of the run.
+    """
+    rows = []
+    for name, report in reports.items():
+        sweep = report.reports if isinstance(report, TargetSweep) else {None: report}
+        rows += [[name, target, each.episodes, each.mean, *each.ci] for target, each in sweep.items()]
+    for output in tracker_outputs(logger):
+        output.table("evaluation", TRACKED_COLUMNS, rows, step)
 
 
 def plot_targets(reports: Mapping[str, Report | TargetSweep], folders: Mapping[str, Path]) -> None:

@@ -19,12 +19,13 @@ from rlxf.cli.playback import IMAGES, Task, play_episodes, prepare_agent
 from rlxf.cli.reports import checkpoints_of, select_checkpoints
 from rlxf.cli.runs import AGENTS, PROGRAM, TRAINING_COMMANDS, agent_name, options_to_config
 from rlxf.evaluation.episodes import DEFAULT_SEED
-from rlxf.evaluation.video import MAX_STEPS, FrameRecorder, encode_gif
+from rlxf.evaluation.video import MAX_STEPS, FrameRecorder
 from rlxf.sharing.card import ModelCard, Score, read_scores
 from rlxf.sharing.download import CHECKPOINT, CONFIG, FILES
 from rlxf.training import RunFolder, read_archive
 from rlxf.training.run_folder import EVALUATION
 from rlxf.training.serialization import dump_json, load_json, load_json_object
+from rlxf.utils.gif import encode_gif
 
 REQUIRED_OPTIONS = ("env", "dataset")
 """Options without a default, of commands that train."""

@@ -25,6 +25,7 @@ from rlxf.cli.reports import (
     plot_targets,
     print_reports,
     save_reports,
+    track_reports,
 )
 from rlxf.cli.runs import (
     check_config_memory,
@@ -50,6 +51,7 @@ from rlxf.training import RunFolder, read_archive
 from rlxf.training.checkpoints import STATEFUL_DOCUMENT, StopRequest
 from rlxf.training.distributed import process_group
 from rlxf.training.resumed_logger import replaced_events
+from rlxf.training.trackers import check_tracker, tracked
 
 
 class TrainingCommand(Command):
@@ -76,6 +78,7 @@ class TrainingCommand(Command):
     checkpoint_seconds: float
     progress_bar: bool
     quiet: bool
+    track: str | None
     learner: Any
     core: TransformerSpec
 
@@ -202,13 +205,14 @@ class TrainingCommand(Command):
         if run is not None:
             return self.of_run(run, self.progress_bar, self.quiet).prepare_resume(run)
         self.check()
+        check_tracker(self.track)
         agent = self.build()
         load_initial_weights(agent, self.pretrained)
         self.check_agent(agent)
         config = {"agent": self.agent_name} | options_to_config(self) | self.core_config(agent)
         run = create_run(self.path, config | self.resolved_options(agent))
         with error_context(run):
-            agent.set_logger(rank_zero_logger(run.make_logger))
+            agent.set_logger(rank_zero_logger(tracked(run.make_logger, self.track, run)))
         return partial(self._train, agent, run, StartPoint())
 
     def prepare_resume(self, run: RunFolder) -> Callable[[], None]:
@@ -220,13 +224,15 @@ class TrainingCommand(Command):
         init_distributed()
         if is_complete(run, self.total):
             return partial(print_out, self.describe_completion(run))
+        check_tracker(self.track)
         start = StartPoint.of(run)
         agent = self.build_for_resume(start)
         if start.file is None:
             load_initial_weights(agent, self.pretrained)
         self.check_agent(agent)
         run = self._with_total(run)
-        agent.set_logger(rank_zero_logger(partial(run.continue_logger, start.log, start.steps)))
+        make_logger = partial(run.continue_logger, start.log, start.steps)
+        agent.set_logger(rank_zero_logger(tracked(make_logger, self.track, run)))
         return partial(self._train, agent, run, start)
 
     def _with_total(self, run: RunFolder) -> RunFolder:
@@ -384,6 +390,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
                 **options,
             )
         save_reports(run, reports)
+        track_reports(agent.logger, reports, agent.num_timesteps)
         print_reports(agents, reports)
         if summary := self._describe_best(run):
             print_out(summary)

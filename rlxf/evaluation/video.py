@@ -4,7 +4,6 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from io import BytesIO
 from itertools import islice
 from typing import Any
 
@@ -22,6 +21,7 @@ from rlxf.evaluation.callback import PeriodicCallback
 from rlxf.evaluation.environment import prepared_env
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.rollout import play
+from rlxf.utils.gif import encode_gif
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 DRIVER = "SDL_VIDEODRIVER"
@@ -40,8 +40,6 @@ def draw_off_screen() -> None:
 
 EXCLUDED_FORMATS = ("stdout", "log", "json", "csv", "tensorboard")
 """SB3's output formats, which skip videos. TensorBoard's needs moviepy, which requires an old Pillow."""
-PAUSE = 1000
-"""Duration of the last frame in milliseconds, before the GIF repeats."""
 
 
 class GifOutputFormat(KVWriter):
@@ -85,15 +83,6 @@ def gif_summary(tag: str, pictures: NDArray[np.uint8], fps: float) -> Summary:
         height=height, width=width, colorspace=channels, encoded_image_string=encode_gif(pictures, fps)
     )
     return Summary(value=[Summary.Value(tag=tag, image=image)])
-
-
-def encode_gif(pictures: NDArray[np.uint8], fps: float) -> bytes:
-    """Encode T frames, (T, H, W, 3), as a GIF that repeats forever."""
-    first, *others = map(Image.fromarray, pictures)
-    durations = [round(1000 / fps)] * len(others) + [PAUSE]
-    gif = BytesIO()
-    first.save(gif, "GIF", save_all=True, append_images=others, duration=durations, loop=0)
-    return gif.getvalue()
 
 
 RENDER_MODE = "rgb_array"

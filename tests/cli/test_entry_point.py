@@ -227,7 +227,7 @@ def options() -> dict[str, ast.ClassDef]:
 
 SHARED = {
     *("CheckpointSeconds", "ConfigFile", "ConfigTrust", "Device", "LogInterval", "PrecisionOption"),
-    *("Pretrained", "Quiet", "Trust"),
+    *("Pretrained", "Quiet", "Track", "Trust"),
 }
 """Types of options that contain the help text."""
 

@@ -22,9 +22,9 @@ from rlxf.evaluation.video import (
     VideoCallback,
     attach_gifs,
     draw_off_screen,
-    encode_gif,
     record_frames,
 )
+from rlxf.utils.gif import encode_gif
 from tests.evaluation.worlds import Countdown, Counter, Idle, vec
 
 SIZE = (6, 8)

@@ -16,6 +16,7 @@ from rlxf.cli.options import (
     EnvOptions,
     Json,
     Quiet,
+    Track,
     check_counts,
     check_not_negative,
     options,
@@ -72,13 +73,16 @@ class Baseline(Command):
     arguments: Json = field(default_factory=dict)
     """Arguments of the algorithm as a JSON object, e.g. '{"n_steps": 128, "batch_size": 256}'."""
     quiet: Quiet = False
+    track: Track = None
     device: Device = "auto"
 
     def prepare(self) -> Callable[[], None]:
         """Check the options, make the agent and the run, and return the training to run."""
         from rlxf.cli.runs import options_to_config
         from rlxf.training import RunFolder
+        from rlxf.training.trackers import check_tracker
 
+        check_tracker(self.track)
         check_counts(self, "total_timesteps", "episodes", "evaluation_episodes", "n_envs", "frame_stack")
         check_not_negative(self, "seed", "evaluate_every")
         path = self.run or Path("runs", f"{self.algorithm}-{self.task.env}-{self.seed}".replace("/", "-"))
@@ -122,17 +126,19 @@ class Baseline(Command):
 
     def _train(self, agent: Any, run: "RunFolder") -> None:
         from rlxf.cli.output import as_table, print_out
-        from rlxf.cli.reports import save_reports
+        from rlxf.cli.reports import save_reports, track_reports
         from rlxf.evaluation import evaluate
+        from rlxf.training.trackers import attach_tracker
 
         if not self.quiet:
             print_out(as_table(str(run.path), run.config))
-        logger = run.make_logger()
+        logger = attach_tracker(run.make_logger(), self.track, run.path, run.config)
         with closing(logger), closing(agent.env):
             agent.set_logger(logger)
             self._learn(agent)
             with closing(self._envs(min(32, self.episodes), None)) as env:
                 report = evaluate(agent, env, self.episodes, logger=logger)
+            track_reports(logger, {"last": report}, agent.num_timesteps)
         save_reports(run, {"last": report})
         run.complete(agent.num_timesteps)
         print_out(report.table())

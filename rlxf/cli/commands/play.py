@@ -112,8 +112,9 @@ class Play(Command):
         return FrameRecorder(env, MAX_STEPS) if mode == IMAGES else env
 
     def _write(self, recorder: Any, fps: float) -> None:
-        from rlxf.evaluation.video import MAX_STEPS, encode_gif
+        from rlxf.evaluation.video import MAX_STEPS
         from rlxf.utils.files import atomic_write
+        from rlxf.utils.gif import encode_gif
 
         path = self.run.with_suffix(".gif") if self.run.is_file() else self.run / "play.gif"
         frames = recorder.frames(self.episodes)

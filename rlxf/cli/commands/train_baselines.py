@@ -18,6 +18,7 @@ from rlxf.cli.options import (
     Json,
     LogInterval,
     Quiet,
+    Track,
     options,
 )
 from rlxf.cli.robust_options import RobustOptions
@@ -111,6 +112,7 @@ class MLPTraining(EvaluatedOfflineTraining):
     progress_bar: bool = True
     """Show updates, loss and evaluations every few seconds, and progress bars."""
     quiet: Quiet = False
+    track: Track = None
     learner: Annotated[MLPOptions, arg(name="")] = MLPOptions()
 
     evaluation_budget = 1.0

@@ -26,6 +26,7 @@ from rlxf.cli.options import (
     PrecisionOption,
     Pretrained,
     Quiet,
+    Track,
     check_counts,
     options,
 )
@@ -272,6 +273,7 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     progress_bar: bool = True
     """Show steps, returns and losses every few seconds, and progress bars."""
     quiet: Quiet = False
+    track: Track = None
     processes: Annotated[WorkerOptions, arg(name="")] = WorkerOptions()
     tensorboard: Annotated[TensorBoardOptions, arg(name="")] = TensorBoardOptions()
     learner: Annotated[PPOOptions, arg(name="")] = PPOOptions()

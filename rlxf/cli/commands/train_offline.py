@@ -26,6 +26,7 @@ from rlxf.cli.options import (
     LogInterval,
     Pretrained,
     Quiet,
+    Track,
     given_options,
     options,
 )
@@ -177,6 +178,7 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
     progress_bar: bool = True
     """Show updates, loss and evaluations every few seconds, and progress bars."""
     quiet: Quiet = False
+    track: Track = None
     learner: Annotated[OfflineOptions, arg(name="")] = OfflineOptions()
     core: TransformerSpec = decision_transformer()
     """Transformer of the agent. The default is that of Chen et al. 2021 (Decision Transformer)."""
@@ -270,6 +272,7 @@ class Pretrain(OfflineTraining):
     progress_bar: bool = True
     """Show updates and loss every few seconds, and progress bars."""
     quiet: Quiet = False
+    track: Track = None
     learner: Annotated[WindowOptions, arg(name="")] = WindowOptions()
     core: TransformerSpec = decision_transformer()
     """Transformer of the agent.
