@@ -19,15 +19,23 @@ from gymnasium.utils.env_checker import check_env
 from rich.progress import Progress
 
 from rlxf.attention import TokenIndex, TransformerSpec, Window
+from rlxf.attention.registry import TECHNIQUES
 from tests.attention.passes import act, assert_close_for_dtype, learn
 from tests.attention.sparse.test_sparse_attention import compare_sparse_with_dense
 from tests.attention.specs import DEFAULT, new_model, streaming
 from tests.attention.worlds import random_index, random_segment
 from tests.sources import ROOT, imported, parsed
 
+PATTERNS = TECHNIQUES["pattern"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 GUESSING = 1 / signal_task.SIGNALS
 """Success rate of an agent without memory."""
+
+
+@pytest.fixture(autouse=True)
+def _registered_pattern(monkeypatch):
+    """Register the pattern of the examples during a test."""
+    monkeypatch.setitem(PATTERNS, "LogSparse", log_sparse.LogSparse)
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +144,7 @@ SPARSE = [
     replace(DEFAULT, pattern=log_sparse.LogSparse(reach=8) & Window(6)),
     log_sparse.sparse_core(),
 ]
+del PATTERNS["LogSparse"]  # other tests have the techniques of rlxf only
 
 
 @pytest.mark.parametrize("spec", SPARSE, ids=["short", "with window", "gtrxl"])
