@@ -21,7 +21,7 @@ from rlxf.cli.runs import AGENTS, PROGRAM, TRAINING_COMMANDS, agent_name, option
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.video import MAX_STEPS, FrameRecorder
 from rlxf.sharing.card import ModelCard, Score, read_scores
-from rlxf.sharing.download import CHECKPOINT, CONFIG, FILES
+from rlxf.sharing.download import CARD, CHECKPOINT, CONFIG, FILES, VIDEO
 from rlxf.training import RunFolder, read_archive
 from rlxf.training.run_folder import EVALUATION
 from rlxf.training.serialization import dump_json, load_json, load_json_object
@@ -76,6 +76,28 @@ def shared_files(run: RunFolder, checkpoint: str) -> dict[str, Path | bytes]:
     reports = read_evaluation(run)
     if checkpoint in reports:
         files[EVALUATION] = json.dumps({"last": reports[checkpoint]}).encode()
+    return files
+
+
+def shared_content(
+    run: RunFolder, checkpoint: str, agent: Any, folder: str, video: bool, trust: bool, **others: str | None
+) -> dict[str, Path | bytes]:
+    """Return `shared_files` with the model card, and with a video of one episode if it can be recorded.
+
+    Args:
+        run: the run.
+        checkpoint: "last" or "best".
+        agent: the agent of this checkpoint.
+        folder: folder in which the shared run is used.
+        video: record a video.
+        trust: use the full description of the environment in the run, including code, for the video.
+        others: repository and commit of `ModelCard`.
+    """
+    files = shared_files(run, checkpoint)
+    film = record_video(run, checkpoint, trust) if video else None
+    if film is not None:
+        files[VIDEO] = film
+    files[CARD] = model_card(run, folder, checkpoint, agent, video=film is not None, **others)
     return files
 
 

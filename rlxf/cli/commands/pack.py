@@ -49,16 +49,12 @@ class Pack(Command):
 
     def _pack(self, run: "RunFolder", agent: Any) -> None:
         from rlxf.agents.common.checkpoint import OPTIMIZER
-        from rlxf.cli.shared_runs import model_card, record_video, shared_files
-        from rlxf.sharing.download import CARD, CHECKPOINT, VIDEO
+        from rlxf.cli.shared_runs import shared_content
+        from rlxf.sharing.download import CHECKPOINT
         from rlxf.sharing.packing import Content, pack
 
-        files: dict[str, Content] = {**shared_files(run, self.checkpoint)}
+        options = (self.checkpoint, agent, str(self.folder), self.video, self.trust)
+        files: dict[str, Content] = {**shared_content(run, *options, commit=self.commit)}
         files[CHECKPOINT] = partial(agent.save, exclude=[OPTIMIZER])
-        video = record_video(run, self.checkpoint, self.trust) if self.video else None
-        if video is not None:
-            files[VIDEO] = video
-        more = {"video": VIDEO in files, "commit": self.commit}
-        files[CARD] = model_card(run, str(self.folder), self.checkpoint, agent, **more)
         pack(self.folder, files)
         print_out(f"{', '.join(sorted(files))} of {run.path} are written to {self.folder}")

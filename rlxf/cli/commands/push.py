@@ -49,16 +49,11 @@ class Push(Command):
         return partial(self._push, run, load_shared_agent(run, self.checkpoint))
 
     def _push(self, run: "RunFolder", agent: Any) -> None:
-        from rlxf.cli.shared_runs import model_card, record_video, shared_files
-        from rlxf.sharing.download import CARD, VIDEO, default_folder
+        from rlxf.cli.shared_runs import shared_content
+        from rlxf.sharing.download import default_folder
         from rlxf.sharing.upload import upload
 
-        files = shared_files(run, self.checkpoint)
-        video = record_video(run, self.checkpoint, self.trust) if self.video else None
-        if video is not None:
-            files[VIDEO] = video
-        more = {"video": VIDEO in files, "repository": self.repository}
-        folder = str(default_folder(self.repository))
-        files[CARD] = model_card(run, folder, self.checkpoint, agent, **more)
+        options = (self.checkpoint, agent, str(default_folder(self.repository)), self.video, self.trust)
+        files = shared_content(run, *options, repository=self.repository)
         url = upload(self.repository, files, self.private)
         print_out(f"{', '.join(sorted(files))} of {run.path} are uploaded to {url}")
