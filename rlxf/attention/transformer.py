@@ -282,10 +282,8 @@ class Transformer(TransformerLayers):
     def _fused_step_for(self, cache: KVCache) -> FusedStep | None:
         """Return the fused form of a step with this cache.
 
-        It is None if there is no such form, if dropout is active, or while the step is traced.
+        It is None if there is no such form, or if dropout is active.
         """
-        if is_tracing() or torch.jit.is_tracing():
-            return None
         if self._fused_step is None or not self._fused_step.is_current:
             self._fused_step = build_fused_step(self)
         if isinstance(self._fused_step, NoFusedStep) or (self.training and self.spec.dropout):
