@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from operator import getitem
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,12 +46,13 @@ class CompiledFunction:
     """
 
     def __init__(self, module: nn.Module, examples: Sequence[Tensor]):
-        program = _trace(module, examples)
+        program = trace(module, examples)
         with TemporaryDirectory(prefix="rlxf-") as folder:
             self._model = _compile(program, Path(folder))
-        named = dict(module.named_parameters(remove_duplicate=False))
-        named |= dict(module.named_buffers(remove_duplicate=False))
-        self._names = [name for name in self._model.get_constant_fqns() if name in named]
+        own = chain(
+            module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+        )
+        self._names = sorted({name for name, _ in own} & set(self._model.get_constant_fqns()))
         owners = [_owner(module, name) for name in self._names]
         self._tables, self._keys = [table for table, _ in owners], [key for _, key in owners]
         self._load_constants()
@@ -74,12 +77,19 @@ class CompiledFunction:
         return map(getitem, self._tables, self._keys)
 
 
-def _trace(module: nn.Module, examples: Sequence[Tensor]) -> torch.export.ExportedProgram:
+def trace(module: nn.Module, examples: Sequence[Any]) -> torch.export.ExportedProgram:
+    """Trace a function without gradient.
+
+    Raises:
+        CompilationError: if torch.export cannot trace it.
+    """
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
             return torch.export.export(module, tuple(examples), strict=False)
     except Exception as error:  # torch.export raises errors of many kinds
-        raise CompilationError(f"torch.export cannot trace it: {_last_line(str(error))}") from error
+        name, reason = type(error).__name__, str(error).strip().partition("\n")[0]
+        raise CompilationError(f"torch.export cannot trace it: {name}: {reason}") from error
 
 
 def _compile(program: torch.export.ExportedProgram, folder: Path) -> Any:

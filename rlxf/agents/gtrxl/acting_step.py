@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.cores import check_exportable
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.attention.functional_step import copies, free_last_slot, named_tensors, with_tensors, without_empty_keys
+from rlxf.attention.functional_step import (
+    copies,
+    free_last_slot,
+    named_tensors,
+    with_tensors,
+    without_empty_keys,
+)
 from rlxf.export.acting_step import (
     PLAIN,
     ActingStep,

@@ -3,16 +3,17 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor, nn
 
-from rlxf.agents.common.compiled_function import CompilationError, CompiledFunction
+from rlxf.agents.common.compiled_function import CompilationError, CompiledFunction, trace
 from rlxf.attention.cache import KVCache
 from rlxf.attention.functional_step import named_tensors, with_tensors
 from rlxf.attention.token_index import TokenIndex, is_tracing
@@ -84,8 +85,8 @@ class CompiledStep:
             except CompilationError as error:
                 self._is_usable = False
                 warnings.warn(
-                    f"the acting step is not compiled, because {error}; torch runs its operations one by one, "
-                    f"with the same results",
+                    f"the acting step is not compiled, because {error}; torch runs its operations one by "
+                    f"one, with the same results",
                     stacklevel=2,
                 )
         return self._steps.get(shapes) if self._is_usable else None
@@ -106,7 +107,11 @@ class _CompiledFor:
         self._groups = _group(function.names)
         self._slots = torch.arange(cache.index.shape[1])
         self._replaced = function.replaced
-        self._run = CompiledFunction(function, self._arguments(obs, action, index, cache.copy()))
+        try:
+            self._run = CompiledFunction(function, self._arguments(obs, action, index, cache.copy()))
+        except CompilationError:
+            _check_extractor(policy, obs)
+            raise
 
     def __call__(
         self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
@@ -123,7 +128,7 @@ class _CompiledFor:
         arguments = [action, index.position, index.episode, slot, *_parts(obs)]
         for path, fields in self._groups:
             part: Any = reduce(_part, path, cache)
-            arguments += map(part.get if isinstance(part, dict) else partial(getattr, part), fields)
+            arguments += [_part(part, name) for name in fields]
         return arguments
 
 
@@ -132,7 +137,17 @@ def _check(policy: "GTrXLPolicy", cache: KVCache) -> None:
     if policy.device.type != "cpu":
         raise CompilationError(f"only the CPU is supported, and the agent is on {policy.device}")
     if type(cache) is not KVCache:
-        raise CompilationError(f"the memory {policy.core.memory} counts its tokens in Python")
+        raise CompilationError(f"the memory {policy.core.memory} has no compiled form")
+
+
+def _check_extractor(policy: "GTrXLPolicy", obs: PyTorchObs) -> None:
+    """Raise CompilationError if the features extractor of a policy cannot be traced."""
+    inputs = preprocess_obs(obs, policy.observation_space, policy.normalize_images)
+    extractor = policy.features_extractor
+    try:
+        trace(extractor, (inputs,))
+    except CompilationError as error:
+        raise CompilationError(f"of the features extractor {type(extractor).__name__}: {error}") from error
 
 
 class StepFunction(nn.Module):
@@ -171,7 +186,7 @@ class StepFunction(nn.Module):
         obs = dict(zip(self._keys, tensors, strict=False)) if self._keys else tensors[0]
         state = dict(zip(self.names, tensors[number:], strict=True))
         cache = replace(with_tensors(self._template, state, skipped=FIXED), slot=slot)
-        outputs = EagerStep()(self.policy, obs, action, TokenIndex(position, episode), cache)  # type: ignore[arg-type]
+        outputs = EagerStep()(self.policy, obs, action, TokenIndex(position, episode), cache)
         after = named_tensors(cache, skipped=FIXED)
         return *outputs, *(after[name] for name in self.replaced)
 
@@ -203,8 +218,7 @@ def _group(names: Sequence[str]) -> list[tuple[list[str], list[str]]]:
     """Return the paths to the parts of a cache that hold tensors, each with the names of its tensors."""
     split = [name.rpartition(".") for name in names]
     return [
-        (path.split("."), [name for _, _, name in group])
-        for path, group in groupby(split, key=itemgetter(0))
+        (path.split("."), [name for _, _, name in group]) for path, group in groupby(split, key=itemgetter(0))
     ]
 
 
