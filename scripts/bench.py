@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tyro
+from benchmarks.acting import Acting
 from benchmarks.attention import Attention
 from benchmarks.context import Context
 from benchmarks.cores import Cores
@@ -34,6 +35,7 @@ from benchmarks.updates import Updates
 BENCHMARKS: dict[str, Any] = {
     "speed": Speed,
     "tensors": Tensors,
+    "acting": Acting,
     "attention": Attention,
     "learning": Learning,
     "defaults": Defaults,

@@ -20,6 +20,7 @@ from benchmarks import (
     reversible,
     stitching,
 )
+from benchmarks.acting import Acting
 from benchmarks.cores import Cores, Task
 from benchmarks.corridors import Corridors, oracle_episodes
 from benchmarks.depth import DepthBench
@@ -32,6 +33,7 @@ from benchmarks.stitching import Stitching
 from benchmarks.tensors import ENVS, Tensors
 from rich.console import Console
 
+from rlxf.agents.gtrxl import network_step
 from rlxf.attention import TokenIndex
 from rlxf.envs import TMaze
 from tests.in_process import InProcessPool
@@ -179,6 +181,14 @@ def test_cores_are_compared_on_a_task(monkeypatch, tmp_path, capsys):
     assert runs["TMaze 50, MinGRU, seed 0"]["state"] == 2 * 64 * 4 + 8  # two states, and the episode's number
     assert all(run["curve"][-1][0] == 512 for run in runs.values())
     assert "MinGRU" in printed_before
+
+
+def test_acting_is_measured_with_and_without_compilation(monkeypatch, capsys):
+    monkeypatch.setattr(network_step, "CompiledFunction", lambda function, _: lambda *x: function(*x))
+    Acting((2,), rounds=1, calls=2).run()
+    printed = capsys.readouterr().out
+    assert "predict" in printed
+    assert "rollout" in printed
 
 
 def test_cost_of_mixers_is_measured(monkeypatch, tmp_path, capsys):

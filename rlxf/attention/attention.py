@@ -22,7 +22,7 @@ from rlxf.attention.modules import (
 from rlxf.attention.positions.base import LayerPosition, Position
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.sparse.attention import sparse_average
-from rlxf.attention.token_index import TokenIndex
+from rlxf.attention.token_index import TokenIndex, write_slots
 
 Projected = tuple[Tensor, ...]
 """Keys and values, (B, K, S, D) each, and extra key features (B, H, S, F) if the kernel uses them.
@@ -50,10 +50,10 @@ class LayerCache:
         """Number of key heads and of their features, to compare the layouts of two caches."""
         return f"keys of {self.keys.shape[1]} heads and {self.keys.shape[3]} features"
 
-    def write(self, slot: int, k: Tensor, v: Tensor) -> None:
+    def write(self, slot: int | Tensor, k: Tensor, v: Tensor) -> None:
         """Write k (B, K, n, D + F) and v (B, K, n, D) to n slots from the given one, in place."""
-        self.keys[:, :, slot : slot + k.shape[2]] = k
-        self.values[:, :, slot : slot + k.shape[2]] = v
+        write_slots(self.keys, 2, slot, k)
+        write_slots(self.values, 2, slot, v)
 
     def rows(self, rows: Tensor) -> Self:
         """Return a copy of the selected rows (N,) int64 of the batch."""
@@ -182,7 +182,7 @@ class Attention(nn.Module):
 
         def step(x: Tensor, cache: LayerCache, keys: StepKeys) -> Tensor:
             q, k, v = qkv(x).unflatten(-1, heads).unbind(1)
-            cache.keys[:, :, keys.slot], cache.values[:, :, keys.slot] = k, v
+            cache.write(keys.slot, k.unsqueeze(2), v.unsqueeze(2))
             q, bias = encode(q, keys.columns, cache.table)
             y = average(q, cache.keys, cache.values, bias + keys.mask)
             return out(y).masked_fill(keys.none_visible, 0.0)

@@ -12,7 +12,7 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.patterns.window import Full
 from rlxf.attention.recurrent.base import RecurrentState
 from rlxf.attention.relative import DistanceTables
-from rlxf.attention.token_index import TokenIndex
+from rlxf.attention.token_index import TokenIndex, write_slots
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,8 @@ class KVCache:
     def write(self, index: TokenIndex) -> int:
         """Store the position and episode of the next token (B, 1) and return its slot."""
         slot = self.slot
-        self.index.write(slice(None), slot, index)
+        write_slots(self.index.position, 1, slot, index.position)
+        write_slots(self.index.episode, 1, slot, index.episode)
         self.slot = (slot + 1) % self.index.shape[1]
         return slot
 

@@ -1,6 +1,6 @@
 """Caches as named tensors: an acting step becomes a function of tensors that torch.export can trace."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -15,35 +15,44 @@ CONSTANTS = ("table", "tables", "context", "core", "plan")
 """Fields of caches and states that no step needs from an earlier one, or that never change."""
 
 
-def named_tensors(value: Any, path: str = "") -> dict[str, Tensor]:
-    """Return the tensors of a cache, or of a state that contains one, that change from step to step.
+def named_tensors(value: Any, path: str = "", skipped: Collection[str] = CONSTANTS) -> dict[str, Tensor]:
+    """Return the tensors of a cache, or of a state that contains one; by default those that steps change.
 
     Args:
         value: a dataclass, possibly with nested dataclasses, tuples, lists and dicts.
         path: prefix of the names.
+        skipped: names of fields that are left out.
 
     Returns:
         Path of fields, e.g. ``cache.layers.0.keys``, -> tensor.
     """
     if isinstance(value, Tensor):
         return {path: value}
-    parts = ((_join(path, name), part) for name, part in _parts(value).items())
-    return {name: tensor for where, part in parts for name, tensor in named_tensors(part, where).items()}
+    parts = ((_join(path, name), part) for name, part in _parts(value, skipped).items())
+    return {
+        name: tensor for where, part in parts for name, tensor in named_tensors(part, where, skipped).items()
+    }
 
 
-def with_tensors(value: Any, tensors: Mapping[str, Tensor], path: str = "") -> Any:
-    """Return a copy of a cache or state that holds copies of the given tensors.
+def with_tensors(
+    value: Any, tensors: Mapping[str, Tensor], path: str = "", skipped: Collection[str] = CONSTANTS
+) -> Any:
+    """Return a copy of a cache or state that holds the given tensors; steps change them in place.
 
     Args:
         value: a cache or state like the one whose `named_tensors` are given; it is not modified.
         tensors: its tensors by name.
         path: prefix of the names.
+        skipped: names of fields that keep their values.
     """
     if isinstance(value, Tensor):
-        return tensors[path].clone()
-    if not named_tensors(value):
+        return tensors[path]
+    if not named_tensors(value, path, skipped):
         return value
-    new = {name: with_tensors(part, tensors, _join(path, name)) for name, part in _parts(value).items()}
+    new = {
+        name: with_tensors(part, tensors, _join(path, name), skipped)
+        for name, part in _parts(value, skipped).items()
+    }
     if is_dataclass(value):
         return replace(value, **new)  # type: ignore[type-var]
     if isinstance(value, Mapping):
@@ -91,10 +100,15 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _parts(value: Any) -> dict[str, Any]:
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of tensors by name."""
+    return {name: x.clone() for name, x in tensors.items()}
+
+
+def _parts(value: Any, skipped: Collection[str]) -> dict[str, Any]:
     """Return the parts of a value that may contain tensors which change, by name."""
     if is_dataclass(value):
-        names = [field.name for field in fields(value) if field.name not in CONSTANTS]
+        names = [field.name for field in fields(value) if field.name not in skipped]
         return {name: getattr(value, name) for name in names}
     if isinstance(value, Mapping):
         return dict(value)

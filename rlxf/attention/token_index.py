@@ -157,6 +157,23 @@ class TokenIndex:
         self.episode[rows, slots] = tokens.episode[:, 0]
 
 
+def write_slots(buffer: Tensor, axis: int, slot: int | Tensor, x: Tensor) -> None:
+    """Write x to consecutive slots of an axis of a buffer, in place.
+
+    Args:
+        buffer: tensor with an axis of slots.
+        axis: the axis.
+        slot: first slot; a tensor (1,) int64 for a traced step, which does not know the number.
+        x: the values; shaped like the buffer, but for the number of slots.
+    """
+    count = x.shape[axis]
+    if isinstance(slot, Tensor):
+        slots = slot if count == 1 else slot + torch.arange(count, device=slot.device)
+        buffer.index_copy_(axis, slots, x)
+    else:
+        buffer.narrow(axis, slot, count).copy_(x)
+
+
 def is_tracing() -> bool:
     """Return whether torch.export traces this code, so that values of tensors are unknown."""
     return torch.compiler.is_exporting()

@@ -25,7 +25,7 @@ from rlxf.attention.recurrent.base import RecurrentPasses, RecurrentState
 from rlxf.attention.residuals.base import Gate
 from rlxf.attention.state_checks import StateLayout, check_finite
 from rlxf.attention.technique import SpecView
-from rlxf.attention.token_index import TokenIndex, is_tracing
+from rlxf.attention.token_index import TokenIndex
 from rlxf.attention.transformer_layers import TransformerLayers
 
 
@@ -282,9 +282,9 @@ class Transformer(TransformerLayers):
     def _fused_step_for(self, cache: KVCache) -> FusedStep | None:
         """Return the fused form of a step with this cache.
 
-        It is None if there is no such form, if dropout is active, or while the step is traced.
+        It is None if there is no such form, if dropout is active, or while TorchScript traces the step.
         """
-        if is_tracing() or torch.jit.is_tracing():
+        if torch.jit.is_tracing():
             return None
         if self._fused_step is None or not self._fused_step.is_current:
             self._fused_step = build_fused_step(self)

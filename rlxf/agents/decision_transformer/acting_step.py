@@ -12,7 +12,7 @@ from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation, initial_actions
 from rlxf.agents.offline.tensor_encoding import encode_actions, encode_observations
-from rlxf.attention.functional_step import named_tensors, with_tensors
+from rlxf.attention.functional_step import copies, named_tensors, with_tensors
 from rlxf.envs.wrappers import KEYS, encoded_observation_space
 from rlxf.export.acting_step import (
     ActingStep,
@@ -86,7 +86,7 @@ class TargetReturnStep(WindowActingStep):
             time_steps=parts["time_step"].flatten(),
         )
         start = (encoded.time_steps == 0) | episode_start
-        actions, window = self.act(encoded, start, with_tensors(self._template, state))
+        actions, window = self.act(encoded, start, with_tensors(self._template, copies(state)))
         return actions, named_tensors(window)
 
 
@@ -101,7 +101,7 @@ class PredictedReturnStep(WindowActingStep):
         self, observations: dict[str, Tensor], episode_start: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         rows = encode_observations(self.info.observation_space, as_observation(observations))
-        before = with_tensors(self._template, state)
+        before = with_tensors(self._template, copies(state))
         plain = EncodedObservation(rows, batched=True)
         encoded = self.model.continue_episode(plain, before, episode_start, self._initial_actions)
         actions, window = self.act(encoded, episode_start, before)

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.cores import check_exportable
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.attention.functional_step import free_last_slot, named_tensors, with_tensors, without_empty_keys
+from rlxf.attention.functional_step import (
+    copies,
+    free_last_slot,
+    named_tensors,
+    with_tensors,
+    without_empty_keys,
+)
 from rlxf.export.acting_step import (
     PLAIN,
     ActingStep,
@@ -63,7 +69,7 @@ class GTrXLActingStep(ActingStep):
         self, observations: dict[str, Tensor], episode_start: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         obs = observations if self.normalization is None else self.normalization(observations)
-        before = with_tensors(self._template, state)
+        before = with_tensors(self._template, copies(state))
         here = replace(before, cache=free_last_slot(before.cache))
         index = here.advance(episode_start)
         latent, _ = self.policy.act(as_observation(obs), here, index)

@@ -34,7 +34,16 @@ from rlxf.training import (
 from rlxf.training.compat import VERSION, checkpoint_errors
 from rlxf.training.states import check_layers, check_weights_fit, optimizer_tensors
 
-NOT_SETTINGS = ("self", "policy", "env", "memory_length", "tensorboard_log", "device", "_init_setup_model")
+NOT_SETTINGS = (
+    "self",
+    "policy",
+    "env",
+    "memory_length",
+    "tensorboard_log",
+    "device",
+    "compile",
+    "_init_setup_model",
+)
 """Arguments of the constructor that are not stored as settings in a file."""
 EXTRACTORS = (FlattenExtractor, NatureCNN, CombinedExtractor)
 OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD)

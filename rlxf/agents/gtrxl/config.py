@@ -92,6 +92,7 @@ class PPOConfig:
     reconstruction_coef: float = 0.0
     gradient_accumulation_steps: int = 1
     precision: Precision = "float32"
+    compile: bool = False
     n_envs: int = 32
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from rlxf.agents.common.numerics import OutputCheck, check_outputs, check_output
 from rlxf.agents.common.precision import Precision, mixed_precision
 from rlxf.agents.gtrxl.core import check_exits
 from rlxf.agents.gtrxl.heads import PopArtHead, probability_margins
+from rlxf.agents.gtrxl.network_step import CompiledStep, EagerStep
 from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentPolicy, RecurrentPolicyState
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
@@ -97,6 +98,7 @@ class GTrXLPolicy(RecurrentPolicy):
         )
         check_exits(core, action_space)
         self._missing_state_warning = MissingStateWarning(stacklevel=7)
+        self.network_step: EagerStep | CompiledStep = EagerStep()
         self.precision = precision
         self.core, self.persist_memory_across_episodes = core, persist_memory_across_episodes
         self.features_extractor = self.make_features_extractor()
@@ -166,8 +168,8 @@ class GTrXLPolicy(RecurrentPolicy):
         self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex
     ) -> tuple[Tensor, Tensor, OutputCheck]:
         """Run the transformer like `act`; also return the check of the outputs, for after the actions."""
-        tokens, before = self.tokens(obs, state.action), state.cache.recurrent
-        latent, hidden = self.transformer.step(tokens, index, state.cache)
+        before = state.cache.recurrent
+        tokens, latent, hidden = self.network_step(self, obs, state.action, index, state.cache)
         latent, check = check_outputs_later(
             self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent
         )
@@ -176,6 +178,8 @@ class GTrXLPolicy(RecurrentPolicy):
     @torch.no_grad()
     def act_early(self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex) -> Tensor:
         """Run the transformer like `act`, but with early exits; return only the outputs (E, C)."""
+        if not self.transformer.depth.has_early_exit:
+            return self.act(obs, state, index)[0]
         tokens, before = self.tokens(obs, state.action), state.cache.recurrent
         latent = self.transformer.early_step(tokens, index, state.cache, self._exit_margin)
         check_outputs(self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent)
@@ -227,10 +231,14 @@ class GTrXLPolicy(RecurrentPolicy):
     def heads(self, latent: Tensor) -> tuple[Distribution, Tensor]:
         """Return the action distribution and the values (N,) for outputs (N, C)."""
         values = self.value_net(latent).squeeze(-1)
+        return self.action_distribution(latent), values
+
+    def action_distribution(self, latent: Tensor) -> Distribution:
+        """Return the action distribution for outputs (N, C)."""
         parameters: tuple[Tensor, ...] = (self.action_net(latent),)
         if isinstance(self.action_dist, DiagGaussianDistribution):
             parameters += (self.log_std,)
-        return self.action_dist.proba_distribution(*parameters), values
+        return self.action_dist.proba_distribution(*parameters)
 
     def reconstruction_error(self, latent: Tensor, obs: PyTorchObs) -> Tensor:
         """``|| W y - o ||^2 / dim(o)`` for each of N outputs y, with o the flattened observation: (N,).

@@ -22,7 +22,7 @@ from rlxf.agents.common.arguments import (
 from rlxf.agents.common.cores import check_state_core
 from rlxf.agents.common.numerics import check_recurrent_state
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
-from rlxf.agents.gtrxl.heads import choice_logits
+from rlxf.agents.gtrxl.heads import choice_logits, unvalidated_distributions
 from rlxf.attention import TransformerSpec
 from rlxf.attention.cache import KVCache
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -125,6 +125,10 @@ class RecurrentPolicy(BasePolicy):
         """Run the network like `act`, but with early exits; return only the outputs (E, C)."""
 
     @abstractmethod
+    def action_distribution(self, latent: Tensor) -> Distribution:
+        """Return the action distribution for outputs (N, C)."""
+
+    @abstractmethod
     def heads(self, latent: Tensor) -> tuple[Distribution, Tensor]:
         """Return the action distribution and the values (N,) for outputs (N, C)."""
 
@@ -187,7 +191,7 @@ class RecurrentPolicy(BasePolicy):
             raise TypeError(f"action_space must be Discrete to return its logits, got {self.action_space}")
         latent, state, _ = self._early_output(observation, state, episode_start)
         if self.retrieval is None:
-            return choice_logits(self.heads(latent)[0])[0], state
+            return choice_logits(self.action_distribution(latent))[0], state
         assert isinstance(self.retrieval, DiscreteRetrievalPolicy)
         return self.retrieval.logits(latent)[0], state
 
@@ -274,7 +278,8 @@ class RecurrentPolicy(BasePolicy):
         """Choose actions (E, ...) for outputs (E, C)."""
         if self.retrieval is not None:
             return self.retrieval.choose(latent, deterministic)
-        return self.heads(latent)[0].get_actions(deterministic=deterministic)
+        with unvalidated_distributions():
+            return self.action_distribution(latent).get_actions(deterministic=deterministic)
 
     def _continue(
         self, state: RecurrentPolicyState | None, episode_start: np.ndarray | Tensor | None, batch: int

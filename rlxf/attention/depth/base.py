@@ -126,6 +126,11 @@ class DepthController(nn.Module):
         y = output(stream)[None]
         return ExitOutputs(y, y.new_ones(1), passes.attention_input(stream)[None])
 
+    @property
+    def has_early_exit(self) -> bool:
+        """True if `early_exit` may differ from a pass through all layers."""
+        return type(self).early_exit is not DepthController.early_exit
+
     def early_exit(self, x: Tensor, passes: LayerPasses, confidence_fn: ConfidenceFn | None) -> Tensor:
         """Compute `forward` for acting tokens, with early exits; by default without them.
 

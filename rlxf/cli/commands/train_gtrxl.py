@@ -132,6 +132,9 @@ class PPOOptions:
     """Number of micro-batches into which each minibatch is divided to save memory, at most its number of
     segments. The update stays the same, apart from rounding."""
     precision: PrecisionOption = DEFAULTS["precision"]
+    compile: bool = DEFAULTS["compile"]
+    """Compile the acting step, which needs a C++ compiler and up to a minute at the start of the training.
+    Actions are equal up to rounding."""
     device: Device = "auto"
 
     def arguments(self) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""Functions of tensors, compiled ahead of time into machine code."""
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import getitem
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TIME_LIMIT = 300.0
+"""Seconds after which a compilation is given up."""
+PROGRAM = """
+import sys, torch
+source, target, threads = sys.argv[1:]
+torch.set_num_threads(int(threads))
+program = torch.export.load(source)
+torch._inductor.aoti_compile_and_package(program, package_path=target)
+"""
+"""Program of the process that compiles, which can be ended after the time limit."""
+
+
+class CompilationError(RuntimeError):
+    """A function cannot be compiled; the message is the reason."""
+
+
+class CompiledFunction:
+    """Function of tensors of fixed shapes, compiled by torch's AOTInductor for the CPU.
+
+    The function reads the parameters and buffers of the module when it is called, so updates in place need no
+    notification. Parameters that were replaced are detected by their address. The module's arguments that it
+    changes in place are changed in place by the compiled function, too.
+
+    Args:
+        module: the function, in evaluation mode. Its decisions may depend on shapes, but not on values.
+        examples: arguments, which must be tensors on the CPU.
+
+    Raises:
+        CompilationError: if the function cannot be traced, no C++ compiler is available, or the compilation
+            fails or takes longer than `TIME_LIMIT`.
+    """
+
+    def __init__(self, module: nn.Module, examples: Sequence[Tensor]):
+        program = trace(module, examples)
+        with TemporaryDirectory(prefix="rlxf-") as folder:
+            self._model = _compile(program, Path(folder))
+        own = chain(
+            module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+        )
+        self._names = sorted({name for name, _ in own} & set(self._model.get_constant_fqns()))
+        owners = [_owner(module, name) for name in self._names]
+        self._tables, self._keys = [table for table, _ in owners], [key for _, key in owners]
+        self._load_constants()
+
+    def __call__(self, *arguments: Tensor) -> list[Tensor]:
+        """Return the results of the function for tensors with the shapes of the examples."""
+        if self._addresses != list(map(Tensor.data_ptr, self._parameters())):
+            self._load_constants()
+        results: list[Tensor] = self._model.loader.boxed_run(list(arguments))
+        return results
+
+    def _load_constants(self) -> None:
+        """Let the function read the present parameters and buffers of the module."""
+        constants = [x.detach() for x in self._parameters()]
+        named = dict(zip(self._names, constants, strict=True))
+        self._model.load_constants(named, check_full_update=False, user_managed=True)
+        self._constants = constants  # the function reads their memory
+        self._addresses = [x.data_ptr() for x in constants]
+
+    def _parameters(self) -> Iterator[Tensor]:
+        """Return the present parameters and buffers that the function reads."""
+        return map(getitem, self._tables, self._keys)
+
+
+def trace(module: nn.Module, examples: Sequence[Any]) -> torch.export.ExportedProgram:
+    """Trace a function without gradient.
+
+    Raises:
+        CompilationError: if torch.export cannot trace it.
+    """
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
+            return torch.export.export(module, tuple(examples), strict=False)
+    except Exception as error:  # torch.export raises errors of many kinds
+        name, reason = type(error).__name__, str(error).strip().partition("\n")[0]
+        raise CompilationError(f"torch.export cannot trace it: {name}: {reason}") from error
+
+
+def _compile(program: torch.export.ExportedProgram, folder: Path) -> Any:
+    """Compile a program in a process of its own, and load the result."""
+    source, target = folder / "program.pt2", folder / "compiled.pt2"
+    torch.export.save(program, source)
+    command = [sys.executable, "-c", PROGRAM, str(source), str(target), str(torch.get_num_threads())]
+    try:
+        subprocess.run(command, check=True, timeout=TIME_LIMIT, capture_output=True, text=True)
+    except subprocess.TimeoutExpired as error:
+        raise CompilationError(f"the compilation took longer than {TIME_LIMIT:g} seconds") from error
+    except subprocess.CalledProcessError as error:
+        raise CompilationError(f"the compilation failed: {_last_line(error.stderr)}") from error
+    return torch._inductor.aoti_load_package(str(target))
+
+
+def _owner(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Return the table of the module that holds a parameter or buffer, and its name there."""
+    path, _, key = name.rpartition(".")
+    owner = module.get_submodule(path)
+    return (owner._parameters if key in owner._parameters else owner._buffers), key
+
+
+def _last_line(text: str) -> str:
+    """Return the last line of a message that is not empty."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")

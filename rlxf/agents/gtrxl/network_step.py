@@ -1,0 +1,229 @@
+"""Steps of the network of a `GTrXLPolicy` while it acts, operation by operation or compiled."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from stable_baselines3.common.preprocessing import preprocess_obs
+from stable_baselines3.common.type_aliases import PyTorchObs
+from torch import Tensor, nn
+
+from rlxf.agents.common.compiled_function import CompilationError, CompiledFunction, trace
+from rlxf.attention.cache import KVCache
+from rlxf.attention.functional_step import named_tensors, with_tensors
+from rlxf.attention.token_index import TokenIndex, is_tracing
+
+if TYPE_CHECKING:
+    from rlxf.agents.gtrxl.policy import GTrXLPolicy
+
+FIXED = ("core", "plan")
+"""Fields of caches that a compiled step holds as constants; all others are its arguments."""
+
+
+class NetworkOutputs(NamedTuple):
+    """Results of a step: tokens (E, C), outputs (E, C) for the heads, and inputs (L, E, C) of all layers."""
+
+    tokens: Tensor
+    latent: Tensor
+    hidden: Tensor
+
+
+class EagerStep:
+    """Step whose operations torch runs one by one."""
+
+    def __call__(
+        self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
+    ) -> NetworkOutputs:
+        """Run the network for one step of E environments, without gradient.
+
+        Args:
+            policy: the policy.
+            obs: a batch of E observations.
+            action: (E, A), the encoded previous actions.
+            index: (E, 1), position and episode of the step.
+            cache: KV cache, updated in place.
+        """
+        tokens = policy.tokens(obs, action)
+        return NetworkOutputs(tokens, *policy.transformer.step(tokens, index, cache))
+
+
+class CompiledStep:
+    """Step that is compiled at its first call for each number of environments.
+
+    Outputs differ from those of `EagerStep` by rounding. If a step cannot be compiled, this class warns once
+    and runs an `EagerStep`.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[tuple[int, ...], ...], _CompiledFor] = {}
+        self._eager, self._is_usable = EagerStep(), True
+
+    def __call__(
+        self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
+    ) -> NetworkOutputs:
+        """Run the network for one step; see `EagerStep`.
+
+        Warns:
+            UserWarning: once, if the step cannot be compiled; the message names the reason.
+        """
+        step = None if is_tracing() or policy.training else self._step_for(policy, obs, action, index, cache)
+        return (step or self._eager)(policy, obs, action, index, cache)
+
+    def _step_for(
+        self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
+    ) -> "_CompiledFor | None":
+        """Return the compiled step for these shapes; None if it cannot be compiled."""
+        shapes = (*(tuple(x.shape) for x in _parts(obs)), tuple(cache.index.shape))
+        if self._is_usable and shapes not in self._steps:
+            try:
+                self._steps[shapes] = _CompiledFor(policy, obs, action, index, cache)
+            except CompilationError as error:
+                self._is_usable = False
+                warnings.warn(
+                    f"the acting step is not compiled, because {error}; torch runs its operations one by "
+                    f"one, with the same results",
+                    stacklevel=2,
+                )
+        return self._steps.get(shapes) if self._is_usable else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledStep":
+        """Return a step for a copied policy, which is compiled again."""
+        return CompiledStep()
+
+
+class _CompiledFor:
+    """Compiled step for observations and caches of certain shapes; arguments as in `EagerStep`."""
+
+    def __init__(
+        self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
+    ):
+        _check(policy, cache)
+        function = StepFunction(policy, obs, cache)
+        self._groups = _group(function.names)
+        self._slots = torch.arange(cache.index.shape[1])
+        self._replaced = function.replaced
+        try:
+            self._run = CompiledFunction(function, self._arguments(obs, action, index, cache.copy()))
+        except CompilationError:
+            _check_extractor(policy, obs)
+            raise
+
+    def __call__(
+        self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
+    ) -> NetworkOutputs:
+        outputs = self._run(*self._arguments(obs, action, index, cache))
+        cache.slot = (cache.slot + 1) % len(self._slots)
+        new = dict(zip(self._replaced, outputs[3:], strict=True))
+        cache.recurrent = with_tensors(cache.recurrent, new, "recurrent")
+        return NetworkOutputs(*outputs[:3])
+
+    def _arguments(self, obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache) -> list[Tensor]:
+        """Return the arguments of `StepFunction.forward`."""
+        slot = self._slots[cache.slot : cache.slot + 1]
+        arguments = [action, index.position, index.episode, slot, *_parts(obs)]
+        for path, fields in self._groups:
+            part: Any = reduce(_part, path, cache)
+            arguments += [_part(part, name) for name in fields]
+        return arguments
+
+
+def _check(policy: "GTrXLPolicy", cache: KVCache) -> None:
+    """Raise CompilationError if a step has no compiled form; the message is the reason."""
+    if policy.device.type != "cpu":
+        raise CompilationError(f"only the CPU is supported, and the agent is on {policy.device}")
+    if type(cache) is not KVCache:
+        raise CompilationError(f"the memory {policy.core.memory} has no compiled form")
+
+
+def _check_extractor(policy: "GTrXLPolicy", obs: PyTorchObs) -> None:
+    """Raise CompilationError if the features extractor of a policy cannot be traced."""
+    inputs = preprocess_obs(obs, policy.observation_space, policy.normalize_images)
+    extractor = policy.features_extractor
+    try:
+        trace(extractor, (inputs,))
+    except CompilationError as error:
+        raise CompilationError(f"of the features extractor {type(extractor).__name__}: {error}") from error
+
+
+class StepFunction(nn.Module):
+    """Step of a policy as a function of tensors.
+
+    Args:
+        policy: the policy.
+        obs: observations of E environments, for their names.
+        cache: a cache for E environments, for its structure.
+    """
+
+    def __init__(self, policy: "GTrXLPolicy", obs: PyTorchObs, cache: KVCache):
+        super().__init__()
+        self.policy, self._template = policy, cache.copy()
+        self._keys = list(obs) if isinstance(obs, dict) else None
+        self.names = list(named_tensors(cache, skipped=FIXED))
+        self.replaced = self._find_replaced(obs)
+        """Names of the state's tensors that a step replaces; it updates the others in place."""
+
+    def forward(
+        self, action: Tensor, position: Tensor, episode: Tensor, slot: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Run a step.
+
+        Args:
+            action: (E, A), the encoded previous actions.
+            position: (E, 1), position of the step.
+            episode: (E, 1), episode of the step.
+            slot: (1,) int64, slot of the step in ring buffers.
+            tensors: observations (E, ...), then the tensors of the cache, which are updated in place.
+
+        Returns:
+            The `NetworkOutputs`, followed by the `replaced` tensors.
+        """
+        number = len(tensors) - len(self.names)
+        obs = dict(zip(self._keys, tensors, strict=False)) if self._keys else tensors[0]
+        state = dict(zip(self.names, tensors[number:], strict=True))
+        cache = replace(with_tensors(self._template, state, skipped=FIXED), slot=slot)
+        outputs = EagerStep()(self.policy, obs, action, TokenIndex(position, episode), cache)
+        after = named_tensors(cache, skipped=FIXED)
+        return *outputs, *(after[name] for name in self.replaced)
+
+    @torch.no_grad()
+    def _find_replaced(self, obs: PyTorchObs) -> list[str]:
+        """Run a step on a copy of the cache, and return the names of the tensors that it replaces.
+
+        Raises:
+            CompilationError: if these are not exactly those of the recurrent state.
+        """
+        cache = self._template.copy()
+        before = named_tensors(cache, skipped=FIXED)
+        start = torch.zeros_like(cache.index.position[:, :1])
+        action = torch.zeros(len(start), self.policy.encoded_action_width)
+        EagerStep()(self.policy, obs, action, TokenIndex(start, start), cache)
+        after = named_tensors(cache, skipped=FIXED)
+        names = [name for name in self.names if after[name] is not before[name]]
+        if names != [name for name in self.names if name.startswith("recurrent.")]:
+            raise CompilationError(f"a step replaces other tensors than its recurrent state: {names}")
+        return names
+
+
+def _parts(obs: PyTorchObs) -> Sequence[Tensor]:
+    """Return observations as a sequence of tensors."""
+    return list(obs.values()) if isinstance(obs, dict) else [obs]
+
+
+def _group(names: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+    """Return the paths to the parts of a cache that hold tensors, each with the names of its tensors."""
+    split = [name.rpartition(".") for name in names]
+    return [
+        (path.split("."), [name for _, _, name in group]) for path, group in groupby(split, key=itemgetter(0))
+    ]
+
+
+def _part(value: Any, name: str) -> Any:
+    """Return a part of a cache by the name that `named_tensors` gives it."""
+    if isinstance(value, dict):
+        return value[name]
+    return value[int(name)] if isinstance(value, list | tuple) else getattr(value, name)

@@ -1,0 +1,217 @@
+"""Compiled acting steps equal eager ones; where there are none, the agent says so and acts alike."""
+
+import shutil
+import warnings
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.torch_layers import FlattenExtractor
+
+from rlxf.agents.common import compiled_function
+from rlxf.agents.gtrxl import GTrXLPPO, network_step
+from rlxf.agents.gtrxl.network_step import CompiledStep, EagerStep
+from rlxf.attention import ACT, GRU, KNN, LRU, XL, AdaptiveSpan, RoPE, Window
+from rlxf.attention.functional_step import named_tensors
+from tests.agents.gtrxl.worlds import (
+    MIXED,
+    OBSERVATIONS,
+    recurrent_core,
+    scripts,
+    small_agent,
+    small_core,
+)
+
+ENVS = 2
+CORES = {
+    "XL": small_core(),
+    "general step": replace(small_core(), position=RoPE(), memory=XL(4), pattern=Window(5)),
+    "spans": replace(small_core(), kernel=AdaptiveSpan(limit=4, ramp=3)),
+    "recurrence": recurrent_core(),
+    "recurrence below attention": replace(small_core(), recurrence=LRU(), attention_layers=(1,)),
+    "attention below recurrence": replace(small_core(), recurrence=GRU(), attention_layers=(0,)),
+    "adaptive depth": replace(small_core(), layers=3, depth=ACT(bias=-1.0)),
+}
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs the C++ compiler g++")
+
+
+def agent_of(policy="MlpGTrXLPolicy", **changes):
+    """Return a small agent in `ENVS` environments."""
+    env = scripts([MIXED] * ENVS, OBSERVATIONS[policy])
+    return small_agent(env, policy, n_envs=ENVS, **changes)
+
+
+def sampled(space):
+    """Return observations of all environments."""
+    values = [space.sample() for _ in range(ENVS)]
+    if not isinstance(values[0], dict):
+        return np.stack(values)
+    return {key: np.stack([value[key] for value in values]) for key in values[0]}
+
+
+def steps(agent, number):
+    """Yield random observations, previous actions and indices of the steps of some episodes."""
+    policy, generator = agent.policy, torch.Generator().manual_seed(0)
+    state, start = policy.initial_state(ENVS), torch.ones(ENVS, dtype=torch.bool)
+    agent.observation_space.seed(0)
+    for _ in range(number):
+        obs, _ = policy.obs_to_tensor(sampled(agent.observation_space))
+        yield obs, torch.randn(state.action.shape, generator=generator), state.advance(start)
+        start = torch.rand(ENVS, generator=generator) < 0.2
+
+
+@torch.no_grad()
+def largest_difference(agent, step, number=30):
+    """Return the largest difference of outputs and caches between eager steps and ``step``.
+
+    It is relative to the largest number of a tensor, if that is above 1.
+    """
+    policy, worst = agent.policy, 0.0
+    policy.set_training_mode(False)
+    caches = [policy.initial_state(ENVS).cache for _ in range(2)]
+    for obs, action, index in steps(agent, number):
+        runs = zip((EagerStep(), step), caches, strict=True)
+        one, other = (
+            [*run(policy, obs, action, index, cache), *named_tensors(cache).values()] for run, cache in runs
+        )
+        for x, y in zip(one, other, strict=True):
+            difference = (x.double() - y.double()).abs().max() / x.double().abs().max().clamp(min=1)
+            worst = max(worst, difference.item())
+    assert caches[0].slot == caches[1].slot
+    return worst
+
+
+def actions(agent, number=30):
+    """Return the sampled actions of an agent over some episodes."""
+    state, start, chosen = None, np.ones(ENVS, bool), []
+    rng = np.random.default_rng(0)
+    agent.observation_space.seed(0)
+    agent.set_random_seed(0)
+    for _ in range(number):
+        action, state = agent.predict(sampled(agent.observation_space), state, start)
+        start = rng.random(ENVS) < 0.2
+        chosen.append(action)
+    return np.stack(chosen)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Run traced programs without compiling them."""
+
+    def trace(function, examples):
+        return compiled_function.trace(function, examples).module()
+
+    monkeypatch.setattr(network_step, "CompiledFunction", trace)
+
+
+@pytest.fixture(scope="module")
+def compiled_agent():
+    return agent_of(compile=True)
+
+
+@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+def test_traced_steps_equal_eager_ones(core, traced):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert largest_difference(agent_of(core=core), CompiledStep()) < 1e-5
+
+
+@pytest.mark.parametrize("policy", OBSERVATIONS)
+def test_each_policy_can_be_traced(policy, traced):
+    assert largest_difference(agent_of(policy), CompiledStep()) < 1e-5
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_steps_read_the_present_weights(compiled_agent):
+    step = compiled_agent.policy.network_step
+    assert isinstance(step, CompiledStep)
+    assert largest_difference(compiled_agent, step, 300) < 1e-5
+    with torch.no_grad():
+        for parameter in compiled_agent.policy.parameters():
+            parameter.mul_(1.3)
+    assert largest_difference(compiled_agent, step) < 1e-5
+    for parameter in compiled_agent.policy.parameters():
+        parameter.data = parameter.data / 1.3
+    assert largest_difference(compiled_agent, step) < 1e-5
+    compiled_agent.policy.token.weight = torch.nn.Parameter(2 * compiled_agent.policy.token.weight.detach())
+    assert largest_difference(compiled_agent, step) < 1e-5
+    assert len(step._steps) == 1
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_predict_and_rollouts_use_the_compiled_step(compiled_agent, monkeypatch):
+    copied = deepcopy(compiled_agent.policy)
+    assert isinstance(copied.network_step, CompiledStep)
+    assert not copied.network_step._steps
+    compiled_actions = actions(compiled_agent)
+    monkeypatch.setattr(EagerStep, "__call__", None)
+    np.testing.assert_array_equal(actions(compiled_agent), compiled_actions)
+    monkeypatch.undo()
+    monkeypatch.setattr(compiled_agent.policy, "network_step", EagerStep())
+    np.testing.assert_array_equal(actions(compiled_agent), compiled_actions)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_predict_does_not_change_the_state_that_it_is_given(compiled_agent):
+    obs = sampled(compiled_agent.observation_space)
+    _, state = compiled_agent.predict(obs)
+    before = {name: x.clone() for name, x in named_tensors(state).items()}
+    first = compiled_agent.policy.action_logits(obs, state)[0]
+    assert torch.equal(compiled_agent.policy.action_logits(obs, state)[0], first)
+    assert all(torch.equal(x, before[name]) for name, x in named_tensors(state).items())
+
+
+def assert_warns_and_acts_alike(agent, message):
+    """Assert that an agent warns once that its step is not compiled, and acts as one that compiles none."""
+    agent.policy.network_step = CompiledStep()
+    with pytest.warns(UserWarning, match=message):
+        given = actions(agent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        actions(agent)
+    agent.policy.network_step = EagerStep()
+    np.testing.assert_array_equal(given, actions(agent))
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_agent_warns(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    assert_warns_and_acts_alike(agent_of(), "the acting step is not compiled, because .*no-compiler")
+
+
+def test_a_compilation_that_takes_too_long_is_ended(monkeypatch):
+    monkeypatch.setattr(compiled_function, "TIME_LIMIT", 0.1)
+    assert_warns_and_acts_alike(agent_of(), r"the compilation took longer than 0\.1 seconds")
+
+
+def test_memory_with_state_in_python_is_named():
+    core = replace(small_core(), memory=KNN(4, 6, 3), pattern=Window(5))
+    assert_warns_and_acts_alike(agent_of(core=core), "the memory KNN.* has no compiled form")
+
+
+class Conditional(FlattenExtractor):
+    """Features that depend on a decision by values."""
+
+    def forward(self, observations):
+        """Return the features."""
+        return super().forward(observations) * (2.0 if observations.sum() > 0 else 1.0)
+
+
+def test_a_features_extractor_that_cannot_be_traced_is_named():
+    agent = agent_of(policy_kwargs={"features_extractor_class": Conditional})
+    assert_warns_and_acts_alike(
+        agent, "because of the features extractor Conditional: torch.export cannot trace it"
+    )
+
+
+def test_compile_is_no_part_of_a_saved_agent(tmp_path):
+    agent_of(compile=True).save(tmp_path / "agent")
+    assert isinstance(GTrXLPPO.load(tmp_path / "agent").policy.network_step, EagerStep)
+    again = GTrXLPPO.load(tmp_path / "agent", compile=True)
+    assert isinstance(again.policy.network_step, CompiledStep)
