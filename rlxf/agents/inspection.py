@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from rlxf.attention.transformer import gate_activations
 STEP_TOKENS = ("step",)
 TARGET_TOKENS = ("return", "state", "action")
 PREDICTED_TOKENS = ("state", "return", "action")
-"""Names of the tokens of a step: of a GTrXL, and of a Decision Transformer with given or predicted returns."""
+"""Names of the tokens of a step: of a GTrXL, of a Decision Transformer with given or predicted returns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class EpisodeAttention:
             the action, over the tokens of the steps from 0 to t. The sum is below 1 where a part of the
             attention is on other tokens, see `attention_weights`.
         gates: name of each gate, such as ``layer_1/attention_gate`` -> mean of its update gate over the
-            features at each step, (T,); empty if the core has no update gates.
+            features at each step, (T,); empty if the core has no update gates, or memory tokens.
         returns_to_go: return-to-go at each step, (T,); None if the agent is not conditioned on a return.
     """
 
@@ -99,9 +99,17 @@ class InspectedPass:
         return self.first_step + int(self.index.position[0, query]) // tokens
 
     def gates(self) -> dict[str, Tensor]:
-        """Return the mean of each update gate over the features at the queries, (Q,)."""
+        """Return the mean of each update gate over the features at the queries, (Q,).
+
+        It is empty for a core that reads its tokens segment by segment, because the gates of each segment
+        also see its memory tokens.
+        """
+        memory, columns = self.transformer.spec.memory, list(self.queries)
+        if memory is not None and memory.segment_length is not None:
+            return {}
         activations = gate_activations(self.transformer, self.x, self.index, self.state)
-        return {group_of(name): z[0, self.queries].mean(dim=-1) for name, z in activations.items()}
+        tokens = {name: z[0, z.shape[1] - self.x.shape[1] :] for name, z in activations.items()}
+        return {group_of(name): z[columns].mean(dim=-1) for name, z in tokens.items()}
 
 
 class EpisodeInspector(ABC):
@@ -167,7 +175,7 @@ def _extend(lists: dict[Any, list[Tensor]], more: dict[Any, Any]) -> None:
 class GTrXLInspector(EpisodeInspector):
     """`EpisodeInspector` of a `GTrXLPPO`: all steps are the tokens of one pass."""
 
-    tokens: ClassVar[tuple[str, ...]] = STEP_TOKENS
+    tokens = STEP_TOKENS
 
     def __init__(self, agent: GTrXLPPO):
         super().__init__(agent)
@@ -246,7 +254,9 @@ def episode_inspector(agent: Any) -> EpisodeInspector:
     if isinstance(agent, GTrXLPPO):
         return GTrXLInspector(agent)
     if not isinstance(agent, DecisionTransformer):
-        raise TypeError(f"attention is read from a GTrXLPPO or a DecisionTransformer, got {type(agent).__name__}")
+        raise TypeError(
+            f"attention is read from a GTrXLPPO or a DecisionTransformer, got {type(agent).__name__}"
+        )
     if isinstance(agent.policy, EpisodeModel):
         return EpisodeContextInspector(agent)
     return DecisionTransformerInspector(agent)

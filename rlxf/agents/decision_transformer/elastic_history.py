@@ -84,7 +84,7 @@ class ElasticHistoryModel(PredictedReturnModel):
         return self.return_head.choose(y, deterministic).view(-1, batch)
 
     def decision_inputs(self, steps: Any) -> dict[str, Any]:
-        """Return the arguments of the transformer with the chosen history of ``steps``, an `ElasticContext`."""
+        """Return the arguments of the transformer for the chosen history of an `ElasticContext`."""
         return super().decision_inputs(last_steps(steps.window, steps.history))
 
     def observe_action(self, state: Any, actions: Tensor) -> Any:

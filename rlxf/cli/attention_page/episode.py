@@ -1,7 +1,6 @@
 """Recorded episode: actions, rewards, observations and frames as text and data URIs."""
 
 import base64
-import reprlib
 import warnings
 from dataclasses import dataclass
 from io import BytesIO
@@ -160,6 +159,7 @@ def _rendering_env(task: Task) -> gymnasium.Env | None:
         check_rendering(env)
     except ValueError as error:
         env.close()
-        warnings.warn(f"the page has no frames, because {reprlib.repr(str(error))}", stacklevel=2)
+        reason = " ".join(str(error.__cause__ or error).split())
+        warnings.warn(f"the page has no frames, because rendering fails: {reason}", stacklevel=2)
         return None
     return env

@@ -14,6 +14,8 @@ import numpy as np
 from rlxf.agents.inspection import EpisodeAttention
 from rlxf.cli.attention_page.episode import Step
 
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{}'"
+"""Content security policy of the page, with the hash of its script."""
 UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 """Characters that could end a script element or start a comment in it, with their escapes in JSON."""
 ENDS = {
@@ -58,7 +60,7 @@ def page(episode: Episode) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     parts = {
         "title": html.escape(episode.title),
-        "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+        "policy": POLICY.format(digest),
         "style": style,
         "script": script,
         "data": to_json(page_data(episode)),
@@ -108,7 +110,9 @@ def gate_data(name: str, values: list[float]) -> dict[str, Any]:
 
 def legend(attention: EpisodeAttention) -> str:
     """Return the explanation of the rows of the page."""
-    order = f" Lines of a row from top to bottom: {', '.join(attention.tokens)}." * (len(attention.tokens) > 1)
+    order = f" Lines of a row from top to bottom: {', '.join(attention.tokens)}." * (
+        len(attention.tokens) > 1
+    )
     return (
         "Attention of the selected step, framed, to itself and to earlier steps; time runs to the right. "
         "The color follows the square root of the weight, up to the largest weight at this step." + order

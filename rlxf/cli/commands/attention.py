@@ -36,11 +36,11 @@ MAX_WEIGHTS = 4_000_000
 
 @options
 class AttentionPage(Command):
-    """Play an episode with the agent of a run, and write a page that shows what the agent attends to.
+    """Write a page that shows what the agent of a run attends to.
 
-    The page is one HTML file, which any browser shows without a network. It has the frames, actions and
+    The agent plays an episode. The page is one HTML file, which any browser shows without a network. It has the frames, actions and
     rewards of the episode. For the selected step, it shows the attention of each head in each layer to the
-    earlier steps, and the gates of the core. The agent has a transformer: "rlxf train gtrxl" or "rlxf train dt".
+    earlier steps, and the gates of the core. The agent is one of "rlxf train gtrxl" or "rlxf train dt".
 
     Example: rlxf attention runs/gtrxl-rlxf-TMaze-v0-0
     """
@@ -58,7 +58,7 @@ class AttentionPage(Command):
     """Seed of the environment, by default that of "rlxf evaluate"."""
     max_steps: int = 500
     """Largest number of steps. The page states whether the episode went on.
-    Cores with many layers and heads allow fewer steps, so that the page stays below about 20 MB of weights."""
+    It shows fewer steps of cores with many layers and heads, so that its weights take at most about 20 MB."""
     output: Path | None = None
     """Path of the page, which is replaced if it exists. None means attention.html in the run folder, or
     next to the checkpoint file."""
@@ -112,21 +112,22 @@ class AttentionPage(Command):
         episode = self._episode(inspector, recording, about)
         text = page(episode).encode("utf-8")
         atomic_write(self._path, lambda handle: handle.write(text))
-        cut = ", of an episode that went on" * (episode.end == "cut")
-        print_out(f"{len(episode.steps):,} steps{cut}, are written to {self._path}")
+        cut = " of an episode that went on" * (episode.end == "cut")
+        print_out(f"{len(episode.steps):,} steps{cut} are written to {self._path}")
 
     def _episode(self, inspector: "EpisodeInspector", recording: "Recording", about: str) -> "Episode":
         from rlxf.cli.attention_page.page import Episode
 
         steps = recording.steps.steps
-        total = sum(step.reward for step in steps)
+        total, end = sum(step.reward for step in steps), recording.steps.end
+        episode = "in the first {} steps" if end == "cut" else f"in {{}} steps, {end}"
         return Episode(
             title=f"Attention of {self.run}",
-            summary=f"{about}: return {total:.6g} in {len(steps)} steps, {recording.steps.end}",
+            summary=f"{about}: return {total:.6g} {episode.format(len(steps))}",
             steps=steps,
             frames=recording.images(),
             attention=inspector.attention(),
-            end=recording.steps.end,
+            end=end,
         )
 
 
