@@ -38,9 +38,10 @@ MAX_WEIGHTS = 4_000_000
 class AttentionPage(Command):
     """Write a page that shows what the agent of a run attends to.
 
-    The agent plays an episode. The page is one HTML file, which any browser shows without a network. It has the frames, actions and
-    rewards of the episode. For the selected step, it shows the attention of each head in each layer to the
-    earlier steps, and the gates of the core. The agent is one of "rlxf train gtrxl" or "rlxf train dt".
+    The agent plays an episode. The page is one HTML file, which any browser shows without a network. It has
+    the frames, actions and rewards of the episode. For the selected step, it shows the attention of each head
+    in each layer to the earlier steps, and the gates of the core. The agent is one of "rlxf train gtrxl" or
+    "rlxf train dt".
 
     Example: rlxf attention runs/gtrxl-rlxf-TMaze-v0-0
     """
