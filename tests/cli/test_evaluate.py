@@ -269,7 +269,7 @@ def test_a_gtrxl_uses_a_datastore(options, minari_root, capsys):
     for head in ('{"name": "KNNLM", "k": 3}', '{"name": "SPALM", "k": 3}'):
         main(["evaluate", "maze", "--datastore", ID, "--head", head, "--episodes", "2", "--no-progress-bar"])
         assert "Evaluation over 2 episodes" in capsys.readouterr().out
-    assert EventAccumulator("maze/evaluation-datastore").Reload().Scalars("eval/mean_reward")
+    assert EventAccumulator("maze").Reload().Scalars("evaluation_datastore/mean_reward")
 
 
 def test_datastores_with_other_spaces_are_rejected(finished, minari_root, capsys):
