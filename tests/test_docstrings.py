@@ -46,6 +46,7 @@ FOREIGN_NAMES = {
     *("AdroitHandPenSparse", "xml_file"),  # environments
     *("MyPolicy", "MyTask", "my_schedule"),  # placeholders
     *("action_loss", "feed_forward_gate", "attention_gate", "return_loss", "state_loss"),  # tags, composed
+    *("evaluation_best", "evaluation_datastore", "evaluation_validation"),
 }
 """Names on pages and in docstrings that are defined by other projects, or composed at run time."""
 

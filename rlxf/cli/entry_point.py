@@ -21,7 +21,7 @@ from tyro.conf import Suppress, subcommand
 
 from rlxf import __version__
 from rlxf.cli.commands import COMMANDS, SUMMARIES
-from rlxf.cli.options import Command, NotACountError, given_options
+from rlxf.cli.options import GIVEN_WORDS, Command, NotACountError, given_options
 from rlxf.cli.output import (
     EXECUTION_ERRORS,
     PREPARATION_ERRORS,
@@ -57,6 +57,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     with exit_in_one_line(), not_writable_by_others():
         with report_errors(*PREPARATION_ERRORS):
+            GIVEN_WORDS.set(tuple(sys.argv[1:] if args is None else args))
             work = parse(args).prepare()
         with report_errors(*EXECUTION_ERRORS):
             work()

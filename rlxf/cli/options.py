@@ -4,9 +4,11 @@ import ast
 import inspect
 import json
 import re
+import shlex
 from abc import ABC, abstractmethod
 from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
@@ -29,6 +31,16 @@ MAX_EXPONENT = 18
 """Largest exponent of ten of a count; 10**18 exceeds the steps of any training."""
 SUFFIXES = {"k": "e3", "K": "e3", "M": "e6"}
 """Suffix of a count -> exponent of ten."""
+
+
+GIVEN_WORDS: ContextVar[tuple[str, ...]] = ContextVar("GIVEN_WORDS", default=())
+"""Words of the command line that is parsed, without the program."""
+
+
+def given_command() -> str:
+    """Return the command line that is parsed, as text for a shell; empty if there is none."""
+    words = GIVEN_WORDS.get()
+    return shlex.join(["rlxf", *words]) if words else ""
 
 
 class Command(ABC):

@@ -63,6 +63,27 @@ class CheckpointRun(RunFolder):
         return self.file
 
 
+def open_run(path: Path, checkpoint: str, env: str | None) -> RunFolder:
+    """Open the folder of a run, or a checkpoint file with the id of its environment.
+
+    Args:
+        path: the folder or the file.
+        checkpoint: checkpoint of the run; "last" for a file.
+        env: Gymnasium id, which a file needs.
+
+    Raises:
+        ValueError: if the options do not fit a file, or it contains no agent that acts.
+        OSError: if the path does not exist or cannot be read.
+    """
+    if not path.is_file():
+        return RunFolder.open(path)
+    if checkpoint != "last":
+        raise ValueError(f"--checkpoint applies to the folder of a run, and {path} is a file")
+    if env is None:
+        raise ValueError(f"{path} is a file without the settings of its run: pass --env ID")
+    return CheckpointRun.of_file(path)
+
+
 @dataclass(frozen=True)
 class Task:
     """Environment of a run that can be created with a render mode.

@@ -19,7 +19,7 @@ from rlxf.evaluation.episodes import validate_targets
 from rlxf.training import RunFolder
 from rlxf.training.run_folder import EVALUATION
 from rlxf.training.trackers import tracker_outputs
-from rlxf.utils.files import atomic_write
+from rlxf.utils.files import atomic_write, make_folder
 
 DATASTORE_SUFFIX = ", datastore"
 """Suffix of the name of a checkpoint with a datastore of trajectories."""
@@ -35,7 +35,7 @@ CHECKPOINTS = {
         f"Checkpoint with the lowest validation loss, {{}}, {WITH_DATASTORE}",
     ),
 }
-"""Checkpoint name -> subfolder of its evaluation logs, a separate run in TensorBoard; title of its report."""
+"""Checkpoint name -> name of its evaluation, in TensorBoard and for the folder of its plot; its title."""
 TRACKED_COLUMNS = ("checkpoint", "target return", "episodes", "mean return", "ci low", "ci high")
 """Columns of the table of `track_reports`."""
 SELECTED_BY = {"best": "evaluations", "validation": "--validation-share"}
@@ -224,6 +224,7 @@ def plot_targets(reports: Mapping[str, Report | TargetSweep], folders: Mapping[s
     """
     for name, report in reports.items():
         if isinstance(report, TargetSweep) and len(report.reports) > 1:
+            make_folder(folders[name], exist_ok=True)
             path = folders[name] / "targets.png"
             report.plot(path)
             print_out(f"plot of requested and achieved returns: {path}")

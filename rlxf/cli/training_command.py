@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv
+from torch.utils.tensorboard import SummaryWriter
 from tyro.constructors import ConstructorRegistry
 
 from rlxf import __version__
 from rlxf.attention import TransformerSpec
-from rlxf.cli.options import Command, check_counts, check_env_trust, check_not_negative
+from rlxf.cli.options import Command, check_counts, check_env_trust, check_not_negative, given_command
 from rlxf.cli.output import as_table, print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
 from rlxf.cli.reports import (
@@ -50,7 +52,7 @@ from rlxf.evaluation.environment import preserve_rng_state
 from rlxf.training import RunFolder, read_archive
 from rlxf.training.checkpoints import STATEFUL_DOCUMENT, StopRequest
 from rlxf.training.distributed import process_group
-from rlxf.training.resumed_logger import replaced_events
+from rlxf.training.tensorboard import evaluation_events, write_run_texts
 from rlxf.training.trackers import check_tracker, tracked
 
 
@@ -213,6 +215,7 @@ class TrainingCommand(Command):
         run = create_run(self.path, config | self.resolved_options(agent))
         with error_context(run):
             agent.set_logger(rank_zero_logger(tracked(run.make_logger, self.track, run)))
+        write_run_texts(agent.logger, given_command(), run.config, 0)
         return partial(self._train, agent, run, StartPoint())
 
     def prepare_resume(self, run: RunFolder) -> Callable[[], None]:
@@ -233,6 +236,7 @@ class TrainingCommand(Command):
         run = self._with_total(run)
         make_logger = partial(run.continue_logger, start.log, start.steps)
         agent.set_logger(rank_zero_logger(tracked(make_logger, self.track, run)))
+        write_run_texts(agent.logger, given_command(), run.config, start.steps)
         return partial(self._train, agent, run, start)
 
     def _with_total(self, run: RunFolder) -> RunFolder:
@@ -384,7 +388,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
             reports = evaluate_checkpoints(
                 run,
                 agents,
-                lambda name: nullcontext(agent.logger) if name == "last" else replaced_events(folders[name]),
+                partial(self._final_logger, agent, run),
                 self.verbose,
                 env=env,
                 **options,
@@ -396,6 +400,14 @@ class EvaluatedTrainingCommand(TrainingCommand):
             print_out(summary)
         plot_targets(reports, {"last": run.path, **folders})
         self.compare_reports(agent, run, reports)
+
+    def _final_logger(
+        self, agent: Any, run: RunFolder, name: str
+    ) -> AbstractContextManager[Logger | SummaryWriter]:
+        """Return the log of the final evaluation of a checkpoint."""
+        if name == "last":
+            return nullcontext(agent.logger)
+        return evaluation_events(run.path, CHECKPOINTS[name][0])
 
     def compare_reports(self, agent: Any, run: RunFolder, reports: Mapping[str, Any]) -> None:  # optional
         """Print comparisons with the reports of the final evaluation, by checkpoint name."""

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -215,14 +216,28 @@ class TargetSweep(Tabular):
     def log(self, logger: Logger | SummaryWriter, step: int) -> None:
         """Write `scalars` at ``step`` to an SB3 logger or a TensorBoard writer, and flush it.
 
-        With several targets, `figure` is written to TensorBoard's images with tag ``eval/targets``.
+        TensorBoard gets only ``return_mean`` of each target. With several targets, it also gets `figure` as
+        the image ``eval/targets``, and `markdown` as the text ``eval/target_table``.
         """
         if len(self.reports) > 1:
             if isinstance(logger, SummaryWriter):
                 logger.add_figure("eval/targets", self.figure(), step, close=False)
+                logger.add_text("eval/target_table", self.markdown(), step)
             elif any(isinstance(output, TensorBoardOutputFormat) for output in logger.output_formats):
                 logger.record("eval/targets", LoggedFigure(self.figure(), close=False), exclude=OTHERS)
-        write_scalars(self.scalars(), logger, step)
+                logger.record("eval/target_table", self.markdown(), exclude=OTHERS)
+        values = self.scalars()
+        details = [tag for tag in values if re.search(r"^eval/target_.*/(?!return_mean$)", tag)]
+        write_scalars(values, logger, step, not_in_tensorboard=details)
+
+    def markdown(self) -> str:
+        """Return `scalars` of all targets as a Markdown table with one row for each target."""
+        columns = list(dict.fromkeys(tag for report in self.reports.values() for tag in report.scalars()))
+        lines = [["target", *(tag.removeprefix("eval/") for tag in columns)], ["---"] * (len(columns) + 1)]
+        for target, report in self.reports.items():
+            values = report.scalars()
+            lines.append([f"{target:g}", *(f"{values[tag]:.6g}" if tag in values else "" for tag in columns)])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def to_json(self) -> str:
         """Return the targets with the content of `Report.to_json` as JSON text."""
@@ -313,14 +328,26 @@ def _explain_scores(references: ReferenceScores) -> str:
     return f"normalized score: 0 is a return of {low:.6g}, 100 one of {high:.6g} ({references.source})"
 
 
-def write_scalars(scalars: dict[str, float], logger: Logger | SummaryWriter, step: int) -> None:
-    """Write the value of each tag at ``step`` to an SB3 logger or a TensorBoard writer, and flush it."""
+def write_scalars(
+    scalars: dict[str, float],
+    logger: Logger | SummaryWriter,
+    step: int,
+    not_in_tensorboard: Collection[str] = (),
+) -> None:
+    """Write the value of each tag at ``step`` to an SB3 logger or a TensorBoard writer, and flush it.
+
+    Args:
+        scalars: value of each tag.
+        logger: the logger or writer.
+        step: number of steps or updates.
+        not_in_tensorboard: tags that are written to other formats only.
+    """
     if isinstance(logger, Logger):
         for tag, value in scalars.items():
-            logger.record(tag, value)
+            logger.record(tag, value, exclude="tensorboard" if tag in not_in_tensorboard else None)
         logger.record("time/total_timesteps", step, exclude="tensorboard")
         logger.dump(step)
     else:
-        for tag, value in scalars.items():
-            logger.add_scalar(tag, value, step)
+        for tag in [tag for tag in scalars if tag not in not_in_tensorboard]:
+            logger.add_scalar(tag, scalars[tag], step)
         logger.flush()

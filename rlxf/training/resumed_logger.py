@@ -3,8 +3,7 @@
 import csv
 import io
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +19,6 @@ from stable_baselines3.common.logger import (
     Video,
     filter_excluded_keys,
 )
-from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from rlxf.training.compat import checkpoint_errors
@@ -29,8 +27,8 @@ from rlxf.utils.files import atomic_write, sync_file
 
 LOG = "progress.csv"
 EVENTS = "events.out.tfevents.*"
-FINAL = ".final"
-"""Suffix of the event files that `replaced_events` writes."""
+EVALUATION_EVENTS = ".evaluation"
+"""Start of the suffix of event files of evaluations after the training, which a resumed run keeps."""
 Row = dict[str, str]
 """A row of a CSV file, by column."""
 
@@ -103,8 +101,8 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def event_files(folder: Path) -> list[Path]:
-    """Return the TensorBoard event files in a folder, sorted by name."""
-    return sorted(folder.glob(EVENTS))
+    """Return the TensorBoard event files of the training in a folder, sorted by name."""
+    return sorted(file for file in folder.glob(EVENTS) if not file.suffix.startswith(EVALUATION_EVENTS))
 
 
 def cut_events(folder: Path, sizes: Mapping[str, int]) -> None:
@@ -117,21 +115,6 @@ def cut_events(folder: Path, sizes: Mapping[str, int]) -> None:
             file.unlink()
         elif file.stat().st_size > sizes[file.name]:
             os.truncate(file, sizes[file.name])
-
-
-@contextmanager
-def replaced_events(folder: Path) -> Iterator[SummaryWriter]:
-    """Open a SummaryWriter whose events replace those of earlier calls, so that no step is logged twice.
-
-    Event files of other writers in the folder are unchanged.
-
-    Args:
-        folder: folder of the events; it is created if it does not exist.
-    """
-    for file in folder.glob(f"{EVENTS}{FINAL}"):
-        file.unlink()
-    with SummaryWriter(str(folder), filename_suffix=FINAL) as writer:
-        yield writer
 
 
 STEP = "time/total_timesteps"
@@ -192,23 +175,6 @@ class ProgressCSV(KVWriter):
         table.writerows(rows)
         atomic_write(self.path, lambda handle: handle.write(text.getvalue().encode()))
         self.file = open(self.path, "a", newline="")  # noqa: SIM115  # `close` closes it
-
-
-class ResumedTensorBoard(TensorBoardOutputFormat):
-    """Continue the TensorBoard events of a folder at a position; later events are removed.
-
-    A running TensorBoard discards the later events, too (``purge_step``).
-
-    Args:
-        folder: folder of the events.
-        position: position with the size of each event file that is kept.
-        step: last step that is kept.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str], position: LogPosition, step: int):
-        cut_events(Path(folder), position.events)
-        self.writer = SummaryWriter(log_dir=str(folder), purge_step=step + 1)
-        self._is_closed = False
 
 
 def _writer(file: Any, columns: list[str]) -> "csv.DictWriter[str]":

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from stable_baselines3.common.logger import Logger, make_output_format
+from stable_baselines3.common.logger import Logger
 
 from rlxf.training.checkpoints import CheckpointFolder
 from rlxf.training.compat import CHECKPOINT, CONFIG, describe_file, no_run_folder_message
-from rlxf.training.resumed_logger import LOG, LogFiles, LogPosition, ProgressCSV, ResumedTensorBoard
+from rlxf.training.resumed_logger import LOG, LogFiles, LogPosition, ProgressCSV
 from rlxf.training.serialization import dump_json, load_json_file, load_json_object
+from rlxf.training.tensorboard import described_output, resumed_output
 from rlxf.utils.files import atomic_write, create_folder, file_sha256, not_writable_by_others, sync_folder
 
 COMPLETED = "completed.json"
@@ -172,7 +173,7 @@ class RunFolder:
         """
         if (self.path / LOG).exists():
             raise FileExistsError(f"{self.path / LOG} exists and would be overwritten; use a new run folder")
-        events = make_output_format("tensorboard", str(self.path))
+        events = described_output(self.path)
         return Logger(str(self.path), [events, ProgressCSV(self.path / LOG)])
 
     @property
@@ -188,7 +189,7 @@ class RunFolder:
             position: log position at which to continue; later entries are removed.
             step: number of steps at this position.
         """
-        events = ResumedTensorBoard(self.path, position, step)
+        events = resumed_output(self.path, position, step)
         return Logger(str(self.path), [events, ProgressCSV(self.path / LOG, position.rows)])
 
     def reconfigured(self, **changes: Any) -> Self:

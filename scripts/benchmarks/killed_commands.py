@@ -246,8 +246,7 @@ def differences(one: Path, other: Path) -> list[str]:
     files = ("checkpoint.zip", "normalizer.zip", "best.zip", "completed.json")
     outcomes = [name for name in files if contents(one / name) != contents(other / name)]
     outcomes += ["rows"] * (rows(one) != rows(other))
-    folders = (".", "evaluation-best")
-    return outcomes + [f"points in {name}" for name in folders if log(one / name) != log(other / name)]
+    return outcomes + ["points"] * (log(one) != log(other))
 
 
 def contents(path: Path) -> bytes | None:

@@ -84,6 +84,9 @@ FURTHER_NAMES = (
     "rlxf.agents.gtrxl.callbacks.AttentionMapCallback",
     "rlxf.agents.gtrxl.callbacks.HistogramCallback",
     "rlxf.agents.gtrxl.callbacks.MemoryCallback",
+    "rlxf.agents.inspection.EpisodeAttention",
+    "rlxf.agents.inspection.EpisodeInspector",
+    "rlxf.agents.inspection.episode_inspector",
     "rlxf.evaluation.intervals.stratified_interquartile_mean",
     "rlxf.training.distributed.init_process_group",
 )

@@ -51,8 +51,8 @@ def test_evaluation_uses_the_threshold():
     train("--run", "maze", *CALM)
     main(["calibrate", "maze", "--episodes", "6", *EASY])
     main(["evaluate", "maze", "--episodes", "2", "--n-envs", "2", "--no-progress-bar"])
-    events = EventAccumulator("maze/evaluation").Reload()
-    assert events.Scalars("eval/mean_depth")[-1].value == 1.0
+    events = EventAccumulator("maze").Reload()
+    assert events.Scalars("evaluation/mean_depth")[-1].value == 1.0
 
 
 def test_early_exit_stays_off_if_no_threshold_passes(capsys):

@@ -24,7 +24,7 @@ from tests.sources import parsed
 
 WITHOUT_TORCH = [
     *("", "train", "evaluate", "plot", "compare", "experiment", "baseline", "collect", "techniques"),
-    *("pack", "play", "push", "pull", "sweep"),
+    *("attention", "pack", "play", "push", "pull", "sweep"),
 ]
 NEED_THE_NETWORK = {"push", "pull"}
 """Commands whose examples are not run: they use the Hugging Face Hub; test_push_pull.py runs both."""

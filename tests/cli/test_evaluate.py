@@ -14,6 +14,7 @@ import pytest
 from gymnasium import spaces
 from rich.progress import Progress
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 
 from rlxf import DecisionTransformer, GTrXLPPO, evaluate
 from rlxf.cli import main
@@ -36,8 +37,8 @@ def test_a_run_is_evaluated_in_its_environment(finished, capsys):
     shown = capsys.readouterr().out
     assert "Evaluation over 5 episodes" in shown
     assert re.search(r"mean episode length +│ 4 ", shown)
-    events = EventAccumulator(str(finished / "evaluation")).Reload()
-    assert events.Scalars("eval/mean_reward")[-1].step == 64
+    (event,) = EventAccumulator(str(finished)).Reload().Scalars("evaluation/mean_reward")
+    assert event.step == 64
 
 
 @pytest.mark.parametrize(
@@ -102,9 +103,9 @@ def test_last_and_best_checkpoint_are_reported_separately(offline, capsys):
     shown = capsys.readouterr().out
     assert "Last checkpoint, update 3" in shown
     assert "Best checkpoint, update 2, selected on other episodes" in " ".join(shown.split())
-    for folder, step in (("evaluation", 3), ("evaluation-best", 2)):
-        events = EventAccumulator(f"{offline}/{folder}").Reload()
-        assert events.Scalars("eval/mean_reward")[-1].step == step
+    events = EventAccumulator(offline).Reload()
+    for group, step in (("evaluation", 3), ("evaluation_best", 2)):
+        assert [event.step for event in events.Scalars(f"{group}/mean_reward")] == [step]
 
 
 def test_evaluation_in_another_version_warns_once(offline, capsys):
@@ -122,7 +123,7 @@ def test_equal_checkpoints_have_one_table(finished, capsys, tmp_path):
     shown = capsys.readouterr().out
     assert shown.count("Evaluation over 3 episodes") == 1
     assert "the best checkpoint has the same weights as the last one" in shown
-    assert EventAccumulator("equal/evaluation-best").Reload().Scalars("eval/mean_reward")
+    assert EventAccumulator("equal").Reload().Scalars("evaluation_best/mean_reward")
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_equal_checkpoints_are_evaluated_once_at_the_end_of_a_run(minari_root, l
     assert "the best checkpoint has the same weights as the last one" in capsys.readouterr().out
     evaluations = [label for label in labels if label.startswith("evaluate")]
     assert len(evaluations) == 2, "one evaluation during the training, and one at its end"
-    assert EventAccumulator("equal/evaluation-best").Reload().Scalars("eval/mean_reward")
+    assert EventAccumulator("equal").Reload().Scalars("evaluation_best/mean_reward")
 
 
 def test_progress_bars_name_run_checkpoint_and_target_return(offline, labels):
@@ -167,8 +168,32 @@ def test_several_target_returns_are_evaluated(offline, capsys, tmp_path):
     main(["evaluate", offline, *args])
     assert capsys.readouterr().out.count("Spearman") == 2
     assert (tmp_path / offline / "evaluation/targets.png").stat().st_size > 1000
-    events = EventAccumulator(f"{offline}/evaluation").Reload()
-    assert {"eval/target_1/return_mean", "eval/target_0/return_mean"} <= set(events.Tags()["scalars"])
+    events = EventAccumulator(offline).Reload()
+    assert {"evaluation/target_1/return_mean", "evaluation/target_0/return_mean"} <= set(
+        events.Tags()["scalars"]
+    )
+    assert "evaluation/targets" in events.Tags()["images"]
+
+
+def test_an_evaluation_is_part_of_the_run_and_replaces_the_last_one(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    for episodes in ("2", "3"):
+        main(["evaluate", "run", "--episodes", episodes, "--no-progress-bar", "--checkpoint", "last"])
+    runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload().Runs()
+    assert list(runs) == ["run"]
+    events = EventAccumulator("run").Reload()
+    assert len(events.Scalars("evaluation/mean_reward")) == 1
+    new = {tag for tag in events.Tags()["scalars"] if tag.startswith("evaluation/")}
+    assert {tag.partition("/")[2] for tag in new} >= {"mean_reward", "ci_low", "ci_high", "iqm"}
+
+
+def test_a_resumed_training_keeps_later_evaluations(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    main(["evaluate", "run", "--episodes", "2", "--no-progress-bar", "--checkpoint", "last"])
+    main(["resume", "run", "--total-timesteps", "96", "--quiet"])
+    events = EventAccumulator("run").Reload()
+    assert [event.step for event in events.Scalars("evaluation/mean_reward")] == [64]
+    assert events.Scalars("train/loss")[-1].step == 96
 
 
 def test_wrappers_of_the_environment_are_read_from_the_data(minari_root, capsys):
@@ -205,8 +230,9 @@ def test_a_decision_transformer_uses_a_datastore(offline, capsys, tmp_path):
         main([*words, *args])
         shown = " ".join(capsys.readouterr().out.split())
         assert "Last checkpoint, update 3, with a datastore of trajectories" in shown
-    for folder in ("evaluation-datastore", "evaluation-best-datastore"):
-        assert EventAccumulator(f"{offline}/{folder}").Reload().Scalars("eval/mean_reward")
+    events = EventAccumulator(offline).Reload()
+    for group in ("evaluation_datastore", "evaluation_best_datastore"):
+        assert len(events.Scalars(f"{group}/mean_reward")) == 1
 
 
 @pytest.mark.parametrize(
@@ -243,7 +269,7 @@ def test_a_gtrxl_uses_a_datastore(options, minari_root, capsys):
     for head in ('{"name": "KNNLM", "k": 3}', '{"name": "SPALM", "k": 3}'):
         main(["evaluate", "maze", "--datastore", ID, "--head", head, "--episodes", "2", "--no-progress-bar"])
         assert "Evaluation over 2 episodes" in capsys.readouterr().out
-    assert EventAccumulator("maze/evaluation-datastore").Reload().Scalars("eval/mean_reward")
+    assert EventAccumulator("maze").Reload().Scalars("evaluation_datastore/mean_reward")
 
 
 def test_datastores_with_other_spaces_are_rejected(finished, minari_root, capsys):

@@ -267,7 +267,7 @@ def test_missing_final_stages_are_done_once(whole):
         Path("cut", name).unlink()
         main(["resume", "cut", "--no-progress-bar"])
         assert_same_runs(whole.path, Path("cut"))
-        assert scalars(whole.path / "evaluation-best") == scalars("cut/evaluation-best")
+        assert any(tag.startswith("evaluation_best/") for tag in scalars("cut"))
         assert Path("cut/completed.json").read_bytes() == Path("whole/completed.json").read_bytes()
         shutil.rmtree("cut")
 

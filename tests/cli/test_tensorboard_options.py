@@ -71,7 +71,7 @@ def test_a_run_writes_the_output_of_the_callbacks(finished):
 
 
 def test_hyperparameters_are_written_once(finished):
-    (file,) = finished.glob("*tfevents*")
+    (file,) = finished.glob("*tfevents*.0")
     tags = [value.tag for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
     assert tags.count("_hparams_/session_start_info") == 1
 
@@ -92,3 +92,16 @@ def test_callbacks_do_not_affect_training(tmp_path):
     train("--run", "a", "--attention-maps-every", "1", "--videos", "--memory-every", "1")
     train("--run", "b", "--histograms-every", "None", "--memory-every", "None")
     assert (tmp_path / "a/checkpoint.zip").read_bytes() == (tmp_path / "b/checkpoint.zip").read_bytes()
+
+
+def test_a_run_has_its_command_configuration_and_layout(finished):
+    events = EventAccumulator(str(finished)).Reload()
+    tags = events.Tags()["tensors"]
+    assert {"run/command/text_summary", "run/configuration/text_summary", "custom_scalars__config__"} <= set(
+        tags
+    )
+    (command,) = events.Tensors("run/command/text_summary")
+    shown = command.tensor_proto.string_val[0].decode().strip()
+    assert shown.startswith("rlxf train gtrxl --env rlxf/TMaze-v0 --env-kwargs '{\"corridor_length\": 3}'")
+    (configuration,) = events.Tensors("run/configuration/text_summary")
+    assert "| gamma | 0.99 |" in configuration.tensor_proto.string_val[0].decode()

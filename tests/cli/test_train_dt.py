@@ -5,7 +5,6 @@ import inspect
 import json
 import re
 import shlex
-import shutil
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -234,8 +233,9 @@ def test_a_single_target_is_not_plotted(data, capsys):
     assert not Path("run/targets.png").exists()
 
 
-def mean_reward(folder):
-    return EventAccumulator(folder).Reload().Scalars("eval/mean_reward")[-1].value
+def mean_reward(group="evaluation"):
+    """Return the last mean return in the log of the run: "eval" of the training, "evaluation" after it."""
+    return EventAccumulator("run").Reload().Scalars(f"{group}/mean_reward")[-1].value
 
 
 PAID_AT_THE_END = ["--env-kwargs", '{"sutton_barto_reward": true}']
@@ -245,16 +245,15 @@ PAID_AT_THE_END = ["--env-kwargs", '{"sutton_barto_reward": true}']
 def test_arguments_of_the_environment(data, env, capsys):
     """With these arguments, the reward of CartPole is -1 when the pole falls, and 0 before."""
     train("--dataset", data, "--run", "run", *env, *PAID_AT_THE_END)
-    assert mean_reward("run") == -1
+    assert mean_reward("eval") == -1
     again = ["evaluate", "run", "--episodes", "2", "--no-progress-bar"]
     message = refused(capsys, *again)
     assert "'CartPole-v1' with sutton_barto_reward=True, which is not used without trust" in message
     assert """--env CartPole-v1 --env-kwargs '{"sutton_barto_reward": true}'""" in message
     main([*again, "--trust"])
-    assert mean_reward("run/evaluation") == -1
-    shutil.rmtree("run/evaluation")
+    assert mean_reward() == -1
     main([*again, "--env-kwargs", '{"sutton_barto_reward": false}'])
-    assert mean_reward("run/evaluation") > 5
+    assert mean_reward() > 5
 
 
 @pytest.fixture
@@ -316,7 +315,7 @@ def test_a_run_without_evaluation(nameless, capsys):
     assert DecisionTransformer.load("run/checkpoint.zip", device="cpu").num_timesteps == 4
     assert "pass --env ID" in refused(capsys, "evaluate", "run")
     main(["evaluate", "run", "--env", "CartPole-v1", "--episodes", "2", "--no-progress-bar"])
-    assert mean_reward("run/evaluation") > 5
+    assert mean_reward() > 5
 
 
 @pytest.mark.faults

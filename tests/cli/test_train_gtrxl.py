@@ -330,7 +330,7 @@ def test_training_normalizes_rewards_and_reports_raw_ones(monkeypatch, tmp_path)
     assert kept.ret_rms.count == pytest.approx(64, abs=1)
     assert json.loads((tmp_path / "run/config.json").read_text())["normalize_rewards"] is True
     main(["evaluate", "run", "--episodes", "2", "--no-progress-bar"])
-    assert EventAccumulator("run/evaluation").Reload().Scalars("eval/mean_reward")[-1].value == 400.0
+    assert EventAccumulator("run").Reload().Scalars("evaluation/mean_reward")[-1].value == 400.0
 
 
 # Interruption

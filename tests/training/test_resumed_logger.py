@@ -12,10 +12,9 @@ from rlxf.training.resumed_logger import (
     LogFiles,
     LogPosition,
     ProgressCSV,
-    ResumedTensorBoard,
     cut_events,
-    replaced_events,
 )
+from rlxf.training.tensorboard import resumed_output
 
 
 def write(log, steps, value=1.0, **more):
@@ -110,7 +109,7 @@ def test_continuation_from_the_start_removes_everything(tmp_path):
     write(log := TensorBoardOutputFormat(str(tmp_path)), range(3))
     log.close()
     ProgressCSV(tmp_path / "progress.csv").close()
-    ResumedTensorBoard(tmp_path, LogPosition(), step=0).close()
+    resumed_output(tmp_path, LogPosition(), step=0).close()
     assert (tmp_path / "progress.csv").read_bytes() == b""
     assert not EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
 
@@ -126,10 +125,10 @@ def test_tensorboard_has_no_duplicate_points(tmp_path):
     position = LogPosition.from_json(LogFiles(tmp_path).state())
     write(log, range(3, 6), value=2)
     log.close()
-    killed_again = ResumedTensorBoard(tmp_path, position, step=3)
+    killed_again = resumed_output(tmp_path, position, step=3)
     write(killed_again, range(3, 5))
     killed_again.close()
-    log = ResumedTensorBoard(tmp_path, position, step=3)
+    log = resumed_output(tmp_path, position, step=3)
     write(log, range(4, 8))
     log.close()
     assert sorted(points(tmp_path)) == [(step, step * (2 if step < 4 else 1)) for step in range(8)]
@@ -142,16 +141,6 @@ def test_symbolic_link_among_events_is_not_followed(tmp_path):
     link.symlink_to(tmp_path / "victim")
     cut_events(tmp_path / "run", {link.name: 1})
     assert (tmp_path / "victim").read_bytes() == b"mine"
-
-
-def test_replaced_events_replaces_only_its_own_events(tmp_path):
-    log = TensorBoardOutputFormat(str(tmp_path))
-    write(log, [1])
-    log.close()
-    for value in (5.0, 6.0):
-        with replaced_events(tmp_path) as writer:
-            writer.add_scalar("loss", value, 9)
-    assert points(tmp_path) == [(1, 1.0), (9, 6.0)]
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,9 @@ class ElasticHistoryModel(PredictedReturnModel):
         y = self.outputs(last_steps(rows, lengths), NEWEST_FIRST_TOKEN)[:, 0]
         return self.return_head.choose(y, deterministic).view(-1, batch)
 
-    def newest_output(self, steps: Any) -> Tensor:
-        """Return the output from which the action is chosen, (E, C); ``steps`` is an `ElasticContext`."""
-        return super().newest_output(last_steps(steps.window, steps.history))
+    def decision_inputs(self, steps: Any) -> dict[str, Any]:
+        """Return the arguments of the transformer for the chosen history of an `ElasticContext`."""
+        return super().decision_inputs(last_steps(steps.window, steps.history))
 
     def observe_action(self, state: Any, actions: Tensor) -> Any:
         return replace(state, window=super().observe_action(state.window, actions))

@@ -208,12 +208,20 @@ class DecisionTransformerModel(TrajectoryModel):
 
         Unlike `outputs`, this method exits early where the depth allows it.
         """
-        inputs, newest = self._transformer_inputs(steps), NEWEST_DECISION_TOKEN
+        inputs, newest = self.decision_inputs(steps), NEWEST_DECISION_TOKEN
         y = self.transformer.early_outputs(
             **inputs, output_slice=newest, confidence_fn=self.confidence_margin
         )
         self.check_outputs(y, inputs, newest)
         return y[:, 0]
+
+    def decision_inputs(self, steps: Any) -> dict[str, Any]:
+        """Return the arguments of the transformer from which `newest_output` computes its output.
+
+        Args:
+            steps: result of `append_step`.
+        """
+        return self._transformer_inputs(steps)
 
     @torch.no_grad()
     def append_step(

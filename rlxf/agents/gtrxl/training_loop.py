@@ -37,6 +37,10 @@ from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
 from rlxf.training.states import RNG_GROUP
+from rlxf.training.tensorboard import write_layout
+
+LOSSES = ("train/policy_gradient_loss", "train/value_loss", "train/entropy_loss")
+"""Tags of the losses with a chart in TensorBoard."""
 
 
 class TrainingLoop(GTrXLAgent):
@@ -138,6 +142,7 @@ class TrainingLoop(GTrXLAgent):
         if writes_tensorboard(self.logger):
             names = type(self).__name__, type(self.policy).__name__
             write_hyperparameters(self.logger, hyperparameters(self.constructor_settings(), *names, self.env))
+            write_layout(self.logger, LOSSES)
         self._diagnostics = TrainingDiagnostics(self.action_space)
         if self._last_obs is not before:
             self.collector.reset(self._last_obs)

@@ -40,6 +40,7 @@ from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_ove
 from rlxf.training.distributed import process_group
 from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
 from rlxf.training.states import check_buildable
+from rlxf.training.tensorboard import write_layout
 
 
 class OfflineAlgorithm(ValidatedAlgorithm):
@@ -284,6 +285,8 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         if writes_tensorboard(self.logger):
             values = self.config.hyperparameters(type(self).__name__, self.dataset_info)
             write_hyperparameters(self.logger, values)
+            losses = ["train/loss", *["validation/loss"] * (self.validation_share is not None)]
+            write_layout(self.logger, losses, targets=getattr(self, "return_conditioned", False))
         return self._total_timesteps, self._init_callback(callback, progress_bar)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:

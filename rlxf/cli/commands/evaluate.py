@@ -23,9 +23,9 @@ class Evaluate(Command):
     """Evaluate the agent of a run over whole episodes, and report its returns.
 
     The checkpoints that the training selected are evaluated, too, if there are any. The results are also
-    written to TensorBoard, in the subfolders "evaluation", "evaluation-best" and "evaluation-validation" of
-    the run. With several target returns, targets.png in these folders plots the achieved returns against the
-    requested ones.
+    written to TensorBoard, with the tags "evaluation/...", "evaluation_best/..." and
+    "evaluation_validation/..." of the run. With several target returns, targets.png in the subfolders
+    "evaluation", "evaluation-best" and "evaluation-validation" plots achieved against requested returns.
 
     Example: rlxf evaluate runs/gtrxl-rlxf-TMaze-v0-0 --episodes 500
     """
@@ -82,16 +82,15 @@ class Evaluate(Command):
     def _evaluate(
         self, agents: "dict[str, Agent]", env: "VecEnv", targets: Sequence[float] | None, run: "RunFolder"
     ) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         from rlxf.cli.reports import CHECKPOINTS, evaluate_checkpoints, plot_targets, print_reports
+        from rlxf.training.tensorboard import evaluation_events
 
         folders = {name: run.path / CHECKPOINTS[name][0] for name in agents}
         with closing(env):
             reports = evaluate_checkpoints(
                 run,
                 agents,
-                lambda name: SummaryWriter(str(folders[name])),
+                lambda name: evaluation_events(run.path, CHECKPOINTS[name][0]),
                 self.progress_bar,
                 env=env,
                 episodes=self.episodes,

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from rlxf.cli.playback import Task
     from rlxf.evaluation import Report
-    from rlxf.training import RunFolder
 
 
 @options
@@ -62,33 +61,21 @@ class Play(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Open the run, make its environment, and return the playback to run."""
-        from rlxf.cli.playback import Task, prepare_agent
+        from rlxf.cli.playback import Task, open_run, prepare_agent
         from rlxf.cli.reports import select_checkpoints
 
         check_counts(self, "episodes")
         check_not_negative(self, "seed", "fps")
         if self.fps == 0:
             raise ValueError("--fps must be more than 0, got 0")
-        run, kwargs = self._open(), dict(json_object(self.env_kwargs))
+        run = open_run(self.run, self.checkpoint, self.env)
+        kwargs = dict(json_object(self.env_kwargs))
         (checkpoint,) = select_checkpoints(run, self.checkpoint).values()
         mode = kwargs.pop("render_mode", None)
         task = Task.of_run(run, self.env, kwargs, self.trust)
         env = self._view(task, task.mode(mode))
         agent, vec_env = prepare_agent(run, checkpoint, env, self.device)
         return partial(self._play, agent, vec_env, env, task)
-
-    def _open(self) -> "RunFolder":
-        """Open the folder or the file."""
-        from rlxf.cli.playback import CheckpointRun
-        from rlxf.training import RunFolder
-
-        if not self.run.is_file():
-            return RunFolder.open(self.run)
-        if self.checkpoint != "last":
-            raise ValueError(f"--checkpoint applies to the folder of a run, and {self.run} is a file")
-        if self.env is None:
-            raise ValueError(f"{self.run} is a file without the settings of its run: pass --env ID")
-        return CheckpointRun.of_file(self.run)
 
     def _play(self, agent: Any, vec_env: "VecEnv", env: Any, task: "Task") -> None:
         from rlxf.cli.playback import play_episodes
