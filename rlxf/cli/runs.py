@@ -24,6 +24,8 @@ from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
 NOT_SAVED = ("run", "config", "tuned", "trust", "progress_bar", "quiet", "download")
 """Options of a command that do not affect the results of its run."""
+ADDED_OPTIONS = ("track", "compile")
+"""Options that earlier versions did not have: a ``config.json`` without them means their defaults."""
 GTRXL, OFFLINE, PRETRAINING = "gtrxl", "decision_transformer", "pretraining"
 CLONING, RVS = "behavior_cloning", "return_conditioned_mlp"
 """Names of agents in ``config.json``."""
@@ -81,10 +83,14 @@ def options_from_config(kind: type[Options], config: Mapping[str, Any], **given:
         given: options that are not read from the file.
 
     Raises:
-        KeyError: if an option is missing.
+        KeyError: if an option is missing, except `ADDED_OPTIONS`, which then have their defaults.
     """
-    hints = _saved_options(kind).items()
-    return kind(**{name: _from_json(hint, name, config) for name, hint in hints} | given)
+    read = {name: hint for name, hint in _saved_options(kind).items() if not _is_added(name, config)}
+    return kind(**{name: _from_json(hint, name, config) for name, hint in read.items()} | given)
+
+
+def _is_added(name: str, config: Mapping[str, Any]) -> bool:
+    return name in ADDED_OPTIONS and name not in config
 
 
 def _from_json(hint: Any, name: str, config: Mapping[str, Any]) -> Any:

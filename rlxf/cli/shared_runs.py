@@ -17,7 +17,7 @@ from rlxf.cli.options import trust_option
 from rlxf.cli.output import print_out
 from rlxf.cli.playback import IMAGES, Task, play_episodes, prepare_agent
 from rlxf.cli.reports import checkpoints_of, select_checkpoints
-from rlxf.cli.runs import AGENTS, PROGRAM, TRAINING_COMMANDS, agent_name, options_to_config
+from rlxf.cli.runs import ADDED_OPTIONS, AGENTS, PROGRAM, TRAINING_COMMANDS, agent_name, options_to_config
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.video import MAX_STEPS, FrameRecorder
 from rlxf.sharing.card import ModelCard, Score, read_scores
@@ -180,7 +180,9 @@ def _arguments(run: RunFolder, words: str) -> list[str]:
     default = RunFolder(run.path, _parsed_config(run, words, _joined(required)))
     defaults = _by_option(_settings_arguments(default, words))
     short = _joined([option for option in _by_option(full) if option in required or option not in defaults])
-    return short if _parsed_config(run, words, short) == run.config else full
+    parsed = _parsed_config(run, words, short)
+    known = {name: x for name, x in parsed.items() if name in run.config or name not in ADDED_OPTIONS}
+    return short if known == run.config else full
 
 
 def _parsed_config(run: RunFolder, words: str, arguments: Sequence[str]) -> dict[str, Any]:
