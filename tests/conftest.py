@@ -24,8 +24,8 @@ ALL_SPECS = (
     "tests/attention/test_inspection.py",
     "tests/attention/test_transformer.py",
 )
-"""Files whose tests have a case for each of hundreds of specs. By default, they run for all techniques and, if
-they are in `CONTRACTS`, for all choices of options, and with ``--thorough`` for all specs."""
+"""Files whose tests have a case for each of hundreds of specs. By default, they run for all techniques (those
+in `CONTRACTS` also for all choices of options), and with ``--thorough`` for all specs."""
 TRAININGS = {
     "test_two_updates",
     "test_all_weights_change_in_two_updates",
@@ -114,7 +114,7 @@ def techniques(spec):
 
 
 def choices(spec):
-    """Return the types of the fields of a spec, and the values of texts and flags, also those of techniques."""
+    """Return the types of the fields of a spec, and values of texts and flags, also of its techniques."""
     found = set()
     for name, value in vars(spec).items():
         inner = vars(value) if is_dataclass(value) else {}

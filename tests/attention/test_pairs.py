@@ -74,9 +74,7 @@ def accepted(causal: bool) -> dict[str, Choice]:
 def meetings(choice: Choice) -> set[tuple[str, str, str]]:
     """Return (axis, technique, other axis) for both techniques of a pair."""
     axes = list(choice)
-    return {
-        (axis, repr(choice[axis]), other) for axis, other in zip(axes, reversed(axes), strict=True)
-    }
+    return {(axis, repr(choice[axis]), other) for axis, other in zip(axes, reversed(axes), strict=True)}
 
 
 def sufficient(choices_by_name: dict[str, Choice]) -> set[str]:
