@@ -10,8 +10,8 @@ import pytest
 def covering(strength: int, **parameters: Mapping[str, Any]) -> pytest.MarkDecorator:
     """Parametrize a test with the product of parameters.
 
-    By default, cases run that contain each combination of values of ``strength`` parameters: 1 for each value,
-    2 for each pair of values. The other cases are marked ``thorough``.
+    The default selection contains each combination of the values of ``strength`` parameters: 1 for each
+    value, 2 for each pair of values. The other cases are marked ``thorough``.
 
     Args:
         strength: number of parameters whose values are combined completely; less than that of all parameters.
