@@ -74,12 +74,18 @@ def pytest_collection_modifyitems(config, items):
         long = set(LONG_TESTS.read_text().split())
         selected = [item for item in items if item.originalname not in long and is_fast(item, covered)]
     elif config.getoption("--thorough"):
-        return
+        selected = items
     else:
         selected = [item for item in items if is_default(item, covered)]
     kept = set(selected)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = selected
+    items[:] = longest_first(selected)
+
+
+def longest_first(items):
+    """Return the tests with the files first that have slow tests, so that all processes end together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    return sorted(items, key=lambda item: item.path not in slow)
 
 
 def is_default(item, covered):
