@@ -1,5 +1,6 @@
 """Parametrization with products of parameters, of which the default selection runs a covering part."""
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import combinations, product
 from typing import Any
@@ -34,12 +35,22 @@ def covering(strength: int, **parameters: Mapping[str, Any]) -> pytest.MarkDecor
 
 
 def covering_cases(cases: list[tuple[str, ...]], strength: int) -> set[tuple[str, ...]]:
-    """Return cases that contain all combinations; the next case is the first one that adds the most."""
+    """Return cases that contain all combinations.
+
+    The next case is the one that adds the most combinations, of these the one with the least used values, and
+    of these the first one.
+    """
     missing = {part for case in cases for part in combined(case, strength)}
-    chosen = set()
+    chosen: set[tuple[str, ...]] = set()
+    uses: Counter[tuple[int, str]] = Counter()
+
+    def gain(case: tuple[str, ...]) -> tuple[int, int]:
+        return len(combined(case, strength) & missing), -sum(uses[value] for value in enumerate(case))
+
     while missing:
-        best = max(cases, key=lambda case: len(combined(case, strength) & missing))
+        best = max(cases, key=gain)
         chosen.add(best)
+        uses.update(enumerate(best))
         missing -= combined(best, strength)
     return chosen
 

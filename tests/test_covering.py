@@ -20,6 +20,11 @@ def test_the_cases_contain_all_combinations(strength, number):
             assert any(tuple(case[place] for place in places) == values for case in chosen)
 
 
+def test_values_of_the_shorter_parameter_are_used_equally():
+    chosen = covering_cases(list(product("abcdef", "xy")), 1)
+    assert sorted(number for _, number in chosen) == list("xxxyyy")
+
+
 def test_combinations_of_one_case():
     assert combined(("a", "x"), 1) == {((0, "a"),), ((1, "x"),)}
     assert combined(("a", "x", "1"), 2) == {((0, "a"), (1, "x")), ((0, "a"), (2, "1")), ((1, "x"), (2, "1"))}
