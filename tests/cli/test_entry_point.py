@@ -261,8 +261,8 @@ FILES = {
     f"[settings]\nenv = 'CartPole-v1'\n{RUN}[search]\ncore.width = [8, 16]\n",
 }
 """Path -> content of the files of examples."""
-DURATIONS = {"--total-timesteps": 1024, "--steps": 1024, "--updates": 20}
-"""Options of examples that are limited in the test."""
+DURATIONS = {"--total-timesteps": 8192, "--steps": 2048, "--updates": 20}
+"""Options of examples that are limited in the test; the first one to four rollouts, with evaluations."""
 
 
 def shortened(example: str) -> list[str]:
@@ -276,7 +276,7 @@ def shortened(example: str) -> list[str]:
 
 def test_only_durations_of_examples_are_shortened():
     words = shortened("train x --total-timesteps 20000 --updates 5 --episodes 500 --steps 9999")
-    assert " ".join(words) == "train x --total-timesteps 1024 --updates 5 --episodes 500 --steps 1024"
+    assert " ".join(words) == "train x --total-timesteps 8192 --updates 5 --episodes 500 --steps 2048"
 
 
 @pytest.mark.slow
