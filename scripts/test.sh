@@ -9,5 +9,6 @@ scripts/setup.sh
 .venv/bin/ruff format --check
 .venv/bin/mypy
 scripts/docs.sh
-# Two processes with one thread each: with more threads, torch would oversubscribe the cores.
-OMP_NUM_THREADS=1 exec .venv/bin/python -m pytest -n 2 "$@"
+# Two processes with one thread each: with more threads, torch would oversubscribe the cores. A process keeps the
+# tests of a file together, because they share fixtures, and takes over tests of the other one when it is idle.
+OMP_NUM_THREADS=1 exec .venv/bin/python -m pytest -n 2 --dist worksteal "$@"

@@ -1,6 +1,7 @@
 """Fixtures of all tests, and the selections of ``--fast`` and ``--thorough``."""
 
 import os
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,10 +17,15 @@ CONTRACTS = {
     "test_every_parameter_gets_a_gradient",
 }
 """One test of each contract (tests/attention/test_contracts.py). ``--fast`` runs all techniques of each, and
-the default selection all specs."""
-ALL_SPECS = ("tests/attention/test_contracts.py", "tests/attention/test_inspection.py")
-"""Files whose tests have a case for each of hundreds of specs. Those that are not in `CONTRACTS` run for all
-techniques by default, and for all specs with ``--thorough``."""
+the default selection all techniques and all choices of their options."""
+ALL_SPECS = (
+    "tests/attention/test_bad_input.py",
+    "tests/attention/test_contracts.py",
+    "tests/attention/test_inspection.py",
+    "tests/attention/test_transformer.py",
+)
+"""Files whose tests have a case for each of hundreds of specs. By default, they run for all techniques (those
+in `CONTRACTS` also for all choices of options), and with ``--thorough`` for all specs."""
 TRAININGS = {
     "test_two_updates",
     "test_all_weights_change_in_two_updates",
@@ -68,18 +74,32 @@ def pytest_collection_modifyitems(config, items):
         long = set(LONG_TESTS.read_text().split())
         selected = [item for item in items if item.originalname not in long and is_fast(item, covered)]
     elif config.getoption("--thorough"):
-        return
+        selected = items
     else:
-        selected = [item for item in items if not has_all_specs(item) or adds_coverage(item, covered)]
+        selected = [item for item in items if is_default(item, covered)]
     kept = set(selected)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = selected
+    items[:] = longest_first(selected)
+
+
+def longest_first(items):
+    """Return the tests with the files first that have slow tests, so that all processes end together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    return sorted(items, key=lambda item: item.path not in slow)
+
+
+def is_default(item, covered):
+    """Return whether a case runs without options; ``covered`` as in `adds_coverage`."""
+    if item.get_closest_marker("thorough"):
+        return False
+    if not has_all_specs(item):
+        return True
+    return adds_coverage(item, covered, choices if item.originalname in CONTRACTS else techniques)
 
 
 def has_all_specs(item):
-    """Return whether a case is one of hundreds of specs, in a test that is not in `CONTRACTS`."""
-    spread = item.nodeid.startswith(ALL_SPECS) and "spec" in getattr(item, "callspec", EMPTY).params
-    return spread and item.originalname not in CONTRACTS
+    """Return whether a case is one of hundreds of specs."""
+    return item.nodeid.startswith(ALL_SPECS) and "spec" in getattr(item, "callspec", EMPTY).params
 
 
 def is_fast(item, covered):
@@ -87,26 +107,43 @@ def is_fast(item, covered):
     if item.get_closest_marker("slow") or item.get_closest_marker("faults"):
         return False
     if item.originalname in CONTRACTS:
-        return adds_coverage(item, covered)
+        return adds_coverage(item, covered, techniques)
     test = item.nodeid.partition("[")[0]
     first = test not in covered
     covered[test] = set()
     return first
 
 
-def adds_coverage(item, covered):
-    """Return whether a case is the first one of its test, apart from its spec, with some technique.
+def techniques(spec):
+    """Return the types of the techniques of a spec."""
+    return {type(value) for value in vars(spec).values()}
+
+
+def choices(spec):
+    """Return the types of the fields of a spec, and values of texts and flags, also of its techniques."""
+    found = set()
+    for name, value in vars(spec).items():
+        inner = vars(value) if is_dataclass(value) else {}
+        flags = {(key, one) for key, one in inner.items() if one is None or isinstance(one, (bool, str))}
+        own = value if isinstance(value, (bool, str)) else None
+        found |= {(name, type(value), flag) for flag in {own, *flags}}
+    return found
+
+
+def adds_coverage(item, covered, features):
+    """Return whether a case is the first one of its test, apart from its spec, with some feature of specs.
 
     Args:
         item: case of a test.
-        covered: types of the techniques that the selected cases of each test have; it is updated.
+        covered: features that the selected cases of each test have; it is updated.
+        features: function that returns the features of a spec, such as `techniques`.
     """
     others = {name: value for name, value in item.callspec.params.items() if name != "spec"}
     test = f"{item.nodeid.partition('[')[0]}, {others}"
-    techniques = {type(value) for value in vars(item.callspec.params["spec"]).values()}
-    if test in covered and techniques <= covered[test]:
+    added = features(item.callspec.params["spec"])
+    if test in covered and added <= covered[test]:
         return False
-    covered[test] = covered.get(test, set()) | techniques
+    covered[test] = covered.get(test, set()) | added
     return True
 
 

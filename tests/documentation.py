@@ -4,6 +4,8 @@
   ``<!-- numbers vary -->`` between the two blocks, numbers and widths of tables are not compared.
 - ``<!-- not run: REASON -->`` before a program excludes it from running. Its commands must still parse, and
   its prints must have an output.
+- ``<!-- tested with 2_048 in place of 12_000 -->`` before a program runs it with another number, so that a
+  long training is short in the test. Several numbers are separated by commas.
 """
 
 import ast
@@ -14,23 +16,28 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
+from rlxf.cli import main
 from tests.sources import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
-    r"(?P<skip><!-- not run: [^\n]+ -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    r"(?P<skip><!-- not run: [^\n]+ -->\n+)?(?P<shorter><!-- tested with [^\n]+ -->\n+)?"
+    r"^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 VARY = "<!-- numbers vary -->"
+IN_PLACE = re.compile(r"([\d_]+) in place of ([\d_]+)")
 NUMBER = re.compile(r"-?\d+(,\d{3})*(\.\d+)?(e[+-]?\d+)?")
 RUN = re.compile(r"([━─])\1+")
 ASSIGNMENT = re.compile(r"\w+=.*")
+SHELL = set("|&;<>$`=(")
+"""Characters by which a block may need a shell."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,12 @@ class Block:
 
     Args:
         language: "python" or "bash".
-        code: the program.
+        code: the program on the page.
         line: its first line in the page, from 1.
         run: whether it is run.
         output: output on the page; None if there is none.
         vary: whether numbers in the output differ between machines.
+        tested: (old, new) numbers that differ in the test.
     """
 
     language: str
@@ -52,11 +60,26 @@ class Block:
     run: bool
     output: str | None
     vary: bool
+    tested: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shorter(self) -> str:
+        """The program with the numbers of the test.
+
+        Raises:
+            ValueError: if the program does not contain one of the numbers.
+        """
+        code = self.code
+        for old, new in self.tested:
+            if not re.search(rf"\b{old}\b", code):
+                raise ValueError(f"the block at line {self.line} does not contain {old}")
+            code = re.sub(rf"\b{old}\b", new, code)
+        return code
 
     @property
     def in_place(self) -> str:
         """The program with leading empty lines, so that line numbers in tracebacks are those of the page."""
-        return "\n" * (self.line - 1) + self.code
+        return "\n" * (self.line - 1) + self.shorter
 
 
 def programs(text: str) -> list[Block]:
@@ -69,6 +92,7 @@ def programs(text: str) -> list[Block]:
             1 + text.count("\n", 0, fence.start("code")),
             fence["skip"] is None,
             *_output(text, fence, following),
+            tuple((old, new) for new, old in IN_PLACE.findall(fence["shorter"] or "")),
         )
         for fence, following in pairwise([*fences, None])
         if fence is not None and fence["language"] in ("python", "bash")
@@ -113,17 +137,49 @@ def _run_python(block: Block, page: str, namespace: dict[str, object]) -> str:
 
 
 def _run_bash(block: Block, page: str) -> str:
-    """Run a bash block with the commands of the environment that runs the tests."""
+    """Run a bash block with the commands of the environment that runs the tests, and return its output.
+
+    Blocks of plain ``rlxf`` commands run in this process, which has imported everything.
+    """
+    words = list(commands(block.shorter))
+    if all(each[0] == "rlxf" for each in words) and not any(
+        SHELL & set(word) for word in bare(block.shorter)
+    ):
+        status, out, err = _run_commands(words)
+    else:
+        status, out, err = _run_shell(block.shorter)
+    assert status == 0, f"{page}:{block.line} ends with {status}: {err}"
+    return out
+
+
+def _run_commands(words: list[list[str]]) -> tuple[int, str, str]:
+    """Run commands of rlxf until one fails; return the exit status and the outputs."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        for each in words:
+            try:
+                main(each[1:])
+            except SystemExit as exit_:
+                if exit_.code:
+                    return int(exit_.code), out.getvalue(), err.getvalue()
+    return 0, out.getvalue(), err.getvalue()
+
+
+def _run_shell(code: str) -> tuple[int, str, str]:
+    """Run a bash program; return the exit status and the outputs."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block.code],
+        ["bash", "-euo", "pipefail", "-c", code],
         env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"{page}:{block.line} ends with {done.returncode}: {done.stderr}"
-    return done.stdout
+    return done.returncode, done.stdout, done.stderr
+
+
+def bare(code: str) -> list[str]:
+    """Return the words of a bash program outside of quotation marks and comments."""
+    return re.sub(r"'[^']*'|\"[^\"]*\"|(^|\s)#[^\n]*", " ", code).split()
 
 
 def check_output(block: Block, printed: str, page: str) -> None:

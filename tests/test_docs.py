@@ -9,6 +9,7 @@ import bench
 import pytest
 from rich.progress import Progress
 
+import rlxf
 from rlxf.cli.entry_point import parse
 from tests.documentation import PAGES, commands, prints, programs, run_page
 from tests.sources import ROOT
@@ -28,6 +29,7 @@ SLOW = {
     "docs/tutorials/train-gtrxl.md",
 }
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+VERSION = f"rlxf {rlxf.__version__}\n"
 BLOCKS = [
     pytest.param(block, id=f"{name(page)}:{block.line}")
     for page, text in TEXTS.items()
@@ -98,6 +100,31 @@ def test_skip_comment_applies_to_one_block():
     skipped = "<!-- not run: takes an hour -->\n```bash\nfalse\n```\n\n"
     text = f"{skipped}```python\na = 1\n```\n\n{skipped}"
     assert [block.run for block in programs(text)] == [False, True, False]
+
+
+def test_a_block_is_run_with_the_numbers_of_the_test():
+    comment = "<!-- tested with 2 in place of 1_000, 3 in place of 50 -->\n"
+    text = f"{comment}```python\na = [1_000, 50, 500]\n```\n\n```python\nb = 1_000\n```\n"
+    assert run_page(text, "page") == run_page(text, "page") | {"a": [2, 3, 500], "b": 1000}
+    assert run_page(f"{comment}```bash\ntest $((1_000 + 50)) = 5\n```\n".replace("1_000", "99"), "page")
+    with pytest.raises(ValueError, match="does not contain 50"):
+        run_page(f"{comment}```python\na = 1_000\n```\n", "page")
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("rlxf --version\nrlxf tuned nothing\nrlxf --version", 2), ("rlxf --version | grep 9999", 1)],
+    ids=["in the process", "in a shell"],
+)
+def test_a_failing_command_fails(code, status):
+    with pytest.raises(AssertionError, match=f"page.md:2 ends with {status}"):
+        run_page(f"```bash\n{code}\n```\n", "page.md")
+
+
+def test_output_of_commands_in_the_process_is_compared():
+    run_page(f"```bash\nrlxf --version\nrlxf --version\n```\n\n```text\n{2 * VERSION}```\n", "page.md")
+    with pytest.raises(AssertionError, match="and the page shows"):
+        run_page(f"```bash\nrlxf --version\n```\n\n```text\n{2 * VERSION}```\n", "page.md")
 
 
 def test_other_languages_are_not_run():

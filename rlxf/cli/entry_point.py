@@ -97,11 +97,27 @@ def _parse_options(words: str, args: list[str]) -> Command:
         registry=command.registry(args),
     )
     if not HELP.intersection(args):
-        _refuse_unknown_options(args, _option_names(read), f"rlxf {words} --help")
-    elif settings:
+        return _read_or_refuse(read, args, f"rlxf {words} --help")
+    if settings:
         read = partial(read, default=_chosen_options(read, args))
+    return read(args=args)
+
+
+def _read_or_refuse(read: Callable[..., Command], args: Sequence[str], help_command: str) -> Command:
+    """Return the command with its options; exit with one line if an option is unknown or a count invalid.
+
+    The names of the options are computed after an error only, because that takes as long as parsing.
+    """
     try:
-        return read(args=args)
+        with redirect_stderr(io.StringIO()) as shown:
+            command = read(args=args)
+    except (SystemExit, NotACountError, *PREPARATION_ERRORS):
+        _refuse_unknown_options(args, _option_names(read), help_command)
+    else:
+        sys.stderr.write(shown.getvalue())
+        return command
+    try:
+        return read(args=args)  # the same error, printed in the format of the terminal
     except NotACountError as error:
         exit_with(error.message(args), 2)
 

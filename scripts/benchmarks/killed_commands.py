@@ -39,8 +39,8 @@ PERCEPTRON = (
 COMMANDS = {
     "train gtrxl": shlex.split(
         "train gtrxl --env CartPole-v1 --total-timesteps 128 --episodes 3 --evaluate-every 50 --n-envs 2"
-        " --n-steps 16 --segment-length 8 --batch-size 16 --normalize-observations --memory-every 2"
-        f" --attention-maps-every None --core.memory.length 8 --no-videos {CORE}"
+        " --n-steps 16 --segment-length 8 --batch-size 16 --n-epochs 2 --memory-every 2"
+        f" --normalize-observations --attention-maps-every None --core.memory.length 8 --no-videos {CORE}"
     ),
     "train dt": shlex.split(f"train dt --updates 5 --episodes 3 --evaluate-every 2 {WINDOWS}"),
     "train bc": shlex.split(f"train bc --best 0.5 {PERCEPTRON}"),

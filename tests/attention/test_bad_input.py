@@ -530,11 +530,11 @@ def test_states_that_are_not_finite_are_refused(spec, place, value):
         transformer.cache(state, 4)
 
 
-@pytest.mark.parametrize("spec", [spec for spec, _ in NOT_FINITE.values()], ids=NOT_FINITE)
-def test_states_on_another_device_are_refused(spec):
-    transformer = spec.build()
+@pytest.mark.parametrize("stateful", [spec for spec, _ in NOT_FINITE.values()], ids=NOT_FINITE)
+def test_states_on_another_device_are_refused(stateful):
+    transformer = stateful.build()
     with torch.device("meta"):
-        state = spec.build().initial_state(2)
+        state = stateful.build().initial_state(2)
     with pytest.raises(ValueError, match=r"the state is on meta, but this core is on cpu; .*initial_state"):
         transformer(torch.zeros(2, 3, 8), SEGMENT, state)
     with pytest.raises(ValueError, match=r"the state is on meta, but this core is on cpu; .*initial_state"):

@@ -66,31 +66,79 @@ def refusal(choice: Choice, causal: bool) -> str | None:
     return None
 
 
+def accepted(causal: bool) -> dict[str, Choice]:
+    """Return the compatible pairs by name."""
+    return {name: choice for name, choice in pairs(causal).items() if refusal(choice, causal) is None}
+
+
+def meetings(choice: Choice) -> set[tuple[str, str, str]]:
+    """Return (axis, technique, other axis) for both techniques of a pair."""
+    axes = list(choice)
+    return {(axis, repr(choice[axis]), other) for axis, other in zip(axes, reversed(axes), strict=True)}
+
+
+def sufficient(choices_by_name: dict[str, Choice]) -> set[str]:
+    """Return names of pairs in which each technique meets each axis that it meets in any of the pairs.
+
+    Pairs that add the meetings of both of their techniques come first, so that fewer suffice.
+    """
+    met, names = set(), set()
+    for least in (2, 1):
+        for name, choice in choices_by_name.items():
+            if len(meetings(choice) - met) >= least:
+                names.add(name)
+                met |= meetings(choice)
+    return names
+
+
 def each(causal: bool) -> pytest.MarkDecorator:
-    choices_by_name = pairs(causal)
-    return pytest.mark.parametrize("choice", choices_by_name.values(), ids=choices_by_name)
+    """Parametrize a test with each compatible pair; those that are not `sufficient` need ``--thorough``."""
+    compatible = accepted(causal)
+    always = sufficient(compatible)
+    return pytest.mark.parametrize(
+        "choice",
+        [
+            pytest.param(choice, id=name, marks=[pytest.mark.thorough] * (name not in always))
+            for name, choice in compatible.items()
+        ],
+    )
 
 
 @each(causal=True)
 def test_causal_pairs(choice):
-    check_pair(choice, True)
+    check_spec(replace(SMALL, causal=True, **choice))
 
 
 @each(causal=False)
 def test_bidirectional_pairs(choice):
-    check_pair(choice, False)
+    check_spec(replace(SMALL, causal=False, **choice))
 
 
-def check_pair(choice: Choice, causal: bool) -> None:
-    message = refusal(choice, causal)
-    if message is None:
-        check_spec(replace(SMALL, causal=causal, **choice))
-        return
-    assert "\n" not in message
-    assert REMEDY.search(message)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_incompatible_pairs_are_refused_in_one_line_that_names_both(causal):
+    for name, choice in pairs(causal).items():
+        message = refusal(choice, causal)
+        if message is not None:
+            check_message(name, choice, message, causal)
+
+
+def check_message(name: str, choice: Choice, message: str, causal: bool) -> None:
+    """Check that a message names both techniques, or the one that is refused without the other."""
+    assert "\n" not in message, name
+    assert REMEDY.search(message), name
     alone = [part for part in choice.items() if refusal(dict([part]), causal) == message]
     named = [part for part in choice.values() if part is not None and repr(part) in message]
-    assert len(named) == 2 or [technique for _, technique in alone] == named
+    assert len(named) == 2 or [technique for _, technique in alone] == named, name
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_each_technique_meets_each_axis_without_the_thorough_tests(causal):
+    compatible = accepted(causal)
+    chosen = sufficient(compatible)
+    assert set.union(*(meetings(compatible[name]) for name in chosen)) == set.union(
+        *map(meetings, compatible.values())
+    )
+    assert len(chosen) < len(compatible) / 4
 
 
 @cache

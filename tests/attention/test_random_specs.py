@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from tests.attention.test_pairs import REMEDY
 from tests.attention.worlds import END, GAP, ON, RESET, Segment, index_of, numbers, random_segment
 
 CHUNKS, SPECS_PER_CHUNK = 25, 20
+DEFAULT_CHUNKS = 8
+"""Chunks that run without ``--thorough``."""
 LEAST_ACCEPTED = 0.4
 """Least share of accepted specs: a refusal of all combinations would pass the other checks."""
 
@@ -124,7 +127,12 @@ def parts(technique: Any) -> list[Any]:
     return [technique, *(each for part in inner for each in parts(part))]
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+def cases(always: Iterable[Any], thorough: Iterable[Any]) -> list[Any]:
+    """Return the cases of a test; the second ones run only with ``--thorough``."""
+    return [*always, *(pytest.param(one, marks=pytest.mark.thorough) for one in thorough)]
+
+
+@pytest.mark.parametrize("chunk", cases(range(DEFAULT_CHUNKS), range(DEFAULT_CHUNKS, CHUNKS)))
 def test_random_specs_work_or_are_refused(chunk):
     accepted = 0
     for seed in range(chunk * SPECS_PER_CHUNK, (chunk + 1) * SPECS_PER_CHUNK):
@@ -132,7 +140,7 @@ def test_random_specs_work_or_are_refused(chunk):
     assert accepted >= LEAST_ACCEPTED * SPECS_PER_CHUNK / 2, "accepted specs of a chunk"
 
 
-@pytest.mark.parametrize("name", [*ALONE, *RECIPES])
+@pytest.mark.parametrize("name", cases(ALONE, RECIPES))
 def test_each_technique_works_with_random_changes_of_other_choices(name):
     assert check(extended(name))
 

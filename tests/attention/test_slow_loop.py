@@ -34,6 +34,7 @@ from rlxf.attention.registry import TECHNIQUES
 from tests.attention import slow
 from tests.attention.oracle import close
 from tests.attention.worlds import ANYWHERE, index_of, numbers
+from tests.covering import covering
 
 WIDTH, HEADS = 8, 2
 POSITIONS = {
@@ -56,6 +57,9 @@ POSITIONS = {
     "KERPLE, power": KERPLE("power"),
     "FIRE": FIRE(hidden=6, threshold=5.0),
 }
+
+
+DENOMINATORS = {"softmax": False, "softmax1": True}
 
 
 def test_every_attention_position_has_a_reference_loop():
@@ -113,8 +117,7 @@ def rule(mask: AttentionMask):
     return lambda i, j: abs(i - j) <= reach and (i >= j or not mask.causal)
 
 
-@pytest.mark.parametrize("softmax1", [False, True], ids=["softmax", "softmax1"])
-@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
+@covering(1, position=POSITIONS, softmax1=DENOMINATORS)
 @given(mask=masks())
 @settings(max_examples=30)
 def test_attention_equals_reference_loop(position, softmax1, mask):
@@ -131,8 +134,7 @@ def test_attention_equals_reference_loop(position, softmax1, mask):
         close(gradient, other, 1e-9)
 
 
-@pytest.mark.parametrize("softmax1", [False, True], ids=["softmax", "softmax1"])
-@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
+@covering(1, position=POSITIONS, softmax1=DENOMINATORS)
 @given(mask=masks())
 @settings(max_examples=15)
 def test_attention_weights_equal_reference_loop(position, softmax1, mask):

@@ -7,7 +7,7 @@ import pytest
 from rlxf.cli import main
 
 TINY = shlex.split(
-    "--n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16 --core.memory.length 4"
+    "--n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16 --n-epochs 2 --core.memory.length 4"
     " --core.width 8 --core.heads 2 --total-timesteps 64 --episodes 3 --no-progress-bar"
     " --attention-maps-every None --no-videos --evaluate-every 0"
 )

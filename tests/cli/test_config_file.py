@@ -220,6 +220,7 @@ def test_a_settings_file_trains_like_the_command_line():
         n-steps = 16
         segment_length = 8
         batch-size = 16
+        n-epochs = 2
         total-timesteps = "64"
         episodes = 3
         progress-bar = false

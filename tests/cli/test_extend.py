@@ -23,7 +23,7 @@ from tests.datasets import ID, record_cartpole
 COMMON = "--no-progress-bar --checkpoint-seconds 0 --episodes 2 --evaluation-episodes 2"
 ONLINE = shlex.split(
     f"train gtrxl --env CartPole-v1 {COMMON} --n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16"
-    " --normalize-observations --no-videos --core.width 8 --core.layers 1 --core.memory.length 8"
+    " --n-epochs 2 --normalize-observations --no-videos --core.width 8 --core.layers 1 --core.memory.length 8"
 )
 OFFLINE = f"--dataset {ID} {COMMON} --batch-size 4 --log-interval 2"
 DT = shlex.split(f"train dt {OFFLINE} --context-length 4 --core.width 8 --core.layers 1 --core.dropout 0.2")

@@ -22,7 +22,8 @@ from tests.cli.test_resume import die, rows, scalars
 ROLLOUT, ROLLOUTS = 2 * 16, 6
 TINY = shlex.split(
     f"--env CartPole-v1 --total-timesteps {ROLLOUT * ROLLOUTS} --episodes 3 --evaluate-every 50"
-    " --n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16 --checkpoint-seconds 0 --no-progress-bar"
+    " --n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16 --n-epochs 2 --checkpoint-seconds 0"
+    " --no-progress-bar"
     " --normalize-observations --normalize-rewards --evaluation-episodes 2 --memory-every 2"
     " --attention-maps-every 4 --histograms-every 1 --no-videos"
     " --core.width 8 --core.layers 1 --core.memory.length 8"

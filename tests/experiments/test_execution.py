@@ -30,7 +30,7 @@ GTRXL = (
     *("--env", "rlxf/TMaze-v0", "--env-kwargs", '{"corridor_length": 3}', "--episodes", "2", "--quiet"),
     *("--n-envs", "2", "--n-steps", "16", "--segment-length", "8", "--batch-size", "16", "--core.width", "8"),
     *("--core.heads", "2", "--core.memory.length", "4", "--attention-maps-every", "None", "--no-videos"),
-    *("--evaluate-every", "0", "--checkpoint-seconds", "0.2"),
+    *("--n-epochs", "1", "--evaluate-every", "0", "--checkpoint-seconds", "0.2"),
 )
 
 

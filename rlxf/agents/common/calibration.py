@@ -11,7 +11,6 @@ import numpy as np
 import scipy  # scipy loads submodules on first use; importing scipy.stats takes a second
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import rel_entr
 
 from rlxf.attention import Transformer
 from rlxf.attention.depth.base import CalibratableExit, Depth
@@ -36,6 +35,7 @@ def hoeffding_bentkus(risk: ArrayLike, samples: int, alpha: float) -> NDArray[np
     """
     r = np.asarray(risk, np.float64)
     a = np.minimum(r, alpha)
+    rel_entr = scipy.special.rel_entr
     hoeffding = np.exp(-samples * (rel_entr(a, alpha) + rel_entr(1 - a, 1 - alpha)))
     # If losses are 0 or 1, n r is an integer; rounding errors must not raise its ceiling by 1.
     bentkus = np.e * scipy.stats.binom.cdf(np.ceil(np.round(samples * r, 9)), samples, alpha)

@@ -81,9 +81,10 @@ def test_agent_with_corrupted_policy_and_values_warns():
 
 
 def train_and_corrupt(agent):
-    for number, _ in enumerate(rollouts(agent, 12)):
-        if number == 11:
-            corrupt(agent)
+    for _ in rollouts(agent, 12):
+        pass
+    corrupt(agent)
+    agent.train()
 
 
 @torch.no_grad()

@@ -37,6 +37,7 @@ from tests.agents.gtrxl.worlds import (
     small_core,
 )
 from tests.attention.oracle import close
+from tests.covering import covering
 
 ENVS = 3
 LARGE = small_core(width=24, layers=2)
@@ -141,33 +142,37 @@ def test_distillation_reduces_divergence(actions, actor):
     assert same(weights, parameters(teacher))
 
 
-@pytest.mark.parametrize("actor", ["student", "teacher"])
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize(
-    ("student", "teacher"),
-    [(recurrent_core(width=8, layers=1), LARGE), (SMALL, recurrent_core(width=24))],
-    ids=["XL teaches a recurrence", "a recurrence teaches XL"],
+@covering(
+    2,
+    cores={
+        "XL teaches a recurrence": (recurrent_core(width=8, layers=1), LARGE),
+        "a recurrence teaches XL": (SMALL, recurrent_core(width=24)),
+    },
+    world={name: name for name in WORLDS},
+    actor={"student": "student", "teacher": "teacher"},
 )
-def test_distillation_between_recurrence_and_memory(student, teacher, world, actor):
-    assert_distils(student, teacher, world, actor)
+def test_distillation_between_recurrence_and_memory(cores, world, actor):
+    assert_distils(*cores, world, actor)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize(
-    ("student", "teacher"),
-    [
-        (memory_core(RMT(2, 2), width=8, layers=1), LARGE),
-        (SMALL, memory_core(RATE(2, 2), width=24)),
-        (memory_core(StreamingXL(6, 2), width=8, layers=1), memory_core(RMT(2, 3), width=24)),
-        (memory_core(RATE(2, 2), width=8, layers=1), memory_core(StreamingXL(6, 2), width=24)),
-    ],
-    ids=[
-        *("XL teaches RMT", "RATE teaches XL"),
-        *("RMT teaches StreamingXL", "StreamingXL teaches RATE"),
-    ],
+@covering(
+    1,
+    cores={
+        "XL teaches RMT": (memory_core(RMT(2, 2), width=8, layers=1), LARGE),
+        "RATE teaches XL": (SMALL, memory_core(RATE(2, 2), width=24)),
+        "RMT teaches StreamingXL": (
+            memory_core(StreamingXL(6, 2), width=8, layers=1),
+            memory_core(RMT(2, 3), width=24),
+        ),
+        "StreamingXL teaches RATE": (
+            memory_core(RATE(2, 2), width=8, layers=1),
+            memory_core(StreamingXL(6, 2), width=24),
+        ),
+    },
+    world={name: name for name in WORLDS},
 )
-def test_distillation_between_memories(student, teacher, world):
-    assert_distils(student, teacher, world, "student")
+def test_distillation_between_memories(cores, world):
+    assert_distils(*cores, world, "student")
 
 
 def assert_distils(student, teacher, world, actor):

@@ -35,6 +35,7 @@ def test_agent_solves_tmaze():
         n_steps=24,
         segment_length=12,
         batch_size=96,
+        n_epochs=6,
         learning_rate=linear(1e-3, 0.0),
         ent_coef=linear(0.03, 0.0),
     )
@@ -48,6 +49,7 @@ def test_the_reconstruction_error_falls():
         make_vec_env("rlxf/TMaze-v0", 4, seed=1, env_kwargs=CORRIDOR),
         loud=False,
         reconstruction_coef=1.0,
+        n_epochs=6,
         learning_rate=5e-3,
     )
     logs = recorded_logs(agent)

@@ -32,6 +32,7 @@ from tests.agents.gtrxl.worlds import (
     small_core,
 )
 from tests.attention.specs import SHORT
+from tests.covering import covering
 
 ENDING = ("LearnedAbsolute", "LearnedPerLayer", "Multiplicative", "Tupe", "Floater")
 
@@ -124,9 +125,12 @@ def test_previous_action_persists_across_episodes():
     assert acting.position.tolist() == [1]
 
 
-@pytest.mark.parametrize("ends", [shifted(ENVS), [[TERMINATED]] * ENVS], ids=["many", "always"])
-@pytest.mark.parametrize("across", [True, False])
-@pytest.mark.parametrize("world", [scripts, next_step_scripts])
+@covering(
+    2,
+    world={"same step": scripts, "next step": next_step_scripts},
+    across={"across episodes": True, "episodes": False},
+    ends={"many": shifted(ENVS), "always": [[TERMINATED]] * ENVS},
+)
 def test_previous_action_is_last_executed_action(world, across, ends):
     """Across episodes this includes the last action of the previous episode."""
     agent = small_agent(world(ends), persist_memory_across_episodes=across)

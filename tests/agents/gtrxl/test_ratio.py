@@ -42,6 +42,7 @@ from tests.agents.gtrxl.worlds import (
 )
 from tests.agents.techniques import CHOICES
 from tests.attention.specs import SHORT
+from tests.covering import covering
 
 TOLERANCE = 1e-4
 RESIDUALS = [Add(), GRUGate(), InputGate(), OutputGate(), HighwayGate(), SigTanhGate()]
@@ -84,16 +85,15 @@ def test_all_residuals(residual):
     assert_acts_as_it_learns(small_agent(scripts(shifted(3)), core=core))
 
 
-@pytest.mark.parametrize("position", POSITIONS, ids=repr)
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@covering(1, position={repr(each): each for each in POSITIONS}, norm={each: each for each in ("pre", "post")})
 def test_positions_and_norms(position, norm):
     core = dataclasses.replace(small_core(), position=position, norm=norm)
     assert_acts_as_it_learns(small_agent(scripts(shifted(3)), core=core))
 
 
-@pytest.mark.parametrize(("n_steps", "segment_length"), [(4, 4), (8, 8), (12, 3), (6, 1)])
-@pytest.mark.parametrize("n_envs", [1, 5])
-def test_rollouts_shorter_and_longer_than_the_memory(n_envs, n_steps, segment_length):
+@covering(1, lengths={str(each): each for each in [(4, 4), (8, 8), (12, 3), (6, 1)]}, n_envs={"1": 1, "5": 5})
+def test_rollouts_shorter_and_longer_than_the_memory(lengths, n_envs):
+    n_steps, segment_length = lengths
     env = scripts(shifted(n_envs))
     agent = small_agent(env, n_steps=n_steps, segment_length=segment_length, batch_size=2 * segment_length)
     assert_acts_as_it_learns(agent, number=3)
@@ -127,20 +127,22 @@ MEMORIES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "ends", [[[0]] * 2, shifted(3), shifted(2, [0] * 30 + [1])], ids=["no", "many", "few"]
+@covering(
+    1,
+    choice={repr(each): each for each in MEMORIES},
+    ends={"no": [[0]] * 2, "many": shifted(3), "few": shifted(2, [0] * 30 + [1])},
 )
-@pytest.mark.parametrize("choice", MEMORIES, ids=repr)
 def test_all_memories(choice, ends):
     core = dataclasses.replace(small_core(), **choice)
     assert_acts_as_it_learns(small_agent(scripts(ends), core=core), number=4)
 
 
-@pytest.mark.parametrize("across", [False, True], ids=["episodes", "across episodes"])
-@pytest.mark.parametrize(
-    "world", [scripts, lambda ends: as_vec_env(next_step_scripts(ends))], ids=["same step", "filler rows"]
+@covering(
+    2,
+    core=RECURRENT_CORES,
+    world={"same step": scripts, "filler rows": lambda ends: as_vec_env(next_step_scripts(ends))},
+    across={"episodes": False, "across episodes": True},
 )
-@pytest.mark.parametrize("core", RECURRENT_CORES.values(), ids=RECURRENT_CORES)
 def test_recurrent_cores(core, world, across):
     """Most episodes cross the starts of segments and of rollouts."""
     agent = small_agent(world(shifted(3)), core=core, persist_memory_across_episodes=across)

@@ -153,7 +153,7 @@ def test_a_tight_bound_keeps_values_near_those_of_the_rollout():
             policy_kwargs={"optimizer_class": torch.optim.SGD},  # no momentum
         )
         for _ in rollouts(agent, 1):
-            pass
+            agent.train()
         return agent.policy.value_net.weight.detach()
 
     rescaled = weight(None, 1e-12)  # by the statistics of the returns alone

@@ -140,7 +140,7 @@ RECURRENT_CORES: dict[str, TransformerSpec] = {
 
 def small_agent(env: Any, policy: str = "MlpGTrXLPolicy", loud: bool = True, **changes: Any) -> GTrXLPPO:
     """Return an agent with random heads, so that actions depend on observations and memory."""
-    settings = {"n_steps": 16, "segment_length": 4, "batch_size": 16, "seed": 3, "n_envs": 3}
+    settings = {"n_steps": 16, "segment_length": 4, "batch_size": 16, "n_epochs": 2, "seed": 3, "n_envs": 3}
     settings |= {"core": small_core(), "device": "cpu", "policy_kwargs": SMALL_EXTRACTOR[policy]}
     agent = GTrXLPPO(policy, env, **(settings | changes))
     return make_loud(agent) if loud else agent
@@ -156,12 +156,13 @@ def make_loud(agent: GTrXLPPO, scale: float = 0.2) -> GTrXLPPO:
 
 
 def rollouts(agent: GTrXLPPO, number: int) -> Iterator[Any]:
-    """Yield the agent's buffer after each rollout; update the agent afterwards."""
+    """Yield the agent's buffer after each rollout; update the agent between rollouts, not after the last."""
     _, callback = agent._setup_learn(10**6)
-    for _ in range(number):
+    for rollout in range(number):
+        if rollout:
+            agent.train()
         agent.collect_rollouts(agent.env, callback, agent.rollout_buffer, agent.n_steps)
         yield agent.rollout_buffer
-        agent.train()
 
 
 def all_segments(buffer: Any) -> Any:
