@@ -17,6 +17,17 @@ from website.links import INCLUDED, site_links, source_of
 from website.references import with_references
 
 ROOT = Path(__file__).resolve().parents[1]
+SEARCH_BOOSTS = {
+    "faq.md": 2.0,
+    "changelog.md": 0.3,
+    "contributing.md": 0.3,
+    "design.md": 0.3,
+    f"{api.FOLDER}/": 0.3,
+}
+"""Start of the path of pages -> factor of their scores in the search.
+
+Titles count most in a score, and each name of the API is a title: without factors, names precede guides.
+"""
 log = logging.getLogger("mkdocs.hooks.site")
 
 
@@ -39,9 +50,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         page.edit_url = f"{repository}/edit/main/{source_of(uri)}"
     if uri == techniques.LISTS[0]:
         page.meta["hide"] = ["toc"]  # its table needs the space
+    page.meta["search"] = {"boost": search_boost(uri)}
     if uri in techniques.LISTS:
         markdown = techniques.with_links(markdown, uri)
     return site_links(markdown, uri, ROOT, repository)
+
+
+def search_boost(uri: str) -> float:
+    """Return the factor of the scores of a page in the search, 1 by default."""
+    return next((boost for start, boost in SEARCH_BOOSTS.items() if uri.startswith(start)), 1.0)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, **_: Any) -> str:

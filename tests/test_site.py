@@ -8,6 +8,7 @@ import yaml
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort
+from site_hooks import search_boost
 from website import api, coverage, links, masks, names, techniques
 from website.formulas import FormulaError, formula_latex, is_formula, latex_to_mathml, with_mathml
 from website.prose import prepared
@@ -58,6 +59,10 @@ def test_build_is_strict():
     """With ``--quiet``, MkDocs does not count warnings."""
     command = (ROOT / "scripts" / "docs.sh").read_text(encoding="utf-8").splitlines()[-1]
     assert command.endswith("mkdocs build --strict")
+
+
+def test_search_ranks_answers_before_guides_and_guides_before_names_of_the_api():
+    assert search_boost("faq.md") > search_boost("how-to/distill.md") > search_boost("reference/api/data.md")
 
 
 # Links ---------------------------------------------------------------------------------------------------
