@@ -49,7 +49,13 @@ def test_each_notebook_has_small_sizes():
     assert SMALL.keys() == SOURCES.keys()
 
 
-@pytest.mark.parametrize("name", sorted(SMALL.keys() - {WITH_COMMANDS}))
+IN_PROCESS = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name == "export"))
+    for name in sorted(SMALL.keys() - {WITH_COMMANDS})
+]
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
 @pytest.mark.usefixtures("_restored")
 def test_the_cells_run_in_order(name, monkeypatch):
     module = ModuleType(f"notebook_{name}")
@@ -117,8 +123,15 @@ def test_pages_have_a_title_a_link_to_colab_and_the_code(name):
     link = f"({notebooks.COLAB}/{notebooks.FOLDER}/{name}.ipynb)"
     assert rest.strip().splitlines()[0].endswith(link)
     assert (ROOT / notebooks.FOLDER / f"{name}.ipynb").is_file()
-    for cell in notebooks.read(SOURCES[name]).cells:
+    for cell in notebooks.read(SOURCES[name]).cells[1:]:  # the link is inside of the first one
         assert cell.source in page
+
+
+def test_pages_show_all_figures():
+    cells = {name: notebooks.read(source).cells for name, source in SOURCES.items()}
+    shown = {name: sum(notebooks.SHOW in cell.source for cell in found) for name, found in cells.items()}
+    files = [notebooks.figure(SOURCES[name], n + 1) for name, shows in shown.items() for n in range(shows)]
+    assert sorted(files[0].parent.iterdir()) == sorted(files)
 
 
 @pytest.mark.parametrize("name", SOURCES)

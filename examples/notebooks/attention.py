@@ -74,6 +74,13 @@ figure.colorbar(picture)
 plt.show()
 
 # %% [markdown]
+"""With the sizes above, the training took about a minute on one core, and the agent succeeded in all of 100
+episodes. Two heads of the first layer attend to step 0 more than to any other step: they read the hint from
+memory. Two heads of the second layer attend to the last step itself, in which the first layer has added
+what it read. Others attend to the corridor, whose steps may hold copies of the hint.
+"""
+
+# %% [markdown]
 """## Read the gates
 
 A GRU gate decides how much of the stream its sublayer replaces: 0 keeps the stream, 1 replaces it. The
@@ -87,3 +94,8 @@ for name, means in attention.gates.items():
 axes.set(xlabel="step", ylabel="mean update gate")
 axes.legend(fontsize="small")
 plt.show()
+
+# %% [markdown]
+"""In the corridor, where nothing new is seen, the gates change the stream least. The gates of the attention
+layers open in the first step, which shows the hint, and in the last one, which needs it.
+"""

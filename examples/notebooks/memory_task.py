@@ -33,7 +33,7 @@ for _ in range(CORRIDOR):
 print("at the junction:", observation)
 
 # %% [markdown]
-"""At the junction, the observation is `[1. 0.]` in every episode. An agent that acts on this observation alone
+"""At the junction, the observation is `[1. 0.]` in every episode. An agent that acts on it alone
 takes the same arm, or the same probabilities of the arms, in all episodes. The goal is in each arm in half
 of the episodes, so the agent succeeds in at most half of them. The hint has to come from memory.
 
@@ -104,10 +104,9 @@ for memory_length, (agent, _) in results.items():
 """With the sizes above, which took about a minute on one core, the agent with the memory of two steps
 succeeded in 53.5% of the episodes (95% interval 46.5% to 60.5%), as predicted. The agent with the memory of
 16 steps succeeded in all of them.
-"""
 
-# %% [markdown]
-"""## Plot the curves"""
+## Plot the curves
+"""
 
 # %%
 import matplotlib.pyplot as plt

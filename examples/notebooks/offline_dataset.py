@@ -2,9 +2,8 @@
 """# From a dataset to a policy that reaches a requested return
 
 A Decision Transformer learns from recorded episodes, and acts for the return that it is asked for. This
-notebook records players of different skill, trains a Decision Transformer and two baselines on the dataset,
-and compares the returns that were requested with those that were reached. The
-[tutorial](../../docs/tutorials/train-decision-transformer.md) explains each step.
+notebook records a dataset, trains a Decision Transformer and two baselines, and compares requested with
+reached returns. The [tutorial](../../docs/tutorials/train-decision-transformer.md) explains each step.
 """
 
 # %% tags=["parameters"]
@@ -51,8 +50,7 @@ if DATASET not in minari.list_local_datasets():
 # %% [markdown]
 """## Look at the data
 
-A return of 1 is success, 0 the wrong arm, and each idle step costs 0.2. All of these returns occur in the
-data.
+A return of 1 is success, 0 the wrong arm, and each idle step costs 0.2. All of them occur in the data.
 """
 
 # %%
@@ -61,12 +59,9 @@ import matplotlib.pyplot as plt
 from rlxf.data import load_trajectories
 
 data = load_trajectories(DATASET)
-print(f"{data.episodes} episodes, returns {data.returns.min():g} to {data.returns.max():g}")
-print(f"mean {data.returns.mean():.1f}")
-plt.figure(figsize=(6, 3))
+print(f"{data.episodes} episodes, mean return {data.returns.mean():.2f}")
 plt.hist(data.returns, bins=20)
-plt.xlabel("return")
-plt.ylabel("episodes")
+plt.gca().set(xlabel="return", ylabel="episodes")
 plt.show()
 
 # %% [markdown]
@@ -94,7 +89,7 @@ for learner in (agent, *clones.values()):
 # %% [markdown]
 """## Ask for several returns
 
-With several `target_returns`, `evaluate` plays the same episodes for each of them.
+`evaluate` plays the same episodes for each of several target returns.
 """
 
 # %%
@@ -102,28 +97,24 @@ targets = [1, 0, -0.2, -0.4, -0.6, -0.8, -1]
 sweep = evaluate(agent, make_env(), episodes=EVALUATED, target_returns=targets)
 print(sweep)
 reports = {name: evaluate(clone, make_env(), episodes=EVALUATED) for name, clone in clones.items()}
-for name, report in reports.items():
-    print(f"{name}: {report}")
+print(*(f"{name}: {report}" for name, report in reports.items()), sep="\n")
 
 # %% [markdown]
 """With the sizes above, which took two minutes on one core, the Decision Transformer reached 1 when asked for
 1, and exactly each of the negative returns, from -0.2 to -1. It walked to the wrong arm for 0 in about half
 of the episodes: its mean was 0.44. Both clones reached 1. The random actions of the players have no
 direction, so the most likely action of a clone is that of the good player, even if most of the episodes
-failed. What the clones cannot do is to act for any other return.
-"""
+failed. The clones cannot act for any other return.
 
-# %% [markdown]
-"""## Plot reached against requested returns"""
+## Plot reached against requested returns
+"""
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 5), layout="constrained")
-low, high = zip(*(report.ci for report in sweep.reports.values()), strict=True)
 axes.plot(targets, targets, color="gray", linestyle="--", label="requested")
-axes.fill_between(targets, low, high, alpha=0.2)
 axes.plot(sweep.targets, sweep.achieved, "o-", label="Decision Transformer")
-for color, (name, report) in zip(("tab:orange", "tab:green"), reports.items(), strict=True):
-    axes.axhline(report.mean, color=color, linestyle=":", label=name)
+for (name, report), style in zip(reports.items(), ("-.", ":"), strict=True):
+    axes.axhline(report.mean, color="tab:green", linestyle=style, label=name)
 axes.set(xlabel="requested return", ylabel="reached return")
 axes.legend()
 plt.show()

@@ -2,6 +2,8 @@
 
 import json
 import re
+from itertools import count
+from os.path import relpath
 from pathlib import Path
 from posixpath import join, normpath
 from typing import Any
@@ -18,6 +20,8 @@ REPOSITORY = "https://github.com/rlxf/rlxf"
 EXTRAS = {"export": "[export]"}
 """Name of a notebook -> extra of rlxf that it needs."""
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+SHOW = "plt.show()"
+"""Last line of a cell that shows a figure."""
 INSTALL = """\
 # On Colab and other machines without rlxf, this cell installs it.
 import importlib.util
@@ -64,15 +68,30 @@ def with_parameters(notebook: NotebookNode, values: dict[str, Any]) -> NotebookN
 
 
 def markdown(source: Path) -> str:
-    """Return the page of a notebook: text, code without output, and a link to Colab after the title."""
-    parts = [_cell_markdown(cell) for cell in read(source).cells]
+    """Return the page of a notebook: text, code, figures, and a link to Colab after the title.
+
+    Other outputs are not shown: the text tells what was printed. `figure` is the file of a figure.
+    """
+    parts, figures = [], count(1)
+    for cell in read(source).cells:
+        parts.append(cell.source if cell.cell_type == "markdown" else f"```python\n{cell.source}\n```")
+        if SHOW in cell.source:
+            number = next(figures)
+            path = relpath(figure(source, number), source.parent)
+            parts.append(f"![Figure {number} of a run with the sizes above]({path})")
     title, _, text = parts[0].partition("\n")
     badge = f"[![Open in Colab]({BADGE})]({COLAB}/{FOLDER}/{source.stem}.ipynb)"
     return "\n\n".join([title, badge, text.strip(), *parts[1:]]) + "\n"
 
 
-def _cell_markdown(cell: NotebookNode) -> str:
-    return cell.source if cell.cell_type == "markdown" else f"```python\n{cell.source}\n```"
+def figure(source: Path, number: int) -> Path:
+    """Return the file with the figure that the cell with the given number among those with figures shows.
+
+    Args:
+        source: source of the notebook.
+        number: from 1.
+    """
+    return source.parents[2] / "docs" / "images" / "notebooks" / f"{source.stem}-{number}.png"
 
 
 def ipynb(source: Path) -> str:
