@@ -96,6 +96,6 @@ axes.legend(fontsize="small")
 plt.show()
 
 # %% [markdown]
-"""In the corridor, where nothing new is seen, the gates change the stream least. The gates of the attention
-layers open in the first step, which shows the hint, and in the last one, which needs it.
+"""The gates of the two attention layers are most open in the first step, which shows the hint, and in the last
+one, which needs it. In the corridor, where nothing new is seen, they change the stream less.
 """

@@ -90,9 +90,9 @@ except TypeError as error:
 # %% [markdown]
 """## Train in Python
 
-The memory is longer than the two steps that the task needs, and the previous action is a part of the input
-of each step. It is of no use here, and `previous_action=False` would remove it. Tasks in which agents
-sample their actions usually need it.
+The memory is longer than the two steps that the task needs. The previous action is a part of the input of
+each step: an agent that samples its actions cannot infer otherwise which one was executed. It is of no use in
+this task, and `previous_action=False` would remove it.
 """
 
 # %%
