@@ -120,8 +120,8 @@ def test_pages_have_a_title_a_link_to_colab_and_the_code(name):
     page = notebooks.markdown(SOURCES[name])
     title, _, rest = page.partition("\n")
     assert re.fullmatch(r"# \w.+", title)
-    link = f"({notebooks.COLAB}/{notebooks.FOLDER}/{name}.ipynb)"
-    assert rest.strip().splitlines()[0].endswith(link)
+    link = f"[Open in Colab]({notebooks.COLAB}/{notebooks.FOLDER}/{name}.ipynb)"
+    assert rest.strip().startswith(link)
     assert (ROOT / notebooks.FOLDER / f"{name}.ipynb").is_file()
     for cell in notebooks.read(SOURCES[name]).cells[1:]:  # the link is inside of the first one
         assert cell.source in page

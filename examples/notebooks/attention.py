@@ -96,6 +96,6 @@ axes.legend(fontsize="small")
 plt.show()
 
 # %% [markdown]
-"""The gates of the two attention layers are most open in the first step, which shows the hint, and in the last
-one, which needs it. In the corridor, where nothing new is seen, they change the stream less.
+"""The gates of the two attention layers are most open in the first step, which shows the hint, and in the
+last one, which needs it. In the corridor, where nothing new is seen, they change the stream less.
 """

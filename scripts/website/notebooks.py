@@ -15,7 +15,6 @@ from website.links import LINK, NOTEBOOKS, notebook_page
 
 FOLDER = NOTEBOOKS
 COLAB = "https://colab.research.google.com/github/rlxf/rlxf/blob/main"
-BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 REPOSITORY = "https://github.com/rlxf/rlxf"
 EXTRAS = {"export": "[export]"}
 """Name of a notebook -> extra of rlxf that it needs."""
@@ -61,16 +60,16 @@ def with_parameters(notebook: NotebookNode, values: dict[str, Any]) -> NotebookN
     """
     [cell] = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     for name, value in values.items():
-        cell.source, count = re.subn(rf"^{name} = .*$", f"{name} = {value!r}", cell.source, flags=re.M)
-        if count != 1:
-            raise ValueError(f"the cell of parameters assigns {name} {count} times; it has to assign it once")
+        cell.source, found = re.subn(rf"^{name} = .*$", f"{name} = {value!r}", cell.source, flags=re.M)
+        if found != 1:
+            raise ValueError(f"the cell of parameters assigns {name} {found} times; it has to assign it once")
     return notebook
 
 
 def markdown(source: Path) -> str:
     """Return the page of a notebook: text, code, figures, and a link to Colab after the title.
 
-    Other outputs are not shown: the text tells what was printed. `figure` is the file of a figure.
+    Other outputs are not shown: the text states what was printed. `figure` is the file of a figure.
     """
     parts, figures = [], count(1)
     for cell in read(source).cells:
@@ -80,8 +79,9 @@ def markdown(source: Path) -> str:
             path = relpath(figure(source, number), source.parent)
             parts.append(f"![Figure {number} of a run with the sizes above]({path})")
     title, _, text = parts[0].partition("\n")
-    badge = f"[![Open in Colab]({BADGE})]({COLAB}/{FOLDER}/{source.stem}.ipynb)"
-    return "\n\n".join([title, badge, text.strip(), *parts[1:]]) + "\n"
+    # A button of the theme: the image of Colab would need the network.
+    button = f"[Open in Colab]({COLAB}/{FOLDER}/{source.stem}.ipynb){{ .md-button }}"
+    return "\n\n".join([title, button, text.strip(), *parts[1:]]) + "\n"
 
 
 def figure(source: Path, number: int) -> Path:
