@@ -1,7 +1,8 @@
 """Hooks of MkDocs that build the documentation site; mkdocs.yml names this file.
 
 Pages of docs/ are written for reading in the repository. The hooks rewrite links that leave docs/, add
-README.md and others as pages, generate pages of the API and of techniques, and check the API reference.
+README.md, notebooks and others as pages, generate pages of the API and of techniques, and check the API
+reference.
 """
 
 import logging
@@ -11,7 +12,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from website import api, coverage, techniques
+from website import api, coverage, notebooks, techniques
 from website.formulas import with_mathml
 from website.links import INCLUDED, site_links, source_of
 from website.references import with_references
@@ -36,6 +37,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     generated = {uri: (ROOT / source).read_text(encoding="utf-8") for source, uri in INCLUDED.items()}
     generated |= {page.uri: api.markdown(page) for page in api.ALL_PAGES}
     generated |= techniques.pages(ROOT)
+    generated |= notebooks.pages(ROOT)
     generated["assets/site.css"] = (ROOT / "scripts" / "website" / "site.css").read_text(encoding="utf-8")
     for uri, content in generated.items():
         files.append(File.generated(config, uri, content=content))
@@ -46,7 +48,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     """Rewrite links, and set the link for editing an included page."""
     uri = page.file.src_uri
     repository = str(config.repo_url).rstrip("/")
-    if uri in INCLUDED.values():
+    if uri in INCLUDED.values() or uri.startswith("notebooks/"):
         page.edit_url = f"{repository}/edit/main/{source_of(uri)}"
     if uri == techniques.LISTS[0]:
         page.meta["hide"] = ["toc"]  # its table needs the space

@@ -9,7 +9,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort
 from site_hooks import search_boost
-from website import api, coverage, links, masks, names, techniques
+from website import api, coverage, links, masks, names, notebooks, techniques
 from website.formulas import FormulaError, formula_latex, is_formula, latex_to_mathml, with_mathml
 from website.prose import prepared
 
@@ -43,7 +43,7 @@ def listed(nav) -> list[str]:
 
 def test_navigation_lists_every_page_once():
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
-    generated = {*links.INCLUDED.values(), *api.owned(), *techniques.pages(ROOT)}
+    generated = {*links.INCLUDED.values(), *api.owned(), *techniques.pages(ROOT), *notebooks.pages(ROOT)}
     assert sorted(listed(settings()["nav"])) == sorted(pages | generated)
 
 
@@ -77,6 +77,10 @@ def test_search_ranks_answers_before_guides_and_guides_before_names_of_the_api()
         ("overview.md", "docs/reference/files.md#x", "reference/files.md#x"),
         ("overview.md", "LICENSE", f"{REPOSITORY}/blob/main/LICENSE"),
         ("contributing.md", "rlxf/attention", f"{REPOSITORY}/tree/main/rlxf/attention"),
+        ("notebooks.md", "../examples/notebooks/export.py", "notebooks/export.md"),
+        ("notebooks/memory-task.md", "export.py#a", "export.md#a"),
+        ("notebooks/memory-task.md", "../../docs/faq.md", "../faq.md"),
+        ("notebooks/memory-task.md", "../log_sparse.py", f"{REPOSITORY}/blob/main/examples/log_sparse.py"),
         ("index.md", "missing.md", "missing.md"),
         ("index.md", "../missing.py", "../missing.py"),
         ("index.md", "https://arxiv.org", "https://arxiv.org"),

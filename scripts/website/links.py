@@ -6,6 +6,8 @@ from posixpath import dirname, join, normpath, relpath
 
 INCLUDED = {"README.md": "overview.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """File of the repository outside of docs -> page of the site."""
+NOTEBOOKS = "examples/notebooks"
+"""Folder of the notebooks in the repository."""
 LINK = re.compile(
     r"(?P<before>\]\()(?!https?:|mailto:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?P<after>\))"
 )
@@ -15,7 +17,14 @@ FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 def source_of(page: str) -> str:
     """Return the file in the repository of a page of the site, for example ``docs/index.md``."""
     sources = {target: source for source, target in INCLUDED.items()}
+    if page.startswith("notebooks/"):
+        return f"{NOTEBOOKS}/{Path(page).stem.replace('-', '_')}.py"
     return sources.get(page, f"docs/{page}")
+
+
+def notebook_page(source: str) -> str:
+    """Return the page of a notebook on the site, such as ``notebooks/memory-task.md``, given its file."""
+    return f"notebooks/{Path(source).stem.replace('_', '-')}.md"
 
 
 def site_links(text: str, page: str, root: Path, repository: str) -> str:
@@ -43,6 +52,8 @@ def _target(link: str, source: str, page: str, root: Path, repository: str) -> s
     target = normpath(join(dirname(source), link))
     if target in INCLUDED:
         return relpath(INCLUDED[target], dirname(page) or ".")
+    if target.startswith(f"{NOTEBOOKS}/") and (root / target).exists():
+        return relpath(notebook_page(target), dirname(page) or ".")
     if target.startswith("docs/"):
         return relpath(target.removeprefix("docs/"), dirname(page) or ".")
     if not (root / target).exists():
