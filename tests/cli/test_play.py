@@ -4,7 +4,7 @@ import shutil
 import sys
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from rlxf.cli import main
 from rlxf.cli.playback import Task
@@ -48,7 +48,9 @@ def test_images_are_written_as_a_gif(run, capsys):
     steps = [int(line.split()[-2]) for line in shown.splitlines() if "return" in line]
     with Image.open(run / "play.gif") as gif:
         assert gif.n_frames <= sum(steps) + 2
-        assert gif.info["duration"] == 200
+        durations = [frame.info["duration"] for frame in ImageSequence.Iterator(gif)]
+    assert min(durations) == 200
+    assert all(duration % 200 == 0 for duration in durations)  # equal frames in a row are one that is longer
     assert f"{sum(steps) + 2} frames, at most 500, are written to run/play.gif" in shown
 
 

@@ -112,7 +112,7 @@ def test_the_checkpoint_of_the_lowest_validation_loss_can_be_evaluated(data, cap
     printed = capsys.readouterr().out
     assert "Checkpoint with the lowest validation loss" in printed
     assert "Last checkpoint" not in printed
-    assert list((run / "evaluation-validation").glob("events*"))
+    assert EventAccumulator(str(run)).Reload().Scalars("evaluation_validation/mean_reward")
     main(["evaluate", str(run), *words])
     assert "Last checkpoint" in capsys.readouterr().out
 

@@ -71,8 +71,8 @@ def test_a_run_writes_the_output_of_the_callbacks(finished):
 
 
 def test_hyperparameters_are_written_once(finished):
-    (file,) = finished.glob("*tfevents*.0")
-    tags = [value.tag for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
+    events = [event for file in finished.glob("*tfevents*") for event in EventFileLoader(str(file)).Load()]
+    tags = [value.tag for event in events for value in event.summary.value]
     assert tags.count("_hparams_/session_start_info") == 1
 
 

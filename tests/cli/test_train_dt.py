@@ -233,9 +233,9 @@ def test_a_single_target_is_not_plotted(data, capsys):
     assert not Path("run/targets.png").exists()
 
 
-def mean_reward(group="evaluation"):
+def mean_reward(group="evaluation", run="run"):
     """Return the last mean return in the log of the run: "eval" of the training, "evaluation" after it."""
-    return EventAccumulator("run").Reload().Scalars(f"{group}/mean_reward")[-1].value
+    return EventAccumulator(run).Reload().Scalars(f"{group}/mean_reward")[-1].value
 
 
 PAID_AT_THE_END = ["--env-kwargs", '{"sutton_barto_reward": true}']
@@ -293,7 +293,7 @@ def test_datasets_without_environment_need_one_for_evaluation(nameless, capsys):
     assert "or train without evaluation: --episodes 0" in message
     assert not Path("runs").exists()
     train("--dataset", nameless, "--env", "CartPole-v1", "--run", "named")
-    assert mean_reward("named") > 5
+    assert mean_reward("eval", "named") > 5
 
 
 def test_joined_data_of_several_environments_need_one_for_evaluation(minari_root, capsys):

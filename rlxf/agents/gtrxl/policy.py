@@ -98,7 +98,7 @@ class GTrXLPolicy(RecurrentPolicy):
         )
         check_exits(core, action_space)
         self._missing_state_warning = MissingStateWarning(stacklevel=7)
-        self.network_step: EagerStep | CompiledStep = EagerStep()
+        self.network_step: EagerStep | CompiledStep | None = None  # None: operation by operation, in `act`
         self.precision = precision
         self.core, self.persist_memory_across_episodes = core, persist_memory_across_episodes
         self.features_extractor = self.make_features_extractor()
@@ -169,7 +169,11 @@ class GTrXLPolicy(RecurrentPolicy):
     ) -> tuple[Tensor, Tensor, OutputCheck]:
         """Run the transformer like `act`; also return the check of the outputs, for after the actions."""
         before = state.cache.recurrent
-        tokens, latent, hidden = self.network_step(self, obs, state.action, index, state.cache)
+        if self.network_step is None:
+            tokens = self.tokens(obs, state.action)
+            latent, hidden = self.transformer.step(tokens, index, state.cache)
+        else:
+            tokens, latent, hidden = self.network_step(self, obs, state.action, index, state.cache)
         latent, check = check_outputs_later(
             self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent
         )

@@ -17,7 +17,7 @@ from rlxf.envs import make_vec_env
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
 
 ELSEWHERE = {"policy", "env", "core", "memory_length", "device", "policy_kwargs"}
-NOT_OF_LEARNING = {"tensorboard_log", "stats_window_size", "verbose", "_init_setup_model"}
+NOT_OF_LEARNING = {"tensorboard_log", "stats_window_size", "verbose", "compile", "_init_setup_model"}
 
 
 def tmaze(n_envs: int = 2):
