@@ -3,24 +3,13 @@
 import math
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from tyro.conf import Positional
-
-from rlxf.cli.options import (
-    Command,
-    Device,
-    Json,
-    Trust,
-    check_counts,
-    check_not_negative,
-    json_object,
-    options,
-)
+from rlxf.cli.options import check_counts, check_not_negative, json_object, options
 from rlxf.cli.output import print_out
+from rlxf.cli.playback_command import PlaybackCommand
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -35,7 +24,7 @@ MAX_WEIGHTS = 4_000_000
 
 
 @options
-class AttentionPage(Command):
+class AttentionPage(PlaybackCommand):
     """Write a page that shows what the agent of a run attends to.
 
     The agent plays an episode. The page is one HTML file, which any browser shows without a network. It has
@@ -46,25 +35,12 @@ class AttentionPage(Command):
     Example: rlxf attention runs/gtrxl-rlxf-TMaze-v0-0
     """
 
-    run: Positional[Path]
-    """Folder of a run, or a checkpoint file of an agent, with --env."""
-    checkpoint: Literal["last", "best", "validation"] = "last"
-    """Checkpoint of a run: the last one, the best one of the evaluations during training, or the one with the
-    lowest validation loss."""
-    env: str | None = None
-    """Gymnasium id of the environment. None means the environment of the run, or of the training data."""
-    env_kwargs: Json = field(default_factory=dict)
-    """Arguments of the environment as a JSON object. Without --env they update those of the run."""
-    seed: int = 1_000_000
-    """Seed of the environment, by default that of "rlxf evaluate"."""
     max_steps: int = 500
     """Largest number of steps. The page states whether the episode went on.
     It shows fewer steps of cores with many layers and heads, so that its weights take at most about 20 MB."""
     output: Path | None = None
     """Path of the page, which is replaced if it exists. None means attention.html in the run folder, or
     next to the checkpoint file."""
-    trust: Trust = False
-    device: Device = "auto"
 
     def prepare(self) -> Callable[[], None]:
         """Load the agent, make its environment, and return the function that writes the page."""

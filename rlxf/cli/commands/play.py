@@ -3,24 +3,12 @@
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import field
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from tyro.conf import Positional
-
-from rlxf.cli.options import (
-    Command,
-    Device,
-    Json,
-    Trust,
-    check_counts,
-    check_not_negative,
-    json_object,
-    options,
-)
+from rlxf.cli.options import check_counts, check_not_negative, json_object, options
 from rlxf.cli.output import print_out
+from rlxf.cli.playback_command import PlaybackCommand
 
 if TYPE_CHECKING:
     import gymnasium
@@ -31,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @options
-class Play(Command):
+class Play(PlaybackCommand):
     """Show the agent of a run, or of a checkpoint file, acting in its environment, and print its returns.
 
     With a display, the environment opens a window if it can. Otherwise its states are printed as text, or
@@ -41,23 +29,10 @@ class Play(Command):
     Example: rlxf play runs/gtrxl-rlxf-TMaze-v0-0
     """
 
-    run: Positional[Path]
-    """Folder of a run, or a checkpoint file of an agent, with --env."""
     episodes: int = 1
     """Number of episodes."""
-    checkpoint: Literal["last", "best", "validation"] = "last"
-    """Checkpoint of a run: the last one, the best one of the evaluations during training, or the one with the
-    lowest validation loss."""
-    env: str | None = None
-    """Gymnasium id of the environment. None means the environment of the run, or of the training data."""
-    env_kwargs: Json = field(default_factory=dict)
-    """Arguments of the environment as a JSON object. Without --env they update those of the run."""
     fps: float | None = None
     """Frames per second of text on a terminal and of the GIF. None means those of the environment."""
-    seed: int = 1_000_000
-    """Seed of the environment, by default that of "rlxf evaluate"."""
-    trust: Trust = False
-    device: Device = "auto"
 
     def prepare(self) -> Callable[[], None]:
         """Open the run, make its environment, and return the playback to run."""
