@@ -33,46 +33,43 @@ class NetworkOutputs(NamedTuple):
     hidden: Tensor
 
 
-class EagerStep:
-    """Step whose operations torch runs one by one."""
+def eager_step(
+    policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
+) -> NetworkOutputs:
+    """Run the network for one step of E environments, operation by operation, without gradient.
 
-    def __call__(
-        self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
-    ) -> NetworkOutputs:
-        """Run the network for one step of E environments, without gradient.
-
-        Args:
-            policy: the policy.
-            obs: a batch of E observations.
-            action: (E, A), the encoded previous actions.
-            index: (E, 1), position and episode of the step.
-            cache: KV cache, updated in place.
-        """
-        tokens = policy.tokens(obs, action)
-        return NetworkOutputs(tokens, *policy.transformer.step(tokens, index, cache))
+    Args:
+        policy: the policy.
+        obs: a batch of E observations.
+        action: (E, A), the encoded previous actions.
+        index: (E, 1), position and episode of the step.
+        cache: KV cache, updated in place.
+    """
+    tokens = policy.tokens(obs, action)
+    return NetworkOutputs(tokens, *policy.transformer.step(tokens, index, cache))
 
 
 class CompiledStep:
     """Step that is compiled at its first call for each number of environments.
 
-    Outputs differ from those of `EagerStep` by rounding. If a step cannot be compiled, this class warns once
-    and runs an `EagerStep`.
+    Outputs differ from those of `eager_step` by rounding. If a step cannot be compiled, this class warns once
+    and runs `eager_step`.
     """
 
     def __init__(self) -> None:
         self._steps: dict[tuple[tuple[int, ...], ...], _CompiledFor] = {}
-        self._eager, self._is_usable = EagerStep(), True
+        self._is_usable = True
 
     def __call__(
         self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
     ) -> NetworkOutputs:
-        """Run the network for one step; see `EagerStep`.
+        """Run the network for one step; see `eager_step`.
 
         Warns:
             UserWarning: once, if the step cannot be compiled; the message names the reason.
         """
         step = None if is_tracing() or policy.training else self._step_for(policy, obs, action, index, cache)
-        return (step or self._eager)(policy, obs, action, index, cache)
+        return (step or eager_step)(policy, obs, action, index, cache)
 
     def _step_for(
         self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
@@ -97,7 +94,7 @@ class CompiledStep:
 
 
 class _CompiledFor:
-    """Compiled step for observations and caches of certain shapes; arguments as in `EagerStep`."""
+    """Compiled step for observations and caches of certain shapes; arguments as in `eager_step`."""
 
     def __init__(
         self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
@@ -186,7 +183,7 @@ class StepFunction(nn.Module):
         obs = dict(zip(self._keys, tensors, strict=False)) if self._keys else tensors[0]
         state = dict(zip(self.names, tensors[number:], strict=True))
         cache = replace(with_tensors(self._template, state, skipped=FIXED), slot=slot)
-        outputs = EagerStep()(self.policy, obs, action, TokenIndex(position, episode), cache)
+        outputs = eager_step(self.policy, obs, action, TokenIndex(position, episode), cache)
         after = named_tensors(cache, skipped=FIXED)
         return *outputs, *(after[name] for name in self.replaced)
 
@@ -201,7 +198,7 @@ class StepFunction(nn.Module):
         before = named_tensors(cache, skipped=FIXED)
         start = torch.zeros_like(cache.index.position[:, :1])
         action = torch.zeros(len(start), self.policy.encoded_action_width)
-        EagerStep()(self.policy, obs, action, TokenIndex(start, start), cache)
+        eager_step(self.policy, obs, action, TokenIndex(start, start), cache)
         after = named_tensors(cache, skipped=FIXED)
         names = [name for name in self.names if after[name] is not before[name]]
         if names != [name for name in self.names if name.startswith("recurrent.")]:

@@ -26,7 +26,7 @@ from rlxf.agents.common.numerics import OutputCheck, check_outputs, check_output
 from rlxf.agents.common.precision import Precision, mixed_precision
 from rlxf.agents.gtrxl.core import check_exits
 from rlxf.agents.gtrxl.heads import PopArtHead, probability_margins
-from rlxf.agents.gtrxl.network_step import CompiledStep, EagerStep
+from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentPolicy, RecurrentPolicyState
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
@@ -98,7 +98,7 @@ class GTrXLPolicy(RecurrentPolicy):
         )
         check_exits(core, action_space)
         self._missing_state_warning = MissingStateWarning(stacklevel=7)
-        self.network_step: EagerStep | CompiledStep | None = None  # None: operation by operation, in `act`
+        self.network_step: CompiledStep | None = None  # None: operation by operation, in `act_unchecked`
         self.precision = precision
         self.core, self.persist_memory_across_episodes = core, persist_memory_across_episodes
         self.features_extractor = self.make_features_extractor()

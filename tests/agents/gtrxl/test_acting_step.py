@@ -34,6 +34,7 @@ from tests.agents.gtrxl.worlds import (
     OBSERVATIONS,
     SMALL_EXTRACTOR,
     recurrent_core,
+    sampled,
     scripts,
     shifted,
     small_agent,
@@ -63,14 +64,6 @@ def named(observations):
     return {f"observation.{key}": torch.as_tensor(value) for key, value in observations.items()}
 
 
-def sampled(space):
-    """Return observations of all environments."""
-    values = [space.sample() for _ in range(ENVS)]
-    if not isinstance(values[0], dict):
-        return np.stack(values)
-    return {key: np.stack([value[key] for value in values]) for key in values[0]}
-
-
 @torch.no_grad()
 def largest_difference(agent, function, step, steps=40):
     """Return the largest difference between actions of `predict` and of the functional step."""
@@ -78,7 +71,7 @@ def largest_difference(agent, function, step, steps=40):
     space.seed(0)
     normalizer, state, tensors, seen = agent.get_vec_normalize_env(), None, step.state, []
     for number in range(steps):
-        start, raw = (rng.random(ENVS) < 0.1) | (number == 0), sampled(space)
+        start, raw = (rng.random(ENVS) < 0.1) | (number == 0), sampled(space, ENVS)
         observation = raw if normalizer is None else normalizer.normalize_obs(raw)
         expected, state = agent.predict(observation, state, start, deterministic=True)
         actions, tensors = function(named(raw), torch.as_tensor(start), tensors)
@@ -149,7 +142,7 @@ def test_memory_across_episodes_ignores_episode_starts():
 
 def test_tracing_does_not_change_the_agent():
     agent = small(core=CORES["CoPE"])
-    observation = sampled(agent.observation_space)
+    observation = sampled(agent.observation_space, ENVS)
     before, _ = agent.predict(observation, deterministic=True)
     traced(agent, GTrXLActingStep(agent.policy, None, ENVS))
     np.testing.assert_array_equal(agent.predict(observation, deterministic=True)[0], before)
@@ -207,7 +200,7 @@ class FirstStep(torch.nn.Module):
 def test_policy_can_be_traced_as_in_the_guide_of_sb3():
     agent = small("Discrete")
     agent.policy.set_training_mode(False)
-    observation = torch.as_tensor(sampled(agent.observation_space))
+    observation = torch.as_tensor(sampled(agent.observation_space, ENVS))
     module = FirstStep(agent.policy)
     with silenced():
         jitted = torch.jit.trace(module, observation)

@@ -12,13 +12,14 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from rlxf.agents.common import compiled_function
 from rlxf.agents.gtrxl import GTrXLPPO, network_step
-from rlxf.agents.gtrxl.network_step import CompiledStep, EagerStep
+from rlxf.agents.gtrxl.network_step import CompiledStep, eager_step
 from rlxf.attention import ACT, GRU, KNN, LRU, XL, AdaptiveSpan, RoPE, Window
 from rlxf.attention.functional_step import named_tensors
 from tests.agents.gtrxl.worlds import (
     MIXED,
     OBSERVATIONS,
     recurrent_core,
+    sampled,
     scripts,
     small_agent,
     small_core,
@@ -43,21 +44,13 @@ def agent_of(policy="MlpGTrXLPolicy", **changes):
     return small_agent(env, policy, n_envs=ENVS, **changes)
 
 
-def sampled(space):
-    """Return observations of all environments."""
-    values = [space.sample() for _ in range(ENVS)]
-    if not isinstance(values[0], dict):
-        return np.stack(values)
-    return {key: np.stack([value[key] for value in values]) for key in values[0]}
-
-
 def steps(agent, number):
     """Yield random observations, previous actions and indices of the steps of some episodes."""
     policy, generator = agent.policy, torch.Generator().manual_seed(0)
     state, start = policy.initial_state(ENVS), torch.ones(ENVS, dtype=torch.bool)
     agent.observation_space.seed(0)
     for _ in range(number):
-        obs, _ = policy.obs_to_tensor(sampled(agent.observation_space))
+        obs, _ = policy.obs_to_tensor(sampled(agent.observation_space, ENVS))
         yield obs, torch.randn(state.action.shape, generator=generator), state.advance(start)
         start = torch.rand(ENVS, generator=generator) < 0.2
 
@@ -72,7 +65,7 @@ def largest_difference(agent, step, number=30):
     policy.set_training_mode(False)
     caches = [policy.initial_state(ENVS).cache for _ in range(2)]
     for obs, action, index in steps(agent, number):
-        runs = zip((EagerStep(), step), caches, strict=True)
+        runs = zip((eager_step, step), caches, strict=True)
         one, other = (
             [*run(policy, obs, action, index, cache), *named_tensors(cache).values()] for run, cache in runs
         )
@@ -90,7 +83,7 @@ def actions(agent, number=30):
     agent.observation_space.seed(0)
     agent.set_random_seed(0)
     for _ in range(number):
-        action, state = agent.predict(sampled(agent.observation_space), state, start)
+        action, state = agent.predict(sampled(agent.observation_space, ENVS), state, start)
         start = rng.random(ENVS) < 0.2
         chosen.append(action)
     return np.stack(chosen)
@@ -148,17 +141,17 @@ def test_predict_and_rollouts_use_the_compiled_step(compiled_agent, monkeypatch)
     assert isinstance(copied.network_step, CompiledStep)
     assert not copied.network_step._steps
     compiled_actions = actions(compiled_agent)
-    monkeypatch.setattr(EagerStep, "__call__", None)
+    monkeypatch.setattr(network_step, "eager_step", None)
     np.testing.assert_array_equal(actions(compiled_agent), compiled_actions)
     monkeypatch.undo()
-    monkeypatch.setattr(compiled_agent.policy, "network_step", EagerStep())
+    monkeypatch.setattr(compiled_agent.policy, "network_step", None)
     np.testing.assert_array_equal(actions(compiled_agent), compiled_actions)
 
 
 @needs_compiler
 @pytest.mark.slow
 def test_predict_does_not_change_the_state_that_it_is_given(compiled_agent):
-    obs = sampled(compiled_agent.observation_space)
+    obs = sampled(compiled_agent.observation_space, ENVS)
     _, state = compiled_agent.predict(obs)
     before = {name: x.clone() for name, x in named_tensors(state).items()}
     first = compiled_agent.policy.action_logits(obs, state)[0]
@@ -174,7 +167,7 @@ def assert_warns_and_acts_alike(agent, message):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         actions(agent)
-    agent.policy.network_step = EagerStep()
+    agent.policy.network_step = None
     np.testing.assert_array_equal(given, actions(agent))
 
 

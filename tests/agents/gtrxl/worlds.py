@@ -90,6 +90,14 @@ def scripts(
     return DummyVecEnv([lambda s=s, e=e: Scripted(e, *s) for s, e in zip(spaces_of, ends, strict=True)])
 
 
+def sampled(space: spaces.Space, envs: int) -> Any:
+    """Return random observations of a space for E environments."""
+    values = [space.sample() for _ in range(envs)]
+    if not isinstance(values[0], dict):
+        return np.stack(values)
+    return {key: np.stack([value[key] for value in values]) for key in values[0]}
+
+
 def next_step_scripts(ends: Sequence[Sequence[int]]) -> SyncVectorEnv:
     """Return the environments of `scripts` as a Gymnasium vector environment with filler rows."""
     made = [lambda e=e: Scripted(e, *_copies(VECTOR, ACTIONS["Discrete"])) for e in ends]
