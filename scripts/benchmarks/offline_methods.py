@@ -18,7 +18,12 @@ from benchmarks.offline_setting import Setting
 from benchmarks.process_memory import peak_bytes, resident_bytes
 from benchmarks.update_clock import UpdateClock
 from rlxf import BehaviorCloning, DecisionTransformer, ReturnConditionedMLP, evaluate
-from rlxf.agents.decision_transformer.conditioning import ElasticHistory, MaxReturn, SampledReturn
+from rlxf.agents.decision_transformer.conditioning import (
+    ElasticHistory,
+    HighestValueReturn,
+    MaxReturn,
+    SampledReturn,
+)
 from rlxf.agents.mlp.behavior_cloning import check_share
 from rlxf.agents.mlp.return_conditioned import check_returns_differ
 from rlxf.agents.offline.objectives import QRegularized
@@ -251,6 +256,9 @@ METHODS = {
     ),
     "dt-q-max": decision_transformer(
         "DT, QRegularized, MaxReturn", objective=QRegularized(), conditioning=MaxReturn()
+    ),
+    "dt-q-value": decision_transformer(
+        "DT, QRegularized, HighestValueReturn", objective=QRegularized(), conditioning=HighestValueReturn()
     ),
     "hf": Method("HF DT, highest target", None, check_vectors, other_sizes),
 }

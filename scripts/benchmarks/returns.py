@@ -51,9 +51,9 @@ class Returns:
     drawn by the return of their episode, ReturnWeighted(0.1)), rvs (return-conditioned perceptron), dt
     (Decision Transformer), dt-weighted (sampled like bc-weighted), dt-q (with QRegularized), dt-max,
     dt-elastic, dt-sampled (with MaxReturn, ElasticHistory or SampledReturn in place of a target return),
-    dt-q-max (QRegularized and MaxReturn), hf (HF's Decision Transformer). The target of rvs, dt, dt-weighted,
-    dt-q and hf is the highest return of the data. Methods that the data do not allow are left out with the
-    reason.
+    dt-q-max (QRegularized and MaxReturn), dt-q-value (QRegularized and HighestValueReturn), hf (HF's Decision
+    Transformer). The target of rvs, dt, dt-weighted, dt-q and hf is the highest return of the data. Methods
+    that the data do not allow are left out with the reason.
 
     Each result is that of the last checkpoint. All datasets have the same sizes and learning rates. Policies
     are deterministic, except that dt-sampled samples, as in its source. Scores are normalized if the data

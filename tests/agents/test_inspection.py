@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from rlxf import BehaviorCloning
-from rlxf.agents.decision_transformer.conditioning import ElasticHistory, MaxReturn
+from rlxf.agents.decision_transformer.conditioning import ElasticHistory, HighestValueReturn, MaxReturn
 from rlxf.agents.inspection import (
     PREDICTED_TOKENS,
     TARGET_TOKENS,
     check_readable,
     episode_inspector,
 )
+from rlxf.agents.offline.objectives import QRegularized
 from rlxf.attention import Add, TransformerSpec
 from rlxf.attention.transformer import attention_weights, gate_activations
 from tests.agents.decision_transformer import test_episode_context as episodes
@@ -93,6 +94,9 @@ EPISODES = {
     },
     "predicted return": lambda: offline_episode(offline.small_agent(conditioning=MaxReturn())),
     "elastic history": lambda: offline_episode(offline.small_agent(conditioning=ElasticHistory())),
+    "highest value": lambda: offline_episode(
+        offline.small_agent(conditioning=HighestValueReturn(), objective=QRegularized(hidden_sizes=(8,)))
+    ),
 }
 each_episode = pytest.mark.parametrize("name", EPISODES)
 

@@ -261,8 +261,8 @@ FILES = {
     f"[settings]\nenv = 'CartPole-v1'\n{RUN}[search]\ncore.width = [8, 16]\n",
 }
 """Path -> content of the files of examples."""
-DURATIONS = {"--total-timesteps": 8192, "--steps": 2048, "--updates": 20}
-"""Options of examples that are limited in the test; the first one to four rollouts, with evaluations."""
+DURATIONS = {"--total-timesteps": 4096, "--steps": 2048, "--updates": 20, "--episodes": 20}
+"""Options of examples that are limited in the test; the first one to two rollouts, with evaluations."""
 
 
 def shortened(example: str) -> list[str]:
@@ -276,7 +276,7 @@ def shortened(example: str) -> list[str]:
 
 def test_only_durations_of_examples_are_shortened():
     words = shortened("train x --total-timesteps 20000 --updates 5 --episodes 500 --steps 9999")
-    assert " ".join(words) == "train x --total-timesteps 8192 --updates 5 --episodes 500 --steps 2048"
+    assert " ".join(words) == "train x --total-timesteps 4096 --updates 5 --episodes 20 --steps 2048"
 
 
 @pytest.mark.slow
@@ -288,4 +288,4 @@ def test_examples_of_help_texts_run(capsys, minari_root):
     train("--run", "runs/tmaze-calm", "--core.depth", "calm", "--core.layers", "2")
     for home in (COMMANDS[words] for words in COMMANDS if words not in NEED_THE_NETWORK):
         main(shortened(re.search(r"Example: rlxf (.+)", resolve_name(home).__doc__)[1]))
-    assert "Evaluation over 500 episodes" in capsys.readouterr().out
+    assert "Evaluation over 20 episodes" in capsys.readouterr().out

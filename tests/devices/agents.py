@@ -14,7 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 
 from rlxf import BehaviorCloning, DecisionTransformer, GTrXLPPO, ReturnConditionedMLP
-from rlxf.agents.decision_transformer import ElasticHistory, MaxReturn, SampledReturn
+from rlxf.agents.decision_transformer import ElasticHistory, HighestValueReturn, MaxReturn, SampledReturn
 from rlxf.agents.gtrxl.environments import rollout_envs
 from rlxf.agents.offline.objectives import MaximumEntropy, QRegularized
 from rlxf.attention import CALM, KNN, RMT, Compressive, Full, GatedDeltaNet, Window, XLRelative
@@ -55,6 +55,10 @@ OFFLINE: dict[str, tuple[type, dict[str, Any]]] = {
     "context episode": (DecisionTransformer, {"core": recurrent_core(), "context": "episode"}),
     "MaxReturn": (DecisionTransformer, {"conditioning": MaxReturn()}),
     "ElasticHistory": (DecisionTransformer, {"conditioning": ElasticHistory()}),
+    "HighestValueReturn": (
+        DecisionTransformer,
+        {"conditioning": HighestValueReturn(), "objective": QRegularized(hidden_sizes=(8,))},
+    ),
     "SampledReturn": (DecisionTransformer, {"conditioning": SampledReturn()}),
     "QRegularized": (DecisionTransformer, {"objective": QRegularized(hidden_sizes=(8,))}),
     "MaximumEntropy": (DecisionTransformer, {"objective": MaximumEntropy()}),

@@ -2,6 +2,7 @@
 
 from rlxf.agents.decision_transformer.conditioning import (
     ElasticHistory,
+    HighestValueReturn,
     MaxReturn,
     SampledReturn,
     TargetReturn,
@@ -18,6 +19,7 @@ __all__ = [
     "TargetReturn",
     "MaxReturn",
     "ElasticHistory",
+    "HighestValueReturn",
     "SampledReturn",
     "decision_transformer",
     "KZL",

@@ -63,6 +63,10 @@ class ExpectileHead(ReturnHead):
         predicted: Tensor = self.low + self.span * self.net(y)[..., 0]
         return predicted
 
+    def spread(self, number: int) -> Tensor:
+        """Return evenly spaced returns from the smallest to the largest of the data, (number,)."""
+        return self.low + self.span * torch.linspace(0, 1, number, device=self.low.device)
+
 
 class DistributionHead(ReturnHead):
     """Return head of `SampledReturn`, a categorical distribution over values of the return-to-go."""
@@ -194,6 +198,35 @@ class ElasticHistory(MaxReturn):
 
 
 @dataclass(frozen=True)
+class HighestValueReturn(MaxReturn):
+    r"""`MaxReturn` that acts for that return, of several, whose action has the highest value of a critic.
+
+    The candidates are the return that `MaxReturn` predicts, and returns evenly spaced from the smallest to
+    the largest return-to-go of the data. The policy chooses an action a for each of them, and the one with
+    the largest ``min_i Q_i(s, a)`` is taken. A return that the data never contain after this history can thus
+    be chosen where its action is better. The objective must be `QRegularized`, which trains the critic.
+
+    Source: Hu et al. 2024, arXiv:2405.17098 (QT), section 4, where the user gives the candidates.
+
+    Args:
+        expectile: see `MaxReturn`.
+        candidates: number of evenly spaced returns. An acting step costs about as much as one of `MaxReturn`
+            in 2 + candidates environments.
+
+    Raises:
+        TypeError: if expectile is not a number, or candidates is not an int.
+        ValueError: if expectile is not from 0.5 to below 1, or candidates is less than 2.
+    """
+
+    paper: ClassVar[str] = "Hu et al. 2024, arXiv:2405.17098"
+    candidates: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("HighestValueReturn candidates", self.candidates, least=2)
+
+
+@dataclass(frozen=True)
 class SampledReturn(PredictedReturn):
     r"""Condition actions on a return drawn from ``p(R | history) exp(kappa (R - R_min) / (R_max - R_min))``.
 
@@ -224,9 +257,10 @@ class SampledReturn(PredictedReturn):
         return DistributionHead(width, self.bins, self.optimality)
 
 
-Conditioning: TypeAlias = TargetReturn | MaxReturn | ElasticHistory | SampledReturn
+Conditioning: TypeAlias = TargetReturn | MaxReturn | ElasticHistory | HighestValueReturn | SampledReturn
 CONDITIONINGS: dict[str, type[Conditioning]] = {
-    choice.__name__: choice for choice in (TargetReturn, MaxReturn, ElasticHistory, SampledReturn)
+    choice.__name__: choice
+    for choice in (TargetReturn, MaxReturn, ElasticHistory, HighestValueReturn, SampledReturn)
 }
 
 

@@ -20,6 +20,7 @@ from rlxf.agents.decision_transformer.calibration import measure_exits
 from rlxf.agents.decision_transformer.conditioning import (
     Conditioning,
     ElasticHistory,
+    HighestValueReturn,
     MaxReturn,
     SampledReturn,
     TargetReturn,
@@ -33,6 +34,7 @@ from rlxf.agents.decision_transformer.config import (
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
 from rlxf.agents.decision_transformer.elastic_history import ElasticHistoryModel
 from rlxf.agents.decision_transformer.episode_context import EpisodeModel
+from rlxf.agents.decision_transformer.highest_value import HighestValueReturnModel
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.online_finetuning import OnlineFinetuning
 from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel
@@ -57,6 +59,7 @@ PREDICTING_MODELS: dict[type, type[PredictedReturnModel]] = {
     MaxReturn: PredictedReturnModel,
     SampledReturn: PredictedReturnModel,
     ElasticHistory: ElasticHistoryModel,
+    HighestValueReturn: HighestValueReturnModel,
 }
 """Model by conditioning, if the model predicts the return."""
 
@@ -96,8 +99,8 @@ class DecisionTransformer(OnlineFinetuning):
             needs a core with memory or recurrence. Gradients reach as far back as the start of the window of
             K steps.
         conditioning: None for `TargetReturn`: the user gives a target return. With `MaxReturn`,
-            `ElasticHistory` or `SampledReturn`, the model predicts the return on which it conditions its
-            actions, and no target is given.
+            `ElasticHistory`, `HighestValueReturn` or `SampledReturn`, the model chooses the return on which
+            it conditions its actions, and no target is given.
         weight_averaging: decay of an exponential moving average of the weights, e.g. 0.999; None for none.
             The average acts and is the policy of a file, which also holds the newest weights. It covers about
             the last ``1 / (1 - decay)`` updates and starts with the first one (`WeightAverage`).

@@ -89,9 +89,9 @@ class OfflineOptions(WindowOptions):
     '{"name": "QRegularized", "eta": 2}'. MaximumEntropy trains a stochastic policy, which can be fine-tuned
     online; QRegularized adds a critic."""
     conditioning: str = TargetReturn.__name__
-    """Return on which actions are conditioned: TargetReturn, or a return that the model predicts: MaxReturn,
-    ElasticHistory or SampledReturn. A JSON object gives options, e.g.
-    '{"name": "MaxReturn", "expectile": 0.9}'."""
+    """Return on which actions are conditioned: TargetReturn, or a return that the model chooses: MaxReturn,
+    ElasticHistory, SampledReturn or, with objective QRegularized, HighestValueReturn. A JSON object gives
+    options, e.g. '{"name": "MaxReturn", "expectile": 0.9}'."""
     state_loss_weight: float = DEFAULTS["state_loss_weight"]
     """Weight of an auxiliary loss, the error of the predicted next observation. 0 means no such loss."""
     return_loss_weight: float = DEFAULTS["return_loss_weight"]

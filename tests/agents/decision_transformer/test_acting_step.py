@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from rlxf.agents.decision_transformer.acting_step import acting_step
-from rlxf.agents.decision_transformer.conditioning import ElasticHistory, MaxReturn, SampledReturn
+from rlxf.agents.decision_transformer.conditioning import (
+    ElasticHistory,
+    HighestValueReturn,
+    MaxReturn,
+    SampledReturn,
+)
+from rlxf.agents.offline.objectives import QRegularized
 from rlxf.attention import GatedDeltaNet, TransformerSpec
 from rlxf.envs.wrappers import encoded_observation_space
 from rlxf.export.formats import silenced, trace
@@ -105,9 +111,12 @@ def test_step_equals_predict_for_all_observations(observations):
     assert largest_difference(agent, step_of(agent), step_of(agent)) < 1e-5
 
 
-@pytest.mark.parametrize("conditioning", [MaxReturn(), SampledReturn(bins=7), ElasticHistory()])
+@pytest.mark.parametrize(
+    "conditioning", [MaxReturn(), SampledReturn(bins=7), ElasticHistory(), HighestValueReturn()]
+)
 def test_exported_step_predicts_returns(conditioning):
-    agent = small_agent(some_trajectories(NESTED), conditioning=conditioning)
+    objective = QRegularized(hidden_sizes=(8,))
+    agent = small_agent(some_trajectories(NESTED), conditioning=conditioning, objective=objective)
     step = step_of(agent)
     with silenced():
         program = trace(step, vars(agent.policy.transformer.spec))

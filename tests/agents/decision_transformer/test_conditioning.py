@@ -11,11 +11,13 @@ from rlxf.agents.decision_transformer.conditioning import (
     DistributionHead,
     ElasticHistory,
     ExpectileHead,
+    HighestValueReturn,
     MaxReturn,
     SampledReturn,
     expectile_loss,
 )
 from rlxf.agents.decision_transformer.model import DECISION_TOKENS, FIRST_TOKENS
+from rlxf.agents.offline.objectives import QRegularized
 from rlxf.attention import CALM, XL, Window, XLRelative
 from rlxf.data import Windows
 from tests.agents.decision_transformer.worlds import (
@@ -25,6 +27,7 @@ from tests.agents.decision_transformer.worlds import (
     some_trajectories,
 )
 
+CRITIC = QRegularized(hidden_sizes=(8,))
 PREDICTED = {"MaxReturn": MaxReturn(), "SampledReturn": SampledReturn(bins=7)}
 
 
@@ -215,6 +218,45 @@ def model_window(window, length):
     mask = window.mask.clone()
     mask[:, : mask.shape[1] - length] = False
     return replace(window, mask=mask)
+
+
+@pytest.mark.parametrize("action_space", ["Box", "Discrete", "MultiDiscrete"])
+@torch.no_grad()
+def test_the_return_whose_action_has_the_highest_value_is_chosen(action_space):
+    data = some_trajectories(action_space=ACTIONS[action_space])
+    agent = small_agent(data, conditioning=HighestValueReturn(candidates=4), objective=CRITIC)
+    model, state, chosen = agent.policy.eval(), None, set()
+    model.loss.critic.nets[0][-1].weight *= 50  # makes the values of the candidates differ
+    model.tokens.return_embedding.weight *= 50
+    low, high = data.return_to_go.min(), data.return_to_go.max()
+    for observations, start in plain_observations(data):
+        actions, state = agent.predict(observations, state, start)
+        y = model.outputs(state, slice(None))[:, -3]
+        predicted = model.return_head.choose(y, deterministic=True)
+        for row in range(2):
+            window, values, played = state.rows(torch.tensor([row])), [], []
+            candidates = [predicted[row].item(), *np.linspace(low, high, 4)]
+            for candidate in candidates:
+                changed = window.return_to_go.clone()
+                changed[0, -1] = float(candidate)
+                y = model.outputs(replace(window, return_to_go=changed))[0, -1]
+                action = model.loss.head.choose(y, deterministic=True)
+                encoded = model.tokens.actions(action)[None]
+                values.append(min(float(q) for q in model.loss.critic(window.features[:, -1], encoded)[:, 0]))
+                played.append(action.numpy())
+            best = int(np.argmax(values))
+            assert window.return_to_go[0, -1].item() == pytest.approx(candidates[best], rel=1e-4, abs=1e-5)
+            np.testing.assert_allclose(actions[row], played[best], rtol=1e-4, atol=1e-5)
+            chosen.add(best)
+    assert len(chosen) > 1
+
+
+def test_values_of_a_critic_need_one():
+    with pytest.raises(ValueError, match=r"which objective=Imitation\(\) does not train; use objective=QReg"):
+        small_agent(conditioning=HighestValueReturn())
+    for candidates, error in ((1, ValueError), (2.5, TypeError)):
+        with pytest.raises(error, match="HighestValueReturn candidates"):
+            HighestValueReturn(candidates=candidates)
 
 
 def test_elastic_history_refuses_a_memory():

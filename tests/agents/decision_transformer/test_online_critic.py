@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import (
     ElasticHistory,
+    HighestValueReturn,
     MaximumEntropy,
     MaxReturn,
     QRegularized,
@@ -34,6 +35,7 @@ CONDITIONINGS = {
     "maximum": MaxReturn(),
     "elastic": ElasticHistory(),
     "sampled": SampledReturn(bins=5),
+    "highest value": HighestValueReturn(candidates=3),
 }
 ROUNDS = {"n_envs": 2, "round_steps": 20, "round_updates": 2, "replay_episodes": 6}
 CRITIC = QRegularized(hidden_sizes=(8,))

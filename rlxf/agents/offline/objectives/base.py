@@ -45,6 +45,15 @@ class ObjectiveLoss(nn.Module, ABC):
         """True if the objective trains a critic, in units of the agent's ``return_scale``."""
         return type(self).add_critic is not ObjectiveLoss.add_critic
 
+    def action_values(self, features: Tensor, y: Tensor) -> Tensor:
+        """Return the critic's values (B,) of the deterministic actions, if there is a critic.
+
+        Args:
+            features: features of the observations, (B, F).
+            y: outputs of the transformer, (B, C).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no critic")
+
     def after_init(self) -> None:  # optional
         """Set state that depends on the initial weights."""
 

@@ -55,8 +55,8 @@ class QRegularized(ObjectiveSpec):
     Source: Hu et al. 2024, arXiv:2405.17098 (QT), section 4; with the normalization of TD3+BC (Fujimoto and
     Gu 2021, arXiv:2106.06860, section 4), and noise on target actions (TD3, arXiv:1802.09477, section 5.3).
     Other than in QT, the weight of the values grows at the beginning, target actions come from the trained
-    policy and not from an average of it, |Q| is that of the first network, and the agent acts from one return
-    instead of the best of several by Q.
+    policy and not from an average of it, and |Q| is that of the first network. The agent acts from one
+    return; `HighestValueReturn` chooses the best of several by Q, as in the paper.
 
     Args:
         eta: weight of the values, above 0; smaller values are closer to imitation.
@@ -182,6 +182,12 @@ class QRegularizedLoss(ObjectiveLoss):
         self.divergence.check(scale, batch)
         loss = parts["loss"] - self._weight() * value / scale.clamp(min=SMALLEST_SCALE) + critic_loss
         return parts | {"loss": loss, "critic_loss": critic_loss, "q": value, "q_target": target}
+
+    def action_values(self, features: Tensor, y: Tensor) -> Tensor:
+        """Return the smaller value of both critics, (B,)."""
+        action = self.head.actions(self.head.choose(y, deterministic=True))
+        smaller: Tensor = self.critic(features, action).amin(dim=0)
+        return smaller
 
     def _weight(self) -> Tensor:
         """Return the weight of the values in update n, ``eta min(1, n / (warmup_updates + 1))``."""
