@@ -62,8 +62,7 @@ class GTrXLActingStep(ActingStep):
     def _example_action(self) -> Tensor:
         with torch.no_grad():
             latent = torch.zeros(self.envs, self.policy.core.width)
-            actions: Tensor = self.policy.heads(latent)[0].get_actions(deterministic=True)
-        return actions
+            return self.policy.most_likely_actions(latent)
 
     def forward(
         self, observations: dict[str, Tensor], episode_start: Tensor, state: dict[str, Tensor]
@@ -73,7 +72,7 @@ class GTrXLActingStep(ActingStep):
         here = replace(before, cache=free_last_slot(before.cache))
         index = here.advance(episode_start)
         latent, _ = self.policy.act(as_observation(obs), here, index)
-        actions = self.policy.heads(latent)[0].get_actions(deterministic=True)
+        actions = self.policy.most_likely_actions(latent)
         here.action = self.policy.encode_actions(actions)
         return self.decode(actions), named_tensors(here)
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.distributions import (
+    CategoricalDistribution,
     DiagGaussianDistribution,
     Distribution,
     make_proba_distribution,
@@ -243,6 +244,18 @@ class GTrXLPolicy(RecurrentPolicy):
         if isinstance(self.action_dist, DiagGaussianDistribution):
             parameters += (self.log_std,)
         return self.action_dist.proba_distribution(*parameters)
+
+    def most_likely_actions(self, latent: Tensor) -> Tensor:
+        """Return the mode (N, ...) of the action distribution for outputs (N, C).
+
+        For categorical and Gaussian distributions, it is computed without the distribution, whose
+        normalization takes longer than the head.
+        """
+        if isinstance(self.action_dist, CategoricalDistribution):
+            return self.action_net(latent).argmax(dim=-1)
+        if isinstance(self.action_dist, DiagGaussianDistribution):
+            return self.action_net(latent)
+        return self.action_distribution(latent).mode()
 
     def reconstruction_error(self, latent: Tensor, obs: PyTorchObs) -> Tensor:
         """``|| W y - o ||^2 / dim(o)`` for each of N outputs y, with o the flattened observation: (N,).

@@ -54,11 +54,18 @@ class RecurrentPolicyState:
         """Kind and size of each part by name, equal for all states of one policy."""
         return self.cache.layout | {"previous action": self.action.shape[1]}
 
-    def advance(self, episode_start: Tensor) -> TokenIndex:
-        """Advance to the next token and return its index (E, 1); ``episode_start`` (E,) bool marks resets."""
-        self.position = torch.where(episode_start, 0, self.position + 1)
-        self.episode = self.episode + episode_start.long()
-        self.action = self.action.masked_fill(episode_start[:, None], 0.0)
+    def advance(self, episode_start: Tensor | None) -> TokenIndex:
+        """Advance to the next token and return its index (E, 1).
+
+        Args:
+            episode_start: (E,) bool, environments in which an episode starts; None if it is known on the host
+                that there are none, which saves operations.
+        """
+        self.position = self.position + 1
+        if episode_start is not None:
+            self.position = self.position.masked_fill(episode_start, 0)
+            self.episode = self.episode + episode_start.long()
+            self.action = self.action.masked_fill(episode_start[:, None], 0.0)
         return TokenIndex(self.position[:, None], self.episode[:, None])
 
     def store_encoded_action(self, action: Tensor, index: TokenIndex) -> None:
@@ -85,7 +92,7 @@ class RecurrentPolicyState:
 class PersistentPolicyState(RecurrentPolicyState):
     """Recurrent state that persists across episodes: positions count from the first step of all episodes."""
 
-    def advance(self, episode_start: Tensor) -> TokenIndex:
+    def advance(self, episode_start: Tensor | None) -> TokenIndex:
         """Advance like `RecurrentPolicyState`, but reset only environments without any previous step."""
         return super().advance(self.episode == EMPTY)
 
@@ -127,6 +134,10 @@ class RecurrentPolicy(BasePolicy):
     @abstractmethod
     def action_distribution(self, latent: Tensor) -> Distribution:
         """Return the action distribution for outputs (N, C)."""
+
+    @abstractmethod
+    def most_likely_actions(self, latent: Tensor) -> Tensor:
+        """Return the mode (N, ...) of the action distribution for outputs (N, C)."""
 
     @abstractmethod
     def heads(self, latent: Tensor) -> tuple[Distribution, Tensor]:
@@ -279,21 +290,27 @@ class RecurrentPolicy(BasePolicy):
         if self.retrieval is not None:
             return self.retrieval.choose(latent, deterministic)
         with unvalidated_distributions():
-            return self.action_distribution(latent).get_actions(deterministic=deterministic)
+            return (
+                self.most_likely_actions(latent)
+                if deterministic
+                else self.action_distribution(latent).sample()
+            )
 
     def _continue(
         self, state: RecurrentPolicyState | None, episode_start: np.ndarray | Tensor | None, batch: int
-    ) -> tuple[RecurrentPolicyState, Tensor]:
-        """Return a copy of the state, and which environments start an episode, (E,) bool."""
+    ) -> tuple[RecurrentPolicyState, Tensor | None]:
+        """Return a copy of the state, and which environments start an episode, as in `advance`."""
         if state is None:
             return self.initial_state(batch), torch.ones(batch, dtype=torch.bool, device=self.device)
         self._check_state(state, batch)
         if episode_start is None:
-            return state.copy(), torch.zeros(batch, dtype=torch.bool, device=self.device)
-        start = torch.atleast_1d(torch.as_tensor(episode_start, dtype=torch.bool, device=self.device))
-        if start.shape != (batch,):
-            raise ValueError(f"episode_start must have shape ({batch},), got {tuple(start.shape)}")
-        return state.copy(), start
+            return state.copy(), None
+        if (shape := tuple(np.shape(episode_start)) or (1,)) != (batch,):
+            raise ValueError(f"episode_start must have shape ({batch},), got {shape}")
+        if not isinstance(episode_start, Tensor) and not np.any(episode_start):
+            return state.copy(), None
+        start = torch.as_tensor(episode_start, dtype=torch.bool, device=self.device)
+        return state.copy(), torch.atleast_1d(start)
 
     def _check_state(self, state: RecurrentPolicyState, batch: int) -> None:
         """Raise an error unless a state is one of this policy, on its device, for ``batch`` environments."""

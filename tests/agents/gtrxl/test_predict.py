@@ -16,6 +16,7 @@ from tests.agents.gtrxl.worlds import (
     VECTOR,
     Scripted,
     last_outputs,
+    sampled,
     scripts,
     shifted,
     small_agent,
@@ -258,3 +259,26 @@ def test_predict_has_no_gradient(agent):
     agent.predict(observations()[0])
     assert all(parameter.grad is None for parameter in agent.policy.parameters())
     assert agent.observation_space == VECTOR
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_the_most_likely_action_is_the_mode_of_the_distribution(actions):
+    policy = small_agent(scripts(shifted(2), action_space=ACTIONS[actions])).policy
+    latent = 10 * torch.randn(50, policy.core.width)
+    with torch.no_grad():
+        assert torch.equal(policy.most_likely_actions(latent), policy.action_distribution(latent).mode())
+
+
+@pytest.mark.parametrize("persist", [False, True])
+def test_no_start_of_an_episode_equals_starts_that_are_all_false(persist):
+    env = scripts(shifted(ENVS), action_space=ACTIONS["Box of two axes"])
+    agent = small_agent(env, persist_memory_across_episodes=persist)
+    obs, state = sampled(agent.observation_space, ENVS), None
+    for _ in range(3):
+        before = state
+        first, state = agent.predict(obs, before, deterministic=True)
+        for start in (np.zeros(ENVS, bool), [False] * ENVS):
+            again, _ = agent.predict(obs, before, start, deterministic=True) if before else (first, None)
+            assert np.array_equal(first, again)
+    with pytest.raises(ValueError, match=r"episode_start must have shape \(3,\), got \(1,\)"):
+        agent.predict(obs, state, np.zeros(1, bool))
