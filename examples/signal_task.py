@@ -7,7 +7,7 @@ green: the agent now has to name the signal. An agent without memory is right in
 
 or, with the command line, a run folder and TensorBoard:
 
-    python -m rlxf train gtrxl --env signal_task:examples/Signal-v0 --core.memory.length 16 \\
+    rlxf train gtrxl --env signal_task:examples/Signal-v0 --core.memory.length 16 \\
         --total-timesteps 20k
 """
 

@@ -110,11 +110,12 @@ print(evaluate(agent, TASK, episodes=EPISODES))
 
 ## Train on the command line
 
-Put the class and its registration into a module, for example `nback.py`. `--env module:id` imports it, if
-Python finds it. The run folder has the configuration, checkpoints, logs and an evaluation:
+Put the class and its registration into a module, for example `nback.py`. `--env module:id` imports it from
+the working directory, or an installed one. The run folder has the configuration, checkpoints, logs and an
+evaluation:
 
 ```bash
-python -m rlxf train gtrxl --env nback:notebook/NBack-v0 --core.memory.length 8 --run runs/nback
-python -m rlxf evaluate runs/nback --env nback:notebook/NBack-v0
+rlxf train gtrxl --env nback:notebook/NBack-v0 --core.memory.length 8 --run runs/nback
+rlxf evaluate runs/nback --env nback:notebook/NBack-v0
 ```
 """

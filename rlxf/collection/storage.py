@@ -116,8 +116,8 @@ def check_new(dataset_id: str) -> None:
     check_id(dataset_id)
     if get_dataset_path(dataset_id).exists():
         raise FileExistsError(
-            f"dataset {dataset_id} exists in {get_dataset_path(dataset_id)}; choose another name or version, "
-            f"or delete it first: minari delete {dataset_id}"
+            f"dataset {dataset_id} exists in {get_dataset_path(dataset_id)}; to use it, leave out this step; "
+            f"otherwise choose another name or version, or delete it first: minari delete {dataset_id}"
         )
 
 

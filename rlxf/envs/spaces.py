@@ -18,6 +18,7 @@ _ALLOWED = (
     "actions: Box, Discrete, MultiDiscrete, MultiBinary"
 )
 _REMEDY = "wrap the environment, for example with gymnasium.wrappers.FlattenObservation"
+_ACTION_REMEDY = "wrap the environment, for example with gymnasium.wrappers.TransformAction"
 _PLAYABLE = "Box, Discrete, MultiDiscrete and MultiBinary"
 
 
@@ -61,12 +62,13 @@ def check_spaces(observation_space: Space, action_space: Space) -> None:
     for key, space in parts.items():
         where = "observation space" + (f" {key!r}" if key else "")
         _check(where, space, _flat_fault(space) or _start_fault(space))
-    _check("action space", action_space, _flat_fault(action_space) or _action_fault(action_space))
+    fault = _flat_fault(action_space) or _action_fault(action_space)
+    _check("action space", action_space, fault, _ACTION_REMEDY)
 
 
-def _check(where: str, space: Space, fault: str | None) -> None:
+def _check(where: str, space: Space, fault: str | None, remedy: str = _REMEDY) -> None:
     if fault:
-        raise TypeError(f"{where} {space} {fault}. Allowed are {_ALLOWED}. Otherwise {_REMEDY}")
+        raise TypeError(f"{where} {space} {fault}. Allowed are {_ALLOWED}. Otherwise {remedy}")
 
 
 def _flat_fault(space: Space) -> str | None:
@@ -90,7 +92,7 @@ def _action_fault(space: Space) -> str | None:
     if not isinstance(space, spaces.Box):
         return None
     if not space.is_bounded():
-        return "has no finite bounds"
+        return "has no finite bounds: declare the range of useful actions, Box(low, high)"
     return None if space.dtype.kind == "f" else f"holds {space.dtype}, not real numbers: use MultiDiscrete"
 
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -98,16 +99,36 @@ def find_spec(env_id: str) -> EnvSpec:
     module, _, name = env_id.rpartition(":")
     package = package_of(name)
     try:
-        import_module(module or package or "gymnasium")
+        if module:
+            _import_module_of_user(module)
+        else:
+            import_module(package or "gymnasium")
         return gymnasium.spec(name)
     except ModuleNotFoundError as error:
-        install = f"Install the package of this family of tasks with: {install_command('memory')}"
-        hint = install if package else _OTHER_PACKAGE
+        hint = f"Install the package of this family of tasks with: {install_command('memory')}"
+        if not package:
+            hint = f"The module must be in the working directory, {Path.cwd()}, or be installed"
         raise ValueError(f"environment id {env_id!r} needs a package: {error}. {hint}") from error
     except gymnasium.error.Error as error:
         similar = ", ".join(get_close_matches(name, registry, n=4)) or "none"
         hint = "" if package else f". {_OTHER_PACKAGE}"  # the known package was imported
         raise ValueError(f"unknown environment id {env_id!r}; similar ids: {similar}{hint}") from error
+
+
+def _import_module_of_user(name: str) -> None:
+    """Import a module that the user has named, also from the working directory, as ``python -m`` does.
+
+    The working directory becomes the last place in which this process and its workers search for modules, so
+    it hides no installed ones.
+    """
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        here, package = str(Path.cwd()), name.partition(".")[0]
+        if error.name != package or here in sys.path or not PathFinder.find_spec(package, [here]):
+            raise
+        sys.path.append(here)
+        import_module(name)
 
 
 def registered_spec(env_id: str) -> EnvSpec:
@@ -123,8 +144,8 @@ def registered_spec(env_id: str) -> EnvSpec:
     if ":" in env_id:
         raise ValueError(
             f"the file names the environment {env_id!r}, and a module that a file names is not imported: if "
-            f"you know the module, pass the environment yourself (--env module:id; in Python env=...), or "
-            f"state that you trust the author of the file (--trust)"
+            f"you trust the author of the file, state it (--trust); if you know the module, you can also "
+            f"pass the environment yourself (env=..., on the command line --env module:id, where it exists)"
         )
     package = package_of(env_id)
     if package and _in_working_folder(package):
@@ -202,7 +223,7 @@ def _accepted_arguments(spec: EnvSpec) -> list[str]:
     """Return the names of the arguments of an environment, including those passed on to base classes."""
     if spec.entry_point is None:
         return []
-    creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
+    creator = _creator(spec)
     classes: list[Any] = list(creator.__mro__[:-1]) if isinstance(creator, type) else []
     functions = [base.__init__ for base in classes] or [creator]
     names: dict[str, None] = {}
@@ -212,6 +233,17 @@ def _accepted_arguments(spec: EnvSpec) -> list[str]:
         if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters):
             break
     return list(names)
+
+
+def _creator(spec: EnvSpec) -> Any:
+    """Return the class or function that creates an environment."""
+    return load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+
+
+def declares_images(spec: EnvSpec) -> bool:
+    """Return False if an environment declares that it has no render mode ``rgb_array``, else True."""
+    metadata = getattr(_creator(spec), "metadata", {})
+    return "rgb_array" in metadata.get("render_modes", ["rgb_array"])
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -105,7 +105,8 @@ def read_groups(runs: Sequence[Run], metric: str, patterns: Mapping[str, str] | 
     if not curves:
         raise ValueError(f"no run has a value of {metric}; choose another metric")
     runs = [run for run in runs if run.path in curves]
-    labels = make_labels([{"group": names[run.path]} if run.path in names else run.settings for run in runs])
+    settings = [{"group": names[run.path]} if run.path in names else run.settings for run in runs]
+    labels = make_labels(settings, [run.task for run in runs])
     members: dict[tuple[str, str], list[Run]] = {}
     for run, label in zip(runs, labels, strict=True):
         members.setdefault((run.task, label), []).append(run)
@@ -152,38 +153,55 @@ def _given_names(runs: Sequence[Run], patterns: Mapping[str, str]) -> dict[Path,
     return names
 
 
-def make_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def make_labels(settings: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> list[str]:
     """Return a label for each of these settings, which names only what differs.
 
-    The label begins with the agent, and has the settings in which runs of this agent differ, for example
-    "gtrxl, core.recurrence=GRU". Equal settings have equal labels, and different ones different labels.
+    The label begins with the agent, and has the settings in which runs of this agent on one task differ, for
+    example "gtrxl, core.recurrence=GRU". Settings that differ only from task to task, such as the number of
+    steps, are not named. On one task, equal settings have equal labels, and different ones different labels.
 
     Args:
         settings: settings of runs by name.
+        tasks: task of each run.
     """
+    siblings: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for task, each in zip(tasks, settings, strict=True):
+        siblings.setdefault((task, _agent(each)), []).append(each)
+    differing: dict[str, dict[str, None]] = {}
+    for (_, agent), members in siblings.items():
+        differing[agent] = differing.get(agent, {}) | dict.fromkeys(_differing(members))
+    labels = [_label(each, [*differing[_agent(each)]]) for each in settings]
+    return _numbered(labels, settings, tasks)
+
+
+def _numbered(
+    labels: Sequence[str], settings: Sequence[Mapping[str, Any]], tasks: Sequence[str]
+) -> list[str]:
+    """Number the labels that different settings on one task share."""
+    sharing: dict[tuple[str, str], dict[str, None]] = {}
     keys = [json.dumps(dict(each), sort_keys=True, default=str) for each in settings]
-    distinct = dict(zip(keys, settings, strict=True))
-    labels = {key: _label(each, _siblings(each, distinct.values())) for key, each in distinct.items()}
-    counts, shown = Counter(labels.values()), Counter[str]()
-    for key, label in labels.items():
-        shown[label] += 1
-        labels[key] = f"{label} #{shown[label]}" if counts[label] > 1 else label
-    return [labels[key] for key in keys]
-
-
-def _siblings(settings: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [other for other in others if _agent(other) == _agent(settings)]
+    for place, key in zip(zip(tasks, labels, strict=True), keys, strict=True):
+        sharing.setdefault(place, {})[key] = None
+    numbered = []
+    for task, label, key in zip(tasks, labels, keys, strict=True):
+        own = [*sharing[task, label]]
+        numbered.append(label if len(own) == 1 else f"{label} #{own.index(key) + 1}")
+    return numbered
 
 
 def _agent(settings: Mapping[str, Any]) -> str:
     return str(settings.get("group", settings.get(AGENT, "run")))
 
 
-def _label(settings: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]]) -> str:
+def _differing(siblings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the settings that differ; of a technique with another name, not its options."""
     names = dict.fromkeys(name for each in siblings for name in each)
     differing = [name for name in names if len({_text(each.get(name)) for each in siblings}) > 1]
-    differing = [name for name in differing if not any(name.startswith(f"{other}.") for other in differing)]
-    parts = [_agent(settings), *(f"{name}={_text(settings.get(name))}" for name in differing)]
+    return [name for name in differing if not any(name.startswith(f"{other}.") for other in differing)]
+
+
+def _label(settings: Mapping[str, Any], names: Iterable[str]) -> str:
+    parts = [_agent(settings), *(f"{name}={_text(settings.get(name))}" for name in names)]
     return _shortened([" ".join(printable(part).split()) for part in parts])
 
 

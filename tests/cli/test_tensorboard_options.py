@@ -56,11 +56,13 @@ def test_the_environment_of_videos_is_closed(monkeypatch):
     assert closed == [callbacks[-1].env.unwrapped]
 
 
-@pytest.mark.filterwarnings("ignore:.*render_mode='rgb_array' that is not in the possible")
-def test_missing_rendering_disables_videos_with_a_message(capsys):
+def test_missing_rendering_disables_videos_with_a_message(capsys, monkeypatch):
     assert len(make_callbacks(TensorBoardOptions(), EnvOptions(env="popgym-AutoencodeEasy-v0"))) == 3
-    output = " ".join(capsys.readouterr().out.split())
-    assert "no videos: popgym-AutoencodeEasy-v0 cannot render images: " in output
+    expected = "no videos: popgym-AutoencodeEasy-v0 has no render mode rgb_array\n"
+    assert capsys.readouterr().out == expected
+    monkeypatch.setattr(TMaze, "render", lambda self: 1 / 0)
+    assert len(make_callbacks(TensorBoardOptions(), TMAZE)) == 3
+    assert "no videos: rlxf/TMaze-v0 cannot render images: " in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_writes_the_output_of_the_callbacks(finished):

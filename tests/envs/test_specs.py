@@ -9,7 +9,7 @@ import gymnasium
 import pytest
 
 from rlxf.envs import TMaze, register_envs
-from rlxf.envs.specs import DescribedEnv, registered_spec
+from rlxf.envs.specs import DescribedEnv, find_spec, registered_spec
 
 IDS = ["rlxf/TMaze-v0", "rlxf/TMazeActive-v0"]
 
@@ -33,6 +33,34 @@ def test_registration_does_not_import_torch():
     code = "import sys, rlxf.envs.specs; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+TASK = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+gymnasium.register("{name}/Task-v0", entry_point=CartPoleEnv)
+"""
+
+
+@pytest.mark.parametrize("use", [find_spec, lambda env_id: DescribedEnv(env_id).trusted_spec()])
+def test_a_module_of_the_user_is_found_in_the_working_directory(tmp_path, monkeypatch, request, use):
+    name = f"own_tasks_{request.node.callspec.indices['use']}"
+    (tmp_path / f"{name}.py").write_text(TASK.format(name=name))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
+    with pytest.raises(ValueError, match="a module that a file names is not imported"):
+        registered_spec(f"{name}:{name}/Task-v0")
+    assert use(f"{name}:{name}/Task-v0").id == f"{name}/Task-v0"
+    assert sys.path[-1] == str(tmp_path)  # hides no installed module
+
+
+def test_a_missing_module_of_the_user_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"No module named 'nowhere'. The module must be in the working dir"):
+        find_spec("nowhere:Task-v0")
+    (tmp_path / "broken.py").write_text("import missing_package_of_broken")
+    with pytest.raises(ValueError, match="No module named 'missing_package_of_broken'"):
+        find_spec("broken:Task-v0")
 
 
 def test_registered_environment_needs_no_trust():

@@ -278,7 +278,7 @@ def test_a_missing_metric_lists_the_existing_ones():
 
 
 def labels(*configs):
-    return make_labels([settings_of(config) for config in configs])
+    return make_labels([settings_of(config) for config in configs], ["task"] * len(configs))
 
 
 GRU = {"name": "GRU", "width": 8}
@@ -308,6 +308,16 @@ GRU = {"name": "GRU", "width": 8}
 )
 def test_labels_name_what_differs(configs, expected):
     assert labels(*configs) == expected
+
+
+def test_labels_do_not_name_what_differs_from_task_to_task():
+    settings = [
+        {"agent": "gtrxl", "steps": steps, "width": width} for steps, width in ((5, 8), (9, 8), (9, 16))
+    ]
+    assert make_labels(settings[:2], ["a", "b"]) == ["gtrxl", "gtrxl"]
+    assert make_labels(settings, ["a", "b", "b"]) == ["gtrxl, width=8", "gtrxl, width=8", "gtrxl, width=16"]
+    same_text = make_labels([{"a": "1"}, {"a": 1}, {"a": 1}], ["a", "a", "b"])
+    assert same_text == ["run #1", "run #2", "run"]
 
 
 def test_labels_are_short_unique_and_printable():

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -143,7 +144,8 @@ class TrainingLoop(GTrXLAgent):
             names = type(self).__name__, type(self.policy).__name__
             write_hyperparameters(self.logger, hyperparameters(self.constructor_settings(), *names, self.env))
             write_layout(self.logger, LOSSES)
-        self._diagnostics = TrainingDiagnostics(self.action_space)
+        if not self.num_timesteps:  # a continued training is compared with its first episodes
+            self._diagnostics = TrainingDiagnostics(self.action_space)
         if self._last_obs is not before:
             self.collector.reset(self._last_obs)
         return result
@@ -243,6 +245,7 @@ class TrainingLoop(GTrXLAgent):
             "episodes": [{name: float(each[name]) for name in NUMBERS} for each in self.ep_info_buffer or ()],
             "successes": [float(each) for each in self.ep_success_buffer or ()],
             "log": resume.pending_values(self.logger),
+            "first_return": self._diagnostics.entropy.first_return,
             resume.ENVIRONMENT: environment,
         }
         groups = {RNG_GROUP: resume.generator_states(self.order)} | groups
@@ -253,9 +256,9 @@ class TrainingLoop(GTrXLAgent):
     def load_training_state(self, path: str | os.PathLike[str]) -> Self:
         """Restore the state in a file of `rlxf.training.CheckpointWriter`, without further training.
 
-        Weights, optimizer, progress, statistics of ``VecNormalize``, pending log values, and the global
-        random number generators of torch, numpy and Python are restored. The environments are not changed: to
-        continue their episodes, call `learn` with ``resume_from``.
+        Weights, optimizer, progress, statistics of ``VecNormalize``, pending log values if the agent has a
+        logger, and the global random number generators of torch, numpy and Python are restored. The
+        environments are not changed: to continue their episodes, call `learn` with ``resume_from``.
 
         Args:
             path: path of the file, or of the folder of checkpoints.
@@ -265,7 +268,8 @@ class TrainingLoop(GTrXLAgent):
         """
         archive = resume.read_matching_run(self._description(), path)
         self._restore_run(archive)
-        resume.restore_generators(archive, self.logger, self.order)
+        logger = getattr(self, "_logger", Logger(None, []))  # SB3 creates the logger in `learn`
+        resume.restore_generators(archive, logger, self.order)
         return self
 
     def _read_run(self, path: str | os.PathLike[str], total_timesteps: int) -> Archive:
@@ -293,6 +297,8 @@ class TrainingLoop(GTrXLAgent):
             self.iterations = run["iterations"]
             self.ep_info_buffer = deque(run["episodes"], maxlen=self._stats_window_size)
             self.ep_success_buffer = deque(run["successes"], maxlen=self._stats_window_size)
+            first = run.get("first_return")
+            self._diagnostics.entropy.first_return = None if first is None else float(first)
             resume.restore_gradients(self.policy, archive.tensors.get(resume.GRADIENTS, {}))
         return environment, own
 

@@ -211,10 +211,14 @@ def make_video_callbacks(
     If the environment cannot render images, print the reason and return no callback.
     """
     from rlxf.envs.make import make_env
+    from rlxf.envs.specs import declares_images, find_spec
     from rlxf.evaluation import VideoCallback
 
     kwargs = task.env_kwargs | {"render_mode": "rgb_array"}
     try:
+        if not declares_images(find_spec(task.env)):
+            print_out(f"no videos: {task.env} has no render mode rgb_array")
+            return []
         env = make_env(task.env, kwargs, **task.observation_options)
         stack.callback(env.close)
         return [VideoCallback(env, every_steps, budget=budget)]

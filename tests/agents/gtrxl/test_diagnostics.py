@@ -10,6 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecMonitor
 
 from rlxf.agents.gtrxl.diagnostics import EntropyCollapseCheck, ValueLossCheck, collapse_threshold
+from rlxf.training import CheckpointFolder
 from tests.agents.gtrxl.worlds import rollouts, scripts, shifted, small_agent
 
 
@@ -78,6 +79,22 @@ def test_agent_with_corrupted_policy_and_values_warns():
     exploring, exploding = "the policy has stopped exploring", "the value loss explodes"
     with pytest.warns(UserWarning, match=exploring), pytest.warns(UserWarning, match=exploding):
         train_and_corrupt(agent)
+
+
+def test_a_continued_training_is_compared_with_its_first_episodes(tmp_path):
+    agent = small_agent(VecMonitor(scripts(shifted(3))))
+    for _ in rollouts(agent, 12):
+        pass
+    first = agent._diagnostics.entropy.first_return
+    assert first is not None
+    agent._diagnostics.entropy.first_return = first - 7
+    CheckpointFolder(tmp_path).write(1, agent.snapshot())
+    other = small_agent(VecMonitor(scripts(shifted(3)))).load_training_state(tmp_path)
+    assert other._diagnostics.entropy.first_return == first - 7
+    other.learn(64, reset_num_timesteps=False)
+    assert other._diagnostics.entropy.first_return == first - 7
+    other.learn(64)
+    assert other._diagnostics.entropy.first_return != first - 7
 
 
 def train_and_corrupt(agent):
