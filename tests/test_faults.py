@@ -34,10 +34,10 @@ def test_killed_runs_equal_an_uninterrupted_run(tmp_path, name):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_killed_at_their_end_equal_an_uninterrupted_run(tmp_path, name):
     """The comparison includes files, rows of the log and points of TensorBoard."""
-    result = killed_commands(name, 12, 0, tmp_path, only_final=True)
+    result = killed_commands(name, 6, 0, tmp_path, only_final=True)
     assert result.failures == {}
-    assert result.runs == 12
-    assert result.kills > 6  # a run may have fewer operations than the counted one
+    assert result.runs == 6
+    assert result.kills > 3  # a run may have fewer operations than the counted one
 
 
 def test_differences_of_runs_are_detected(tmp_path):

@@ -89,7 +89,10 @@ RENDER_MODE = "rgb_array"
 MAX_STEPS = 500
 """Maximum number of recorded steps of an episode."""
 MAX_FRAME_SIZE = 320
-"""Maximum height and width of a frame in pixels; larger frames are reduced by an integer factor."""
+"""Maximum height and width of a frame in pixels.
+
+Larger frames are reduced and smaller ones enlarged by an integer factor.
+"""
 
 
 class FrameRecorder(gymnasium.Wrapper):
@@ -134,8 +137,10 @@ class FrameRecorder(gymnasium.Wrapper):
 
     def _frame(self) -> NDArray[np.uint8]:
         frame = np.asarray(self.render())
-        reduced = Image.fromarray(frame).reduce(math.ceil(max(frame.shape[:2]) / MAX_FRAME_SIZE))
-        return np.asarray(reduced)
+        size = max(frame.shape[:2])
+        if size > MAX_FRAME_SIZE:
+            return np.asarray(Image.fromarray(frame).reduce(math.ceil(size / MAX_FRAME_SIZE)))
+        return frame.repeat(MAX_FRAME_SIZE // size, axis=0).repeat(MAX_FRAME_SIZE // size, axis=1)
 
 
 def record_frames(

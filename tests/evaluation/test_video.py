@@ -28,6 +28,8 @@ from rlxf.utils.gif import encode_gif
 from tests.evaluation.worlds import Countdown, Counter, Idle, vec
 
 SIZE = (6, 8)
+ENLARGED = (6 * 40, MAX_FRAME_SIZE)
+"""Size of frames of `SIZE` in a video."""
 
 
 class Drawn(Countdown):
@@ -70,7 +72,7 @@ def shades(frames) -> list[int]:
 
 def test_video_has_a_frame_of_every_state():
     frames = record_frames(Idle(), Drawn(4), seed=0, deterministic=True)
-    assert frames.shape == (5, *SIZE, 3)
+    assert frames.shape == (5, *ENLARGED, 3)
     assert shades(frames) == [0, 1, 2, 3, 4]
 
 
@@ -97,6 +99,16 @@ def test_large_frames_are_reduced():
     ).shape[1:3]
     assert (height, width) == (-(-MAX_FRAME_SIZE // 3), -(-(2 * MAX_FRAME_SIZE + 1) // 3))
     assert max(height, width) <= MAX_FRAME_SIZE
+
+
+def test_small_frames_are_enlarged_without_interpolation():
+    env = gymnasium.make("rlxf/TMaze-v0", corridor_length=3, render_mode="rgb_array")
+    env.reset(seed=0)
+    small, (large, *_) = env.render(), record_frames(Idle(), env, 0, True)
+    factor = MAX_FRAME_SIZE // max(small.shape)
+    assert max(large.shape) == factor * max(small.shape) > MAX_FRAME_SIZE // 2
+    assert np.array_equal(large[::factor, ::factor], large[factor - 1 :: factor, factor - 1 :: factor])
+    assert set(map(tuple, large.reshape(-1, 3))) == set(map(tuple, small.reshape(-1, 3)))
 
 
 def test_observations_are_normalized_as_in_training():
@@ -149,7 +161,7 @@ def test_videos_are_written_to_tensorboard_images(tmp_path):
     for event in events:
         gif = Image.open(BytesIO(event.encoded_image_string))
         assert (gif.format, gif.n_frames) == ("GIF", 4)
-        assert (event.height, event.width) == SIZE
+        assert (event.height, event.width) == ENLARGED
     assert "eval/video" not in (tmp_path / "progress.csv").read_text()
 
 
