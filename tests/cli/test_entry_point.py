@@ -256,8 +256,9 @@ RUN = (
 )
 """Options of a tiny training of GTrXL."""
 FILES = {
-    "memory.toml": f"[tasks.pole]\nenv = 'CartPole-v1'\n[agents.gtrxl]\ncommand = 'train gtrxl'\n{RUN}",
-    "sweep.toml": "command = 'train gtrxl'\ntrials = 2\n"
+    "memory.toml": "seeds = [0]\n[tasks.pole]\nenv = 'CartPole-v1'\n"
+    f"[agents.gtrxl]\ncommand = 'train gtrxl'\n{RUN}",
+    "sweep.toml": "command = 'train gtrxl'\ntrials = 1\n"
     f"[settings]\nenv = 'CartPole-v1'\n{RUN}[search]\ncore.width = [8, 16]\n",
 }
 """Path -> content of the files of examples."""
@@ -266,17 +267,19 @@ DURATIONS = {"--total-timesteps": 4096, "--steps": 2048, "--updates": 20, "--epi
 
 
 def shortened(example: str) -> list[str]:
-    """Return the words of an example, with shorter training."""
+    """Return the words of an example, with shorter training and evaluations."""
     words = shlex.split(example)
     for option, after in pairwise(range(len(words))):
         if words[option] in DURATIONS:
             words[after] = str(min(int(words[after]), DURATIONS[words[option]]))
-    return words
+    return [*words, *["--evaluation-episodes", "2"] * ("--total-timesteps" in words)]
 
 
 def test_only_durations_of_examples_are_shortened():
     words = shortened("train x --total-timesteps 20000 --updates 5 --episodes 500 --steps 9999")
-    assert " ".join(words) == "train x --total-timesteps 4096 --updates 5 --episodes 20 --steps 2048"
+    expected = "train x --total-timesteps 4096 --updates 5 --episodes 20 --steps 2048"
+    assert " ".join(words) == f"{expected} --evaluation-episodes 2"
+    assert shortened("play runs/x") == ["play", "runs/x"]
 
 
 @pytest.mark.slow
