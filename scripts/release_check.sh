@@ -8,7 +8,7 @@ unset PYTHONPATH PYTHONHOME PIP_USER
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 readonly files=${1:-$work/dist}
-readonly python=${PYTHON:-python3}
+readonly python=${PYTHON:-python3} root=$PWD
 
 say() {
     printf 'release check: %s\n' "$*" >&2
@@ -55,11 +55,25 @@ try_wheel() {
     fresh/bin/rlxf evaluate run --episodes 100 --no-progress-bar
 }
 
+# Each extra is installed in an environment of its own, since extras may need different versions of a package.
+try_extras() {
+    local extra
+    for extra in box2d export experiment hub knn memory mujoco sweep track; do
+        say "extra $extra"
+        new_environment "$extra" --constraint "$root/constraints.txt" torch
+        "$work/$extra/bin/python" -m pip install --quiet --disable-pip-version-check "$(echo "$files"/*.whl)[$extra]"
+        "$work/$extra/bin/python" -m pip check
+        "$work/$extra/bin/python" -c 'from rlxf import GTrXLPPO'
+        rm -r "${work:?}/$extra"
+    done
+}
+
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
 readonly version
 build
 say "contents of the wheel"
 check_contents
+try_extras
 say "the wheel in a new environment"
 try_wheel
 say "rlxf $version is ready"

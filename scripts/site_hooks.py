@@ -16,6 +16,7 @@ from website import api, coverage, notebooks, techniques
 from website.formulas import with_mathml
 from website.links import INCLUDED, site_links, source_of
 from website.references import with_references
+from website.source_lines import with_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 SEARCH_BOOSTS = {
@@ -55,7 +56,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     page.meta["search"] = {"boost": search_boost(uri)}
     if uri in techniques.LISTS:
         markdown = techniques.with_links(markdown, uri)
-    return site_links(markdown, uri, ROOT, repository)
+    return site_links(with_lines(markdown, uri, ROOT), uri, ROOT, repository)
 
 
 def search_boost(uri: str) -> float:

@@ -2,17 +2,15 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from website.source_lines import SOURCE_LINK, definitions, with_lines
 
 from tests.sources import ROOT, parsed
 
 PAGES = sorted((ROOT / "docs" / "explanation").glob("implementation-details-*.md"))
-SOURCE_LINK = re.compile(r"\[`([\w.]+)`\]\(([^)#\s]+\.py)\)")
 DETAIL = re.compile(r"^(\d+)\. (.*?)(?=^\d+\. |^## |\Z)", re.MULTILINE | re.DOTALL)
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def source_links(page: Path) -> list[tuple[str, str]]:
@@ -21,19 +19,10 @@ def source_links(page: Path) -> list[tuple[str, str]]:
     return [(name, (page.parent / link).resolve().relative_to(ROOT).as_posix()) for name, link in links]
 
 
-def definitions(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted name of each class, function and method of a file, without nested functions."""
-    for node in tree.body:
-        if isinstance(node, Definition):
-            yield prefix + node.name
-        if isinstance(node, ast.ClassDef):
-            yield from definitions(node, f"{prefix}{node.name}.")
-
-
 def missing(name: str, file: str) -> bool:
     """Return whether a file of rlxf does not exist, or does not define a name."""
     tree = parsed("rlxf").get(file)
-    return tree is None or name not in set(definitions(tree))
+    return tree is None or name not in dict(definitions(tree))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -53,11 +42,21 @@ def test_details_are_numbered_and_have_a_source_and_an_effect(page):
         assert "easured" in text, f"detail {number} of {page.stem} does not say what was measured"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_on_the_site_lead_to_the_lines_of_the_definitions(page):
+    text = with_lines(page.read_text(encoding="utf-8"), f"explanation/{page.name}", ROOT)
+    links = re.findall(r"\[`([\w.]+)`\]\(([^)#\s]+\.py)#L(\d+)\)", text)
+    assert [(name, link) for name, link, _ in links] == SOURCE_LINK.findall(page.read_text(encoding="utf-8"))
+    for name, link, number in links:
+        line = (page.parent / link).read_text(encoding="utf-8").splitlines()[int(number) - 1]
+        assert re.search(rf"(def|class) {name.rpartition('.')[2]}\b", line)
+
+
 def test_definitions_are_those_of_modules_and_classes():
     tree = ast.parse(
         "class A:\n    def f(self): ...\n    class B: ...\ndef g():\n    def inner(): ...\nx = 1\n"
     )
-    assert list(definitions(tree)) == ["A", "A.f", "A.B", "g"]
+    assert dict(definitions(tree)) == {"A": 1, "A.f": 2, "A.B": 3, "g": 4}
 
 
 @pytest.mark.parametrize(

@@ -90,12 +90,14 @@ def test_wheel_contains_all_files_of_the_package(wheel):
 
 
 def test_source_distribution_contains_the_project_and_no_results(sources):
-    for folder in ("rlxf", "docs", "examples", "scripts", "tests"):
+    expected = {"rlxf", "docs", "examples", "scripts", "tests", "zoo", ".github"}
+    for folder in expected:
         assert files_below(folder) <= sources
     assert {"CITATION.cff", "SECURITY.md", "CHANGELOG.md", "constraints.txt", "LICENSE"} <= sources
-    folders = {name.partition("/")[0] for name in sources if "/" in name}
-    assert folders == {"rlxf", "docs", "examples", "scripts", "tests"}
-    assert not [name for name in sources if name.endswith((".zip", ".hdf5", ".pyc", ".pt", ".safetensors"))]
+    assert {"mkdocs.yml", "Dockerfile"} <= sources  # tests read them
+    assert {name.partition("/")[0] for name in sources if "/" in name} == expected
+    results = [name for name in sources if name.endswith((".zip", ".hdf5", ".pyc", ".pt", ".safetensors"))]
+    assert all(name.startswith("zoo/") for name in results)
 
 
 def files_below(folder: str) -> set[str]:
@@ -120,7 +122,8 @@ def test_citation_has_the_version_of_the_package():
 def test_every_extra_is_used(metadata):
     """A module imports a package of the extra, or names the extra in a message about missing packages."""
     homes = packages_distributions() | {"faiss": ["faiss-cpu"]}
-    used = {name.split(".")[0] for tree in parsed("rlxf").values() for name in imported(tree)}
+    trees = [*parsed("rlxf").values(), *parsed("scripts").values()]
+    used = {name.split(".")[0] for tree in trees for name in imported(tree)}
     texts = {
         node.value
         for tree in parsed("rlxf").values()
@@ -128,8 +131,9 @@ def test_every_extra_is_used(metadata):
         if isinstance(node, ast.Constant)
     }
     provided = {canonicalize_name(home) for name in used | {"popgym"} for home in homes.get(name, [])}
+    base = {canonicalize_name(each.name) for each in requirements(metadata)}
     for extra in set(metadata.metadata.get_all("Provides-Extra")) - {"dev"}:
-        names = {canonicalize_name(each.name) for each in requirements(metadata, extra)}
+        names = {canonicalize_name(each.name) for each in requirements(metadata, extra)} - base
         assert names & provided or extra in texts, f"no module uses the extra {extra}"
 
 

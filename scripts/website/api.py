@@ -88,6 +88,8 @@ FURTHER_NAMES = (
     "rlxf.agents.inspection.EpisodeInspector",
     "rlxf.agents.inspection.episode_inspector",
     "rlxf.evaluation.intervals.stratified_interquartile_mean",
+    "rlxf.evaluation.rollout.play",
+    "rlxf.training.trackers.attach_tracker",
     "rlxf.training.distributed.init_process_group",
 )
 """Names that pages import from modules, as their packages do not export them."""

@@ -26,7 +26,7 @@ INSTALL = """\
 import importlib.util
 
 if importlib.util.find_spec("rlxf") is None:
-    %pip install --quiet 'rlxf{extra}'"""
+    %pip install --quiet 'rlxf{extra} @ git+https://github.com/rlxf/rlxf'"""
 
 
 def sources(root: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from website.formulas import FormulaError, formula_latex, is_formula
 
 REFERENCE = re.compile(r"(?<!`)`(?P<name>[A-Za-z_][\w.]*)(?P<call>\(\))?`(?!`)")
 DOUBLE = re.compile(r"``(?P<code>[^`]+)``")
-DISPLAYED = re.compile(r"(?<=\n\n) {4}(?=``)")
+DISPLAYED = re.compile(r"(?:(?<=\n\n)|\A) {4}(?=``)")
 """Indentation of a formula in its own paragraph."""
 PAPER = re.compile(r"(?<!/)(?:arXiv:(\d{4}\.\d{5})|doi:(\S+[^\s,.;:])|(kexue\.fm/archives/\d+))")
 SHARED_ENTRY = re.compile(r"^(?P<indent> {4})(?P<names>\*{0,2}\w+(?:, \*{0,2}\w+)+):", re.MULTILINE)

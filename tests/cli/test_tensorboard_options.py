@@ -80,7 +80,7 @@ def test_hyperparameters_are_written_once(finished):
 
 def test_the_configuration_contains_the_options(finished):
     config = json.loads((finished / "config.json").read_text())
-    assert (config["attention_maps_every"], config["memory_every"], config["videos"]) == (100, 10, True)
+    assert (config["attention_maps_every"], config["memory_every"], config["videos"]) == (20, 10, True)
 
 
 @pytest.mark.parametrize("option", ["attention-maps-every", "memory-every", "histograms-every"])

@@ -30,7 +30,8 @@ class LSTM(Recurrence):
     This is torch's ``nn.LSTM`` with one layer, followed by a projection. Its steps are computed in
     sequence, because the gates depend on the state.
 
-    Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000.
+    Source: Hochreiter and Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735, with the forget gate of Gers et
+    al. 2000.
 
     Args:
         horizon: approximate largest time constant of a cell, in tokens, set by the initial biases of the

@@ -165,7 +165,7 @@ class TensorBoardOptions:
     Without videos, the defaults take about 2% of the training time.
     """
 
-    attention_maps_every: int | None = 100
+    attention_maps_every: int | None = 20
     """Number of rollouts between images of the attention of each layer and head. None turns them off."""
     memory_every: int | None = 10
     """Number of rollouts between measurements of the attention to memory. None turns them off."""
