@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,6 +25,7 @@ from tests.attention.passes import act, assert_close_for_dtype, learn
 from tests.attention.sparse.test_sparse_attention import compare_sparse_with_dense
 from tests.attention.specs import DEFAULT, new_model, streaming
 from tests.attention.worlds import random_index, random_segment
+from tests.cli.running import TINY
 from tests.sources import ROOT, imported, parsed
 
 PATTERNS = TECHNIQUES["pattern"]
@@ -175,12 +177,21 @@ def test_acting_is_compared_with_training():
     assert log_sparse.largest_difference(log_sparse.sparse_core()) < 1e-10
 
 
-def test_log_sparse_is_an_option_of_the_extended_program():
-    words = ["train", "gtrxl", "--core.pattern", "log-sparse", "--help"]
-    command = [sys.executable, str(ROOT / "examples" / "extended_rlxf.py"), *words]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "--core.pattern.reach" in result.stdout
+def test_the_extended_program_trains_with_log_sparse(tmp_path):
+    words = "train gtrxl --env examples/Signal-v0 --core.pattern log-sparse --core.pattern.reach 8"
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / "extended_rlxf.py"),
+        *words.split(),
+        *TINY,
+        "--run",
+        "run",
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["core"]["pattern"] == {"name": "LogSparse", "reach": 8}
+    assert (tmp_path / "run/completed.json").is_file()
 
 
 def test_a_checkpoint_with_an_unknown_technique_names_the_remedy():

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure as Drawing
 from stable_baselines3.common.logger import Figure, HParam, Logger, Video
 
-from rlxf.training import trackers
+from rlxf.training import tracker_backends, trackers
 from rlxf.training.run_folder import RunFolder
 from rlxf.training.tracker_backends import BACKENDS, TrackerBackend
 from rlxf.training.trackers import TrackerOutput, attach_tracker, check_tracker, read_run_id
@@ -225,6 +225,51 @@ def test_wandb_gets_values_at_their_steps(tmp_path, monkeypatch, no_warning):
     films = list((tmp_path / "pole-0").glob("wandb/*/files/media/videos/*.gif"))
     assert len(films) == len([row for row in rows if row.get("film/_type") == "video-file"]) == 2
     assert len([row for row in rows if "evaluation/nrows" in row or "evaluation/_type" in row]) == 2
+
+
+def warnings_of_a_run(name, folder):
+    """Track a run of two steps, and return the warnings."""
+    run = RunFolder.create(folder, CONFIG)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        logger = attach_tracker(Logger(None, []), name, run.path, run.config)
+        (output,) = trackers.tracker_outputs(logger)
+        logged(output)
+    return [str(each.message) for each in caught if "not tracked" in str(each.message)]
+
+
+NOWHERE = "http://127.0.0.1:9"
+"""Address at which nothing listens."""
+
+
+@pytest.mark.parametrize(
+    ("login", "reason"),
+    [
+        ({}, "W&B has no login"),
+        ({"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": NOWHERE}, "W&B is not available"),
+    ],
+    ids=["no login", "no connection"],
+)
+def test_wandb_records_offline_without_a_login_or_a_connection(tmp_path, monkeypatch, login, reason):
+    wandb = pytest.importorskip("wandb")
+    for variable in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))  # file of logins
+    monkeypatch.setattr(tracker_backends, "TIMEOUT", 2)
+    for variable, value in login.items():
+        monkeypatch.setenv(variable, value)
+    wandb.teardown()  # reads the environment again
+    (warning,) = warnings_of_a_run("wandb", tmp_path / "pole-0")
+    assert reason in warning
+    assert "upload it with: wandb sync" in warning
+    assert [row["a/b"] for row in history(tmp_path / "pole-0") if "a/b" in row] == [5, 10]
+
+
+def test_mlflow_without_a_connection_is_one_warning(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
+    (warning,) = warnings_of_a_run("mlflow", tmp_path / "pole-0")
+    assert "mlflow" in warning
 
 
 def test_trackio_gets_values_at_their_steps(tmp_path, monkeypatch, no_warning):
