@@ -190,7 +190,7 @@ def test_the_extended_program_trains_with_log_sparse(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     config = json.loads((tmp_path / "run/config.json").read_text())
-    assert config["core"]["pattern"] == {"name": "LogSparse", "reach": 8}
+    assert config["core"]["pattern"]["first"] == {"name": "LogSparse", "reach": 8}  # the second is the memory
     assert (tmp_path / "run/completed.json").is_file()
 
 
