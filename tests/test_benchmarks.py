@@ -1,5 +1,6 @@
 """Tests of benchmarks at small sizes."""
 
+import subprocess
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import (
+    acting,
     cores,
     corridors,
     depth,
@@ -189,6 +191,15 @@ def test_acting_is_measured_with_and_without_compilation(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "predict" in printed
     assert "rollout" in printed
+
+
+def test_predict_is_measured_in_the_given_version(tmp_path):
+    bench = Acting((2,), rounds=1, calls=2)
+    assert bench._predict(acting.ROOT, False, envs=2) > 0
+    (tmp_path / "rlxf.py").write_text("raise ImportError('another version')")
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        bench._predict(tmp_path, False, envs=2)
+    assert "another version" in failure.value.stderr
 
 
 def test_cost_of_mixers_is_measured(monkeypatch, tmp_path, capsys):

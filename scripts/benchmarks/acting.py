@@ -1,9 +1,13 @@
 """Time of acting steps, early and late in an episode."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,6 +20,27 @@ from rlxf.agents.gtrxl import GTrXLPPO
 
 CALLS = 300
 TASK = "rlxf/TMaze-v0"
+ROOT = Path(__file__).resolve().parents[2]
+PREDICT = f"""
+import sys, time, torch
+from statistics import median
+from rlxf import GTrXLPPO
+
+torch.set_num_threads(1)
+envs, rounds, calls, compiled = map(int, sys.argv[1:])
+options = {{"compile": True}} if compiled else {{}}  # earlier versions do not have the option
+agent = GTrXLPPO("MlpPolicy", {TASK!r}, n_envs=envs, seed=0, device="cpu", **options)
+obs, state, medians = agent.env.reset(), None, []
+for call in range(rounds + 2):  # the first two rounds fill the memory
+    times = []
+    for _ in range(calls):
+        start = time.process_time()
+        _, state = agent.predict(obs, state, deterministic=True)
+        times.append(time.process_time() - start)
+    medians.append(median(times))
+print(1000 * min(medians[2:]))
+"""
+"""Program that prints the milliseconds of ``predict`` of the version in the search path."""
 
 
 @dataclass
@@ -24,8 +49,10 @@ class Acting:
 
     A step of a rollout chooses actions and values without the environment; ``predict`` also copies its state.
     Rounds with and without compilation alternate. Times are CPU times with one thread: the lowest median of a
-    round. The elapsed time of the compilation
-    is that of the first step.
+    round. The elapsed time of the compilation is that of the first step.
+
+    With ``checkout``, processes of this version and of another one, such as an earlier commit, alternate, and
+    ``predict`` is compared.
     """
 
     envs: tuple[int, ...] = (1, 32)
@@ -34,10 +61,14 @@ class Acting:
     """Rounds of each kind."""
     calls: int = 100
     """Calls of each round."""
+    checkout: Path | None = None
+    """Checkout of another version of rlxf. None compares nothing."""
 
     def run(self) -> None:
         """Measure and print the table."""
         torch.set_num_threads(1)
+        if self.checkout is not None:
+            Console().print(self.comparison(self.checkout))
         columns = ("environments", "call", "eager, ms", "compiled, ms", "ratio", "compiled in, s")
         table = Table(*columns, title="Acting step, 2 layers of 64, memory 128")
         for envs in self.envs:
@@ -46,6 +77,26 @@ class Acting:
                 numbers = f"{eager:.2f}", f"{compiled:.2f}", f"{eager / compiled:.1f}"
                 table.add_row(str(envs), call, *numbers, f"{compilation:.0f}")
         Console().print(table)
+
+    def comparison(self, checkout: Path) -> Table:
+        """Return the table of ``predict`` of another version, and of this one, eager and compiled."""
+        versions = [(checkout, False), (ROOT, False), (ROOT, True)]
+        columns = ("environments", f"{checkout}, ms", "this version, ms", "compiled, ms", "ratios")
+        table = Table(*columns, title="predict of two versions")
+        for envs in self.envs:
+            runs = [[self._predict(*version, envs) for version in versions] for _ in range(3)]
+            other, eager, compiled = map(min, zip(*runs, strict=True))
+            ratios = f"{other / eager:.1f}, {other / compiled:.1f}"
+            table.add_row(str(envs), *(f"{each:.2f}" for each in (other, eager, compiled)), ratios)
+        return table
+
+    def _predict(self, version: Path, compiled: bool, envs: int) -> float:
+        """Return the milliseconds of ``predict`` in a process that imports a version."""
+        arguments = map(str, (envs, self.rounds, self.calls, int(compiled)))
+        environment = os.environ | {"PYTHONPATH": str(version), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", PREDICT, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return float(done.stdout)
 
     def measure(self, envs: int) -> tuple[float, dict[str, tuple[float, float]]]:
         """Return the seconds of the compilation, and the milliseconds of each call, eager and compiled."""
