@@ -94,7 +94,7 @@ class Acting:
         """Return the milliseconds of ``predict`` in a process that imports a version."""
         arguments = map(str, (envs, self.rounds, self.calls, int(compiled)))
         environment = os.environ | {"PYTHONPATH": str(version), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", PREDICT, *arguments]
+        command = [sys.executable, "-P", "-c", PREDICT, *arguments]  # -P: not the working directory
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return float(done.stdout)
 
