@@ -16,7 +16,9 @@ Road = Sequence[tuple[float, float]]
 """Corners of a road, from its start to its end."""
 
 ARM = 4.0
-"""Distance of the ends and of the corner of the roads from the crossing."""
+"""Distance of the ends and of the corners of the roads from the crossing, along each axis."""
+HOOK = 1.0
+"""Length of the first part of the road from the northwest, which leads away from the goal."""
 HALF_WIDTH = 0.5
 """Half of the width of a road."""
 STEP = 0.5
@@ -24,16 +26,18 @@ STEP = 0.5
 GOAL = (0.0, ARM)
 """Center of the goal, a square of the width of the road."""
 ROADS: dict[str, Road] = {
-    "northwest": ((-ARM, ARM), (-ARM, 0.0), (ARM, 0.0)),
+    "northwest": ((HOOK - ARM, ARM), (-ARM, ARM), (-ARM, 0.0), (ARM, 0.0)),
     "south": ((0.0, -ARM), GOAL),
 }
 """Road of the data by the name of its start: to a dead end from the northwest, to the goal from the south."""
 STARTS = {name: road[0] for name, road in ROADS.items()}
 """Center of each start by its name."""
 EDGE = ARM + HALF_WIDTH
-LOW = np.array([(-EDGE, -HALF_WIDTH), (-HALF_WIDTH, -EDGE), (-EDGE, -HALF_WIDTH)])
-HIGH = np.array([(EDGE, HALF_WIDTH), (HALF_WIDTH, EDGE), (HALF_WIDTH - ARM, EDGE)])
-"""Southwest and northeast corners of the straight pieces of the roads, (3, 2)."""
+LOW = np.array([(-EDGE, -HALF_WIDTH), (-HALF_WIDTH, -EDGE), (-EDGE, -HALF_WIDTH), (-EDGE, ARM - HALF_WIDTH)])
+HIGH = np.array(
+    [(EDGE, HALF_WIDTH), (HALF_WIDTH, EDGE), (HALF_WIDTH - ARM, EDGE), (HOOK - ARM + HALF_WIDTH, EDGE)]
+)
+"""Southwest and northeast corners of the straight pieces of the roads, (4, 2)."""
 DIRECTIONS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)], np.float64)
 """Displacement by discrete action, in steps: 0 right, 1 up, 2 left, 3 down."""
 
@@ -43,7 +47,7 @@ class StitchingMaze(gymnasium.Env[NDArray[np.float32], Any]):
 
     ::
 
-        A     G         A start of an episode, and of the evaluation
+        +-A   G         A start of an episode, and of the evaluation
         |     |         B start of other episodes of the data
         +-----+-----D   D dead end
               |         G goal
@@ -51,11 +55,12 @@ class StitchingMaze(gymnasium.Env[NDArray[np.float32], Any]):
 
     Episodes of the data (`rlxf.envs.road_episodes`) go from A to D, or from B to G. No episode goes from A to
     G. An agent that starts in A reaches G only if it joins the first part of one road and the second part of
-    the other (trajectory stitching: Fu et al. 2020, arXiv:2004.07219, section 4). The corner keeps policies
-    that only learned the road from B to G from walking straight towards it.
+    the other (trajectory stitching: Fu et al. 2020, arXiv:2004.07219, section 4). The road from A first leads
+    away from the goal. A policy that only learned the road from B to G steers towards the latter, and stays
+    at the wall next to A.
 
-    Observation, float32 (2,): the position (x, y). The crossing is at (0, 0), the corner at (-4, 0), A at
-    (-4, 4), and the other ends are at a distance of 4 from the crossing. The roads are 1 wide.
+    Observation, float32 (2,): the position (x, y). The crossing is at (0, 0), A at (-3, 4), the corners at
+    (-4, 4) and (-4, 0), and the other ends are at a distance of 4 from the crossing. The roads are 1 wide.
 
     Actions: a displacement in [-1, 1]^2 in units of half a road width, or with ``continuous=False`` 0 right,
     1 up, 2 left, 3 down. A step that would leave the roads ends at the nearest point of the roads, so an
@@ -148,7 +153,8 @@ def render_roads(mode: str, position: Sequence[float] | Point) -> str | NDArray[
     """
     arm = int(ARM)
     grid = np.full((2 * arm + 1, 2 * arm + 1), WALL)
-    grid[arm], grid[:, arm], grid[:arm, 0], grid[0, arm] = FLOOR, FLOOR, FLOOR, TARGET
+    grid[arm], grid[:, arm], grid[:arm, 0], grid[0, : int(HOOK) + 1] = FLOOR, FLOOR, FLOOR, FLOOR
+    grid[0, arm] = TARGET
     column, row = np.rint(position).astype(np.int64) * (1, -1) + arm
     grid[row, column] = AGENT
     if mode == "ansi":

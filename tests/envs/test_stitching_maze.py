@@ -12,11 +12,21 @@ from stable_baselines3.common.env_checker import check_env as check_env_sb3
 
 from rlxf.envs import RoadFollower, StitchingMaze, make_vec_env, road_episodes
 from rlxf.envs.stitching_data import point_ahead
-from rlxf.envs.stitching_maze import ARM, DIRECTIONS, GOAL, HALF_WIDTH, ROADS, STARTS, STEP, nearest_on_roads
+from rlxf.envs.stitching_maze import (
+    ARM,
+    DIRECTIONS,
+    GOAL,
+    HALF_WIDTH,
+    HOOK,
+    ROADS,
+    STARTS,
+    STEP,
+    nearest_on_roads,
+)
 
 IDS = {True: "rlxf/StitchingMaze-v0", False: "rlxf/StitchingMazeDiscrete-v0"}
 KINDS = pytest.mark.parametrize("continuous", [True, False], ids=["continuous", "discrete"])
-CORNER = (STARTS["northwest"], (-ARM, 0.0), (0.0, 0.0), GOAL)
+CORNER = (STARTS["northwest"], (-ARM, ARM), (-ARM, 0.0), (0.0, 0.0), GOAL)
 """The road from the start to the goal, which no episode of the data follows."""
 
 
@@ -24,7 +34,8 @@ def is_on_roads(x, y):
     """Return whether a position is on one of the roads, by their definition."""
     edge = ARM + HALF_WIDTH
     crossing = (abs(x) <= edge and abs(y) <= HALF_WIDTH) or (abs(y) <= edge and abs(x) <= HALF_WIDTH)
-    return crossing or (abs(x + ARM) <= HALF_WIDTH and -HALF_WIDTH <= y <= edge)
+    west = abs(x + ARM) <= HALF_WIDTH and -HALF_WIDTH <= y <= edge
+    return crossing or west or (-edge <= x <= HOOK - ARM + HALF_WIDTH and abs(y - ARM) <= HALF_WIDTH)
 
 
 @KINDS
@@ -83,7 +94,7 @@ def test_a_shortest_path_of_discrete_actions_reaches_the_goal():
                 steps[after] = steps[position] + 1
                 queue.append(after)
     shortest = min(n for at, n in steps.items() if np.abs(np.subtract(at, GOAL)).max() <= HALF_WIDTH)
-    assert shortest == 19, "10 units along the inner sides of the corners, less a step by cutting one"
+    assert shortest == 18, "10 units along the inner sides of the corners, less two steps by cutting two"
     assert shortest < gymnasium.spec(IDS[False]).max_episode_steps / 2
 
 
@@ -147,11 +158,21 @@ def test_the_time_limit_truncates_the_episode():
     assert rewards[0] == 0
 
 
+def test_walking_towards_the_goal_from_the_start_ends_at_a_wall():
+    env = StitchingMaze()
+    env.reset(seed=0)
+    for _ in range(10):
+        position = env.step(np.array([1, 0], np.float32))[0]
+    np.testing.assert_allclose(position[0], HOOK - ARM + HALF_WIDTH)
+    for action in ([1, 1], [1, -1], [0, 1], [0, -1]):
+        assert abs(env.step(np.array(action, np.float32))[0][0] - (HOOK - ARM + HALF_WIDTH)) <= STEP
+
+
 def test_the_map_is_rendered():
     env = StitchingMaze(render_mode="ansi")
     env.reset(seed=0)
     lines = env.render().split("\n")
-    assert lines == ["A   G    ", *[".   .    "] * 3, "." * 9, *["    .    "] * 4]
+    assert lines == [".A  G    ", *[".   .    "] * 3, "." * 9, *["    .    "] * 4]
     env = StitchingMaze(render_mode="rgb_array")
     env.reset(seed=0)
     assert env.render().shape == (72, 72, 3)
