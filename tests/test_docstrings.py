@@ -44,7 +44,7 @@ FOREIGN_NAMES = {
     *("JaxToTorch", "NumpyToTorch", "VectorWrapper", "final_observation"),  # Gymnasium and ManiSkill
     *("CnnPolicy", "MultiInputPolicy", "get_parameters"),  # Stable-Baselines3
     *("AdroitHandPenSparse", "xml_file"),  # environments
-    *("MyPolicy", "MyTask", "my_schedule"),  # placeholders
+    *("MyPolicy", "my_schedule"),  # placeholders
     *("action_loss", "feed_forward_gate", "attention_gate", "return_loss", "state_loss"),  # tags, composed
     *("evaluation_best", "evaluation_datastore", "evaluation_validation"),
 }

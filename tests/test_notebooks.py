@@ -105,8 +105,8 @@ def test_ipynb_files_are_valid_and_have_no_output(name):
 
 
 def test_the_extra_of_a_notebook_is_installed():
-    assert "'rlxf[export]'" in notebooks.ipynb(SOURCES["export"])
-    assert "'rlxf'" in notebooks.ipynb(SOURCES["memory_task"])
+    assert "'rlxf[export] @ git+https://" in notebooks.ipynb(SOURCES["export"])
+    assert "'rlxf @ git+https://" in notebooks.ipynb(SOURCES["memory_task"])
 
 
 @pytest.mark.parametrize("name", SOURCES)
