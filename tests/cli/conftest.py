@@ -14,7 +14,7 @@ def _empty_working_directory(tmp_path, monkeypatch):
 def finished(tmp_path_factory):
     """Folder of a complete run on a T-Maze."""
     path = tmp_path_factory.mktemp("run") / "tmaze"
-    extra = ["--attention-maps-every", "100", "--videos"]
+    extra = ["--attention-maps-every", "20", "--videos"]
     train(
         "--run",
         str(path),
