@@ -8,7 +8,7 @@ unset PYTHONPATH PYTHONHOME PIP_USER
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 readonly files=${1:-$work/dist}
-readonly python=${PYTHON:-python3} root=$PWD
+readonly python=${PYTHON:-python3}
 
 say() {
     printf 'release check: %s\n' "$*" >&2
@@ -60,7 +60,7 @@ try_extras() {
     local extra
     for extra in box2d export experiment hub knn memory mujoco sweep track; do
         say "extra $extra"
-        new_environment "$extra" --constraint "$root/constraints.txt" torch
+        new_environment "$extra" --constraint constraints.txt torch
         "$work/$extra/bin/python" -m pip install --quiet --disable-pip-version-check "$(echo "$files"/*.whl)[$extra]"
         "$work/$extra/bin/python" -m pip check
         "$work/$extra/bin/python" -c 'from rlxf import GTrXLPPO'

@@ -77,8 +77,7 @@ class ElasticHistoryModel(PredictedReturnModel):
 
     def _predicted_returns(self, window: ContextWindow, deterministic: bool) -> Tensor:
         """Return the predicted return-to-go with each candidate, (N, E)."""
-        batch = len(window.mask)
-        rows = window.rows(torch.arange(batch, device=window.mask.device).repeat(len(self.candidates)))
+        batch, rows = len(window.mask), window.repeat(len(self.candidates))
         lengths = torch.tensor([*self.candidates], device=window.mask.device).repeat_interleave(batch)
         y = self.outputs(last_steps(rows, lengths), NEWEST_FIRST_TOKEN)[:, 0]
         return self.return_head.choose(y, deterministic).view(-1, batch)

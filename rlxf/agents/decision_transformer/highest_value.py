@@ -56,7 +56,6 @@ class HighestValueReturnModel(PredictedReturnModel):
 
     def _values(self, window: ContextWindow, returns: Tensor) -> Tensor:
         """Return the value of the action for each candidate return (N, E) of the newest step, (N, E)."""
-        number, batch = returns.shape
-        rows = window.rows(torch.arange(batch, device=returns.device).repeat(number))
-        y = self.newest_output(with_return(rows, returns.flatten()))
-        return self.loss.action_values(rows.features[:, -1], y).view(number, batch)
+        rows = with_return(window.repeat(len(returns)), returns.flatten())
+        y = self.newest_output(rows)
+        return self.loss.action_values(rows.features[:, -1], y).view(returns.shape)

@@ -290,11 +290,9 @@ class RecurrentPolicy(BasePolicy):
         if self.retrieval is not None:
             return self.retrieval.choose(latent, deterministic)
         with unvalidated_distributions():
-            return (
-                self.most_likely_actions(latent)
-                if deterministic
-                else self.action_distribution(latent).sample()
-            )
+            if deterministic:
+                return self.most_likely_actions(latent)
+            return self.action_distribution(latent).sample()
 
     def _continue(
         self, state: RecurrentPolicyState | None, episode_start: np.ndarray | Tensor | None, batch: int

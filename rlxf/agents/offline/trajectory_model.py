@@ -134,6 +134,10 @@ class ContextWindow:
         """Select episodes; ``rows`` is a bool (B,) or an int64 (N,) tensor."""
         return ContextWindow(*(part[rows] for part in vars(self).values()))
 
+    def repeat(self, times: int) -> "ContextWindow":
+        """Repeat all episodes, (B, ...) -> (times B, ...), as ``Tensor.repeat`` does along the first axis."""
+        return self.rows(torch.arange(len(self.mask), device=self.mask.device).repeat(times))
+
     def between(self, first: int, end: int | None = None) -> "ContextWindow":
         """Select the columns from ``first`` to ``end`` (exclusive), as a slice does."""
         return ContextWindow(*(part[:, first:end] for part in vars(self).values()))
