@@ -35,7 +35,7 @@ BLOCKS = [
     for page, text in TEXTS.items()
     for block in programs(text)
 ]
-OTHER_PROGRAMS = {"dask", "export", "pip", "tensorboard", ".venv/bin/pre-commit"}
+OTHER_PROGRAMS = {"dask", "export", "git", "pip", "tensorboard", ".venv/bin/pre-commit"}
 """Commands of other projects on the pages."""
 
 

@@ -79,7 +79,7 @@ from rlxf import GTrXLPPO, evaluate
 class Endless(NBack):
     """Task whose actions have no bounds."""
 
-    action_space = Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = Box(-np.inf, np.inf)
 
 
 try:
