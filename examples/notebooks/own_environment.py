@@ -2,9 +2,8 @@
 """# Bring your own environment
 
 `GTrXLPPO` trains in any [Gymnasium](https://gymnasium.farama.org) environment with supported spaces. This
-notebook writes one that needs memory, checks it, and trains an agent in it, in Python and with the command
-line. [Use your own environment](../../docs/how-to/use-your-own-environment.md) lists spaces, wrappers and
-other interfaces.
+notebook writes one that needs memory, checks it, and trains an agent in it, in Python and on the command
+line. [Use your own environment](../../docs/how-to/use-your-own-environment.md) lists further interfaces.
 """
 
 # %% tags=["parameters"]
