@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tyro
+from benchmarks.ablation import Ablation
 from benchmarks.acting import Acting
 from benchmarks.attention import Attention
 from benchmarks.context import Context
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Any] = {
     "attention": Attention,
     "learning": Learning,
     "defaults": Defaults,
+    "ablation": Ablation,
     "memory": MemoryBench,
     "mixers": Mixers,
     "cores": Cores,

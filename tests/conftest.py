@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rlxf.attention.registry import TECHNIQUES
+
 CONTRACTS = {
     "test_acting_with_ring_buffer_equals_learning_in_segments",
     "test_changed_token_does_not_affect_earlier_outputs",
@@ -56,6 +58,13 @@ def minari_root(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(root))
     monkeypatch.setenv("RLXF_CACHE", str(tmp_path / "cache"))
     return root
+
+
+@pytest.fixture
+def own_techniques(monkeypatch):
+    """Forget the techniques that a test registers: other tests have those of rlxf only."""
+    for axis, techniques in TECHNIQUES.items():
+        monkeypatch.setitem(TECHNIQUES, axis, dict(techniques))
 
 
 def pytest_addoption(parser):

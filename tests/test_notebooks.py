@@ -14,7 +14,6 @@ from nbclient import NotebookClient
 from website import notebooks
 from website.links import LINK
 
-from rlxf.attention.registry import TECHNIQUES
 from tests.documentation import commands
 from tests.sources import ROOT
 from tests.test_docs import check_command
@@ -34,11 +33,10 @@ WITH_COMMANDS = "attention"
 
 
 @pytest.fixture
-def _restored(monkeypatch, minari_root, tmp_path):
+def _restored(monkeypatch, minari_root, tmp_path, own_techniques):
     """Set an empty folder, and restore what notebooks change in a process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setitem(TECHNIQUES, "residual", dict(TECHNIQUES["residual"]))
     plt.switch_backend("agg")
     monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
     yield

@@ -1,0 +1,289 @@
+"""Effect of the implementation details of GTrXLPPO: training without each of them, on two tasks."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import gymnasium
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from benchmarks.ours import FEWER_UPDATES
+from benchmarks.result_cache import run_missing
+from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
+from rlxf.agents.gtrxl.heads import PopArtHead
+from rlxf.attention import GRUGate
+from rlxf.attention.residuals.gates import GRUGateModule
+from rlxf.envs.make import make_vec_env
+from rlxf.evaluation import EvaluationCallback
+from rlxf.evaluation.report import Report
+
+ENVS, EVALUATIONS = 32, 10
+
+
+@dataclass(frozen=True)
+class Task:
+    """Task on which agents with and without a detail are compared.
+
+    Args:
+        env: Gymnasium id.
+        steps: environment steps of training.
+        score: function of an evaluation; a perfect agent has the score 1.
+        kwargs: arguments of the environment.
+    """
+
+    env: str
+    steps: int
+    score: Callable[[Report], float]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def success(report: Report) -> float:
+    """Return the success rate."""
+    return report.success_rate or 0.0
+
+
+def share_of_500(report: Report) -> float:
+    """Return the mean return of CartPole-v1 as a share of the largest one."""
+    return report.mean / 500
+
+
+TASKS = {
+    "T-Maze": Task("rlxf/TMaze-v0", 60_000, success, {"corridor_length": 20}),
+    "CartPole": Task("CartPole-v1", 50_000, share_of_500),
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Removal or replacement of an implementation detail.
+
+    Args:
+        detail: number of the detail on the page of implementation details; 0 for no change.
+        options: arguments of GTrXLPPO.
+        core: fields of the default core that differ.
+        prepare: function that changes an agent before its training.
+        wrapper: wrapper of each training environment.
+    """
+
+    detail: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    core: Mapping[str, Any] = field(default_factory=dict)
+    prepare: Callable[[GTrXLPPO], object] = lambda agent: None
+    wrapper: Callable[[gymnasium.Env], gymnasium.Env] | None = None
+
+    def agent(self, task: Task, seed: int) -> GTrXLPPO:
+        """Build an agent without the detail, with its training environments."""
+        env = make_vec_env(task.env, ENVS, seed, task.kwargs, wrapper_class=self.wrapper)
+        core = replace(gtrxl(), **self.core)
+        agent = GTrXLPPO("MlpGTrXLPolicy", env, core=core, seed=seed, **self.options)
+        self.prepare(agent)
+        return agent
+
+
+@torch.no_grad()
+def unscale_token(agent: GTrXLPPO) -> None:
+    """Divide the embedding of observations by the factor of its initialization."""
+    token = agent.policy.token
+    token.weight.div_(max(1.0, token.out_features / token.in_features) ** 0.5)
+
+
+@torch.no_grad()
+def enlarge_action_token(agent: GTrXLPPO) -> None:
+    """Give the embedding of the previous action the scale of an orthogonal matrix."""
+    assert agent.policy.action_token is not None
+    agent.policy.action_token.weight.mul_(10)
+
+
+def initialize_like_torch(agent: GTrXLPPO) -> None:
+    """Replace the orthogonal matrices of the transformer by torch's default initialization of Linear."""
+    for parameter in agent.policy.transformer.parameters():
+        if parameter.ndim == 2:
+            nn.init.kaiming_uniform_(parameter, a=5**0.5)
+
+
+def enlarge_heads(agent: GTrXLPPO) -> None:
+    """Initialize the heads of policy and value with gain 1."""
+    for head in (agent.policy.action_net, agent.policy.value_net):
+        agent.policy.init_weights(head, gain=1.0)
+
+
+class HeadInUnitsOfRewards(PopArtHead):
+    """`PopArtHead` whose mean stays 0 and whose standard deviation stays 1."""
+
+    def update(self, returns: Tensor) -> None:
+        """Ignore the returns (N,) of a rollout."""
+
+
+def keep_value_units(agent: GTrXLPPO) -> None:
+    """Predict values in units of the rewards."""
+    agent.policy.value_net.__class__ = HeadInUnitsOfRewards
+
+
+class GateWithoutReLU(GRUGateModule):
+    """`GRUGateModule` whose input y is the output of the sublayer without a ReLU."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Apply the gate to stream x (..., C) and sublayer output y (..., C): (..., C)."""
+        return self.gate(x, y)
+
+
+def remove_relu(agent: GTrXLPPO) -> None:
+    """Remove the ReLU before each gate."""
+    for module in agent.policy.transformer.modules():
+        if isinstance(module, GRUGateModule):
+            module.__class__ = GateWithoutReLU
+
+
+class NoTruncation(gymnasium.Wrapper):
+    """Report that an episode was terminated when its time limit truncates it."""
+
+    def step(self, action: Any) -> Any:
+        """Step the environment."""
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, False, info
+
+
+CHANGES = {
+    "nothing": Change(0),
+    "embedding of observations not scaled": Change(1, prepare=unscale_token),
+    "previous_action=False": Change(2, {"previous_action": False}),
+    "larger embedding of actions": Change(2, prepare=enlarge_action_token),
+    "norm after each sublayer": Change(5, core={"norm": "post"}),
+    "no norm after the last layer": Change(5, core={"final_norm": False}),
+    "no ReLU before the gate": Change(6, prepare=remove_relu),
+    "bias of the gate 0": Change(8, core={"residual": GRUGate(bias=0.0)}),
+    "torch's initialization": Change(9, prepare=initialize_like_torch),
+    "heads with gain 1": Change(10, prepare=enlarge_heads),
+    "recompute_memory=True": Change(19, {"recompute_memory": True}),
+    "segment_length=8": Change(20, {"segment_length": 8}),
+    "n_steps=128": Change(21, {"n_steps": 128}),
+    "truncation as termination": Change(22, wrapper=NoTruncation),
+    "critic_lambda=1": Change(26, {"critic_lambda": 1.0}),
+    "normalize_advantage=False": Change(27, {"normalize_advantage": False}),
+    "advantage_epsilon near 0": Change(28, {"advantage_epsilon": 1e-8}),
+    "value head in units of the rewards": Change(29, prepare=keep_value_units),
+    "clip_range_vf=0.2": Change(30, {"clip_range_vf": 0.2}),
+    "a quarter of the optimizer steps": Change(31, FEWER_UPDATES),
+    "constant learning rate": Change(33, {"learning_rate": 1e-3}),
+    "constant weight of the entropy": Change(33, {"ent_coef": 0.03}),
+    "no entropy in the loss": Change(33, {"ent_coef": 0.0}),
+    "epsilon of Adam 1e-8": Change(34, {"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-8, "fused": True}}}),
+    "no gradient clipping": Change(35, {"max_grad_norm": 1e9}),
+    "target_kl=0.02": Change(36, {"target_kl": 0.02}),
+    "reconstruction_coef=0.1": Change(38, {"reconstruction_coef": 0.1}),
+}
+"""Changes by name; the numbers are those of docs/explanation/implementation-details-gtrxl.md."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Result of one training run.
+
+    Args:
+        change: name of the change.
+        task: name of the task.
+        seed: random seed.
+        curve: (environment steps, score) of each evaluation.
+        seconds: CPU time of the run, with its evaluations.
+    """
+
+    change: str
+    task: str
+    seed: int
+    curve: list[tuple[int, float]]
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        """Mean score of all evaluations, which is higher the earlier the agent learns."""
+        return mean(score for _, score in self.curve)
+
+
+@dataclass
+class Ablation:
+    """Scores of GTrXLPPO with its default settings, and without one implementation detail at a time.
+
+    Completed runs are lines of the output file and are not repeated.
+    """
+
+    tasks: tuple[str, ...] = ("T-Maze", "CartPole")
+    """Names of the tasks."""
+    changes: tuple[str, ...] = tuple(CHANGES)
+    """Names of the changes."""
+    seeds: int = 3
+    """Runs of each change on each task."""
+    episodes: int = 50
+    """Episodes of an evaluation."""
+    processes: int = 2
+    """Parallel processes, with one thread each."""
+    output: Path = Path("runs/bench-ablation.jsonl")
+    """Output file with a line for each run."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("tasks", TASKS), ("changes", CHANGES)):
+            if unknown := set(getattr(self, name)) - set(allowed):
+                raise ValueError(f"{name} must be among {list(allowed)}, got {sorted(unknown)}")
+
+    def run(self) -> None:
+        """Make missing runs, and print the table."""
+        jobs: dict[str, Callable[[], Run]] = {
+            f"{change}, {task}, {self.episodes} episodes, seed {seed}": partial(
+                train, change, task, self.episodes, seed
+            )
+            for task in self.tasks
+            for seed in range(self.seeds)
+            for change in self.changes
+        }
+        runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
+        Console(width=160).print(table(runs))
+
+
+def train(change: str, task: str, episodes: int, seed: int) -> Run:
+    """Train one agent."""
+    setting = TASKS[task]
+    agent = CHANGES[change].agent(setting, seed)
+    env = make_vec_env(setting.env, ENVS, env_kwargs=setting.kwargs)
+    callback = EvaluationCallback(env, episodes=episodes, every_steps=setting.steps // EVALUATIONS)
+    start = time.process_time()
+    agent.learn(setting.steps, callback=callback)
+    curve = [(step, setting.score(report)) for step, report in callback.reports.items()]
+    return Run(change, task, seed, curve, time.process_time() - start)
+
+
+def table(runs: Sequence[Run]) -> Table:
+    """Return a table with a row for each change."""
+    tasks = list(dict.fromkeys(run.task for run in runs))
+    columns = [column for task in tasks for column in (f"{task}: mean score", "last score")]
+    result = Table("detail", "change", *columns)
+    for row in rows(runs):
+        result.add_row(*row)
+    return result
+
+
+def rows(runs: Sequence[Run]) -> list[list[str]]:
+    """Return the cells of each change: its number and name, and the scores of its seeds on each task."""
+    tasks = list(dict.fromkeys(run.task for run in runs))
+    result = []
+    for name, change in CHANGES.items():
+        own = [[run for run in runs if (run.change, run.task) == (name, task)] for task in tasks]
+        cells = [cell for each in own for cell in (_scores([x.mean for x in each]), _last(each))]
+        result.append(["" if change.detail == 0 else str(change.detail), name, *cells])
+    return [row for row in result if any(row[2:])]
+
+
+def _scores(values: Sequence[float]) -> str:
+    """Return the mean of some scores, and the scores in parentheses."""
+    single = ", ".join(f"{value:.2f}" for value in values)
+    return f"{mean(values):.2f} ({single})" if values else ""
+
+
+def _last(runs: Sequence[Run]) -> str:
+    """Return the last score of each run."""
+    return ", ".join(f"{run.curve[-1][1]:.2f}" for run in runs)
