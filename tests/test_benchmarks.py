@@ -1,14 +1,16 @@
 """Tests of benchmarks at small sizes."""
 
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from benchmarks import (
+    ablation,
     acting,
     cores,
     corridors,
@@ -22,6 +24,7 @@ from benchmarks import (
     reversible,
     stitching,
 )
+from benchmarks.ablation import CHANGES, Ablation
 from benchmarks.acting import Acting
 from benchmarks.cores import Cores, Task
 from benchmarks.corridors import Corridors, oracle_episodes
@@ -183,6 +186,60 @@ def test_cores_are_compared_on_a_task(monkeypatch, tmp_path, capsys):
     assert runs["TMaze 50, MinGRU, seed 0"]["state"] == 2 * 64 * 4 + 8  # two states, and the episode's number
     assert all(run["curve"][-1][0] == 512 for run in runs.values())
     assert "MinGRU" in printed_before
+
+
+def test_agents_without_details_are_compared(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(ablation, "ENVS", 2)
+    tasks = {name: replace(task, steps=64) for name, task in ablation.TASKS.items()}
+    monkeypatch.setattr(ablation, "TASKS", tasks)
+    small = replace(CHANGES["nothing"], options={"n_steps": 64, "n_epochs": 1})
+    monkeypatch.setitem(CHANGES, "nothing", small)
+    bench = Ablation(changes=("nothing",), seeds=1, episodes=2, output=tmp_path / "runs.jsonl")
+    bench.run()
+    runs = [ablation.Run(**run) for run in read_runs(bench.output).values()]
+    assert [(run.task, run.change, run.seed) for run in runs] == [(task, "nothing", 0) for task in tasks]
+    assert all(0 <= run.mean <= 1 for run in runs)
+    assert ablation.rows(runs)[0][:2] == ["", "nothing"]
+    assert "CartPole: mean score" in capsys.readouterr().out
+
+
+def test_scores_of_a_change_are_its_mean_and_those_of_its_seeds():
+    curves = {0: [(10, 0.0), (20, 1.0)], 1: [(10, 0.5), (20, 0.5)]}
+    runs = [ablation.Run("n_steps=128", "T-Maze", seed, curve, 1.0) for seed, curve in curves.items()]
+    assert ablation.rows(runs) == [["21", "n_steps=128", "0.50 (0.50, 0.50)", "1.00, 0.50"]]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_gives_another_agent(name, monkeypatch):
+    """A change without effect on the agent would measure nothing."""
+    monkeypatch.setattr(ablation, "ENVS", 2)
+    agents = [CHANGES[each].agent(ablation.TASKS["CartPole"], 0) for each in (name, "nothing")]
+    own, default = map(features_of, agents)
+    assert (own == default) == (name == "nothing")
+
+
+def features_of(agent):
+    """Return what a change can affect: settings, modules, wrappers of environments, and weights."""
+    settings = {key: str(value) for key, value in agent.constructor_settings().items()}
+    modules = [type(module) for module in agent.policy.modules()]
+    env, wrappers = agent.get_env().envs[0], []
+    while isinstance(env, gymnasium.Wrapper):
+        wrappers.append(type(env))
+        env = env.env
+    return settings, modules, wrappers, [weight.tolist() for weight in agent.policy.parameters()]
+
+
+def test_agents_without_the_relu_act_as_in_training(monkeypatch):
+    """The acting step must not apply the ReLU that the segment pass lacks."""
+    monkeypatch.setattr(ablation, "ENVS", 2)
+    model = CHANGES["no ReLU before the gate"].agent(ablation.TASKS["CartPole"], 0).policy.transformer
+    x, index = torch.randn(2, 6, model.spec.width), TokenIndex.range(2, 6)
+    state = model.initial_state(2)
+    cache = model.cache(state, state.index.shape[1] + 6)
+    with torch.no_grad():
+        steps = [TokenIndex(index.position[:, [t]], index.episode[:, [t]]) for t in range(6)]
+        acted = torch.stack([model.step(x[:, t], steps[t], cache)[0] for t in range(6)], dim=1)
+        assert torch.allclose(acted, model.outputs(x, index), atol=1e-5)
 
 
 def test_acting_is_measured_with_and_without_compilation(monkeypatch, capsys):

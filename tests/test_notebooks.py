@@ -86,7 +86,48 @@ def test_the_notebook_with_commands_runs_in_a_kernel(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SOURCES)
 def test_ipynb_files_match_their_sources(name):
     written = SOURCES[name].with_suffix(".ipynb").read_text(encoding="utf-8")
-    assert written == notebooks.ipynb(SOURCES[name]), "run python scripts/notebooks.py"
+    assert written == converted(name), "run python scripts/notebooks.py"
+
+
+def converted(name):
+    """Return the .ipynb file that belongs to a source, with the printed texts of the present file."""
+    return notebooks.ipynb(SOURCES[name], notebooks.printed(SOURCES[name]))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_ipynb_files_have_the_outputs_of_their_code(name):
+    code = [cell.source for cell in notebooks.read(SOURCES[name]).cells if cell.cell_type == "code"]
+    texts = notebooks.printed(SOURCES[name])
+    silent = [
+        cell
+        for cell, text in zip(code, texts, strict=True)
+        if re.search(r"^(    )?print|^!", cell, re.M) and not text
+    ]
+    assert not silent, f"run python scripts/notebooks.py --run {name}"
+    assert not [text for text in texts if re.search(r"/(root|home|tmp|work|usr)/", text)]
+
+
+def test_outputs_of_other_code_are_dropped(tmp_path):
+    source = tmp_path / "name.py"
+    source.write_text("# %% [markdown]\n# # A\n\n# %%\nprint(1)\n\n# %%\n2\n")
+    assert notebooks.printed(source) == ["", ""]
+    source.with_suffix(".ipynb").write_text(notebooks.ipynb(source, ["1", "2"]))
+    assert notebooks.printed(source) == ["1", "2"]
+    source.write_text("# %% [markdown]\n# # A\n\n# %%\nprint(1)\n\n# %%\n3\n")
+    assert notebooks.printed(source) == ["", ""]
+
+
+def test_execution_returns_printed_texts_and_values_and_writes_figures(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", "")  # the function sets it
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setattr(notebooks, "figure", lambda source, number: tmp_path / f"{source.stem}-{number}.png")
+    source = tmp_path / "name.py"
+    source.write_text(
+        "# %%\nimport sys\nprint(1)\nprint('no', file=sys.stderr)\n2\n\n"
+        "# %%\nimport matplotlib.pyplot as plt\n%matplotlib inline\nplt.plot([1, 2])\nplt.show()\n"
+    )
+    assert notebooks.execute(source) == ["1\n2", ""]
+    assert (tmp_path / "name-1.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_each_ipynb_file_has_a_source():
@@ -94,23 +135,23 @@ def test_each_ipynb_file_has_a_source():
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_ipynb_files_are_valid_and_have_no_output(name):
-    document = nbformat.reads(notebooks.ipynb(SOURCES[name]), as_version=4)
+def test_ipynb_files_are_valid_and_install_rlxf(name):
+    document = nbformat.reads(converted(name), as_version=4)
     nbformat.validate(document)
     code = [cell for cell in document.cells if cell.cell_type == "code"]
-    assert not [cell for cell in code if cell.outputs or cell.execution_count]
+    assert not code[0].outputs
     assert "%pip install --quiet 'rlxf" in code[0].source
 
 
 def test_the_extra_of_a_notebook_is_installed():
-    assert "'rlxf[export] @ git+https://" in notebooks.ipynb(SOURCES["export"])
-    assert "'rlxf @ git+https://" in notebooks.ipynb(SOURCES["memory_task"])
+    assert "'rlxf[export] @ git+https://" in converted("export")
+    assert "'rlxf @ git+https://" in converted("memory_task")
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_ipynb_files_have_no_relative_links(name):
     """Colab shows a file outside of the repository."""
-    assert not LINK.search(notebooks.ipynb(SOURCES[name]))
+    assert not LINK.search(converted(name))
 
 
 @pytest.mark.parametrize("name", SOURCES)
