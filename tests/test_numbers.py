@@ -1,6 +1,6 @@
 """Tests that tables of docs/benchmarks.md agree with the runs in docs/numbers."""
 
-from benchmarks import cores, corridors, learning, mixers
+from benchmarks import ablation, cores, corridors, learning, mixers
 from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
 
@@ -35,6 +35,11 @@ def test_table_of_cores():
 
 def test_table_of_mixers():
     assert_on_page(mixers.rows([mixers.read(run) for run in read_runs(NUMBERS / "mixers.jsonl").values()]))
+
+
+def test_table_of_implementation_details():
+    runs = [ablation.Run(**run) for run in read_runs(NUMBERS / "ablation.jsonl").values()]
+    assert_on_page(ablation.rows(runs))
 
 
 def assert_on_page(cells):
