@@ -61,8 +61,8 @@ def minari_root(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def own_techniques(monkeypatch):
-    """Forget the techniques that a test registers: other tests have those of rlxf only."""
+def restored_registry(monkeypatch):
+    """Restore the table of techniques after the test."""
     for axis, techniques in TECHNIQUES.items():
         monkeypatch.setitem(TECHNIQUES, axis, dict(techniques))
 

@@ -40,6 +40,7 @@ from rich.console import Console
 
 from rlxf.agents.gtrxl import network_step
 from rlxf.attention import TokenIndex
+from rlxf.attention.positions.xl_relative import XLRelativeBias
 from rlxf.envs import TMaze
 from tests.in_process import InProcessPool
 
@@ -211,7 +212,7 @@ def test_scores_of_a_change_are_its_mean_and_those_of_its_seeds():
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_gives_another_agent(name, monkeypatch):
-    """A change without effect on the agent would measure nothing."""
+    """Each change differs from the default settings, in options, modules, wrappers or weights."""
     monkeypatch.setattr(ablation, "ENVS", 2)
     agents = [CHANGES[each].agent(ablation.TASKS["CartPole"], 0) for each in (name, "nothing")]
     own, default = map(features_of, agents)
@@ -227,6 +228,28 @@ def features_of(agent):
         wrappers.append(type(env))
         env = env.env
     return settings, modules, wrappers, [weight.tolist() for weight in agent.policy.parameters()]
+
+
+def test_biases_of_positions_stay_zero(monkeypatch):
+    """They are matrices, like the weights that are initialized otherwise."""
+    monkeypatch.setattr(ablation, "ENVS", 2)
+    agent = CHANGES["weights with torch's initialization"].agent(ablation.TASKS["CartPole"], 0)
+    biases = [module for module in agent.policy.modules() if isinstance(module, XLRelativeBias)]
+    assert len(biases) == 2
+    assert not any(module.u.any() or module.v.any() for module in biases)
+
+
+def test_the_statistics_of_a_head_without_normalization_do_not_change(monkeypatch):
+    monkeypatch.setattr(ablation, "ENVS", 2)
+    agent = CHANGES["value head in units of the rewards"].agent(ablation.TASKS["CartPole"], 0)
+    agent.policy.value_net.update(torch.full((8,), 100.0))
+    assert (agent.policy.value_net.mean, agent.policy.value_net.deviation) == (0, 1)
+
+
+def test_truncation_is_reported_as_termination():
+    env = ablation.NoTruncation(gymnasium.make("Pendulum-v1", max_episode_steps=1))
+    env.reset(seed=0)
+    assert env.step(env.action_space.sample())[2:4] == (True, False)
 
 
 def test_agents_without_the_relu_act_as_in_training(monkeypatch):

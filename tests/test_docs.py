@@ -50,7 +50,7 @@ def _no_progress_bars(monkeypatch):
     "page",
     [pytest.param(page, marks=[pytest.mark.slow] * (name(page) in SLOW), id=name(page)) for page in PAGES],
 )
-@pytest.mark.usefixtures("minari_root", "own_techniques", "_no_progress_bars")
+@pytest.mark.usefixtures("minari_root", "restored_registry", "_no_progress_bars")
 def test_programs_of_a_page_print_the_shown_output(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(TEXTS[page], str(page))

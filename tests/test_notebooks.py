@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 from website import notebooks
 from website.links import LINK
 
-from tests.documentation import commands
+from tests.documentation import commands, prints
 from tests.sources import ROOT
 from tests.test_docs import check_command
 
@@ -33,7 +33,7 @@ WITH_COMMANDS = "attention"
 
 
 @pytest.fixture
-def _restored(monkeypatch, minari_root, tmp_path, own_techniques):
+def _restored(monkeypatch, minari_root, tmp_path, restored_registry):
     """Set an empty folder, and restore what notebooks change in a process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -98,13 +98,14 @@ def converted(name):
 def test_ipynb_files_have_the_outputs_of_their_code(name):
     code = [cell.source for cell in notebooks.read(SOURCES[name]).cells if cell.cell_type == "code"]
     texts = notebooks.printed(SOURCES[name])
-    silent = [
-        cell
-        for cell, text in zip(code, texts, strict=True)
-        if re.search(r"^(    )?print|^!", cell, re.M) and not text
-    ]
+    silent = [cell for cell, text in zip(code, texts, strict=True) if writes(cell) and not text]
     assert not silent, f"run python scripts/notebooks.py --run {name}"
     assert not [text for text in texts if re.search(r"/(root|home|tmp|work|usr)/", text)]
+
+
+def writes(cell):
+    """Return whether a cell prints, or runs a command."""
+    return cell.startswith("!") or "\n!" in cell or prints(cell)
 
 
 def test_outputs_of_other_code_are_dropped(tmp_path):
@@ -118,8 +119,6 @@ def test_outputs_of_other_code_are_dropped(tmp_path):
 
 
 def test_execution_returns_printed_texts_and_values_and_writes_figures(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINARI_DATASETS_PATH", "")  # the function sets it
-    monkeypatch.setenv("PATH", os.environ["PATH"])
     monkeypatch.setattr(notebooks, "figure", lambda source, number: tmp_path / f"{source.stem}-{number}.png")
     source = tmp_path / "name.py"
     source.write_text(

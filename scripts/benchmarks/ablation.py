@@ -1,4 +1,4 @@
-"""Effect of the implementation details of GTrXLPPO: training without each of them, on two tasks."""
+"""Effect of the implementation details of GTrXLPPO: training with one removed, replaced or added."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +19,7 @@ from benchmarks.result_cache import run_missing
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.heads import PopArtHead
 from rlxf.attention import GRUGate
+from rlxf.attention.positions.xl_relative import XLRelativeBias
 from rlxf.attention.residuals.gates import GRUGateModule
 from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback
@@ -29,7 +30,7 @@ ENVS, EVALUATIONS = 32, 10
 
 @dataclass(frozen=True)
 class Task:
-    """Task on which agents with and without a detail are compared.
+    """Task on which agents with and without a change are compared.
 
     Args:
         env: Gymnasium id.
@@ -49,20 +50,20 @@ def success(report: Report) -> float:
     return report.success_rate or 0.0
 
 
-def share_of_500(report: Report) -> float:
+def normalized_return(report: Report) -> float:
     """Return the mean return of CartPole-v1 as a share of the largest one."""
     return report.mean / 500
 
 
 TASKS = {
     "T-Maze": Task("rlxf/TMaze-v0", 60_000, success, {"corridor_length": 20}),
-    "CartPole": Task("CartPole-v1", 50_000, share_of_500),
+    "CartPole": Task("CartPole-v1", 50_000, normalized_return),
 }
 
 
 @dataclass(frozen=True)
 class Change:
-    """Removal or replacement of an implementation detail.
+    """Removal, replacement or addition of an implementation detail.
 
     Args:
         detail: number of the detail on the page of implementation details; 0 for no change.
@@ -79,7 +80,7 @@ class Change:
     wrapper: Callable[[gymnasium.Env], gymnasium.Env] | None = None
 
     def agent(self, task: Task, seed: int) -> GTrXLPPO:
-        """Build an agent without the detail, with its training environments."""
+        """Build a changed agent, with its training environments."""
         env = make_vec_env(task.env, ENVS, seed, task.kwargs, wrapper_class=self.wrapper)
         core = replace(gtrxl(), **self.core)
         agent = GTrXLPPO("MlpGTrXLPolicy", env, core=core, seed=seed, **self.options)
@@ -102,10 +103,15 @@ def enlarge_action_token(agent: GTrXLPPO) -> None:
 
 
 def initialize_like_torch(agent: GTrXLPPO) -> None:
-    """Replace the orthogonal matrices of the transformer by torch's default initialization of Linear."""
-    for parameter in agent.policy.transformer.parameters():
-        if parameter.ndim == 2:
-            nn.init.kaiming_uniform_(parameter, a=5**0.5)
+    """Replace orthogonal matrices of the transformer by torch's initialization of the weights of Linear.
+
+    Biases stay 0, and so do those of relative positions, which are matrices, too.
+    """
+    for module in agent.policy.transformer.modules():
+        if not isinstance(module, XLRelativeBias):
+            for parameter in module.parameters(recurse=False):
+                if parameter.ndim == 2:
+                    nn.init.kaiming_uniform_(parameter, a=5**0.5)
 
 
 def enlarge_heads(agent: GTrXLPPO) -> None:
@@ -114,16 +120,19 @@ def enlarge_heads(agent: GTrXLPPO) -> None:
         agent.policy.init_weights(head, gain=1.0)
 
 
-class HeadInUnitsOfRewards(PopArtHead):
+class UnnormalizedValueHead(PopArtHead):
     """`PopArtHead` whose mean stays 0 and whose standard deviation stays 1."""
 
     def update(self, returns: Tensor) -> None:
         """Ignore the returns (N,) of a rollout."""
 
 
-def keep_value_units(agent: GTrXLPPO) -> None:
-    """Predict values in units of the rewards."""
-    agent.policy.value_net.__class__ = HeadInUnitsOfRewards
+def remove_normalization_of_values(agent: GTrXLPPO) -> None:
+    """Predict values in units of the rewards.
+
+    The weight of the value loss and the floor of the advantages then lose their units, too.
+    """
+    agent.policy.value_net.__class__ = UnnormalizedValueHead
 
 
 class GateWithoutReLU(GRUGateModule):
@@ -159,7 +168,7 @@ CHANGES = {
     "no norm after the last layer": Change(5, core={"final_norm": False}),
     "no ReLU before the gate": Change(6, prepare=remove_relu),
     "bias of the gate 0": Change(8, core={"residual": GRUGate(bias=0.0)}),
-    "torch's initialization": Change(9, prepare=initialize_like_torch),
+    "weights with torch's initialization": Change(9, prepare=initialize_like_torch),
     "heads with gain 1": Change(10, prepare=enlarge_heads),
     "recompute_memory=True": Change(19, {"recompute_memory": True}),
     "segment_length=8": Change(20, {"segment_length": 8}),
@@ -168,7 +177,7 @@ CHANGES = {
     "critic_lambda=1": Change(26, {"critic_lambda": 1.0}),
     "normalize_advantage=False": Change(27, {"normalize_advantage": False}),
     "advantage_epsilon near 0": Change(28, {"advantage_epsilon": 1e-8}),
-    "value head in units of the rewards": Change(29, prepare=keep_value_units),
+    "value head in units of the rewards": Change(29, prepare=remove_normalization_of_values),
     "clip_range_vf=0.2": Change(30, {"clip_range_vf": 0.2}),
     "a quarter of the optimizer steps": Change(31, FEWER_UPDATES),
     "constant learning rate": Change(33, {"learning_rate": 1e-3}),
@@ -208,7 +217,7 @@ class Run:
 
 @dataclass
 class Ablation:
-    """Scores of GTrXLPPO with its default settings, and without one implementation detail at a time.
+    """Scores of GTrXLPPO with default settings, and with one implementation detail changed at a time.
 
     Completed runs are lines of the output file and are not repeated.
     """
@@ -270,7 +279,7 @@ def table(runs: Sequence[Run]) -> Table:
 def rows(runs: Sequence[Run]) -> list[list[str]]:
     """Return the cells of each change: its number and name, and the scores of its seeds on each task."""
     tasks = list(dict.fromkeys(run.task for run in runs))
-    result = []
+    runs, result = sorted(runs, key=lambda run: run.seed), []
     for name, change in CHANGES.items():
         own = [[run for run in runs if (run.change, run.task) == (name, task)] for task in tasks]
         cells = [cell for each in own for cell in (_scores([x.mean for x in each]), _last(each))]

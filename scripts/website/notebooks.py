@@ -149,10 +149,10 @@ def execute(source: Path) -> list[str]:
     from nbclient import NotebookClient  # in the extra dev only
 
     notebook = read(source)
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with TemporaryDirectory() as folder:
-        os.environ["MINARI_DATASETS_PATH"] = str(Path(folder, "minari"))
-        NotebookClient(notebook, timeout=None, resources={"metadata": {"path": folder}}).execute()
+        env = os.environ | {"PATH": path, "MINARI_DATASETS_PATH": str(Path(folder, "minari"))}
+        NotebookClient(notebook, timeout=None, resources={"metadata": {"path": folder}}).execute(env=env)
     numbers = count(1)
     for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
         if picture := output.get("data", {}).get("image/png"):

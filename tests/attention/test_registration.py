@@ -13,12 +13,7 @@ from rlxf.attention.registry import COMBINATORS, TECHNIQUES
 from rlxf.cli.entry_point import parse
 from rlxf.cli.spec_options import match_name
 
-
-@pytest.fixture(autouse=True)
-def _restored_registry(monkeypatch):
-    """Restore the table of techniques after the test."""
-    for axis, techniques in TECHNIQUES.items():
-        monkeypatch.setitem(TECHNIQUES, axis, dict(techniques))
+pytestmark = pytest.mark.usefixtures("restored_registry")
 
 
 def new_pattern(name: str = "Even", module: str = "mine", **attributes: object) -> type[Pattern]:
