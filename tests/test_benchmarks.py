@@ -42,13 +42,15 @@ from rlxf.agents.gtrxl import network_step
 from rlxf.attention import TokenIndex
 from rlxf.attention.positions.xl_relative import XLRelativeBias
 from rlxf.envs import TMaze
+from tests.attention.passes import act, assert_close_for_dtype, learn
+from tests.attention.worlds import random_segment
 from tests.in_process import InProcessPool
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(result_cache, "fresh_processes", lambda number: InProcessPool())
-    for bench in (cores, depth, memory):
+    for bench in (ablation, cores, depth, memory):
         monkeypatch.setattr(bench, "ENVS", 4)
     monkeypatch.setattr(memory, "CALLS", 3)
 
@@ -190,7 +192,6 @@ def test_cores_are_compared_on_a_task(monkeypatch, tmp_path, capsys):
 
 
 def test_agents_without_details_are_compared(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(ablation, "ENVS", 2)
     tasks = {name: replace(task, steps=64) for name, task in ablation.TASKS.items()}
     monkeypatch.setattr(ablation, "TASKS", tasks)
     small = replace(CHANGES["nothing"], options={"n_steps": 64, "n_epochs": 1})
@@ -211,9 +212,8 @@ def test_scores_of_a_change_are_its_mean_and_those_of_its_seeds():
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_gives_another_agent(name, monkeypatch):
+def test_a_change_gives_another_agent(name):
     """Each change differs from the default settings, in options, modules, wrappers or weights."""
-    monkeypatch.setattr(ablation, "ENVS", 2)
     agents = [CHANGES[each].agent(ablation.TASKS["CartPole"], 0) for each in (name, "nothing")]
     own, default = map(features_of, agents)
     assert (own == default) == (name == "nothing")
@@ -230,17 +230,15 @@ def features_of(agent):
     return settings, modules, wrappers, [weight.tolist() for weight in agent.policy.parameters()]
 
 
-def test_biases_of_positions_stay_zero(monkeypatch):
+def test_biases_of_positions_stay_zero():
     """They are matrices, like the weights that are initialized otherwise."""
-    monkeypatch.setattr(ablation, "ENVS", 2)
     agent = CHANGES["weights with torch's initialization"].agent(ablation.TASKS["CartPole"], 0)
     biases = [module for module in agent.policy.modules() if isinstance(module, XLRelativeBias)]
     assert len(biases) == 2
     assert not any(module.u.any() or module.v.any() for module in biases)
 
 
-def test_the_statistics_of_a_head_without_normalization_do_not_change(monkeypatch):
-    monkeypatch.setattr(ablation, "ENVS", 2)
+def test_the_statistics_of_a_head_without_normalization_do_not_change():
     agent = CHANGES["value head in units of the rewards"].agent(ablation.TASKS["CartPole"], 0)
     agent.policy.value_net.update(torch.full((8,), 100.0))
     assert (agent.policy.value_net.mean, agent.policy.value_net.deviation) == (0, 1)
@@ -252,17 +250,14 @@ def test_truncation_is_reported_as_termination():
     assert env.step(env.action_space.sample())[2:4] == (True, False)
 
 
-def test_agents_without_the_relu_act_as_in_training(monkeypatch):
+def test_agents_without_the_relu_act_as_in_training():
     """The acting step must not apply the ReLU that the segment pass lacks."""
-    monkeypatch.setattr(ablation, "ENVS", 2)
     model = CHANGES["no ReLU before the gate"].agent(ablation.TASKS["CartPole"], 0).policy.transformer
-    x, index = torch.randn(2, 6, model.spec.width), TokenIndex.range(2, 6)
+    run = random_segment(model.spec, TokenIndex.range(2, 6), torch.float32)
     state = model.initial_state(2)
-    cache = model.cache(state, state.index.shape[1] + 6)
     with torch.no_grad():
-        steps = [TokenIndex(index.position[:, [t]], index.episode[:, [t]]) for t in range(6)]
-        acted = torch.stack([model.step(x[:, t], steps[t], cache)[0] for t in range(6)], dim=1)
-        assert torch.allclose(acted, model.outputs(x, index), atol=1e-5)
+        acted, _ = act(model, run, model.cache(state, state.index.shape[1] + run.length))
+        assert_close_for_dtype(acted, learn(model, run, [run.length])[0])
 
 
 def test_acting_is_measured_with_and_without_compilation(monkeypatch, capsys):

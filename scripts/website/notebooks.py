@@ -83,7 +83,7 @@ def markdown(source: Path) -> str:
     `figure` is the file of a figure.
     """
     parts, texts = [], iter(printed(source))
-    for cell, own_figure in _with_figures(source):
+    for cell, own_figure in _with_figures(source, read(source)):
         if cell.cell_type == "markdown":
             parts.append(cell.source)
             continue
@@ -99,10 +99,10 @@ def markdown(source: Path) -> str:
     return "\n\n".join([title, button, text.strip(), *parts[1:]]) + "\n"
 
 
-def _with_figures(source: Path) -> Iterator[tuple[NotebookNode, Path | None]]:
+def _with_figures(source: Path, notebook: NotebookNode) -> Iterator[tuple[NotebookNode, Path | None]]:
     """Yield the cells of a notebook, each with the file of the figure that it shows."""
     numbers = count(1)
-    for cell in read(source).cells:
+    for cell in notebook.cells:
         yield cell, figure(source, next(numbers)) if SHOW in cell.source else None
 
 
@@ -153,10 +153,10 @@ def execute(source: Path) -> list[str]:
     with TemporaryDirectory() as folder:
         env = os.environ | {"PATH": path, "MINARI_DATASETS_PATH": str(Path(folder, "minari"))}
         NotebookClient(notebook, timeout=None, resources={"metadata": {"path": folder}}).execute(env=env)
-    numbers = count(1)
-    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
-        if picture := output.get("data", {}).get("image/png"):
-            figure(source, next(numbers)).write_bytes(base64.b64decode(picture))
+    for cell, own_figure in _with_figures(source, notebook):
+        if own_figure is not None:
+            [picture] = [output.data["image/png"] for output in cell.outputs if "data" in output]
+            own_figure.write_bytes(base64.b64decode(picture))
     return [_text(cell) for cell in notebook.cells if cell.cell_type == "code"]
 
 
@@ -170,7 +170,7 @@ def ipynb(source: Path, texts: Sequence[str]) -> str:
         texts: what each code cell printed.
     """
     cells, remaining = [], iter(texts)
-    for cell, own_figure in _with_figures(source):
+    for cell, own_figure in _with_figures(source, read(source)):
         outputs = [] if cell.cell_type == "markdown" else _outputs(next(remaining), own_figure)
         cells.append(_plain_cell(cell.cell_type, cell.source, cell.metadata, outputs))
     install = INSTALL.format(extra=EXTRAS.get(source.stem, ""))
