@@ -1,4 +1,4 @@
-"""Tests that tables of docs/benchmarks.md agree with the runs in docs/numbers."""
+"""Tests that tables of docs/benchmarks agree with the runs in docs/numbers."""
 
 from benchmarks import ablation, cores, corridors, learning, mixers
 from benchmarks.result_cache import read_runs
@@ -7,12 +7,15 @@ from benchmarks.techniques import kept, rows, subjects
 from tests.sources import ROOT
 
 NUMBERS = ROOT / "docs" / "numbers"
-PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8").splitlines()
+PAGES = {
+    page.stem: page.read_text(encoding="utf-8").splitlines()
+    for page in (ROOT / "docs" / "benchmarks").glob("*.md")
+}
 
 
 def test_table_of_techniques():
     trials = list(kept(NUMBERS / "techniques.jsonl").values())
-    assert_on_page(rows(list(subjects()), trials))
+    assert_on_page("memory-tasks", rows(list(subjects()), trials))
 
 
 def test_table_of_corridors():
@@ -20,31 +23,38 @@ def test_table_of_corridors():
     for longest in {run.longest for run in runs}:
         chosen = [run for run in runs if run.longest == longest]
         lengths = sorted({int(length) for run in chosen for length in run.success})
-        assert_on_page(corridors.rows(chosen, lengths))
+        assert_on_page("memory-tasks", corridors.rows(chosen, lengths))
 
 
 def test_table_of_recurrent_mixers_in_a_corridor_of_250():
     runs = [learning.Run(**run) for run in read_runs(NUMBERS / "learning.jsonl").values()]
     for rate in {run.learning_rate for run in runs}:
-        assert_on_page([learning.cells(run)[1:8] for run in runs if run.learning_rate == rate])
+        assert_on_page(
+            "memory-tasks", [learning.cells(run)[1:8] for run in runs if run.learning_rate == rate]
+        )
 
 
 def test_table_of_cores():
-    assert_on_page(cores.rows([cores.Run(**run) for run in read_runs(NUMBERS / "cores.jsonl").values()]))
+    assert_on_page(
+        "memory-tasks", cores.rows([cores.Run(**run) for run in read_runs(NUMBERS / "cores.jsonl").values()])
+    )
 
 
 def test_table_of_mixers():
-    assert_on_page(mixers.rows([mixers.read(run) for run in read_runs(NUMBERS / "mixers.jsonl").values()]))
+    assert_on_page(
+        "attention", mixers.rows([mixers.read(run) for run in read_runs(NUMBERS / "mixers.jsonl").values()])
+    )
 
 
 def test_table_of_implementation_details():
     runs = [ablation.Run(**run) for run in read_runs(NUMBERS / "ablation.jsonl").values()]
-    assert_on_page(ablation.rows(runs))
+    assert_on_page("online", ablation.rows(runs))
 
 
-def assert_on_page(cells):
-    """Check that the page has a table of these rows and no others."""
+def assert_on_page(name, cells):
+    """Check that a page has a table of these rows and no others."""
+    page = PAGES[name]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
-    first = PAGE.index(lines[0])
-    assert PAGE[first : first + len(lines)] == lines
-    assert not PAGE[first + len(lines)].startswith("|")
+    first = page.index(lines[0])
+    assert page[first : first + len(lines)] == lines
+    assert not page[first + len(lines)].startswith("|")

@@ -55,7 +55,7 @@ class Tables:
         self.use = {name: use.replace("](../", "](../../") for name, use in uses.items()}
         axes = "|".join(AXES)
         row = rf"^\| (?:{axes}) \| (\w+) \| ((?:[^|]*\|){{3}}[^|]*?) \|$"
-        self.learning = _rows(docs / "benchmarks.md", row)
+        self.learning = _rows(docs / "benchmarks" / "memory-tasks.md", row)
 
 
 def _rows(file: Path, pattern: str) -> dict[str, str]:
@@ -123,7 +123,7 @@ def _measured(row: str) -> str:
     ]
     return (
         f"T-Maze with a corridor of 50: {'; second seed: '.join(seeds)}; {cells[3]} times the cost of the "
-        "default core ([protocol](../../benchmarks.md#learning-with-each-technique))"
+        "default core ([protocol](../../benchmarks/memory-tasks.md#learning-with-each-technique))"
     )
 
 
