@@ -40,7 +40,7 @@ class LogSparse(Pattern):
         ValueError: if reach is less than 1.
     """
 
-    # `rlxf techniques` prints these three.
+    # `rlxf techniques log-sparse` prints these three.
     paper: ClassVar[str] = "Li et al. 2019, arXiv:1907.00235"
     causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L log(reach) pairs"

@@ -30,7 +30,7 @@ RESERVED = {"none", "fitting"}
 """Words of the command line that stand for no technique and for the pattern that fits the memory."""
 
 DESCRIPTIONS = ("paper", "causal_form", "cost")
-"""Class variables of a technique that ``rlxf techniques`` prints."""
+"""Class variables of a technique that ``rlxf techniques NAME`` prints."""
 
 Registered = TypeVar("Registered", bound=type[Technique])
 

@@ -1,5 +1,6 @@
 """Tests of ``rlxf techniques``."""
 
+import inspect
 import math
 from itertools import combinations
 
@@ -22,33 +23,53 @@ def test_techniques_are_listed_by_axis(capsys):
     shown = capsys.readouterr().out
     for axis, techniques in TECHNIQUES.items():
         assert f"{axis}: {QUESTIONS[axis]}" in shown
-        assert all(f"{name}(" in shown for name in techniques)
+        assert all(f"│ {name} " in shown for name in techniques)
 
 
-def test_rows_contain_causal_form_cost_and_memory_support(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
-    main(["techniques"])
+@pytest.mark.parametrize("axis", TECHNIQUES)
+def test_an_axis_describes_its_techniques(axis, capsys):
+    main(["techniques", axis])
     shown = capsys.readouterr().out
-    for name, technique in ((name, kind) for table in TECHNIQUES.values() for name, kind in table.items()):
-        row = shown.split(f"│ {name}(")[1].split(technique.paper)[0]
-        assert f"causal form: {technique.causal_form}; cost: {technique.cost}; with memory: yes" in row
+    for name, technique in TECHNIQUES[axis].items():
+        description = shown.split(f"{axis} {name}(")[1].partition("\n\n\n")[0]
+        assert (
+            f"causal form: {technique.causal_form}; cost: {technique.cost}; with memory: yes" in description
+        )
+        assert inspect.getdoc(technique) in description
 
 
-def test_output_heads_and_context_techniques_are_listed(capsys, monkeypatch):
+def test_output_heads_and_context_techniques_are_listed_and_described(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     main(["techniques"])
-    shown = capsys.readouterr().out.split("head: how does a trained agent use")[1]
-    assert "context: how does a trained agent combine several contexts" in shown
-    for name, head in (HEADS | CONTEXT_MERGERS).items():
-        row = shown.split(f"│ {name}(")[1].split(head.paper)[0]
-        assert f"causal form: {head.causal_form}; cost: {head.cost}" in row
+    heads, contexts = (
+        capsys.readouterr().out.split("head: how does a trained agent use")[1].split("context: how")
+    )
+    main(["techniques", "head", "context"])
+    described = capsys.readouterr().out
+    for listed, techniques in ((heads, HEADS), (contexts, CONTEXT_MERGERS)):
+        for name, one in techniques.items():
+            assert f"│ {name} " in listed
+            assert one.paper in listed
+            assert f"{one()!r}\ncausal form: {one.causal_form}; cost: {one.cost}\n" in described
 
 
-def test_formulas_are_printed_completely(capsys, monkeypatch):
-    """The first paragraph of each docstring, which is printed, must consist of whole sentences."""
-    monkeypatch.setenv("COLUMNS", "400")
-    main(["techniques"])
-    assert "h = tanh(W_g y + U_g (r * x))" in capsys.readouterr().out
+def test_techniques_are_described_in_the_given_order(capsys):
+    main(["techniques", "gru-gate", "DELTANET", "kernel"])
+    names = [part.split("(")[0] for part in capsys.readouterr().out.split("\n\n\n")]
+    assert names[:3] == ["residual GRUGate", "recurrence DeltaNet", "kernel Softmax"]
+    assert len(names) == 2 + len(TECHNIQUES["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("gru-gat", "did you mean GRUGate?"), ("residul", "did you mean residual?"), ("zzz", "see the list")],
+)
+def test_unknown_names_are_refused(name, hint, capsys):
+    assert f"unknown technique or axis {name!r}; {hint}" in refused(capsys, "techniques", "XL", name)
+
+
+def test_summaries_are_whole_sentences():
+    """The first paragraph of each docstring is searched for words that are near to an unknown name."""
     summaries = [summary(technique) for table in TECHNIQUES.values() for technique in table.values()]
     assert [text for text in summaries if not text.endswith(".")] == []
 

@@ -1,13 +1,15 @@
-"""``rlxf techniques``: list techniques and their combinations, or draw an attention pattern."""
+"""``rlxf techniques``: list or describe techniques, list their combinations, or draw an attention pattern."""
 
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
-from rich.text import Text
+from tyro.conf import Positional
 
 from rlxf.cli.options import Command, options
 from rlxf.cli.output import print_out
@@ -27,11 +29,17 @@ DRAWN_LAYERS, DRAWN_HEADS = 2, 4
 
 @options
 class Techniques(Command):
-    """List the techniques of transformers, list incompatible pairs of them, or draw an attention pattern.
+    """List the techniques that a transformer can be built from, or describe some of them.
 
-    Example: rlxf techniques --draw longformer --length 256
+    With names, the formula, the explanation, the source, the options and the cost of these techniques are
+    printed. The other options list incompatible pairs, or draw an attention pattern.
+
+    Example: rlxf techniques DeltaNet residual
     """
 
+    names: Positional[tuple[str, ...]] = ()
+    """Techniques, such as DeltaNet, or axes, such as residual, that are described. Without names, all
+    techniques are listed."""
     draw: str | None = None
     """Pattern whose mask is saved as a PNG.
     It is a name, JSON like {"name": "Window", "size": 9}, or several of these joined by & and |."""
@@ -48,34 +56,74 @@ class Techniques(Command):
 
         if self.pairs:
             return show_pairs
-        if self.draw is None:
-            return show_techniques
-        pattern = read_pattern(self.draw)
-        check_int("length", self.length)
-        file = self.output or Path(f"{type(pattern).__name__}.png")
-        return partial(draw_pattern, pattern, self.length, file)
+        if self.draw is not None:
+            pattern = read_pattern(self.draw)
+            check_int("length", self.length)
+            file = self.output or Path(f"{type(pattern).__name__}.png")
+            return partial(draw_pattern, pattern, self.length, file)
+        if self.names:
+            return partial(print_out, "\n\n\n".join(descriptions(self.names)))
+        return show_techniques
 
 
-def show_techniques() -> None:
-    """Print a table for each axis, and for output heads and combinations of contexts."""
+def tables() -> dict[str, tuple[str, Mapping[str, type[Any]]]]:
+    """Return axis -> its question and its techniques by name, with output heads and contexts as last axes."""
     from rlxf.agents.contexts import CONTEXT_MERGERS
     from rlxf.attention.registry import HEADS, TECHNIQUES
     from rlxf.cli.spec_options import QUESTIONS
 
-    for axis, question in QUESTIONS.items():
-        _show_table(f"{axis}: {question}", TECHNIQUES[axis].values(), partial(_properties, axis))
-    _show_table(f"head: {HEAD_QUESTION}", HEADS.values(), _costs)
-    _show_table(f"context: {CONTEXT_QUESTION}", CONTEXT_MERGERS.values(), _costs)
+    return {
+        **{axis: (question, TECHNIQUES[axis]) for axis, question in QUESTIONS.items()},
+        "head": (HEAD_QUESTION, HEADS),
+        "context": (CONTEXT_QUESTION, CONTEXT_MERGERS),
+    }
 
 
-def _show_table(title: str, techniques: Iterable[type[Any]], describe: Callable[[type[Any]], str]) -> None:
-    from rlxf.cli.spec_options import summary
+def show_techniques() -> None:
+    """Print a table for each axis, and for output heads and combinations of contexts."""
+    for axis, (question, techniques) in tables().items():
+        table = Table("technique", "source", title=f"{axis}: {question}", expand=True)
+        for name, technique in techniques.items():
+            table.add_row(name, technique.paper)
+        print_out(table)
+    print_out(
+        '"rlxf techniques NAME" describes a technique, and "rlxf techniques memory" all those of an axis.'
+    )
 
-    table = Table("technique", "description", title=title, expand=True)
-    for technique in techniques:
-        lines = (summary(technique), describe(technique), technique.paper)
-        table.add_row(Text(repr(technique())), Text("\n".join(lines)))
-    print_out(table)
+
+def descriptions(names: Sequence[str]) -> list[str]:
+    """Return the description of each named technique, and of all techniques of each named axis.
+
+    Raises:
+        ValueError: if a name is neither a technique nor an axis.
+    """
+    axes = {axis: techniques for axis, (_, techniques) in tables().items()}
+    return [_describe(axis, technique) for name in names for axis, technique in _find(name, axes)]
+
+
+def _find(name: str, axes: Mapping[str, Mapping[str, type[Any]]]) -> list[tuple[str, type[Any]]]:
+    """Return axis and type of the techniques that a name of a technique or of an axis means."""
+    from rlxf.attention.registration import plain_name
+
+    known: dict[str, list[tuple[str, type[Any]]]] = {}
+    for axis, techniques in axes.items():
+        known[axis] = [(axis, technique) for technique in techniques.values()]
+        known |= {one: [(axis, technique)] for one, technique in techniques.items()}
+    plain = {plain_name(one): one for one in known}
+    key = plain_name(name)
+    if key not in plain:
+        near = get_close_matches(key, plain, n=1)
+        hint = f"did you mean {plain[near[0]]}?" if near else 'see the list of "rlxf techniques"'
+        raise ValueError(f"unknown technique or axis {name!r}; {hint}")
+    return known[plain[key]]
+
+
+def _describe(axis: str, technique: type[Any]) -> str:
+    """Return the name with default options, the properties and the docstring of a technique."""
+    from rlxf.attention.registry import TECHNIQUES
+
+    properties = _properties(axis, technique) if axis in TECHNIQUES else _costs(technique)
+    return f"{axis} {technique()!r}\n{properties}\n\n{inspect.getdoc(technique)}"
 
 
 def _properties(axis: str, technique: type[Any]) -> str:
