@@ -41,9 +41,18 @@ def run(capsys, *words: str) -> str:
     return capsys.readouterr().out
 
 
+def run_with_failures(capsys, *words: str) -> str:
+    with pytest.raises(SystemExit) as exited:
+        main(["experiment", "small.toml", *words])
+    out, err = capsys.readouterr()
+    assert exited.value.code == 2
+    assert "rlxf: 2 of 4 runs failed; the same command tries them again" in err
+    return out
+
+
 @pytest.mark.slow
 def test_runs_are_trained_once_and_failures_stand_in_the_table(folder, capsys):
-    out = run(capsys, "--processes", "2")
+    out = run_with_failures(capsys, "--processes", "2")
     assert "4 runs, 0 of them complete" in out
     assert "failed: missing/random/seed-1: unknown environment id 'NoSuchPackage-v0'" in out
     table = (folder / "table.md").read_text()
@@ -59,7 +68,7 @@ def test_runs_are_trained_once_and_failures_stand_in_the_table(folder, capsys):
     assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("pole/*/*/completed.json")}
-    out = run(capsys)
+    out = run_with_failures(capsys)
     assert "4 runs, 2 of them complete" in out
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     outcome = json.loads((folder / "missing/random/seed-0.json").read_text())

@@ -92,6 +92,18 @@ def test_a_sweep_ends_with_settings_that_train(folder, capsys):
     assert not re.search(r"^trial ", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_a_sweep_without_a_complete_trial_exits_with_2(folder, capsys):
+    """With this seed, the width of the only trial is not divisible by the heads, so nothing is trained."""
+    text = FILE.replace("trials = 3", "trials = 1\nsampler_seed = 0").replace(
+        "[4, 8, 9]", "[9, 15, 21, 27, 4]"
+    )
+    Path("small.toml").write_text(text)
+    assert "no trial is complete; the reasons are in runs/small/trials.md" in refused(
+        capsys, "sweep", "small.toml"
+    )
+    assert "heads must divide width" in (folder / "trials.md").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.faults
 def test_a_killed_sweep_continues_its_runs(folder, capsys):

@@ -84,7 +84,7 @@ class Experiment(Command):
                 raise ValueError(f"{self.file}: agent {agent.name} on task {task.name}: {error}") from None
 
     def _run(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:
-        from rlxf.cli.output import print_out
+        from rlxf.cli.output import exit_with, print_out
         from rlxf.experiments.execution import is_complete, only_process, run_jobs
         from rlxf.experiments.results import read_results
         from rlxf.experiments.summary import Summary, write_summary
@@ -102,6 +102,8 @@ class Experiment(Command):
                 print_out(f"failed: {failed.cell.name}: {failed.failure}")
             for path in write_summary(summary, self.folder):
                 print_out(f"written: {path}")
+        if failures := len(summary.results.failures):
+            exit_with(f"{failures} of {len(jobs)} runs failed; the same command tries them again", 2)
 
     def _executor(self) -> "AbstractContextManager[Executor]":
         from rlxf.experiments.execution import cluster_executor, local_executor

@@ -103,7 +103,7 @@ class Sweep(Command):
         return job
 
     def _run(self, plan: "SweepPlan", study: "SweepStudy") -> None:
-        from rlxf.cli.output import print_out
+        from rlxf.cli.output import exit_with, print_out
         from rlxf.experiments import sweep
         from rlxf.experiments.study import StorageError, quiet
 
@@ -118,6 +118,8 @@ class Sweep(Command):
                 self._report(study)
                 raise
             self._report(study)
+        if not study.complete():
+            exit_with(f"no trial is complete; the reasons are in {self.folder / 'trials.md'}", 2)
 
     def _report(self, study: "SweepStudy") -> None:
         """Print the best trials, and write the files."""
