@@ -1,22 +1,27 @@
 """Base classes of the commands that train an agent on Minari datasets."""
 
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
+import gymnasium
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.cli.options import check_counts, check_not_negative
 from rlxf.cli.output import print_out
-from rlxf.cli.runs import AGENTS, check_env_named, make_offline_env
+from rlxf.cli.runs import AGENTS, acts_in_env_of_data, check_env_named, make_offline_env
 from rlxf.cli.training_command import EvaluatedTrainingCommand, TrainingCommand, default_interval
 from rlxf.cli.training_session import StartPoint
 from rlxf.data import Trajectories, load_trajectories
+from rlxf.envs.make import make_env
+from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.evaluation import BestValidationCallback
 from rlxf.evaluation.episodes import validate_targets
+from rlxf.evaluation.video import MAX_STEPS, RENDER_MODE
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group
 
@@ -50,7 +55,7 @@ class OfflineTraining(TrainingCommand):
 
     @contextmanager
     def callbacks(self, agent: Any, run: RunFolder) -> Iterator[list[BaseCallback]]:
-        """Context manager for the callbacks of the training; the last one measures the validation loss."""
+        """Context manager for the callbacks of the training, one of which measures the validation loss."""
         with super().callbacks(agent, run) as others:
             if agent.validation_share is None:
                 yield others
@@ -86,6 +91,9 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
     env_kwargs: dict[str, Any]
     trust_data: bool
     target_returns: tuple[float, ...] | None = None
+    videos: bool
+    video_budget: float
+    """Default largest number of recorded steps for each update."""
 
     def check(self) -> None:
         """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
@@ -152,6 +160,48 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
         """Return the number of updates between two evaluations; 0 for no evaluation."""
         return super().evaluation_interval(agent) if self.episodes else 0
 
+    @contextmanager
+    def callbacks(self, agent: Any, run: RunFolder) -> Iterator[list[BaseCallback]]:
+        """Context manager for the callbacks of the training, one of which records videos."""
+        with super().callbacks(agent, run) as others, ExitStack() as stack:
+            yield [*others, *self._video_callbacks(agent, stack)]
+
+    def _video_callbacks(self, agent: Any, stack: ExitStack) -> list[BaseCallback]:
+        """Return the callback that records a video as often as evaluations are made.
+
+        There is none without evaluations, and none if no episode fits into the budget of the training.
+        """
+        from rlxf.cli.videos import make_video_callbacks
+
+        every, length = self.evaluation_interval(agent), self.callback_options(agent)["episode_length"]
+        budget = self.video_budget if self.evaluate_every is None else math.inf
+        if not self.videos or not every or budget * self.total < min(length, MAX_STEPS):
+            return []
+        return make_video_callbacks(
+            self.env or agent.dataset_info.env_id,
+            partial(self._make_rendering_env, agent),
+            stack,
+            every,
+            budget=budget,
+            target_return=self._targets(agent)[0] if agent.return_conditioned else None,
+            episode_length=length,
+        )
+
+    def _make_rendering_env(self, agent: Any) -> gymnasium.Env | None:
+        """Make one environment of the evaluations that renders; return None if it declares no such mode."""
+        with self.fresh_env(agent, 1) as probe:
+            modes = probe.get_attr("metadata", 0)[0].get("render_modes") or ()
+        if RENDER_MODE not in modes:
+            return None
+        kwargs = self.env_kwargs | {"render_mode": RENDER_MODE}
+        if acts_in_env_of_data(agent, self.env, self.env_kwargs):
+            made: list[gymnasium.Env] = []
+            agent.make_env(1, env_kwargs=kwargs, view=partial(_keep, made))
+            return made[0]
+        env = make_env(str(self.env), kwargs)
+        agent.check_env(make_sync_vec_env([lambda: env]))
+        return env
+
     def evaluation_options(self, agent: Any) -> dict[str, Any]:
         """Return the target returns, if the agent has one, as arguments of `evaluate`."""
         return {"target_returns": self._targets(agent)} if agent.return_conditioned else {}
@@ -175,3 +225,9 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
 
     def _targets(self, agent: Any) -> list[float]:
         return [agent.return_range[1]] if self.target_returns is None else list(self.target_returns)
+
+
+def _keep(made: list[gymnasium.Env], env: gymnasium.Env) -> gymnasium.Env:
+    """Append an environment to a list, and return it."""
+    made.append(env)
+    return env

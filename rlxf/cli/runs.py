@@ -24,7 +24,7 @@ from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
 NOT_SAVED = ("run", "config", "tuned", "trust", "progress_bar", "quiet", "download")
 """Options of a command that do not affect the results of its run."""
-ADDED_OPTIONS = ("track", "compile")
+ADDED_OPTIONS = ("track", "compile", "videos", "attention_maps")
 """Options that earlier versions did not have: a ``config.json`` without them means their defaults."""
 GTRXL, OFFLINE, PRETRAINING = "gtrxl", "decision_transformer", "pretraining"
 CLONING, RVS = "behavior_cloning", "return_conditioned_mlp"
@@ -319,19 +319,29 @@ def make_offline_env(agent: OfflineAgent, env: str | None, env_kwargs: dict[str,
             trust.
     """
     check_env_named(agent, env)
-    own = agent.dataset_info.env if env == agent.dataset_info.env_id else None
-    untrusted = own.needs_trust(json_object(env_kwargs)) if own and not agent.trust else []
-    if env is None or (own and not untrusted):
+    if acts_in_env_of_data(agent, env, env_kwargs):
         return agent.make_env(n_envs, env_kwargs=json_object(env_kwargs))
-    if untrusted:
+    if untrusted := _untrusted(agent, env, env_kwargs):
         warnings.warn(
             f"the data specify {', '.join(untrusted)} for {env}; these are ignored: pass --env-kwargs, or "
             f"--trust-data (--trust for a run) if you trust the author of the data",
             stacklevel=2,
         )
-    made = EnvOptions(env=env, env_kwargs=env_kwargs).make(n_envs, None)
+    made = EnvOptions(env=str(env), env_kwargs=env_kwargs).make(n_envs, None)
     agent.check_env(made)
     return made
+
+
+def acts_in_env_of_data(agent: OfflineAgent, env: str | None, env_kwargs: dict[str, Any]) -> bool:
+    """Return whether `make_offline_env` uses the description of the environment in the datasets."""
+    named = env == agent.dataset_info.env_id and agent.dataset_info.env is not None
+    return env is None or (named and not _untrusted(agent, env, env_kwargs))
+
+
+def _untrusted(agent: OfflineAgent, env: str | None, env_kwargs: dict[str, Any]) -> list[str]:
+    """Return the parts of the description of ``env`` in the datasets that are not trusted."""
+    own = agent.dataset_info.env if env == agent.dataset_info.env_id else None
+    return [] if own is None or agent.trust else list(own.needs_trust(json_object(env_kwargs)))
 
 
 def check_env_named(agent: OfflineAgent, env: str | None, otherwise: str = "") -> None:

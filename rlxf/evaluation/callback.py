@@ -8,11 +8,23 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import (
+    CSVOutputFormat,
+    Figure,
+    HumanOutputFormat,
+    JSONOutputFormat,
+    Video,
+)
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization, unwrap_vec_normalize
 
 from rlxf.evaluation.environment import EnvLike, preserve_rng_state
 from rlxf.evaluation.episodes import evaluate
 from rlxf.evaluation.report import Report, TargetSweep
+
+TEXT_FORMATS = ("stdout", "log", "json", "csv")
+"""SB3's output formats for text."""
+TEXT_OUTPUTS = (HumanOutputFormat, JSONOutputFormat, CSVOutputFormat)
+"""Classes of these formats, which write an empty row if a picture is excluded."""
 
 
 class PeriodicCallback(BaseCallback):
@@ -73,6 +85,20 @@ class PeriodicCallback(BaseCallback):
         """Mean length of the last training episodes; None if there are none."""
         lengths = [episode["l"] for episode in self.model.ep_info_buffer or ()]
         return float(np.mean(lengths)) if lengths else None
+
+    def write_picture(self, tag: str, value: Figure | Video, exclude: tuple[str, ...] = ()) -> None:
+        """Write a picture now, with the present step, where the logger does not write text.
+
+        Recorded values, in contrast, get the step of the next row of the log.
+
+        Args:
+            tag: name of the picture.
+            value: the picture.
+            exclude: formats of SB3 that are left out in addition, such as "tensorboard".
+        """
+        for output in self.logger.output_formats:
+            if not isinstance(output, TEXT_OUTPUTS):
+                output.write({tag: value}, {tag: (*TEXT_FORMATS, *exclude)}, self.num_timesteps)
 
     @abstractmethod
     def on_interval(self) -> int:

@@ -17,8 +17,9 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
 
+from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation.callback import PeriodicCallback
-from rlxf.evaluation.environment import prepared_env
+from rlxf.evaluation.environment import prepared_env, preserve_rng_state
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.rollout import play
 from rlxf.utils.gif import encode_gif
@@ -36,10 +37,6 @@ def draw_off_screen() -> None:
     """
     if sys.platform == "linux" and not any(os.environ.get(name) for name in DISPLAYS):
         os.environ.setdefault(DRIVER, "dummy")
-
-
-EXCLUDED_FORMATS = ("stdout", "log", "json", "csv", "tensorboard")
-"""SB3's output formats, which skip videos. TensorBoard's needs moviepy, which requires an old Pillow."""
 
 
 class GifOutputFormat(KVWriter):
@@ -68,7 +65,10 @@ class GifOutputFormat(KVWriter):
 
 
 def attach_gifs(logger: Logger) -> bool:
-    """Make the logger write videos as GIFs; return False if it writes no TensorBoard events."""
+    """Make the logger write videos as GIFs; return False if it writes no TensorBoard events.
+
+    SB3's TensorBoard format, which must be excluded, needs moviepy for videos, which requires an old Pillow.
+    """
     outputs = logger.output_formats
     writers = [output.writer for output in outputs if isinstance(output, TensorBoardOutputFormat)]
     if not any(isinstance(output, GifOutputFormat) for output in outputs):
@@ -149,6 +149,7 @@ def record_frames(
     seed: int | None,
     deterministic: bool,
     on_step: Callable[[], object] | None = None,
+    target_return: float | None = None,
 ) -> NDArray[np.uint8]:
     """Play an episode, at most 500 steps, and return its T frames, uint8 (T, H, W, 3).
 
@@ -158,9 +159,12 @@ def record_frames(
         seed: seed of the episode.
         deterministic: use the most likely action instead of a sample.
         on_step: function that is called before each step; an exception that it raises ends the episode.
+        target_return: target return of the agent; None for an agent that is not conditioned on a return.
     """
     filmed = FrameRecorder(env)
     with prepared_env(agent, filmed, 1, seed) as vec_env:
+        if target_return is not None:
+            vec_env = ReturnToGo(vec_env, target_return)
         for _, dones, _ in islice(play(agent, vec_env, deterministic, on_step=on_step), MAX_STEPS):
             if dones[0]:
                 break
@@ -199,10 +203,13 @@ class VideoCallback(PeriodicCallback):
 
     Args:
         env: environment created with ``render_mode="rgb_array"``; not the training environment.
-        every_steps: interval between videos, in environment steps over all environments.
+        every_steps: interval between videos, in environment steps over all environments; in updates for an
+            agent that learns offline.
         deterministic: use the most likely action instead of a sample.
         seed: seed of the environment.
         budget: see `PeriodicCallback`; None for a video at every interval.
+        target_return: target return of the agent; None for an agent that is not conditioned on a return.
+        episode_length: expected number of steps of an episode, for an agent that has no training episodes.
 
     Raises:
         ValueError: if the environment renders no images, or every_steps is less than 1.
@@ -217,21 +224,27 @@ class VideoCallback(PeriodicCallback):
         deterministic: bool = True,
         seed: int | None = DEFAULT_SEED,
         budget: float | None = None,
+        target_return: float | None = None,
+        episode_length: float = 0.0,
     ):
         super().__init__(every_steps, budget)
         check_rendering(env)
         self.env, self.deterministic, self.seed = env, deterministic, seed
+        self.target_return, self.episode_length = target_return, episode_length
 
     def expected_steps(self) -> float:
-        """Return the mean length of the last training episodes, at most 500."""
-        return min(self._training_length or 0.0, MAX_STEPS)
+        """Return the mean length of the last training episodes, or the expected length, at most 500."""
+        return min(self._training_length or self.episode_length, MAX_STEPS)
 
     def on_interval(self) -> int:
-        """Record an episode, which the logger writes with the scalars of the rollout."""
+        """Record an episode and write it."""
         if not attach_gifs(self.logger):
             return 0
-        frames = record_frames(self.model, self.env, self.seed, self.deterministic, self.on_env_step)
+        with preserve_rng_state():
+            frames = record_frames(
+                self.model, self.env, self.seed, self.deterministic, self.on_env_step, self.target_return
+            )
         video = torch.from_numpy(frames).permute(0, 3, 1, 2)[None]
         fps = self.env.metadata.get("render_fps") or FPS
-        self.logger.record("eval/video", Video(video, fps), exclude=EXCLUDED_FORMATS)
+        self.write_picture("eval/video", Video(video, fps), exclude=("tensorboard",))
         return len(frames) - 1

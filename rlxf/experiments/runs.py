@@ -22,7 +22,7 @@ IGNORED = {
     *("seed", "validation_seed", "run", "program", "trust_data"),
     *("device", "workers", "env_timeout", "env_restarts", "checkpoint_seconds", "log_interval"),
     *("episodes", "evaluate_every", "evaluation_episodes"),
-    *("attention_maps_every", "memory_every", "histograms_every", "videos"),
+    *("attention_maps", "attention_maps_every", "memory_every", "histograms_every", "videos"),
 }
 """Settings in which runs of one group may differ: seeds, and settings that do not affect the training."""
 TASK_CHARACTERS = 120

@@ -145,7 +145,7 @@ class ProgressCSV(KVWriter):
     def write(
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
     ) -> None:
-        """Append a row.
+        """Append a row, unless all values are excluded.
 
         Raises:
             FormatUnsupportedError: for a figure, image, video or HParam that is not excluded from "csv".
@@ -155,6 +155,8 @@ class ProgressCSV(KVWriter):
             if isinstance(value, UNSUPPORTED):
                 raise FormatUnsupportedError(["csv"], type(value).__name__.lower())
         row = {name: str(value) for name, value in values.items() if value is not None}
+        if not row:
+            return
         if row.keys() - set(self.columns):
             self.file.close()
             self._replace([*read_rows(self.path), row])

@@ -81,6 +81,7 @@ FURTHER_NAMES = (
     "rlxf.agents.contexts.NBCE",
     "rlxf.agents.contexts.AverageNBCE",
     "rlxf.agents.common.losses.Distillation",
+    "rlxf.agents.decision_transformer.callbacks.ContextAttentionCallback",
     "rlxf.agents.gtrxl.callbacks.AttentionMapCallback",
     "rlxf.agents.gtrxl.callbacks.HistogramCallback",
     "rlxf.agents.gtrxl.callbacks.MemoryCallback",

@@ -473,10 +473,9 @@ def test_a_missing_value_is_refused(options, capsys):
 
 def test_an_option_that_an_earlier_version_did_not_have_has_its_default(options):
     config = write_config("train gtrxl", options)
-    for name in ADDED_OPTIONS:
-        del config[name]
-    read = options_from_config(type(options), config)
-    assert (read.track, read.learner.compile) == (None, False)
+    others = {name: value for name, value in config.items() if name not in ADDED_OPTIONS}
+    read = options_from_config(type(options), others)
+    assert (read.track, read.learner.compile, read.tensorboard.videos) == (None, False, True)
 
 
 @pytest.fixture

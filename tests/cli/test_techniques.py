@@ -68,6 +68,11 @@ def test_unknown_names_are_refused(name, hint, capsys):
     assert f"unknown technique or axis {name!r}; {hint}" in refused(capsys, "techniques", "XL", name)
 
 
+@pytest.mark.parametrize("option", [("--pairs",), ("--draw", "window")])
+def test_names_are_not_combined_with_other_options(option, capsys):
+    assert "leave them or the names out" in refused(capsys, "techniques", "XL", *option)
+
+
 def test_summaries_are_whole_sentences():
     """The first paragraph of each docstring is searched for words that are near to an unknown name."""
     summaries = [summary(technique) for table in TECHNIQUES.values() for technique in table.values()]

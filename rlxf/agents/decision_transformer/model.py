@@ -185,7 +185,7 @@ class DecisionTransformerModel(TrajectoryModel):
 
     def exits(self, steps: ContextWindow, output_slice: slice) -> ExitOutputs:
         """Return the outputs after each layer at the tokens of the slice ``output_slice``."""
-        inputs = self._transformer_inputs(steps)
+        inputs = self.transformer_inputs(steps)
         with self.mixed_precision():
             exits = self.transformer.exits(**inputs, output_slice=output_slice)
         self.check_outputs(exits.outputs[-1], inputs, output_slice)
@@ -196,7 +196,7 @@ class DecisionTransformerModel(TrajectoryModel):
 
         At the state tokens these are the inputs of the head, (B, W - window_start, C).
         """
-        inputs = self._transformer_inputs(steps)
+        inputs = self.transformer_inputs(steps)
         with self.mixed_precision():
             y = self.transformer.outputs(**inputs, output_slice=output_slice)
         self.check_outputs(y, inputs, output_slice)
@@ -221,7 +221,7 @@ class DecisionTransformerModel(TrajectoryModel):
         Args:
             steps: result of `append_step`.
         """
-        return self._transformer_inputs(steps)
+        return self.transformer_inputs(steps)
 
     @torch.no_grad()
     def append_step(
@@ -336,7 +336,7 @@ class DecisionTransformerModel(TrajectoryModel):
         head: Head = self.loss.head
         return probability_margin([logits.softmax(dim=-1) for logits in head.logits(y)])
 
-    def _transformer_inputs(self, steps: ContextWindow) -> dict[str, Any]:
+    def transformer_inputs(self, steps: ContextWindow) -> dict[str, Any]:
         """Return the arguments of the transformer: tokens, their index and the memory of earlier steps."""
         index, state, first = steps.index, None, self.window_start(steps)
         if first:

@@ -54,6 +54,8 @@ class Techniques(Command):
         """Return the function that prints the list or the pairs, or draws the pattern."""
         from rlxf.attention.technique import check_int
 
+        if self.names and (self.pairs or self.draw is not None):
+            raise ValueError("--pairs and --draw do not describe techniques: leave them or the names out")
         if self.pairs:
             return show_pairs
         if self.draw is not None:

@@ -107,6 +107,10 @@ class MLPTraining(EvaluatedOfflineTraining):
     training time; there is at least one evaluation, at the end. 0 means no evaluation during training."""
     evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training. The training waits for it."""
+    videos: bool = True
+    """Record a video of an episode as often as evaluations are made, if the environment renders images.
+    By default videos are left out if they would take more than about 5% of the training time, at 10 ms for a
+    recorded step. With --evaluate-every, none is left out."""
     log_interval: LogInterval = 100
     checkpoint_seconds: CheckpointSeconds = EVERY_SECONDS
     progress_bar: bool = True
@@ -117,6 +121,11 @@ class MLPTraining(EvaluatedOfflineTraining):
 
     evaluation_budget = 1.0
     """Default maximum number of environment steps of evaluations per update."""
+    video_budget = 0.02
+    """Default maximum number of recorded steps per update.
+
+    An update takes about 4 ms, and a recorded step 10 ms.
+    """
 
     def core_config(self, agent: Any) -> dict[str, Any]:
         """Return no entry: there is no transformer."""

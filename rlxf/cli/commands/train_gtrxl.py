@@ -4,9 +4,11 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import gymnasium
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import is_image_space
@@ -30,7 +32,6 @@ from rlxf.cli.options import (
     check_counts,
     options,
 )
-from rlxf.cli.output import print_out
 from rlxf.cli.progress import ONLINE_METRICS
 from rlxf.cli.runs import FLOAT32_BYTES, GTRXL
 from rlxf.cli.training_command import EvaluatedTrainingCommand
@@ -192,6 +193,7 @@ class TensorBoardOptions:
             video_budget: largest number of recorded steps for each training step; None for no limit.
         """
         from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
+        from rlxf.cli.videos import make_video_callbacks
 
         kinds: list[Callable[[int], BaseCallback]] = [AttentionMapCallback, MemoryCallback, HistogramCallback]
         intervals = [self.attention_maps_every, self.memory_every, self.histograms_every]
@@ -199,32 +201,19 @@ class TensorBoardOptions:
         callbacks = [callback(every) for callback, every in pairs if every is not None]
         with ExitStack() as stack:
             if self.videos:
-                callbacks += make_video_callbacks(task, every_steps, video_budget, stack)
+                make = partial(make_rendering_env, task)
+                callbacks += make_video_callbacks(task.env, make, stack, every_steps, budget=video_budget)
             yield callbacks
 
 
-def make_video_callbacks(
-    task: EnvOptions, every_steps: int, budget: float | None, stack: ExitStack
-) -> list[BaseCallback]:
-    """Return the callback that records videos of the task; ``stack`` closes its environment.
-
-    If the environment cannot render images, print the reason and return no callback.
-    """
+def make_rendering_env(task: EnvOptions) -> gymnasium.Env | None:
+    """Make one environment of the task that renders images; return None if it declares no such mode."""
     from rlxf.envs.make import make_env
     from rlxf.envs.specs import declares_images, find_spec
-    from rlxf.evaluation import VideoCallback
 
-    kwargs = task.env_kwargs | {"render_mode": "rgb_array"}
-    try:
-        if not declares_images(find_spec(task.env)):
-            print_out(f"no videos: {task.env} has no render mode rgb_array")
-            return []
-        env = make_env(task.env, kwargs, **task.observation_options)
-        stack.callback(env.close)
-        return [VideoCallback(env, every_steps, budget=budget)]
-    except Exception as error:  # training does not need videos: a driver or package may be missing
-        print_out(" ".join(f"no videos: {task.env} cannot render images: {error}".split()))
-        return []
+    if not declares_images(find_spec(task.env)):
+        return None
+    return make_env(task.env, task.env_kwargs | {"render_mode": "rgb_array"}, **task.observation_options)
 
 
 @options

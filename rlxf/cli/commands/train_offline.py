@@ -1,15 +1,18 @@
 """``rlxf train dt`` and ``rlxf pretrain``: training on Minari datasets, saved as a run."""
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from stable_baselines3.common.callbacks import BaseCallback
 from tyro.conf import arg
 
 from rlxf.agents.decision_transformer import KZL, ODT, DecisionTransformer, Imitation, decision_transformer
+from rlxf.agents.decision_transformer.callbacks import ContextAttentionCallback
 from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, TargetReturn
 from rlxf.agents.offline.objectives import OBJECTIVES
 from rlxf.agents.pretraining import MaskedPretraining
@@ -32,6 +35,7 @@ from rlxf.cli.options import (
 )
 from rlxf.cli.robust_options import RobustOptions
 from rlxf.cli.runs import FLOAT32_BYTES, OFFLINE, PRETRAINING
+from rlxf.cli.training_command import default_interval
 from rlxf.training import RunFolder, parse_schedule, schedule_to_text
 from rlxf.training.checkpoints import EVERY_SECONDS
 from rlxf.training.distributed import process_group
@@ -109,6 +113,8 @@ class OfflineOptions(WindowOptions):
         }
 
 
+FEWEST_UPDATES_PER_MAP = 400
+"""Smallest number of updates between two attention maps, each of which takes about as long as 20 updates."""
 PUBLISHED = {"kzl": KZL, "odt": ODT}
 """Name on the command line -> settings."""
 
@@ -170,6 +176,13 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
     training time; there is at least one evaluation, at the end. 0 means no evaluation during training."""
     evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training, per target return. The training waits for it."""
+    videos: bool = True
+    """Record a video of an episode as often as evaluations are made, if the environment renders images.
+    By default videos are left out if they would take more than about 5% of the training time, at 10 ms for a
+    recorded step. With --evaluate-every, none is left out."""
+    attention_maps: bool = True
+    """Draw the attention of each layer and head over a window of the data, ten times during the training, but
+    at most every 400 updates."""
     baselines: bool = False
     """Also train behavior cloning of all episodes, and of the best 10%, with as many updates.
     A table compares the data, both baselines and the agent. Its numbers are written to baselines.json."""
@@ -188,6 +201,11 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
     """Default maximum number of environment steps of evaluations per update.
 
     An update of a small Transformer takes as long as about 50 steps of 20 parallel environments.
+    """
+    video_budget = 0.2
+    """Default maximum number of recorded steps per update.
+
+    An update of a small Transformer takes about 40 ms, and a recorded step 10 ms.
     """
 
     @classmethod
@@ -219,6 +237,13 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
             if self.episodes == 0:
                 raise ValueError("--baselines needs an evaluation, got --episodes 0: leave one out")
         super().check()
+
+    @contextmanager
+    def callbacks(self, agent: DecisionTransformer, run: RunFolder) -> Iterator[list[BaseCallback]]:
+        """Context manager for the callbacks of the training, one of which draws the attention."""
+        with super().callbacks(agent, run) as others:
+            every = default_interval(self.total, FEWEST_UPDATES_PER_MAP)
+            yield [*others, *([ContextAttentionCallback(every)] if self.attention_maps else [])]
 
     def compare_reports(self, agent: DecisionTransformer, run: RunFolder, reports: Mapping[str, Any]) -> None:
         """Train and report the baselines, if they are requested."""

@@ -1,0 +1,42 @@
+"""Videos of episodes that a training records for TensorBoard."""
+
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import gymnasium
+from stable_baselines3.common.callbacks import BaseCallback
+
+from rlxf.cli.output import print_out
+from rlxf.evaluation import VideoCallback
+from rlxf.evaluation.environment import preserve_rng_state
+
+
+def make_video_callbacks(
+    name: str, make: Callable[[], gymnasium.Env | None], stack: ExitStack, every: int, **options: Any
+) -> list[BaseCallback]:
+    """Return the callback that records videos of an environment; ``stack`` closes the environment.
+
+    If the environment cannot render images, print the reason and return no callback.
+
+    Args:
+        name: name of the environment in messages.
+        make: function that creates the environment with ``render_mode="rgb_array"``, or returns None if the
+            environment does not declare this mode.
+        stack: callbacks at the end of the training.
+        every: number of steps or updates between two videos.
+        options: further arguments of `VideoCallback`.
+    """
+    try:
+        # Drivers warn; warnings of the environment were shown when it was made for the training.
+        with warnings.catch_warnings(), preserve_rng_state():
+            warnings.simplefilter("ignore")
+            if (env := make()) is None:
+                print_out(f"no videos: {name} has no render mode rgb_array")
+                return []
+            stack.callback(env.close)
+            return [VideoCallback(env, every, **options)]
+    except Exception as error:  # training does not need videos: a driver or package may be missing
+        print_out(" ".join(f"no videos: {name} cannot render images: {error}".split()))
+        return []
