@@ -11,12 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlxf.agents.common.attention_figure import segment_weights
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.decision_transformer.elastic_history import ElasticContext
 from rlxf.agents.decision_transformer.episode_context import EpisodeModel
 from rlxf.agents.decision_transformer.model import DECISION_TOKENS, NEWEST_DECISION_TOKEN
 from rlxf.agents.gtrxl import GTrXLPPO
-from rlxf.agents.gtrxl.callbacks import group_of, segment_weights
+from rlxf.agents.gtrxl.callbacks import group_of
 from rlxf.agents.offline.trajectory_model import ContextWindow
 from rlxf.attention import State, TokenIndex, Transformer
 from rlxf.attention.token_index import EMPTY

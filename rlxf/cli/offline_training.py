@@ -11,13 +11,13 @@ import gymnasium
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.cli.options import check_counts, check_not_negative
+from rlxf.cli.options import EnvOptions, check_counts, check_not_negative
 from rlxf.cli.output import print_out
 from rlxf.cli.runs import AGENTS, acts_in_env_of_data, check_env_named, make_offline_env
 from rlxf.cli.training_command import EvaluatedTrainingCommand, TrainingCommand, default_interval
 from rlxf.cli.training_session import StartPoint
+from rlxf.cli.videos import make_rendering_env, make_video_callbacks
 from rlxf.data import Trajectories, load_trajectories
-from rlxf.envs.make import make_env
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.evaluation import BestValidationCallback
 from rlxf.evaluation.episodes import validate_targets
@@ -171,8 +171,6 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
 
         There is none without evaluations, and none if no episode fits into the budget of the training.
         """
-        from rlxf.cli.videos import make_video_callbacks
-
         every, length = self.evaluation_interval(agent), self.callback_options(agent)["episode_length"]
         budget = self.video_budget if self.evaluate_every is None else math.inf
         if not self.videos or not every or budget * self.total < min(length, MAX_STEPS):
@@ -189,18 +187,19 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
 
     def _make_rendering_env(self, agent: Any) -> gymnasium.Env | None:
         """Make one environment of the evaluations that renders; return None if it declares no such mode."""
+        if not acts_in_env_of_data(agent, self.env, self.env_kwargs):
+            env = make_rendering_env(EnvOptions(env=str(self.env), env_kwargs=self.env_kwargs))
+            if env is not None:
+                agent.check_env(make_sync_vec_env([lambda: env]))
+            return env
         with self.fresh_env(agent, 1) as probe:
             modes = probe.get_attr("metadata", 0)[0].get("render_modes") or ()
         if RENDER_MODE not in modes:
             return None
+        made: list[gymnasium.Env] = []
         kwargs = self.env_kwargs | {"render_mode": RENDER_MODE}
-        if acts_in_env_of_data(agent, self.env, self.env_kwargs):
-            made: list[gymnasium.Env] = []
-            agent.make_env(1, env_kwargs=kwargs, view=partial(_keep, made))
-            return made[0]
-        env = make_env(str(self.env), kwargs)
-        agent.check_env(make_sync_vec_env([lambda: env]))
-        return env
+        agent.make_env(1, env_kwargs=kwargs, view=partial(_keep, made))
+        return made[0]
 
     def evaluation_options(self, agent: Any) -> dict[str, Any]:
         """Return the target returns, if the agent has one, as arguments of `evaluate`."""

@@ -8,9 +8,20 @@ from typing import Any
 import gymnasium
 from stable_baselines3.common.callbacks import BaseCallback
 
+from rlxf.cli.options import EnvOptions
 from rlxf.cli.output import print_out
+from rlxf.envs.make import make_env
+from rlxf.envs.specs import declares_images, find_spec
 from rlxf.evaluation import VideoCallback
 from rlxf.evaluation.environment import preserve_rng_state
+from rlxf.evaluation.video import RENDER_MODE
+
+
+def make_rendering_env(task: EnvOptions) -> gymnasium.Env | None:
+    """Make one environment that renders images; return None if it declares no render mode ``rgb_array``."""
+    if not declares_images(find_spec(task.env)):
+        return None
+    return make_env(task.env, task.env_kwargs | {"render_mode": RENDER_MODE}, **task.observation_options)
 
 
 def make_video_callbacks(

@@ -21,10 +21,8 @@ from rlxf.evaluation.environment import EnvLike, preserve_rng_state
 from rlxf.evaluation.episodes import evaluate
 from rlxf.evaluation.report import Report, TargetSweep
 
-TEXT_FORMATS = ("stdout", "log", "json", "csv")
-"""SB3's output formats for text."""
 TEXT_OUTPUTS = (HumanOutputFormat, JSONOutputFormat, CSVOutputFormat)
-"""Classes of these formats, which write an empty row if a picture is excluded."""
+"""SB3's output formats for text. They write an empty row if a picture is excluded."""
 
 
 class PeriodicCallback(BaseCallback):
@@ -94,11 +92,11 @@ class PeriodicCallback(BaseCallback):
         Args:
             tag: name of the picture.
             value: the picture.
-            exclude: formats of SB3 that are left out in addition, such as "tensorboard".
+            exclude: formats that are left out in addition to those for text, such as "tensorboard".
         """
         for output in self.logger.output_formats:
             if not isinstance(output, TEXT_OUTPUTS):
-                output.write({tag: value}, {tag: (*TEXT_FORMATS, *exclude)}, self.num_timesteps)
+                output.write({tag: value}, {tag: ("csv", *exclude)}, self.num_timesteps)
 
     @abstractmethod
     def on_interval(self) -> int:

@@ -1,4 +1,4 @@
-"""Figure of the attention weights of each layer and head."""
+"""Attention weights of segments, and their figure by layer and head."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from torch import Tensor
 
+from rlxf.attention import State, TokenIndex, Transformer
+from rlxf.attention.transformer import attention_weights
+
 PANEL = (2.5, 2.2)
 LEFT, RIGHT, TOP, BOTTOM, GAP = 0.75, 1.0, 0.6, 0.65, (0.15, 0.35)
 """Sizes in inches. They are fixed: matplotlib's layout engines take three times as long as drawing."""
@@ -20,6 +23,20 @@ MASKED_COLOR = "0.85"
 """Gray level of masked entries: future steps, steps beyond the memory, and other episodes."""
 EPISODE: dict[str, Any] = {"color": "tab:blue", "linewidth": 0.8, "linestyle": "--", "zorder": 1}
 MEMORY: dict[str, Any] = {"color": "tab:green", "linewidth": 1.2, "zorder": 3}
+
+
+Segments = tuple[Transformer, Tensor, TokenIndex, State]
+"""Segments of T steps of B environments for inspection.
+
+They are the transformer that reads them, its tokens (B, T, C), their index (B, T), and the memory of M steps
+before them.
+"""
+
+
+def segment_weights(segments: Segments) -> dict[int, Tensor]:
+    """Return the attention weights (B, H, T, M + T) of each layer with attention, by its number from 1."""
+    layers = [number + 1 for number in segments[0].attention_passes]
+    return dict(zip(layers, attention_weights(*segments), strict=True))
 
 
 def attention_figure(

@@ -1,14 +1,15 @@
 """Callback that writes the attention of a Decision Transformer to TensorBoard."""
 
+from typing import Any
+
 import torch
 from matplotlib.figure import Figure
 from stable_baselines3.common.logger import Figure as LoggedFigure
 
-from rlxf.agents.common.attention_figure import attention_figure
+from rlxf.agents.common.attention_figure import attention_figure, segment_weights
 from rlxf.agents.decision_transformer.learner import DecisionTransformer
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.trajectory_model import TOKENS_PER_STEP, ContextWindow
-from rlxf.attention.transformer import attention_weights
 from rlxf.evaluation.callback import PeriodicCallback
 from rlxf.training.resumed_logger import writes_tensorboard
 
@@ -77,9 +78,9 @@ def window_figure(policy: DecisionTransformerModel, steps: ContextWindow) -> Fig
     transformer, inputs = policy.transformer, policy.transformer_inputs(steps)
     index, state = inputs["index"], inputs["state"]
     key = index if state is None else state.index.concatenate(index)
-    layers = [number + 1 for number in transformer.attention_passes]
-    weights = zip(layers, attention_weights(transformer, **inputs), strict=True)
-    shown = {layer: each[0, :, :, -key.shape[1] :] for layer, each in weights}  # global tokens come first
-    allowed = transformer.attention_mask(index, key).allowed[0, :, -key.shape[1] :]
+    segments: Any = (transformer, inputs["x"], index, state)  # the state may be None
+    keys = slice(-key.shape[1], None)  # global tokens come first
+    shown = {layer: weights[0, :, :, keys] for layer, weights in segment_weights(segments).items()}
+    allowed = transformer.attention_mask(index, key).allowed[0, :, keys]
     within = torch.zeros_like(key.episode[0], dtype=torch.bool)  # all steps are of one episode
     return attention_figure(shown, allowed, within, f"token ({TOKENS_PER_STEP} per step)")

@@ -10,14 +10,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Figure as LoggedFigure
 from torch import Tensor, nn
 
-from rlxf.agents.common.attention_figure import attention_figure
+from rlxf.agents.common.attention_figure import Segments, attention_figure, segment_weights
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.ppo import GTrXLPPO
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
-from rlxf.attention import State, TokenIndex, Transformer
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.token_index import EMPTY
-from rlxf.attention.transformer import attention_weights, gate_activations
+from rlxf.attention.transformer import gate_activations
 from rlxf.training.resumed_logger import record_for_tensorboard, writes_tensorboard
 
 
@@ -60,14 +59,6 @@ class RolloutCallback(BaseCallback):
         """Record the diagnostics."""
 
 
-Segments = tuple[Transformer, Tensor, TokenIndex, State]
-"""Segments of T steps of B environments for inspection.
-
-They are the transformer that reads them, its tokens (B, T, C), their index (B, T), and the memory of M steps
-before them.
-"""
-
-
 def last_segments(policy: GTrXLPolicy, buffer: SegmentBuffer, environments: int) -> Segments:
     """Return the last segments of the first ``environments`` environments of a rollout."""
     per_environment = buffer.n_steps // buffer.segment_length
@@ -82,12 +73,6 @@ def segment_mask(segments: Segments) -> AttentionMask:
     """Return attention mask and distances between the T queries of segments and their M + T keys."""
     transformer, _, index, state = segments
     return transformer.attention_mask(index, state.index.concatenate(index))
-
-
-def segment_weights(segments: Segments) -> dict[int, Tensor]:
-    """Return the attention weights (B, H, T, M + T) of each layer with attention, by its number from 1."""
-    layers = [number + 1 for number in segments[0].attention_passes]
-    return dict(zip(layers, attention_weights(*segments), strict=True))
 
 
 def memory_attention_share(weights: Tensor) -> float:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import gymnasium
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import is_image_space
@@ -193,7 +192,7 @@ class TensorBoardOptions:
             video_budget: largest number of recorded steps for each training step; None for no limit.
         """
         from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
-        from rlxf.cli.videos import make_video_callbacks
+        from rlxf.cli.videos import make_rendering_env, make_video_callbacks
 
         kinds: list[Callable[[int], BaseCallback]] = [AttentionMapCallback, MemoryCallback, HistogramCallback]
         intervals = [self.attention_maps_every, self.memory_every, self.histograms_every]
@@ -204,16 +203,6 @@ class TensorBoardOptions:
                 make = partial(make_rendering_env, task)
                 callbacks += make_video_callbacks(task.env, make, stack, every_steps, budget=video_budget)
             yield callbacks
-
-
-def make_rendering_env(task: EnvOptions) -> gymnasium.Env | None:
-    """Make one environment of the task that renders images; return None if it declares no such mode."""
-    from rlxf.envs.make import make_env
-    from rlxf.envs.specs import declares_images, find_spec
-
-    if not declares_images(find_spec(task.env)):
-        return None
-    return make_env(task.env, task.env_kwargs | {"render_mode": "rgb_array"}, **task.observation_options)
 
 
 @options

@@ -12,7 +12,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tyro.conf import arg
 
 from rlxf.agents.decision_transformer import KZL, ODT, DecisionTransformer, Imitation, decision_transformer
-from rlxf.agents.decision_transformer.callbacks import ContextAttentionCallback
 from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, TargetReturn
 from rlxf.agents.offline.objectives import OBJECTIVES
 from rlxf.agents.pretraining import MaskedPretraining
@@ -241,6 +240,8 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
     @contextmanager
     def callbacks(self, agent: DecisionTransformer, run: RunFolder) -> Iterator[list[BaseCallback]]:
         """Context manager for the callbacks of the training, one of which draws the attention."""
+        from rlxf.agents.decision_transformer.callbacks import ContextAttentionCallback  # loads matplotlib
+
         with super().callbacks(agent, run) as others:
             every = default_interval(self.total, FEWEST_UPDATES_PER_MAP)
             yield [*others, *([ContextAttentionCallback(every)] if self.attention_maps else [])]
