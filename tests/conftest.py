@@ -69,7 +69,7 @@ def restored_registry(monkeypatch):
 
 def pytest_addoption(parser):
     """Add ``--fast``, ``--thorough`` and ``--record-long``."""
-    parser.addoption("--thorough", action="store_true", help="run tests of contracts for all specs")
+    parser.addoption("--thorough", action="store_true", help="run all tests with all cases")
     parser.addoption("--fast", action="store_true", help="run short tests only, and one case of each")
     parser.addoption(
         "--record-long", action="store_true", help=f"add the tests that are long to {LONG_TESTS.name}"
@@ -77,7 +77,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Select the tests of ``--fast``, or leave out the cases that need ``--thorough``."""
+    """Select the tests of ``--fast``, or leave out what needs ``--thorough``."""
     covered = {}
     if config.getoption("--fast"):
         long = set(LONG_TESTS.read_text().split())
@@ -101,6 +101,10 @@ def is_default(item, covered):
     """Return whether a case runs without options; ``covered`` as in `adds_coverage`."""
     if item.get_closest_marker("thorough"):
         return False
+    if mark := item.get_closest_marker("first_cases"):
+        test = item.nodeid.partition("[")[0]
+        covered[test] = covered.get(test, 0) + 1
+        return covered[test] <= mark.args[0]
     if not has_all_specs(item):
         return True
     return adds_coverage(item, covered, choices if item.originalname in CONTRACTS else techniques)

@@ -108,6 +108,7 @@ def test_sizes_for_which_xl_reaches_the_hint_are_rejected():
         MemoryBench(corridor=32)
 
 
+@pytest.mark.thorough
 def test_memories_report_their_costs(tmp_path, capsys):
     bench = MemoryBench(
         memories=("XL", "KNN"), length=1, corridor=4, steps=256, seeds=1, evaluations=1, episodes=4,
@@ -136,6 +137,7 @@ def test_reversible_table_contains_the_memory_ratio():
     assert printed(reversible.table(points)).count("8.00") == len(reversible.STACKS)
 
 
+@pytest.mark.thorough
 def test_depth_counts_passes(tmp_path, capsys):
     bench = DepthBench(
         kinds=("online",), layers=2, corridor=2, steps=256, seeds=1, episodes=4, timed=6, simulations=5,
@@ -178,6 +180,7 @@ def test_gain_is_relative_to_the_same_agents():
     assert 5 < int(low) < 20 < int(high) < 45
 
 
+@pytest.mark.thorough
 def test_cores_are_compared_on_a_task(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cores, "EPISODES", 2)
     monkeypatch.setitem(cores.TASKS, "TMaze 50", Task("rlxf/TMaze-v0", 512, 0.95))
@@ -268,6 +271,7 @@ def test_acting_is_measured_with_and_without_compilation(monkeypatch, capsys):
     assert "rollout" in printed
 
 
+@pytest.mark.thorough
 def test_predict_is_measured_in_the_given_version(tmp_path):
     bench = Acting((2,), rounds=1, calls=2)
     assert bench._predict(acting.ROOT, False, envs=2) > 0
@@ -287,6 +291,7 @@ def test_cost_of_mixers_is_measured(monkeypatch, tmp_path, capsys):
     assert cost.state == 2 * 64 * 8 + 8  # two complex states, and the episode's number
 
 
+@pytest.mark.thorough
 def test_recurrences_learn_in_corridors_in_place_of_the_default_agents(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(learning, "ENVS", 4)
     monkeypatch.setitem(learning.CORRIDORS, 50, Corridor(256, recurrent_options=learning.segments_of(64)))
@@ -346,6 +351,7 @@ def test_corridors_report_success(tmp_path, capsys):
         Corridors(cores=("LSTM",))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("discrete", [False, True])
 def test_stitching_reports_success_of_each_kind(tmp_path, capsys, discrete):
     kinds = ("BehaviorCloning, best 10%", "QRegularized, target 1", "QRegularized, MaxReturn")
@@ -362,6 +368,7 @@ def test_stitching_reports_success_of_each_kind(tmp_path, capsys, discrete):
     assert len(bench.output.read_text().splitlines()) == len(kinds)
 
 
+@pytest.mark.thorough
 def test_the_kinds_of_stitching_are_built_as_named():
     bench = Stitching(seeds=1)
     for kind in stitching.KINDS:

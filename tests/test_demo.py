@@ -58,6 +58,7 @@ def events_in(folder):
     return events
 
 
+@pytest.mark.thorough
 def test_untrained_agent_fails(untrained):
     assert untrained[0] == 1
 

@@ -23,11 +23,17 @@ def name(page: Path) -> str:
 TEXTS = {page: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "CONTRIBUTING.md"]}
 SLOW = {
     "README.md",
-    "docs/how-to/plot-and-compare-runs.md",
-    "docs/how-to/search-hyperparameters.md",
     "docs/tutorials/train-decision-transformer.md",
     "docs/tutorials/train-gtrxl.md",
 }
+THOROUGH = {
+    "docs/how-to/load-stable-baselines3-agents.md",
+    "docs/how-to/plot-and-compare-runs.md",
+    "docs/how-to/resume-and-reproduce.md",
+    "docs/how-to/run-experiments.md",
+    "docs/how-to/search-hyperparameters.md",
+}
+"""Pages whose programs run only with ``--thorough``, as they train for more than ten seconds."""
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 VERSION = f"rlxf {rlxf.__version__}\n"
 BLOCKS = [
@@ -46,10 +52,12 @@ def _no_progress_bars(monkeypatch):
         monkeypatch.setattr(Progress, name, lambda self: None)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=[pytest.mark.slow] * (name(page) in SLOW), id=name(page)) for page in PAGES],
-)
+def marks(page: Path) -> list[pytest.MarkDecorator]:
+    """Return the marks of the programs of a page."""
+    return [pytest.mark.slow] * (name(page) in SLOW) + [pytest.mark.thorough] * (name(page) in THOROUGH)
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=marks(page), id=name(page)) for page in PAGES])
 @pytest.mark.usefixtures("minari_root", "restored_registry", "_no_progress_bars")
 def test_programs_of_a_page_print_the_shown_output(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -119,6 +119,7 @@ def test_pictures_differ_by_signal_and_lamp():
     assert len({picture.tobytes() for picture in pictures}) == signal_task.SIGNALS
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_program_with_small_images_trains_saves_and_loads(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -177,6 +178,7 @@ def test_acting_is_compared_with_training():
     assert log_sparse.largest_difference(log_sparse.sparse_core()) < 1e-10
 
 
+@pytest.mark.thorough
 def test_the_extended_program_trains_with_log_sparse(tmp_path):
     words = "train gtrxl --env examples/Signal-v0 --core.pattern log-sparse --core.pattern.reach 8"
     command = [
@@ -194,6 +196,7 @@ def test_the_extended_program_trains_with_log_sparse(tmp_path):
     assert (tmp_path / "run/completed.json").is_file()
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_with_an_unknown_technique_names_the_remedy():
     data = log_sparse.sparse_core().to_json()
     code = f"from rlxf import TransformerSpec; TransformerSpec.from_json({data!r})"
@@ -203,6 +206,7 @@ def test_a_checkpoint_with_an_unknown_technique_names_the_remedy():
     assert TransformerSpec.from_json(data) == log_sparse.sparse_core()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_agent_learns_with_log_sparse():
     assert log_sparse.train().ci[0] > GUESSING + 0.2

@@ -22,6 +22,7 @@ def _datasets(monkeypatch, tmp_path):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_killed_runs_equal_an_uninterrupted_run(tmp_path, name):
@@ -30,6 +31,7 @@ def test_killed_runs_equal_an_uninterrupted_run(tmp_path, name):
     assert result.equal == result.runs > 0
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_killed_at_their_end_equal_an_uninterrupted_run(tmp_path, name):
@@ -69,6 +71,7 @@ def test_differences_of_agents_are_detected(tmp_path):
     assert not same(tmp_path / "one.zip", tmp_path / "other.zip")
 
 
+@pytest.mark.thorough
 def test_killed_writers_leave_the_previous_checkpoint(tmp_path):
     result = cut_while_written(8, 1, tmp_path)
     assert (result.whole, result.wrong) == (8, 0)
@@ -84,6 +87,7 @@ def test_mutated_files_run_no_code(tmp_path):
     assert (result.refused, result.missed()) == (60, [])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", AGENTS)
 def test_malicious_files_run_no_code_and_need_little_memory(tmp_path, name):
     result = hostile(name, 40, 1, tmp_path)

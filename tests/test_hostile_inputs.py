@@ -65,6 +65,7 @@ def test_audit_names_the_event(results, name, event):
     assert any(each.startswith(event) for each in results[name]["events"])
 
 
+@pytest.mark.thorough
 def test_run_with_the_name_of_a_package_is_not_imported(tmp_path):
     """Python searches modules in the working directory first, which may contain a malicious run."""
     run = tmp_path / "minigrid"

@@ -68,6 +68,7 @@ def run_cells(notebook, namespace):
             exec(compile(cell.source, f"cell {number}", "exec"), namespace)  # noqa: S102 - our own files
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("_restored")
 def test_the_notebook_with_commands_runs_in_a_kernel(tmp_path, monkeypatch):

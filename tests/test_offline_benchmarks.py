@@ -45,6 +45,7 @@ def run_of(method="dt", dataset="a", seed=0, values=(1.0, 2.0), milliseconds=1.0
     return offline_methods.Run(dataset, method, seed, None, list(values), milliseconds, megabytes, 3.0, None)
 
 
+@pytest.mark.thorough
 def test_all_methods_are_compared_and_completed_runs_are_not_repeated(cartpole, tmp_path, capsys):
     bench = Returns((cartpole,), **TINY, seeds=2, episodes=2, output=tmp_path / "runs.jsonl")
     bench.run()
@@ -232,6 +233,7 @@ def test_invalid_options_of_the_comparison_are_rejected(change, message):
 # Ranking of agents without the environment
 
 
+@pytest.mark.thorough
 def test_ranking_compares_estimates_with_real_returns(cartpole, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ranking, "estimate_behavior", lambda data, seed: np.full(data.steps, 0.5))
     effort = ranking.Effort(fitted_updates=2, members=2, episodes=2)
@@ -286,6 +288,7 @@ def test_invalid_options_of_the_ranking_are_rejected(change, message):
 # Online fine-tuning after offline training
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("agent", online.AGENTS)
 def test_online_fine_tuning_is_measured_before_and_after_on_the_same_episodes(
     cartpole, agent, tmp_path, capsys
@@ -334,6 +337,7 @@ def test_the_ceiling_excludes_episodes(cartpole):
 # Pre-training
 
 
+@pytest.mark.thorough
 def test_all_initial_weights_are_compared(cartpole, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(pretraining.SHORT, "small", Setting(8, 1, context_length=3, batch_size=4))
     sizes = {"pretraining_updates": 2, "updates": 1, "seeds": 1, "episodes": 2, "share": 0.5}

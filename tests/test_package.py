@@ -136,6 +136,7 @@ def test_every_extra_is_used(metadata):
         assert names & provided or extra in texts, f"no module uses the extra {extra}"
 
 
+@pytest.mark.thorough
 def test_wheel_is_imported_outside_of_the_checkout(python):
     where = succeed(python, "-c", "import rlxf; print(rlxf.__file__)", cwd=python.parent)
     assert python.parents[1] in Path(where).parents

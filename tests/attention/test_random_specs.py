@@ -132,6 +132,7 @@ def cases(always: Iterable[Any], thorough: Iterable[Any]) -> list[Any]:
     return [*always, *(pytest.param(one, marks=pytest.mark.thorough) for one in thorough)]
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("chunk", cases(range(DEFAULT_CHUNKS), range(DEFAULT_CHUNKS, CHUNKS)))
 def test_random_specs_work_or_are_refused(chunk):
     accepted = 0

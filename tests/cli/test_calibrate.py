@@ -27,6 +27,7 @@ def threshold(path, agent=GTrXLPPO):
     return float(agent.load(path, device="cpu").policy.transformer.depth.threshold)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", [[], ["--normalize-observations"]], ids=["raw", "normalized"])
 def test_calibration_changes_only_the_threshold(options, capsys):
     train("--run", "maze", *CALM, *options)
@@ -47,6 +48,7 @@ def test_calibration_changes_only_the_threshold(options, capsys):
     assert changed == {"transformer.depth.threshold"}
 
 
+@pytest.mark.thorough
 def test_evaluation_uses_the_threshold():
     train("--run", "maze", *CALM)
     main(["calibrate", "maze", "--episodes", "6", *EASY])
@@ -74,6 +76,7 @@ def offline(minari_root):
     return "dt"
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("data", [[], ["--dataset", ID]], ids=["training data", "given"])
 def test_decision_transformer_is_calibrated_on_data(offline, data, capsys):
     main(["calibrate", offline, *EASY, *data])
@@ -83,6 +86,7 @@ def test_decision_transformer_is_calibrated_on_data(offline, data, capsys):
         assert threshold(f"dt/{name}.zip", DecisionTransformer) == 0.0
 
 
+@pytest.mark.thorough
 def test_errors_are_one_line(offline, finished, capsys):
     train("--run", "lasting", *CALM, "--persist-memory-across-episodes")
     train("--run", "adaptive", "--core.depth", "depth-adaptive", "--core.layers", "2")

@@ -36,6 +36,7 @@ def test_a_run_is_recorded_in_its_environment(finished, capsys):
     assert re.search(r" 24 +6 ", capsys.readouterr().out)
 
 
+@pytest.mark.thorough
 def test_several_runs_are_recorded_with_other_arguments(finished):
     dataset = collect(
         str(finished), str(finished), "--episodes", "4", "--env-kwargs", '{"corridor_length": 8}'
@@ -50,6 +51,7 @@ def test_a_random_policy_is_recorded_without_a_run():
     assert dataset.storage.metadata["algorithm_name"] == "random"
 
 
+@pytest.mark.thorough
 def test_observations_are_normalized_for_the_agent_and_recorded_raw(tmp_path):
     train("--run", "run", "--normalize-observations")
     dataset = collect("run", "--episodes", "2")

@@ -197,6 +197,7 @@ OFFLINE_RUNS = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("words", OFFLINE_RUNS)
 def test_offline_agents_train_again_from_their_configuration(words, minari_root):
     record_cartpole(range(1, 21))

@@ -59,6 +59,7 @@ def test_each_dataset_has_a_row(run):
     assert "unknown" in rows["test/long-v0"]
 
 
+@pytest.mark.thorough
 def test_a_closed_pipe_ends_the_list(minari_root):
     """The table is printed to a pipe without a reader, like that of ``rlxf datasets | head -1`` later."""
     record_cartpole()

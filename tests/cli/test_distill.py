@@ -36,6 +36,7 @@ def test_distill_a_decision_transformer(offline):
     main(["evaluate", "dt-student", "--episodes", "2", "--n-envs", "2", *QUIET])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("actor", ["student", "teacher"])
 def test_distill_a_gtrxl(actor):
     train("--run", "maze", "--normalize-observations")
@@ -47,6 +48,7 @@ def test_distill_a_gtrxl(actor):
     main(["evaluate", "small", "--episodes", "2", "--n-envs", "2", *QUIET])
 
 
+@pytest.mark.thorough
 def test_feed_forward_width_changes_in_proportion_to_the_width():
     train("--run", "wide", "--core.feed-forward", "24")
     for width, expected in (([], 12), (["--width", "8"], 24)):
@@ -81,6 +83,7 @@ def test_errors_are_one_line_and_no_folder_is_created(offline, capsys):
     assert not Path("dt-student").exists()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("agent", [DecisionTransformer, GTrXLPPO])
 def test_teachers_with_a_datastore_are_rejected(agent, offline, capsys):
     if agent is GTrXLPPO:

@@ -155,6 +155,7 @@ def test_the_version(capsys):
     assert parse_output(capsys, "--version") == (0, f"rlxf {rlxf.__version__}\n")
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("words", ["--version", "train gtrxl --help", "techniques"])
 def test_a_closed_pipe_exits_silently(words):
     """The reader of the pipe is closed before anything is written, like that of ``yes | head -1`` later."""
@@ -282,6 +283,7 @@ def test_only_durations_of_examples_are_shortened():
     assert shortened("play runs/x") == ["play", "runs/x"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_examples_of_help_texts_run(capsys, minari_root):
     for path, text in FILES.items():

@@ -51,6 +51,7 @@ def test_a_run_is_evaluated_in_another_environment(finished, capsys, args, lengt
     assert re.search(rf"mean episode length +│ {length} ", capsys.readouterr().out)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("args", [[], ["--env", "rlxf/TMazeActive-v0"]], ids=["own", "another"])
 def test_observations_are_extended_as_in_training(args, capsys):
     train("--run", "with", "--previous-reward", "--no-previous-action")
@@ -108,6 +109,7 @@ def test_last_and_best_checkpoint_are_reported_separately(offline, capsys):
         assert [event.step for event in events.Scalars(f"{group}/mean_reward")] == [step]
 
 
+@pytest.mark.thorough
 def test_evaluation_in_another_version_warns_once(offline, capsys):
     args = ["evaluate", offline, "--episodes", "2", "--no-progress-bar"]
     main([*args, "--env", "CartPole-v0"])
@@ -145,12 +147,14 @@ def test_equal_checkpoints_are_evaluated_once_at_the_end_of_a_run(minari_root, l
     assert EventAccumulator("equal").Reload().Scalars("evaluation_best/mean_reward")
 
 
+@pytest.mark.thorough
 def test_progress_bars_name_run_checkpoint_and_target_return(offline, labels):
     main(["evaluate", offline, "--episodes", "2", "--target-returns", "9", "3.5"])
     targets = ("target return 9", "target return 3.5")
     assert labels == [f"offline, {name}, {target}" for name in ("last", "best") for target in targets]
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_an_evaluation_with_one_line(finished, tmp_path):
     code = (
         "import os, signal\nfrom rlxf.cli import main\nfrom rlxf.envs import TMazeVector\n"
@@ -163,6 +167,7 @@ def test_ctrl_c_ends_an_evaluation_with_one_line(finished, tmp_path):
     assert (done.returncode, done.stderr) == (130, "rlxf: interrupted\n")
 
 
+@pytest.mark.thorough
 def test_several_target_returns_are_evaluated(offline, capsys, tmp_path):
     args = ["--target-returns", "1", "0", "2", "--episodes", "2", "--no-progress-bar"]
     main(["evaluate", offline, *args])
@@ -212,6 +217,7 @@ def test_wrappers_of_the_environment_are_read_from_the_data(minari_root, capsys)
     assert "Last checkpoint, update 3" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_targets_outside_the_data_emit_one_warning(offline, capsys, minari_root):
     options = ["--target-returns", "300", "1", "--episodes", "2", "--no-progress-bar"]
     for words in (["evaluate", offline], ["collect", offline, "--dataset", "test/new-v0"]):
@@ -223,6 +229,7 @@ def test_targets_outside_the_data_emit_one_warning(offline, capsys, minari_root)
         assert warning.count("300") == 1
 
 
+@pytest.mark.thorough
 def test_a_decision_transformer_uses_a_datastore(offline, capsys, tmp_path):
     head = json.dumps({"name": "KNNLM", "k": 3, "weight": 0.5})
     for args in (["--head", head], ["--head", "spalm"], []):

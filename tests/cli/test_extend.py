@@ -111,6 +111,7 @@ def test_a_complete_run_is_extended(capsys):
     assert content("run") == before
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", CASES)
 def test_an_extended_run_equals_a_longer_one_with_constant_schedules(name):
     words, option, step, _ = CASES[name]
@@ -133,6 +134,7 @@ def test_decaying_schedules_are_computed_from_the_new_total():
     assert learning_rates("run") == pytest.approx([0.01 - 0.009 * progress for progress in [*old, *new]])
 
 
+@pytest.mark.thorough
 def test_decaying_schedules_of_gtrxl_are_computed_from_the_new_total():
     """The learning rate of an update is that after its rollout, and is logged after the next rollout."""
     run_training(ONLINE, "--total-timesteps", 4 * 32, "run", *DECAYING)
@@ -141,6 +143,7 @@ def test_decaying_schedules_of_gtrxl_are_computed_from_the_new_total():
     assert found == pytest.approx([0.01 - 0.009 * done for done in (1 / 4, 2 / 4, 3 / 4, 1, 5 / 7, 6 / 7)])
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("complete", [True, False], ids=["complete", "interrupted"])
 @pytest.mark.parametrize("name", CASES)
 def test_an_extended_run_that_is_killed_ends_like_an_unkilled_one(name, complete, before_update, monkeypatch):

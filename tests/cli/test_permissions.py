@@ -24,6 +24,7 @@ def writable_by_others(folder):
     return [path for path in folder.rglob("*") if path.stat().st_mode & 0o022]
 
 
+@pytest.mark.thorough
 def test_permissions_of_files_written_by_commands(minari_root, tmp_path):
     train("--run", "runs/online", "--checkpoint-seconds", "0", "--evaluate-every", "32")
     main(["collect", "runs/online", "--dataset", ID, "--episodes", "4", "--no-progress-bar"])

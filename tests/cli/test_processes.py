@@ -24,6 +24,7 @@ def weights(run):
     return read_archive(Path(run) / "checkpoint.zip").tensors["policy"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_workers_train_to_the_same_weights(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

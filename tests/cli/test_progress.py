@@ -70,6 +70,7 @@ def test_a_single_rollout_shows_its_update_without_repeated_lines(capsys):
     assert len(set(contents)) == len(contents)
 
 
+@pytest.mark.thorough
 def test_progress_of_an_offline_training(data, capsys):
     main([*OFFLINE, "--target-returns", "9", "3", "--evaluate-every", "1"])
     found = lines(capsys.readouterr().out)

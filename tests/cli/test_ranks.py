@@ -97,6 +97,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.first_cases(1)
 def test_two_processes_write_the_same_files_as_one(whole):
     two, one = whole[0], f"one of {whole[0]}"
     assert (Path(one) / "config.json").read_bytes() == (Path(two) / "config.json").read_bytes()
@@ -108,6 +109,7 @@ def test_two_processes_write_the_same_files_as_one(whole):
     assert scalars(one).keys() == scalars(two).keys()
 
 
+@pytest.mark.first_cases(1)
 def test_a_signal_to_one_process_stops_all_and_resuming_is_exact(whole, capfd, monkeypatch):
     straight, agent, words, step = whole
     cut = f"cut of {straight}"
@@ -123,6 +125,7 @@ def test_a_signal_to_one_process_stops_all_and_resuming_is_exact(whole, capfd, m
     assert scalars(straight) == scalars(cut)
 
 
+@pytest.mark.thorough
 @pytest.mark.faults
 def test_a_restart_by_torchrun_resumes_with_another_number_of_processes(capfd, monkeypatch):
     monkeypatch.setenv(JOB, "this")
@@ -138,6 +141,7 @@ def test_a_restart_by_torchrun_resumes_with_another_number_of_processes(capfd, m
     assert GTrXLPPO.load("killed/checkpoint.zip").num_timesteps == 3 * ROLLOUT
 
 
+@pytest.mark.thorough
 @pytest.mark.faults
 @pytest.mark.parametrize("whole", ["GTrXL"], indirect=True)
 def test_a_restart_without_checkpoints_starts_over_and_keeps_runs_of_other_jobs(whole, capfd, monkeypatch):
@@ -188,6 +192,7 @@ def wait_for_checkpoint(run, after=0):
     raise AssertionError(f"no checkpoint after step {after}")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.faults
 def test_a_run_restarted_by_torchrun_equals_an_uninterrupted_run(monkeypatch):

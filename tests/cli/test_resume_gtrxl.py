@@ -95,6 +95,7 @@ def assert_same_runs(one, other):
     assert lines(one) == lines(other)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("number", [2, 5])
 def test_a_killed_run_ends_like_an_uninterrupted_one(whole, at_update, monkeypatch, number):
     at_update(number, [die])
@@ -109,6 +110,7 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(whole, at_update, monkeypat
     assert_same_runs(whole.path, Path("cut"))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
 def test_a_signal_stops_the_run_after_the_current_update(whole, at_update, capsys, name):
     at_update(3, [lambda: os.kill(os.getpid(), getattr(signal, name))])
@@ -122,6 +124,7 @@ def test_a_signal_stops_the_run_after_the_current_update(whole, at_update, capsy
     assert_same_runs(whole.path, Path("cut"))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_signal_ends_an_evaluation_at_its_next_step(whole, monkeypatch, capsys, number):
     """The resumed run repeats the evaluation with the weights and statistics of its step."""
@@ -157,6 +160,7 @@ def test_a_signal_ends_an_evaluation_at_its_next_step(whole, monkeypatch, capsys
     assert_same_runs(whole.path, Path("cut"))
 
 
+@pytest.mark.thorough
 def test_a_run_interrupted_in_its_first_rollout_begins_again(monkeypatch):
     def stop(self):
         os.kill(os.getpid(), signal.SIGINT)
@@ -174,6 +178,7 @@ def test_a_run_interrupted_in_its_first_rollout_begins_again(monkeypatch):
     assert_same_runs(Path("whole"), Path("cut"))
 
 
+@pytest.mark.thorough
 def test_a_signal_during_the_last_update_stops_the_run(whole, at_update, capsys):
     at_update(ROLLOUTS, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
     with pytest.raises(SystemExit) as left:
@@ -185,6 +190,7 @@ def test_a_signal_during_the_last_update_stops_the_run(whole, at_update, capsys)
     assert_same_runs(whole.path, Path("cut"))
 
 
+@pytest.mark.thorough
 def test_a_run_killed_after_its_last_update_is_completed(whole, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("rlxf.cli.training_session.save_agent", lambda *_: die())
@@ -194,6 +200,7 @@ def test_a_run_killed_after_its_last_update_is_completed(whole, monkeypatch):
     assert_same_runs(whole.path, Path("cut"))
 
 
+@pytest.mark.thorough
 def test_missing_final_stages_are_done_once(whole):
     for names in (["completed.json"], ["normalizer.zip"], ["checkpoint.zip", "normalizer.zip"]):
         shutil.copytree("whole", "cut")
@@ -204,6 +211,7 @@ def test_missing_final_stages_are_done_once(whole):
         shutil.rmtree("cut")
 
 
+@pytest.mark.thorough
 def test_resume_repeats_a_failed_evaluation(whole, monkeypatch, capsys):
     def fail(*_, **__):
         raise OSError("no display")

@@ -77,6 +77,7 @@ def test_defaults_are_not_in_checkpoints(data):
     assert not (run / "best-validation.zip").exists()
 
 
+@pytest.mark.thorough
 def test_auxiliary_losses_are_logged(data):
     run = train("dt", "--state-loss-weight", "0.5", "--return-loss-weight", "1")
     tags = EventAccumulator(str(run)).Reload().Tags()["scalars"]
@@ -104,6 +105,7 @@ def test_the_progress_shows_the_validation_loss(data, capsys):
     assert f"validation loss {losses[3]:.3g}" in line
 
 
+@pytest.mark.thorough
 def test_the_checkpoint_of_the_lowest_validation_loss_can_be_evaluated(data, capsys):
     run = train("dt", "--validation-share", "0.2")
     capsys.readouterr()
@@ -149,6 +151,7 @@ def test_errors_are_one_line_and_no_folder_is_created(data, capsys, name, words,
 AGENTS = {"dt": DecisionTransformer, "bc": BehaviorCloning, "pretrain": MaskedPretraining}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_resumed_run_has_the_same_weights_and_best_checkpoint(data, name):
     whole = train(name, *shlex.split(ROBUST), "--checkpoint-seconds", "0")

@@ -104,6 +104,7 @@ def test_a_sweep_without_a_complete_trial_exits_with_2(folder, capsys):
     assert "heads must divide width" in (folder / "trials.md").read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.faults
 def test_a_killed_sweep_continues_its_runs(folder, capsys):
@@ -123,6 +124,7 @@ def test_a_killed_sweep_continues_its_runs(folder, capsys):
     assert "1 of 1 trials: 1 complete" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.faults
 def test_ctrl_c_reports_the_trials_and_saves_the_progress(folder, capfd):
@@ -139,6 +141,7 @@ def test_ctrl_c_reports_the_trials_and_saves_the_progress(folder, capfd):
     assert '"returncode": 75' in next(folder.glob("trial-*/seed-0.json")).read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_processes_share_a_sweep(folder):
     sweeps = [start("--storage", "shared.log"), start("--storage", "shared.log", "--processes", "2")]
@@ -148,6 +151,7 @@ def test_two_processes_share_a_sweep(folder):
     assert numbers == [0, 1, 2]
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

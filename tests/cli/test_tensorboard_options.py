@@ -90,6 +90,7 @@ def test_intervals_below_one_are_rejected(option, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_callbacks_do_not_affect_training(tmp_path):
     train("--run", "a", "--attention-maps-every", "1", "--videos", "--memory-every", "1")
     train("--run", "b", "--histograms-every", "None", "--memory-every", "None")

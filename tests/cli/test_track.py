@@ -97,6 +97,7 @@ def test_a_missing_package_is_an_error_before_the_training(capsys, monkeypatch, 
     assert not Path("run").exists()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("tracker", BACKENDS)
 def test_a_tracked_run_has_the_same_weights(tmp_path, monkeypatch, tracker):
@@ -111,6 +112,7 @@ def test_a_tracked_run_has_the_same_weights(tmp_path, monkeypatch, tracker):
     assert steps("run") == steps("untracked")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_resumed_run_continues_the_run_of_wandb(monkeypatch):
     pytest.importorskip("wandb")
@@ -137,6 +139,7 @@ def test_an_unknown_tracker_in_a_config_is_an_error(recorders, capsys, value):
     assert recorders == []
 
 
+@pytest.mark.thorough
 def test_settings_of_a_run_do_not_name_its_tracker(recorders):
     train("--run", "run", *OPTIONS, "--track", "wandb")
     main(["train", "gtrxl", "--config", "run", "--run", "copy", "--no-progress-bar"])

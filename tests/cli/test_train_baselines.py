@@ -42,6 +42,7 @@ def test_options_have_the_defaults_of_the_agent(kind):
     assert arguments == expected
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_of_a_run_that_is_evaluated_again(kind, data, capsys):
     main(["train", kind, "--dataset", data, "--run", "run", *TINY])

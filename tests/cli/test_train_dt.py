@@ -219,6 +219,7 @@ def test_errors_are_one_line_and_no_folder_is_created(data, capsys, args, messag
     assert not Path("runs").exists()
 
 
+@pytest.mark.thorough
 def test_several_targets_are_plotted(data, capsys):
     train("--dataset", data, "--run", "run", "--evaluate-every", "2", "--target-returns", "-2", "2")
     shown = capsys.readouterr().out
@@ -241,6 +242,7 @@ def mean_reward(group="evaluation", run="run"):
 PAID_AT_THE_END = ["--env-kwargs", '{"sutton_barto_reward": true}']
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("env", [[], ["--env", "CartPole-v1"]], ids=["of the data", "named"])
 def test_arguments_of_the_environment(data, env, capsys):
     """With these arguments, the reward of CartPole is -1 when the pole falls, and 0 before."""

@@ -77,6 +77,7 @@ def test_wrappers_of_datasets_are_used_with_trust(minari_root, capsys):
     assert "was trained with --trust-data" in refused(capsys, "resume", "trusted")
 
 
+@pytest.mark.thorough
 def test_named_environments_ignore_untrusted_descriptions(minari_root, capsys):
     data = recorded(ClipReward(gymnasium.make("rlxf/TMaze-v0", corridor_length=3), 0.5, 0.5))
     main(["train", "dt", "--dataset", data, "--run", "named", "--env", "rlxf/TMaze-v0", *OFFLINE])

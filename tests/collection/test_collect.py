@@ -164,6 +164,7 @@ def test_recorded_actions_equal_predictions(algorithm, policy, options):
 # Behavior policies
 
 
+@pytest.mark.thorough
 def test_fraction_of_random_actions():
     dataset = record(Pointer(), vec(*(Diary() for _ in range(10))), episodes=300, mix=(0, 0.3, 1))
     is_random = [

@@ -43,6 +43,7 @@ def check_damaged_in_subprocess():
     assert list(cache_root().glob("*")) == []
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 0.999])
 def test_a_truncated_file_is_reported(dataset, fraction):
     path = data_file(dataset)

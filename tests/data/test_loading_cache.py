@@ -188,6 +188,7 @@ def test_a_full_disk_keeps_the_earlier_cache(dataset, conversions, monkeypatch):
     np.testing.assert_array_equal(np.load(only_cache() / "rewards.npy"), original)
 
 
+@pytest.mark.thorough
 @pytest.mark.faults
 def test_files_of_a_killed_process_are_not_used(dataset):
     kill = (
@@ -214,6 +215,7 @@ def test_old_temporary_folders_are_removed(dataset):
     assert fresh.exists()
 
 
+@pytest.mark.thorough
 def test_two_concurrent_processes_share_a_cache(dataset):
     processes = [
         subprocess.Popen([sys.executable, "-c", LOAD], cwd=ROOT, stdout=subprocess.PIPE, text=True)

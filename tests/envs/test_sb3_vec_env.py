@@ -172,6 +172,7 @@ def envs():
             process.kill()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("end", "code"), [(leave, 3), (kill, -9)], ids=["left", "killed"])
 def test_training_raises_with_index_and_exit_code(envs, end, code):
     env = envs(20, end)

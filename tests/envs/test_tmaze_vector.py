@@ -33,6 +33,7 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert_same(one, other)
 
 
+@pytest.mark.thorough
 @given(
     num_envs=st.integers(1, 4),
     corridor_length=st.integers(1, 4),

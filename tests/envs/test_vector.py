@@ -79,6 +79,7 @@ def rollout(env: VecEnv, seed: int, steps: int = 40) -> list[list[tuple]]:
     return rows
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("as_dict", [False, True])
 @pytest.mark.parametrize("mode", SB3_MODES)
 @given(seed=st.integers(0, 10_000))
@@ -86,6 +87,7 @@ def test_results_equal_those_of_sb3(mode, as_dict, seed):
     assert rollout(adapted(mode, as_dict=as_dict), seed) == rollout(by_sb3(as_dict=as_dict), seed)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("as_dict", [False, True])
 @given(seed=st.integers(0, 10_000))
 def test_next_step_without_fillers_equals_sb3(as_dict, seed):

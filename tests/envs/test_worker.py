@@ -110,6 +110,7 @@ def test_signals_to_a_job_do_not_stop_the_workers(tmp_path):
     assert all(mark.exists() for mark in marks)
 
 
+@pytest.mark.thorough
 @needs_proc
 def test_child_processes_of_environments_handle_signals_and_end_with_the_worker():
     with closing(WorkerVecEnv([Driven] * 4, Workers(4, back_off=0.0, **IMPATIENT))) as env:

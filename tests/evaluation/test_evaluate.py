@@ -200,6 +200,7 @@ def normalized() -> VecNormalize:
     return VecNormalize(sb3_make_vec_env("CartPole-v1", 3), training=False)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(("kind", "policy"), [(PPO, "MlpPolicy"), (RecurrentPPO, "MlpLstmPolicy")])
 @pytest.mark.parametrize("make", [bare, monitored, normalized])
 @pytest.mark.filterwarnings("ignore:Evaluation environment is not wrapped")

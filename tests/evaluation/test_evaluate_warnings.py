@@ -80,6 +80,7 @@ def test_training_with_raw_observations_does_not_warn(tmp_path, env):
     assert normalizer_warnings(lambda: evaluate(agent, "Pendulum-v1", 2, n_envs=2)) == []
 
 
+@pytest.mark.thorough
 def test_collect_warns_of_missing_statistics(normalized, minari_root):
     agent = GTrXLPPO.load(normalized / "agent.zip", device="cpu")
     scores = ReferenceScores(-1000.0, 0.0, "none")  # so that no episodes are played to measure them

@@ -188,6 +188,7 @@ def test_figure_has_sorted_targets():
     assert line.get_xydata().tolist() == [[1, 5], [2, 9], [3, 7]]
 
 
+@pytest.mark.thorough
 def test_plot_of_a_single_target_and_of_an_unwritable_path(tmp_path):
     sweep = sweep_of({1.0: 5.0})
     sweep.plot(tmp_path / "one.png")

@@ -261,6 +261,7 @@ check_rendering(gymnasium.make("CartPole-v1", render_mode="rgb_array"))
 NAMES = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "SDL_VIDEODRIVER", "SDL_AUDIODRIVER")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="the driver is only set on Linux")
 def test_video_on_a_headless_machine_prints_no_warning():
     pytest.importorskip("pygame")

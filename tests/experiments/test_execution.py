@@ -67,6 +67,7 @@ def training(folder: Path) -> list[int]:
     return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if f"{folder} " in command(pid)]
 
 
+@pytest.mark.thorough
 def test_a_run_is_trained_once(tmp_path):
     job = random_job(tmp_path)
     first = run_job(job)
@@ -77,6 +78,7 @@ def test_a_run_is_trained_once(tmp_path):
     assert (Path(job.folder) / "completed.json").stat().st_mtime_ns == made
 
 
+@pytest.mark.thorough
 def test_a_failure_has_the_message_of_the_process_and_is_tried_again(tmp_path):
     job = Job(str(tmp_path / "seed-0"), "baseline random", ("--env", "NoSuchTask-v0"))
     failed = run_job(job)
@@ -85,6 +87,7 @@ def test_a_failure_has_the_message_of_the_process_and_is_tried_again(tmp_path):
     assert run_job(job).attempts == 2
 
 
+@pytest.mark.thorough
 def test_a_run_without_checkpoints_starts_again(tmp_path):
     job = random_job(tmp_path)
     Path(job.folder).mkdir(parents=True)
@@ -92,6 +95,7 @@ def test_a_run_without_checkpoints_starts_again(tmp_path):
     assert run_job(job).returncode == 0
 
 
+@pytest.mark.thorough
 def test_failures_do_not_end_the_others(tmp_path):
     bad = Job(str(tmp_path / "bad"), "baseline random", ("--env", "NoSuchTask-v0"))
     jobs, outcomes = [bad, random_job(tmp_path, "a"), random_job(tmp_path, "b")], {}
@@ -116,6 +120,7 @@ def test_a_killed_run_is_resumed(tmp_path):
     assert (outcome.returncode, outcome.attempts, is_complete(job)) == (0, 2, True)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.faults
 def test_an_interrupt_saves_the_progress_and_cancels_the_rest(tmp_path):
@@ -135,6 +140,7 @@ def test_an_interrupt_saves_the_progress_and_cancels_the_rest(tmp_path):
     assert not training(Path(first.folder))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_run_is_stopped_early_and_can_be_resumed(tmp_path):
     job = Job(str(tmp_path / "run"), "train gtrxl", (*GTRXL, "--total-timesteps", "1e6"), trusted=True)
@@ -156,6 +162,7 @@ def test_an_error_in_the_decision_to_stop_ends_the_process(tmp_path):
     assert not training(Path(job.folder))
 
 
+@pytest.mark.thorough
 @pytest.mark.faults
 def test_the_process_of_a_dead_caller_keeps_the_lock(tmp_path):
     """A caller is killed while its process trains: nobody else trains in this folder before that one ends."""
@@ -223,6 +230,7 @@ def test_the_last_line_of_a_log(tmp_path, content, line):
     assert last_line(tmp_path / "log") == line
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.faults
 def test_the_runs_of_a_dead_worker_are_resumed_by_another(tmp_path):

@@ -164,6 +164,7 @@ def test_a_missing_metric_names_similar_and_existing_ones(tmp_path):
     refuse(run, "xyz", "no metric xyz; the metrics are")
 
 
+@pytest.mark.thorough
 def test_many_metrics_are_counted(tmp_path):
     path = table(tmp_path, "step," + ",".join(f"m{i}" for i in range(5000)) + "\n")
     with pytest.raises(ValueError, match="and 4988 more") as failure:

@@ -163,6 +163,7 @@ def test_killed_process_is_detected_at_once():
     assert other is None
 
 
+@pytest.mark.thorough
 @pytest.mark.faults
 def test_restarted_processes_connect_through_the_old_store():
     """The number of processes differs each time, and torchrun's restart count does not change."""
@@ -238,6 +239,7 @@ print([name for name in names if "gloo" in name])
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_no_thread_of_the_process_group_lives_until_shutdown():
     result = subprocess.run(

@@ -191,6 +191,7 @@ def test_files_with_other_names_are_kept(target, name):
     assert other.exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.faults
 def test_temporary_file_of_a_killed_writer_is_removed(target):
     write = "from rlxf.training import atomic_write; import os, sys, signal; "

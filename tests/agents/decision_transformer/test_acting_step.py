@@ -90,6 +90,7 @@ def step_of(agent):
     return acting_step(agent.policy, agent.dataset_info, agent.conditioning.needs_target, ENVS).eval()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("core", ["published", "learned positions", "GTrXL", "Mamba-2 below attention"])
 def test_exported_step_equals_predict(core):
     agent = small_agent(core=CORES[core])
@@ -111,6 +112,7 @@ def test_step_equals_predict_for_all_observations(observations):
     assert largest_difference(agent, step_of(agent), step_of(agent)) < 1e-5
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "conditioning", [MaxReturn(), SampledReturn(bins=7), ElasticHistory(), HighestValueReturn()]
 )

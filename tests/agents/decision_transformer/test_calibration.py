@@ -34,6 +34,7 @@ def acted(agent, steps):
     return np.array(actions), np.array(depths)
 
 
+@pytest.mark.thorough
 def test_measured_risk_and_depth_match_predict():
     one = agent()
     calibration = one.calibrate(0.5, 0.5, LAST, steps=400)

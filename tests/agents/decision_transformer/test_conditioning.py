@@ -157,6 +157,7 @@ def test_the_agent_learns_acts_and_loads(conditioning, action_space, tmp_path):
     assert torch.equal(state.return_to_go, other.return_to_go)
 
 
+@pytest.mark.thorough
 def test_predicted_returns_approach_those_of_the_best_continuations():
     """Two kinds of episodes begin alike; after training the prediction is near the better return."""
     lengths = (3,) * 40

@@ -92,6 +92,7 @@ def test_distillation_reduces_the_loss_and_keeps_the_teacher(head):
     assert_distils(*pair(head, student=FAST))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("learns", [True, False], ids=["XL teaches a recurrence", "a recurrence teaches XL"])
 def test_distillation_between_recurrence_and_memory(learns):
     cores = CORES["Gated DeltaNet"], CORES["memory"]
@@ -99,6 +100,7 @@ def test_distillation_between_recurrence_and_memory(learns):
     assert_distils(*pair(student=FAST | {"core": student}, teacher={"core": teacher}))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("learns", "teaches"),
     [
@@ -188,6 +190,7 @@ def test_all_exits_of_a_student_are_distilled(depth, head):
     assert all(name.startswith("transformer.depth") for name in trained)
 
 
+@pytest.mark.first_cases(1)
 @each_depth
 def test_exit_prediction_is_trained(depth):
     core = replace(SMALL, layers=3, depth=depth)

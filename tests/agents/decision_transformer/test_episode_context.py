@@ -112,6 +112,7 @@ def test_outputs_do_not_depend_on_the_parts_of_the_burn_in(core, monkeypatch):
     torch.testing.assert_close(learned_outputs(agent), at_once, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("core", ["RATE", "MinGRU", "StreamingXL"])
 def test_the_first_observation_affects_the_last_action(core):
     """With a window of 5 steps, and a memory of at most 3, it is forgotten."""

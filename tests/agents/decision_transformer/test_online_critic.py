@@ -154,6 +154,7 @@ class Bandit(gymnasium.Env):
         return np.zeros(1, np.float32), float(action[0]), True, False, {}
 
 
+@pytest.mark.thorough
 def test_the_critic_moves_the_policy_to_actions_that_only_exploration_found():
     actions, rewards = np.random.default_rng(0).normal(-0.6, 0.05, (2, 60)).astype(np.float32)
     data = some_trajectories(
@@ -202,6 +203,7 @@ def _in_foreground(monkeypatch):
     monkeypatch.setattr(BackgroundWriter, "start", lambda self, work: work())
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.usefixtures("_in_foreground")
 @pytest.mark.parametrize(
     ("conditioning", "continuous"),

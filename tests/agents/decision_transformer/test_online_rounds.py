@@ -97,6 +97,7 @@ def assert_equal(one, other):
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=0, equal_nan=True, msg=name)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("update", "options"), [(0, {}), (1, {}), (4, {}), (11, {}), (4, {"weight_averaging": 0.8})]
 )
@@ -119,6 +120,7 @@ def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(fresh, replays, 
     assert own
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("env", ENVS.values(), ids=ENVS)
 def test_resumption_supports_environments_of_every_kind(fresh, replays, tmp_path, env):
     uninterrupted = fresh()

@@ -109,6 +109,7 @@ def interrupted(folder):
     return learner.num_timesteps, saving.stopped, int(stop.signal)
 
 
+@pytest.mark.thorough
 def test_a_signal_to_one_rank_stops_both_and_one_or_two_resume(tmp_path):
     expected, order, _ = learned()
     assert on_ranks(2, lambda: interrupted(tmp_path)) == [(2, True, signal.SIGTERM)] * 2

@@ -93,6 +93,7 @@ def traced(agent, step):
         return trace(step, vars(agent.core)).module()
 
 
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 def test_exported_step_equals_predict(core):
     agent = small(core=core)
@@ -107,6 +108,7 @@ def test_step_equals_predict_for_all_actions(actions):
     assert largest_difference(agent, step, step) < 1e-5
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("policy", OBSERVATIONS)
 def test_exported_step_reads_all_observations(policy):
     agent = small(policy=policy, policy_kwargs=SMALL_EXTRACTOR[policy])

@@ -194,6 +194,7 @@ def test_reaching_restart_limit_ends_training(tmp_path):
         assert agent.num_timesteps < 10**5
 
 
+@pytest.mark.thorough
 def test_number_of_workers_does_not_change_bits_even_after_resuming(tmp_path):
     by_one, by_two, by_three = (partial(WorkerVecEnv, [made] * 3, Workers(number)) for number in (1, 2, 3))
     together = begin(by_one).learn(TOTAL)

@@ -142,6 +142,7 @@ def test_distillation_reduces_divergence(actions, actor):
     assert same(weights, parameters(teacher))
 
 
+@pytest.mark.first_cases(2)
 @covering(
     2,
     cores={
@@ -155,6 +156,7 @@ def test_distillation_between_recurrence_and_memory(cores, world, actor):
     assert_distils(*cores, world, actor)
 
 
+@pytest.mark.first_cases(1)
 @covering(
     1,
     cores={
@@ -278,6 +280,7 @@ LEAVING = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("depth", LEAVING.values(), ids=LEAVING)
 def test_student_with_early_exits_trains_them(depth):
     """Predictions of earlier outputs approach those of the last one, and the exit rule is trained."""

@@ -99,6 +99,7 @@ class Countdown(gymnasium.Env):
         return self._shown(), self.reward, self.left == 0, False, {}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("reward", [-1000.0, 1.0, 1e4])
 def test_the_critic_learns_returns_of_any_scale(reward):
     env = DummyVecEnv([lambda: Countdown(reward)] * 8)

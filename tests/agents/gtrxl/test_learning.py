@@ -44,6 +44,7 @@ def test_agent_solves_tmaze():
     assert mean > 0.9
 
 
+@pytest.mark.thorough
 def test_the_reconstruction_error_falls():
     agent = small_agent(
         make_vec_env("rlxf/TMaze-v0", 4, seed=1, env_kwargs=CORRIDOR),
@@ -99,6 +100,7 @@ def trained(make, seed):
     return parameters(agent.learn(2 * 3 * 16))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_two_updates_with_same_seed(make):
     first = trained(make, seed=5)

@@ -104,6 +104,7 @@ def compiled_agent():
     return agent_of(compile=True)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 def test_traced_steps_equal_eager_ones(core, traced):
     with warnings.catch_warnings():
@@ -111,11 +112,13 @@ def test_traced_steps_equal_eager_ones(core, traced):
         assert largest_difference(agent_of(core=core), CompiledStep()) < 1e-5
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("policy", OBSERVATIONS)
 def test_each_policy_can_be_traced(policy, traced):
     assert largest_difference(agent_of(policy), CompiledStep()) < 1e-5
 
 
+@pytest.mark.thorough
 @needs_compiler
 @pytest.mark.slow
 def test_compiled_steps_read_the_present_weights(compiled_agent):

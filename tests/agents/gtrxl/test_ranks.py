@@ -123,6 +123,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("changes", SETTINGS.values(), ids=SETTINGS)
 def test_two_processes_have_weights_and_logs_of_one(changes):
     expected = learned(**changes)
@@ -150,6 +151,7 @@ def compressing(rollouts):
     return gradients, arrays(weights.items()), learner.logger.name_to_value["train/penalty"]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("rollouts", [1, 3])
 def test_process_without_compressed_blocks(rollouts):
     (_, one, penalty), (_, other, other_penalty) = on_ranks(2, lambda: compressing(rollouts))
@@ -182,6 +184,7 @@ def statistics(env):
     return [float(x) for each in kept for x in (*np.ravel(each.mean), *np.ravel(each.var), each.count)]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("space", "settings"), NORMALISED.values(), ids=NORMALISED)
 def test_normalization_uses_statistics_of_all_processes(space, settings):
     policy = "MlpGTrXLPolicy" if space is VECTOR else "MultiInputGTrXLPolicy"
@@ -227,6 +230,7 @@ MOVED = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("env", "changes"), MOVED.values(), ids=MOVED)
 def test_episodes_move_between_world_sizes(env, changes, tmp_path):
     """Two processes resume the run of one process, and one or two resume that of two."""

@@ -99,12 +99,14 @@ def test_rollouts_shorter_and_longer_than_the_memory(lengths, n_envs):
     assert_acts_as_it_learns(agent, number=3)
 
 
+@pytest.mark.thorough
 @settings(max_examples=8, deadline=None)
 @given(ends=st.lists(st.lists(st.integers(0, 2), min_size=8, max_size=24), min_size=1, max_size=3))
 def test_any_episode_ends(ends):
     assert_acts_as_it_learns(small_agent(scripts(ends)))
 
 
+@pytest.mark.thorough
 @settings(max_examples=8, deadline=None)
 @given(ends=st.lists(st.lists(st.integers(0, 2), min_size=8, max_size=24), min_size=1, max_size=3))
 def test_any_episode_ends_with_filler_rows(ends):

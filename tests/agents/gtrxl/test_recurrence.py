@@ -67,6 +67,7 @@ def test_recomputed_memory_is_refused(core):
         small_agent(scripts(shifted(2)), core=core, recompute_memory=True)
 
 
+@pytest.mark.first_cases(1)
 @each_core
 def test_saved_agent_acts_alike(core, tmp_path):
     agent = box_agent(core).learn(96)
@@ -327,6 +328,7 @@ def core_weights(agent):
     return [parameter.detach().clone() for parameter in agent.policy.transformer.parameters()]
 
 
+@pytest.mark.thorough
 def test_overflow_of_a_state_in_an_update_names_its_layer():
     """The weights of an epoch can overflow although those of the rollout did not."""
     agent = growing_agent(scripts([[0]] * 2), n_steps=512, batch_size=512, segment_length=512)

@@ -188,6 +188,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("world", WORLDS)
 def test_resumed_run_ends_with_same_bits(tmp_path, world):
     assert_resumes(tmp_path, WORLDS[world], **POLICIES.get(world, {}))
@@ -225,16 +226,19 @@ AGENTS = {
 }
 
 
+@pytest.mark.first_cases(6)
 @pytest.mark.parametrize("name", AGENTS)
 def test_resumption_is_exact_for_every_memory(tmp_path, name):
     assert_resumes(tmp_path, lively, **AGENTS[name])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("rollouts", [1, 3, 4])
 def test_resumption_is_exact_at_every_rollout(tmp_path, rollouts):
     assert_resumes(tmp_path, lively, rollouts)
 
 
+@pytest.mark.thorough
 def test_resumption_with_worker_processes(tmp_path):
     # The other start methods import torch in each process.
     subprocesses = partial(SubprocVecEnv, start_method="fork")
@@ -245,6 +249,7 @@ def test_resumption_with_worker_processes(tmp_path):
     assert same(parameters(together), parameters(resumed))
 
 
+@pytest.mark.thorough
 def test_finished_training_can_be_extended(tmp_path):
     """A checkpoint at the end of `learn` takes the memory from the last rollout."""
     constant = {"learning_rate": 1e-3, "ent_coef": 0.01, "recompute_memory": True}

@@ -143,6 +143,7 @@ def test_value_clipping_is_in_units_of_the_deviation_of_returns():
     assert agent.objective().clip_range_vf == pytest.approx(0.1 * 5)
 
 
+@pytest.mark.thorough
 def test_a_tight_bound_keeps_values_near_those_of_the_rollout():
     def weight(bound, learning_rate):
         agent = small_agent(

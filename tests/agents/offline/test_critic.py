@@ -165,6 +165,7 @@ def bandit_action(objective):
     return agent.predict(observations)[0].item()
 
 
+@pytest.mark.thorough
 def test_the_critic_moves_actions_to_those_of_higher_value():
     assert bandit_action(Imitation()) < -0.5
     assert bandit_action(QRegularized(eta=20.0, hidden_sizes=(32,), warmup_updates=0)) > 0

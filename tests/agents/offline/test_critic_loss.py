@@ -128,5 +128,6 @@ def first_action(**options):
     return agent.predict(start)[0].item()
 
 
+@pytest.mark.thorough
 def test_values_reach_rewards_after_the_end_of_a_window():
     assert first_action() > 0 > first_action(discount=0.0)

@@ -70,6 +70,7 @@ def test_cached_positions_are_extended_and_recomputed_for_new_weights():
     close(changed, at(4), 1e-12)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("width", [16, 64, 256])
 def test_late_positions_do_not_dominate_tokens(width):
     """A vector far larger than a token would suppress the token after the layer norm."""
