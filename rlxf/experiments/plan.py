@@ -1,12 +1,13 @@
 """Experiment files: tasks, agents and seeds in TOML, and the runs that they describe."""
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import product
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlxf.experiments.toml_files import MAX_RUNS, PlanError, TomlReader, read_toml
 
@@ -68,6 +69,9 @@ class Agent:
         return COMMANDS[self.command] in task.settings
 
 
+Named = TypeVar("Named", Task, Agent)
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of an experiment: an agent, a task and a seed.
@@ -121,6 +125,22 @@ class Plan:
         document, text = read_toml(path, "an experiment file")
         return _Reader(path, text).plan(document)
 
+    def selection(self, tasks: Collection[str], agents: Collection[str]) -> "Plan":
+        """Return the plan with the named tasks and agents only; empty means all of them.
+
+        Raises:
+            PlanError: if a name is unknown, or none of the agents trains on one of the tasks.
+        """
+        chosen = replace(
+            self, tasks=_named(self.tasks, tasks, "task"), agents=_named(self.agents, agents, "agent")
+        )
+        if not any(chosen.pairs()):
+            raise PlanError(
+                f"the selected agents {', '.join(agents)} train on none of the selected tasks "
+                f"{', '.join(tasks)}: one kind needs an environment, the other one datasets"
+            )
+        return chosen
+
     def pairs(self) -> Iterator[tuple[Task, Agent]]:
         """Yield each task with each agent that trains on it."""
         yield from (
@@ -145,6 +165,17 @@ class Plan:
         for layer in layers:
             merged = _merged(merged, layer)
         return merged
+
+
+def _named(items: tuple[Named, ...], names: Collection[str], kind: str) -> tuple[Named, ...]:
+    """Return the items with the given names in the order of the file, or all items if there are no names."""
+    known = [item.name for item in items]
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose among {', '.join(known)}"
+            raise PlanError(f"unknown {kind} {name}; {hint}")
+    return tuple(item for item in items if item.name in names) if names else items
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,6 +116,15 @@ def test_invalid_files_are_refused_before_anything_is_made(folder, capsys, old, 
     assert not folder.exists()
 
 
+def test_a_part_of_an_experiment_is_trained_and_reported(folder, capsys):
+    out = run(capsys, "--tasks", "pole", "--agents", "random")
+    assert "2 runs, 0 of them complete" in out
+    assert "missing" not in (folder / "table.md").read_text()
+    assert "unknown task pol; did you mean pole?" in refused(
+        capsys, "experiment", "small.toml", "--tasks", "pol"
+    )
+
+
 def test_a_damaged_outcome_is_named(folder, capsys):
     (folder / "pole/random").mkdir(parents=True)
     (folder / "pole/random/seed-0.json").write_text("{")

@@ -1,5 +1,7 @@
 """Tests of experiment files: the runs that they describe, and messages for invalid files."""
 
+import re
+
 import pytest
 
 from rlxf.experiments.plan import Plan
@@ -61,6 +63,36 @@ def test_each_agent_trains_on_the_tasks_that_have_what_it_needs(read):
         "short/gru/seed-7",
     ]
     assert len(cells) == 6
+
+
+@pytest.mark.parametrize(
+    ("tasks", "agents", "pairs"),
+    [
+        ([], [], [("short", "gru"), ("short", "ppo"), ("logged", "bc")]),
+        (["short"], [], [("short", "gru"), ("short", "ppo")]),
+        (["logged", "short"], ["ppo", "bc"], [("short", "ppo"), ("logged", "bc")]),
+        ([], ["bc"], [("logged", "bc")]),
+    ],
+)
+def test_a_selection_has_the_runs_of_the_named_tasks_and_agents(read, tasks, agents, pairs):
+    plan = read(FILE)
+    chosen = plan.selection(tasks, agents)
+    assert [(task.name, agent.name) for task, agent in chosen.pairs()] == pairs
+    named = {cell.name for cell in plan.cells() if (cell.task, cell.agent) in pairs}
+    assert {cell.name for cell in chosen.cells()} == named
+
+
+@pytest.mark.parametrize(
+    ("tasks", "agents", "message"),
+    [
+        (["shrt"], [], "unknown task shrt; did you mean short?"),
+        ([], ["lstm"], "unknown agent lstm; choose among gru, ppo, bc"),
+        (["logged"], ["gru"], "selected agents gru train on none of the selected tasks logged"),
+    ],
+)
+def test_an_invalid_selection_is_refused(read, tasks, agents, message):
+    with pytest.raises(PlanError, match=re.escape(message)):
+        read(FILE).selection(tasks, agents)
 
 
 def test_later_settings_replace_earlier_ones(read):

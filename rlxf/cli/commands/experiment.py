@@ -28,13 +28,18 @@ class Experiment(Command):
     does not end the others, and is tried again by the next call.
 
     The folder contains the runs (TASK/AGENT/seed-N), table.md, results.json, curves.png and, for tasks with a
-    score_range, profile.png. "tensorboard --logdir FOLDER" shows all runs.
+    score_range, profile.png. "tensorboard --logdir FOLDER" shows all runs. With --tasks or --agents, they
+    show the selected ones only.
 
     Example: rlxf experiment memory.toml --processes 2
     """
 
     file: Positional[Path]
     """Experiment file."""
+    tasks: tuple[str, ...] = ()
+    """Names of the tasks to train on and to compare. Empty means all tasks of the file."""
+    agents: tuple[str, ...] = ()
+    """Names of the agents to train and to compare. Empty means all agents of the file."""
     output: Path | None = None
     """Folder of the experiment. None means runs/NAME for the file NAME.toml."""
     processes: int = 1
@@ -51,7 +56,7 @@ class Experiment(Command):
         from rlxf.experiments.plan import Plan
 
         check_counts(self, "processes", "threads")
-        plan = Plan.read(self.file)
+        plan = Plan.read(self.file).selection(self.tasks, self.agents)
         self._check_options(plan)
         jobs = [(cell, self._job(cell)) for cell in plan.cells()]
         for cell, job in jobs:
