@@ -1,6 +1,5 @@
 """Console output of the commands: text and tables, warnings, and errors in one line."""
 
-import json
 import os
 import signal
 import sys
@@ -71,14 +70,6 @@ def console(stderr: bool = False) -> Console:
 def print_out(content: str | Table) -> None:
     """Print a text or a table. Text is not wrapped, so that paths in it can be copied."""
     console().print(content, soft_wrap=isinstance(content, str))
-
-
-def as_table(title: str, values: dict[str, Any]) -> Table:
-    """Return a table of names and JSON values."""
-    table = Table(title=title, show_header=False)
-    for name, value in values.items():
-        table.add_row(name, value if isinstance(value, str) else json.dumps(value))
-    return table
 
 
 PREPARATION_ERRORS = (ValueError, TypeError, OSError, ImportError, NotImplementedError, gymnasium.error.Error)

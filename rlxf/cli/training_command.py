@@ -18,7 +18,7 @@ from tyro.constructors import ConstructorRegistry
 from rlxf import __version__
 from rlxf.attention import TransformerSpec
 from rlxf.cli.options import Command, check_counts, check_env_trust, check_not_negative, given_command
-from rlxf.cli.output import as_table, print_out
+from rlxf.cli.output import print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
 from rlxf.cli.reports import (
     CHECKPOINTS,
@@ -36,6 +36,7 @@ from rlxf.cli.runs import (
     options_from_config,
     options_to_config,
 )
+from rlxf.cli.settings_table import print_settings
 from rlxf.cli.spec_options import add_core_rule
 from rlxf.cli.torchrun_job import create_run, init_distributed, rank_zero_logger, restarted_run
 from rlxf.cli.training_session import (
@@ -284,7 +285,7 @@ class TrainingCommand(Command):
             if agent.env is not None:
                 stack.callback(agent.env.close)
             if not self.quiet:
-                print_out(as_table(str(run.path), run.config))
+                print_settings(run, self, agent)
             train_to_completion(agent, run, start, self.total, learn, finish)
 
     def _learn(self, agent: Any, run: RunFolder, start: StartPoint, stop: StopRequest) -> None:

@@ -347,7 +347,7 @@ def test_a_signal_before_the_training_removes_the_folder(whole, monkeypatch, wor
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.training_command.as_table", interrupted)
+        patch.setattr("rlxf.cli.training_command.print_settings", interrupted)
         with pytest.raises(SystemExit) as left:
             main([*words, "--run", "cut"])
     assert left.value.code == 143

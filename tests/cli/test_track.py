@@ -88,6 +88,17 @@ def test_a_baseline_is_tracked(recorders):
     assert len(sent(recorder, "table")) == 1
 
 
+def test_a_distillation_is_tracked_apart_from_its_teacher(recorders):
+    train("--run", "teacher", *OPTIONS, "--track", "wandb")
+    main(["distill", "teacher", "--run", "one", "--steps", "32", "--no-progress-bar"])
+    assert len(recorders) == 1, "the student inherited the tracker of its teacher"
+    main(["distill", "teacher", "--run", "two", "--steps", "32", "--no-progress-bar", "--track", "wandb"])
+    _, recorder = recorders
+    assert [call[-1] for call in sent(recorder)] == steps("two") != []
+    assert recorder.config["track"] == "wandb"
+    assert json.loads(Path("one/config.json").read_text())["track"] is None
+
+
 @pytest.mark.parametrize("words", [["train", "gtrxl"], ["baseline", "ppo"]])
 def test_a_missing_package_is_an_error_before_the_training(capsys, monkeypatch, words):
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)

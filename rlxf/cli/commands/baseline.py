@@ -125,13 +125,14 @@ class Baseline(Command):
         return VecFrameStack(env, self.frame_stack)
 
     def _train(self, agent: Any, run: "RunFolder") -> None:
-        from rlxf.cli.output import as_table, print_out
+        from rlxf.cli.output import print_out
         from rlxf.cli.reports import save_reports, track_reports
+        from rlxf.cli.settings_table import print_settings
         from rlxf.evaluation import evaluate
         from rlxf.training.trackers import attach_tracker
 
         if not self.quiet:
-            print_out(as_table(str(run.path), run.config))
+            print_settings(run, self, agent)
         logger = attach_tracker(run.make_logger(), self.track, run.path, run.config)
         with closing(logger), closing(agent.env):
             agent.set_logger(logger)

@@ -14,14 +14,15 @@ from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.attention import TransformerSpec
-from rlxf.cli.options import Command, Device, Quiet, Trust, check_counts, options
-from rlxf.cli.output import as_table, print_out
+from rlxf.cli.options import Command, Device, Quiet, Track, Trust, check_counts, options
 from rlxf.cli.progress import OFFLINE_METRICS, ONLINE_METRICS, progress
 from rlxf.cli.runs import OFFLINE, TRANSFORMERS, agent_name, load_agent, make_env
+from rlxf.cli.settings_table import print_settings
 from rlxf.cli.torchrun_job import init_distributed
 from rlxf.cli.training_session import error_context, save_agent
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group
+from rlxf.training.trackers import attach_tracker, check_tracker
 
 
 @options
@@ -61,6 +62,7 @@ class Distill(Command):
     progress_bar: bool = True
     """Show steps, returns and losses every few seconds."""
     quiet: Quiet = False
+    track: Track = None
     device: Device = "auto"
 
     def prepare(self) -> Callable[[], None]:
@@ -68,6 +70,7 @@ class Distill(Command):
         init_distributed()
         process_group().check_single_process("rlxf distill")
         check_counts(self, "steps", "width", "layers", "heads")
+        check_tracker(self.track)
         if self._path.exists():
             raise FileExistsError(
                 f"{self._path} exists; choose another folder with --run, or move the existing folder"
@@ -78,7 +81,7 @@ class Distill(Command):
         teacher, student = build(source)
         check_teacher_without_datastore(teacher.datastore)
         run = RunFolder.create(self._path, self._config(source, student))
-        student.set_logger(run.make_logger())
+        student.set_logger(attach_tracker(run.make_logger(), self.track, run.path, run.config))
         return partial(self._train, teacher, student, distillation, run)
 
     @property
@@ -115,12 +118,13 @@ class Distill(Command):
 
     def _config(self, source: RunFolder, student: Any) -> dict[str, Any]:
         """Return the configuration of the teacher's run, updated with the options of the student."""
-        own = {name: getattr(self, name) for name in ("steps", "temperature", "hidden_coef", "actor", "seed")}
+        names = ("steps", "temperature", "hidden_coef", "actor", "seed", "track")
+        own = {name: getattr(self, name) for name in names}
         return source.config | own | {"teacher": str(self.teacher), "core": student.core.to_dict()}
 
     def _train(self, teacher: Any, student: Any, distillation: Distillation, run: RunFolder) -> None:
         if not self.quiet:
-            print_out(as_table(str(run.path), run.config))
+            print_settings(run, self, student)
         online = isinstance(student, GTrXLPPO)
         unit, actor = ("steps", {"actor": self.actor}) if online else ("updates", {})
         rollout = student.n_envs_total * student.n_steps if online else 1

@@ -1,0 +1,85 @@
+"""Table of settings at the start of a training: agent, core, and options that differ from their defaults."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any
+
+from rich.table import Table
+
+from rlxf.attention import TransformerSpec
+from rlxf.cli.output import print_out
+from rlxf.training import RunFolder
+from rlxf.training.compat import CONFIG
+
+ALWAYS = ("seed", "total_timesteps", "updates", "steps")
+"""Options that are shown with any value, even their default."""
+SIZES = ("width", "layers", "heads")
+"""Fields of a core that are shown with any value."""
+
+
+def print_settings(run: RunFolder, options: Any, agent: Any) -> None:
+    """Print the agent of a run, its core, and the options that have no default or another value.
+
+    Options whose default depends on the environment or the data are shown with their values. A last line has
+    the path of the file with all settings.
+
+    Args:
+        run: folder of the run.
+        options: dataclass of the options of the command.
+        agent: agent of the run.
+    """
+    table = Table(title=str(run.path), show_header=False)
+    table.add_row("agent", describe_agent(run.config["agent"], agent))
+    defaults = default_values(options)
+    for name, value in run.config.items():
+        if name in defaults and (name in ALWAYS or value != defaults[name]):
+            table.add_row(name, value if isinstance(value, str) else json.dumps(value))
+    for name, value in core_rows(getattr(agent, "core", None)):
+        table.add_row(f"core.{name}", value)
+    print_out(table)
+    print_out(f"all settings: {run.path / CONFIG}")
+
+
+def describe_agent(name: str, agent: Any) -> str:
+    """Return name, number of parameters and device of an agent; the latter two if it has weights."""
+    policy = getattr(agent, "policy", None)
+    if policy is None:
+        return name
+    count = sum(parameter.numel() for parameter in policy.parameters())
+    return f"{name}, {count:,} parameters, device {agent.device}"
+
+
+def core_rows(core: TransformerSpec | None) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each of `SIZES`, and of fields with other values than `TransformerSpec` has."""
+    if core is not None:
+        usual = TransformerSpec()
+        for name, value in vars(core).items():
+            if name in SIZES or value != getattr(usual, name):
+                yield name, str(value)
+
+
+def default_values(options: Any, usual: Any = None) -> dict[str, Any]:
+    """Return the default of each option, MISSING for one without; tuples are lists as in ``config.json``.
+
+    Options in nested dataclasses are included, except those of a core.
+
+    Args:
+        options: dataclass of options.
+        usual: the same dataclass with default values; None for the defaults of its fields.
+    """
+    defaults: dict[str, Any] = {}
+    for field in fields(options):
+        value = getattr(options, field.name)
+        default = _default(field) if usual is None else getattr(usual, field.name)
+        if isinstance(value, TransformerSpec):
+            continue
+        if is_dataclass(value):
+            defaults |= default_values(value, None if default is MISSING else default)
+        else:
+            defaults[field.name] = list(default) if isinstance(default, tuple) else default
+    return defaults
+
+
+def _default(field: "Field[Any]") -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
