@@ -7,9 +7,8 @@ unset PYTHONPATH PYTHONHOME
 scripts/setup.sh
 .venv/bin/ruff check
 .venv/bin/ruff format --check
-scripts/docs.sh &
 .venv/bin/mypy
-wait $!
+scripts/docs.sh
 # Two processes with one thread each: with more threads, torch would oversubscribe the cores. A process keeps the
 # tests of a file together, because they share fixtures, and takes over tests of the other one when it is idle.
 OMP_NUM_THREADS=1 exec .venv/bin/python -m pytest -n 2 --dist worksteal "$@"

@@ -117,7 +117,7 @@ def has_all_specs(item):
 
 def is_fast(item, covered):
     """Return whether ``--fast`` runs a case; ``covered`` as in `adds_coverage`."""
-    if item.get_closest_marker("slow") or item.get_closest_marker("faults"):
+    if any(item.get_closest_marker(mark) for mark in ("slow", "faults", "thorough")):
         return False
     if item.originalname in CONTRACTS:
         return adds_coverage(item, covered, techniques)

@@ -4,6 +4,7 @@ from itertools import combinations, product
 
 import pytest
 
+from tests.conftest import is_default, is_fast
 from tests.covering import combined, covering, covering_cases
 
 AXES = [list("abcd"), list("xyz"), list("12")]
@@ -41,3 +42,29 @@ def test_the_other_cases_are_thorough():
         ("b, y", (2, 4)),
     ]
     assert [bool(case.marks) for case in cases] == [False, True, True, False]
+
+
+class Case:
+    """Case of a test as pytest collects it, with marks."""
+
+    def __init__(self, nodeid, **marks):
+        self.nodeid, self.marks = nodeid, marks
+        self.originalname = nodeid.rpartition("::")[2].partition("[")[0]
+
+    def get_closest_marker(self, name):
+        return self.marks.get(name)
+
+
+def test_the_first_cases_of_a_long_test_run_by_default():
+    mark = pytest.mark.first_cases(2).mark
+    cases = [
+        Case(f"{file}::test_long[{case}]", first_cases=mark) for file in ("a.py", "b.py") for case in "xyz"
+    ]
+    covered = {}
+    assert [is_default(case, covered) for case in cases] == [True, True, False] * 2
+
+
+def test_thorough_tests_run_neither_by_default_nor_with_fast():
+    thorough, short = Case("a.py::test_long", thorough=pytest.mark.thorough.mark), Case("a.py::test_short")
+    assert [is_default(case, {}) for case in (thorough, short)] == [False, True]
+    assert [is_fast(case, {}) for case in (thorough, short)] == [False, True]

@@ -54,7 +54,8 @@ def _no_progress_bars(monkeypatch):
 
 def marks(page: Path) -> list[pytest.MarkDecorator]:
     """Return the marks of the programs of a page."""
-    return [pytest.mark.slow] * (name(page) in SLOW) + [pytest.mark.thorough] * (name(page) in THOROUGH)
+    slow, thorough = name(page) in SLOW | THOROUGH, name(page) in THOROUGH
+    return [pytest.mark.slow] * slow + [pytest.mark.thorough] * thorough
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=marks(page), id=name(page)) for page in PAGES])

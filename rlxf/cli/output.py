@@ -45,7 +45,7 @@ _blocks: list[Live] = []
 @contextmanager
 def live_block() -> Iterator[Live]:
     """Show a block that is redrawn in place; `print_out` prints above it."""
-    with Live(console=PipeSafeConsole(markup=False, highlight=False), auto_refresh=False) as live:
+    with Live(console=console(), auto_refresh=False) as live:
         _blocks.append(live)
         try:
             yield live
@@ -64,7 +64,7 @@ def console(stderr: bool = False) -> Console:
     """Return the console for output; it prints above a `live_block` on the same terminal."""
     if _blocks and (sys.stderr.isatty() or not stderr):
         return _blocks[-1].console
-    return PipeSafeConsole(markup=False, highlight=False, stderr=stderr)
+    return PipeSafeConsole(markup=False, highlight=False, emoji=False, stderr=stderr)
 
 
 def print_out(content: str | Table) -> None:

@@ -64,7 +64,7 @@ def options_to_config(options: Any) -> dict[str, Any]:
         if isinstance(value, TransformerSpec):
             config[field.name] = value.to_dict()
         elif is_dataclass(value):
-            config |= asdict(value)  # type: ignore[arg-type]  # an instance, not a class
+            config |= {name: _to_json(each) for name, each in asdict(value).items()}  # type: ignore[arg-type]
         elif field.name not in NOT_SAVED:
             config[field.name] = _to_json(value)
     return config

@@ -19,7 +19,7 @@ SIZES = ("width", "layers", "heads")
 
 
 def print_settings(run: RunFolder, options: Any, agent: Any) -> None:
-    """Print the agent of a run, its core, and the options that have no default or another value.
+    """Print the agent of a run, and the options that are required or differ from their default.
 
     Options whose default depends on the environment or the data are shown with their values. A last line has
     the path of the file with all settings.
@@ -35,7 +35,7 @@ def print_settings(run: RunFolder, options: Any, agent: Any) -> None:
     for name, value in run.config.items():
         if name in defaults and (name in ALWAYS or value != defaults[name]):
             table.add_row(name, value if isinstance(value, str) else json.dumps(value))
-    for name, value in core_rows(getattr(agent, "core", None)):
+    for name, value in core_rows(getattr(agent, "core", None), default_core(options)):
         table.add_row(f"core.{name}", value)
     print_out(table)
     print_out(f"all settings: {run.path / CONFIG}")
@@ -50,28 +50,33 @@ def describe_agent(name: str, agent: Any) -> str:
     return f"{name}, {count:,} parameters, device {agent.device}"
 
 
-def core_rows(core: TransformerSpec | None) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each of `SIZES`, and of fields with other values than `TransformerSpec` has."""
+def core_rows(core: TransformerSpec | None, default: TransformerSpec) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each of `SIZES` of a core, and of fields that differ from a default core."""
     if core is not None:
-        usual = TransformerSpec()
         for name, value in vars(core).items():
-            if name in SIZES or value != getattr(usual, name):
+            if name in SIZES or value != getattr(default, name):
                 yield name, str(value)
 
 
-def default_values(options: Any, usual: Any = None) -> dict[str, Any]:
+def default_core(options: Any) -> TransformerSpec:
+    """Return the default of the option ``core``; that of `TransformerSpec` if there is no such option."""
+    default = {field.name: field.default for field in fields(options)}.get("core")
+    return default if isinstance(default, TransformerSpec) else TransformerSpec()
+
+
+def default_values(options: Any, reference: Any = None) -> dict[str, Any]:
     """Return the default of each option, MISSING for one without; tuples are lists as in ``config.json``.
 
     Options in nested dataclasses are included, except those of a core.
 
     Args:
         options: dataclass of options.
-        usual: the same dataclass with default values; None for the defaults of its fields.
+        reference: the same dataclass with default values; None for the defaults of its fields.
     """
     defaults: dict[str, Any] = {}
     for field in fields(options):
         value = getattr(options, field.name)
-        default = _default(field) if usual is None else getattr(usual, field.name)
+        default = _default(field) if reference is None else getattr(reference, field.name)
         if isinstance(value, TransformerSpec):
             continue
         if is_dataclass(value):

@@ -126,20 +126,25 @@ class Plan:
         return _Reader(path, text).plan(document)
 
     def selection(self, tasks: Collection[str], agents: Collection[str]) -> "Plan":
-        """Return the plan with the named tasks and agents only; empty means all of them.
+        """Return the plan with the named tasks and agents only.
+
+        Without names of tasks, it has those on which a named agent trains, and vice versa.
 
         Raises:
-            PlanError: if a name is unknown, or none of the agents trains on one of the tasks.
+            PlanError: if a name is unknown, or the selection has nothing to train for a named task or agent.
         """
         chosen = replace(
             self, tasks=_named(self.tasks, tasks, "task"), agents=_named(self.agents, agents, "agent")
         )
-        if not any(chosen.pairs()):
-            raise PlanError(
-                f"the selected agents {', '.join(agents)} train on none of the selected tasks "
-                f"{', '.join(tasks)}: one kind needs an environment, the other one datasets"
-            )
-        return chosen
+        pairs = list(chosen.pairs())
+        trained, training = {task.name for task, _ in pairs}, {agent.name for _, agent in pairs}
+        _check_partners("task", tasks, trained)
+        _check_partners("agent", agents, training)
+        return replace(
+            self,
+            tasks=tuple(task for task in chosen.tasks if task.name in trained),
+            agents=tuple(agent for agent in chosen.agents if agent.name in training),
+        )
 
     def pairs(self) -> Iterator[tuple[Task, Agent]]:
         """Yield each task with each agent that trains on it."""
@@ -176,6 +181,16 @@ def _named(items: tuple[Named, ...], names: Collection[str], kind: str) -> tuple
             hint = f"did you mean {near[0]}?" if near else f"choose among {', '.join(known)}"
             raise PlanError(f"unknown {kind} {name}; {hint}")
     return tuple(item for item in items if item.name in names) if names else items
+
+
+def _check_partners(kind: str, names: Collection[str], found: Collection[str]) -> None:
+    """Raise PlanError if a named task or agent is not among those that are found in pairs."""
+    for name in names:
+        if name not in found:
+            raise PlanError(
+                f"{kind} {name} has no partner in this selection: an agent trains either on tasks with env "
+                f"or on tasks with dataset"
+            )
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ METRIC = "eval/mean_reward"
 """Metric of the learning curves."""
 TASK_COLUMNS = ("agent", "seeds", "IQM (95% interval)", "mean", "median", "worst seed", "minutes")
 ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap", "better than the first")
+FIGURES = CURVES, PROFILE = "curves.png", "profile.png"
 NOTE = (
     "IQM: mean of the middle half of all episodes of all seeds. Intervals: stratified bootstrap over seeds "
     "and episodes. Minutes: median wall-clock time of a run."
@@ -142,7 +143,7 @@ def _statistics(tables: Sequence[NDArray[np.float64]]) -> dict[str, Interval]:
 def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
     """Write the tables, the numbers and the figures into the folder of an experiment, and yield their paths.
 
-    Each file is replaced atomically.
+    Each file is replaced atomically. Figures of an earlier summary that this one lacks are removed.
 
     Raises:
         OSError: if a file cannot be written.
@@ -151,9 +152,13 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
     text = "\n\n".join([*tables, NOTE, *_failures(summary.results)])
     yield _written(folder / "table.md", f"{text}\n".encode())
     yield _written(folder / "results.json", dump_json(_as_json(summary), indent=1))
-    for name, figure in _figures(summary, folder):
-        save_figure(figure, folder / name)
-        yield folder / name
+    figures = dict(_figures(summary, folder))
+    for name in FIGURES:
+        if name in figures:
+            save_figure(figures[name], folder / name)
+            yield folder / name
+        else:
+            (folder / name).unlink(missing_ok=True)
 
 
 def _written(path: Path, content: bytes) -> Path:
@@ -198,9 +203,9 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
         if (group := _group(results, folder, task.name, agent)).curves
     ]
     if groups:
-        yield "curves.png", learning_curves(groups, METRIC)
+        yield CURVES, learning_curves(groups, METRIC)
     if summary.scores:
-        yield "profile.png", performance_profile_figure(summary.scores)
+        yield PROFILE, performance_profile_figure(summary.scores)
 
 
 def _group(results: Results, folder: Path, task: str, agent: str) -> Group:

@@ -20,7 +20,7 @@ from tests.attention.test_pairs import REMEDY
 from tests.attention.worlds import END, GAP, ON, RESET, Segment, index_of, numbers, random_segment
 
 CHUNKS, SPECS_PER_CHUNK = 25, 20
-DEFAULT_CHUNKS = 8
+DEFAULT_CHUNKS = 3
 """Chunks that run without ``--thorough``."""
 LEAST_ACCEPTED = 0.4
 """Least share of accepted specs: a refusal of all combinations would pass the other checks."""
@@ -132,7 +132,6 @@ def cases(always: Iterable[Any], thorough: Iterable[Any]) -> list[Any]:
     return [*always, *(pytest.param(one, marks=pytest.mark.thorough) for one in thorough)]
 
 
-@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("chunk", cases(range(DEFAULT_CHUNKS), range(DEFAULT_CHUNKS, CHUNKS)))
 def test_random_specs_work_or_are_refused(chunk):
     accepted = 0

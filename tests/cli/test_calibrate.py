@@ -76,7 +76,6 @@ def offline(minari_root):
     return "dt"
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("data", [[], ["--dataset", ID]], ids=["training data", "given"])
 def test_decision_transformer_is_calibrated_on_data(offline, data, capsys):
     main(["calibrate", offline, *EASY, *data])
@@ -86,7 +85,6 @@ def test_decision_transformer_is_calibrated_on_data(offline, data, capsys):
         assert threshold(f"dt/{name}.zip", DecisionTransformer) == 0.0
 
 
-@pytest.mark.thorough
 def test_errors_are_one_line(offline, finished, capsys):
     train("--run", "lasting", *CALM, "--persist-memory-across-episodes")
     train("--run", "adaptive", "--core.depth", "depth-adaptive", "--core.layers", "2")

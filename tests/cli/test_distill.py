@@ -48,7 +48,6 @@ def test_distill_a_gtrxl(actor):
     main(["evaluate", "small", "--episodes", "2", "--n-envs", "2", *QUIET])
 
 
-@pytest.mark.thorough
 def test_feed_forward_width_changes_in_proportion_to_the_width():
     train("--run", "wide", "--core.feed-forward", "24")
     for width, expected in (([], 12), (["--width", "8"], 24)):

@@ -75,7 +75,6 @@ def test_runs_are_trained_once_and_failures_stand_in_the_table(folder, capsys):
     assert outcome["attempts"] == 2
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 def test_changed_options_are_refused(folder, capsys):
     text = FILE.replace('[tasks.missing]\nenv = "NoSuchPackage-v0"\nscore_range = [0, 1]\n', "")

@@ -125,7 +125,6 @@ def test_a_signal_to_one_process_stops_all_and_resuming_is_exact(whole, capfd, m
     assert scalars(straight) == scalars(cut)
 
 
-@pytest.mark.thorough
 @pytest.mark.faults
 def test_a_restart_by_torchrun_resumes_with_another_number_of_processes(capfd, monkeypatch):
     monkeypatch.setenv(JOB, "this")

@@ -105,7 +105,6 @@ def test_the_progress_shows_the_validation_loss(data, capsys):
     assert f"validation loss {losses[3]:.3g}" in line
 
 
-@pytest.mark.thorough
 def test_the_checkpoint_of_the_lowest_validation_loss_can_be_evaluated(data, capsys):
     run = train("dt", "--validation-share", "0.2")
     capsys.readouterr()

@@ -13,8 +13,15 @@ from tests.datasets import ID, record_cartpole
 def shown(out: str) -> dict[str, str]:
     """Return the rows of the first table in an output."""
     table = out[: out.index("└")]
-    cells = [line.split("│") for line in table.splitlines() if line.startswith("│")]
-    return {name.strip(): value.strip() for _, name, value, _ in cells}
+    rows: list[list[str]] = []
+    for line in table.splitlines():
+        if line.startswith("│"):
+            _, name, value, _ = (cell.strip() for cell in line.split("│"))
+            if name:
+                rows.append([name, value])
+            else:
+                rows[-1][1] += f" {value}"  # of a wrapped cell
+    return {name: value for name, value in rows}
 
 
 def test_options_of_the_user_are_shown_and_defaults_are_not(capsys):
@@ -40,7 +47,7 @@ def test_options_of_the_user_are_shown_and_defaults_are_not(capsys):
     assert "all settings: run/config.json\n" in out
 
 
-def test_the_core_is_shown_by_names_of_options(capsys):
+def test_sizes_and_changes_of_the_core_are_shown_by_names_of_options(capsys):
     train("--run", "run", "--core.position", "RoPE", "--core.residual", "Add")
     rows = shown(capsys.readouterr().out)
     core = {name.removeprefix("core."): value for name, value in rows.items() if name.startswith("core.")}
@@ -49,8 +56,9 @@ def test_the_core_is_shown_by_names_of_options(capsys):
         "width": "8",
         "layers": "2",
         "heads": "2",
+        "residual": "Add()",
         "pattern": "Window(size=5)",
-        "memory": "XL(length=4)",
+        "memory": "XL(length=4)",  # of --core.memory.length 4
     }
 
 
@@ -83,8 +91,15 @@ def test_offline_agents(capsys, minari_root, agent):
         ]
     )
     rows = shown(capsys.readouterr().out)
-    assert rows | {"dataset": f'["{ID}"]', "updates": "2", "batch_size": "4"} == rows
-    assert ("core.width" in rows) is (agent == "dt")
+    data = {"target_returns", "return_scale"} & rows.keys()
+    assert data == ({"target_returns", "return_scale"} if agent != "bc" else set())
+    core = {name for name in rows if name.startswith("core.")}
+    assert core == ({"core.width", "core.layers", "core.heads"} if agent == "dt" else set())
+    assert rows.keys() - core - data - {"episode_length"} == {
+        *("agent", "dataset", "updates", "env", "seed", "episodes", "batch_size")
+    }
+    main(["resume", "run", "--updates", "3"])
+    assert shown(capsys.readouterr().out) == rows | {"updates": "3"}
 
 
 def test_a_resumed_run_shows_the_same_settings(capsys):
@@ -94,12 +109,18 @@ def test_a_resumed_run_shows_the_same_settings(capsys):
     assert shown(capsys.readouterr().out) == first | {"total_timesteps": "96"}
 
 
+def test_paths_are_shown_as_they_are(capsys):
+    train("--run", "runs/x:dog:[bold]y")
+    assert "all settings: runs/x:dog:[bold]y/config.json\n" in capsys.readouterr().out
+
+
 def test_students_and_baselines(capsys):
-    train("--run", "teacher", "--quiet")
+    train("--run", "teacher", "--quiet", "--device", "cpu")
     capsys.readouterr()
     main(["distill", "teacher", "--steps", "32", "--no-progress-bar"])
     rows = shown(capsys.readouterr().out)
     assert rows | {"teacher": "teacher", "steps": "32", "core.width": "4"} == rows
+    assert "device" not in rows, "that of the teacher"
     main(["baseline", "random", "--env", "CartPole-v1", "--episodes", "3", "--run", "random"])
     rows = shown(capsys.readouterr().out)
     assert rows["agent"] == "random"

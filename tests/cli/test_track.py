@@ -150,7 +150,6 @@ def test_an_unknown_tracker_in_a_config_is_an_error(recorders, capsys, value):
     assert recorders == []
 
 
-@pytest.mark.thorough
 def test_settings_of_a_run_do_not_name_its_tracker(recorders):
     train("--run", "run", *OPTIONS, "--track", "wandb")
     main(["train", "gtrxl", "--config", "run", "--run", "copy", "--no-progress-bar"])

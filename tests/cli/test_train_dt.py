@@ -219,7 +219,6 @@ def test_errors_are_one_line_and_no_folder_is_created(data, capsys, args, messag
     assert not Path("runs").exists()
 
 
-@pytest.mark.thorough
 def test_several_targets_are_plotted(data, capsys):
     train("--dataset", data, "--run", "run", "--evaluate-every", "2", "--target-returns", "-2", "2")
     shown = capsys.readouterr().out

@@ -120,7 +120,6 @@ def test_a_killed_run_is_resumed(tmp_path):
     assert (outcome.returncode, outcome.attempts, is_complete(job)) == (0, 2, True)
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.faults
 def test_an_interrupt_saves_the_progress_and_cancels_the_rest(tmp_path):

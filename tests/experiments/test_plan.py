@@ -78,6 +78,8 @@ def test_a_selection_has_the_runs_of_the_named_tasks_and_agents(read, tasks, age
     plan = read(FILE)
     chosen = plan.selection(tasks, agents)
     assert [(task.name, agent.name) for task, agent in chosen.pairs()] == pairs
+    assert [task.name for task in chosen.tasks] == list(dict.fromkeys(task for task, _ in pairs))
+    assert {agent.name for agent in chosen.agents} == {agent for _, agent in pairs}
     named = {cell.name for cell in plan.cells() if (cell.task, cell.agent) in pairs}
     assert {cell.name for cell in chosen.cells()} == named
 
@@ -87,7 +89,8 @@ def test_a_selection_has_the_runs_of_the_named_tasks_and_agents(read, tasks, age
     [
         (["shrt"], [], "unknown task shrt; did you mean short?"),
         ([], ["lstm"], "unknown agent lstm; choose among gru, ppo, bc"),
-        (["logged"], ["gru"], "selected agents gru train on none of the selected tasks logged"),
+        (["logged"], ["gru"], "task logged has no partner in this selection"),
+        (["short"], ["gru", "bc"], "agent bc has no partner in this selection"),
     ],
 )
 def test_an_invalid_selection_is_refused(read, tasks, agents, message):

@@ -70,7 +70,6 @@ def test_equal_seeds_give_equal_suggestions_with_and_without_interruption(tmp_pa
     assert len({trial["gamma"] for trial in whole}) == 12
 
 
-@pytest.mark.thorough
 def test_trials_below_the_median_are_pruned_at_any_polling(tmp_path, monkeypatch):
     """The decision depends on the learning curve only, even if it is read after the end of the run."""
     text = EARLY.replace("trials = 8", "trials = 10")
@@ -160,7 +159,6 @@ def die_in_trial(monkeypatch, folder: Path, number: int, text: str = NO_PRUNING)
             sweep.run(1)
 
 
-@pytest.mark.thorough
 def test_an_interrupted_trial_is_continued(tmp_path, monkeypatch):
     die_in_trial(monkeypatch, tmp_path / "cut", 3)
     sweep, study, ends = make_sweep(tmp_path / "cut", NO_PRUNING)
@@ -208,7 +206,6 @@ def test_reported_points_are_not_judged_again(tmp_path, monkeypatch):
     assert curve.reported == 4
 
 
-@pytest.mark.thorough
 def test_importances_need_trials(tmp_path):
     few = NO_PRUNING.replace("trials = 8", f"trials = {MIN_IMPORTANCE - 1}")
     sweep, study, _ = make_sweep(tmp_path, few)

@@ -97,7 +97,6 @@ def test_description_names_all_tensors(exported):
     assert [f"state.{name}" for name in description["state"]] == description["inputs"][2:]
 
 
-@pytest.mark.thorough
 def test_programs_of_torch_act_as_predict(tmp_path):
     agent = box_agent()
     agent.export(tmp_path / "policy", "torch")

@@ -42,7 +42,6 @@ def estimated(data, method="fqe", agent=AGENT, **options):
         )
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("method", ["fqe", "dr", "wdr"])
 def test_the_interval_contains_the_exact_value(method):
     data = MDP.record(BEHAVIOR, 200, 0)
@@ -71,7 +70,6 @@ def test_estimates_scale_with_the_rewards_and_repeat():
     assert large.logged_value / 1e6 == pytest.approx(one.logged_value, rel=1e-5)
 
 
-@pytest.mark.thorough
 def test_a_clone_estimates_the_probabilities_of_the_behavior_policy():
     policy = np.array([[0.9, 0.1], [0.3, 0.7], [0.5, 0.5], [0.2, 0.8]])
     data = MDP.record(policy, 400, 0)

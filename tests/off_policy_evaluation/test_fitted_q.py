@@ -47,7 +47,6 @@ def test_v_is_the_expectation_of_q_under_the_policy():
     np.testing.assert_allclose(values.v[:, first][:, :1], values.q[:, chosen][:, :1], rtol=1e-6)
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("terminated", "expected"), [(True, 1.0), (False, 10.0)])
 def test_terminated_episodes_bootstrap_nothing_and_truncated_ones_go_on(terminated, expected):
     """All rewards are 1: the last step has the value 1 or, in an endless task, 1 / (1 - gamma)."""

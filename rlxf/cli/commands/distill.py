@@ -118,24 +118,21 @@ class Distill(Command):
 
     def _config(self, source: RunFolder, student: Any) -> dict[str, Any]:
         """Return the configuration of the teacher's run, updated with the options of the student."""
-        names = ("steps", "temperature", "hidden_coef", "actor", "seed", "track")
+        names = ("steps", "temperature", "hidden_coef", "actor", "seed", "track", "device")
         own = {name: getattr(self, name) for name in names}
         return source.config | own | {"teacher": str(self.teacher), "core": student.core.to_dict()}
 
     def _train(self, teacher: Any, student: Any, distillation: Distillation, run: RunFolder) -> None:
-        if not self.quiet:
-            print_settings(run, self, student)
         online = isinstance(student, GTrXLPPO)
         unit, actor = ("steps", {"actor": self.actor}) if online else ("updates", {})
         rollout = student.n_envs_total * student.n_steps if online else 1
         total = -(-self.steps // rollout) * rollout
         verbose = self.progress_bar and not self.quiet
-        with (
-            error_context(run),
-            closing(student.logger),
-            progress(verbose, unit, total, ONLINE_METRICS | OFFLINE_METRICS) as callbacks,
-        ):
-            try:
-                student.distill(teacher, self.steps, distillation, callback=callbacks, **actor)
-            finally:
-                save_agent(student, run)
+        with error_context(run), closing(student.logger):
+            if not self.quiet:
+                print_settings(run, self, student)
+            with progress(verbose, unit, total, ONLINE_METRICS | OFFLINE_METRICS) as callbacks:
+                try:
+                    student.distill(teacher, self.steps, distillation, callback=callbacks, **actor)
+                finally:
+                    save_agent(student, run)

@@ -28,8 +28,8 @@ class Experiment(Command):
     does not end the others, and is tried again by the next call.
 
     The folder contains the runs (TASK/AGENT/seed-N), table.md, results.json, curves.png and, for tasks with a
-    score_range, profile.png. "tensorboard --logdir FOLDER" shows all runs. With --tasks or --agents, they
-    show the selected ones only.
+    score_range, profile.png. "tensorboard --logdir FOLDER" shows all runs. With --tasks or --agents,
+    tables, results.json and figures contain the selected runs, and replace those of earlier calls.
 
     Example: rlxf experiment memory.toml --processes 2
     """

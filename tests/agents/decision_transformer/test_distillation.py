@@ -92,7 +92,6 @@ def test_distillation_reduces_the_loss_and_keeps_the_teacher(head):
     assert_distils(*pair(head, student=FAST))
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("learns", [True, False], ids=["XL teaches a recurrence", "a recurrence teaches XL"])
 def test_distillation_between_recurrence_and_memory(learns):
     cores = CORES["Gated DeltaNet"], CORES["memory"]
@@ -100,7 +99,6 @@ def test_distillation_between_recurrence_and_memory(learns):
     assert_distils(*pair(student=FAST | {"core": student}, teacher={"core": teacher}))
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("learns", "teaches"),
     [

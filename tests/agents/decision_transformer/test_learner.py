@@ -31,7 +31,6 @@ def return_determines_actions(actions):
     return some_trajectories(VECTOR, actions, lengths=(6,) * 40, **changes)
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("objective", [None, MaximumEntropy()], ids=["imitation", "maximum entropy"])
 @pytest.mark.parametrize("actions", [spaces.Discrete(2), spaces.Box(-1, 1, (1,))], ids=["choice", "number"])
 def test_actions_follow_the_target_return(actions, objective):

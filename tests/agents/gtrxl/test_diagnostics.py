@@ -74,7 +74,6 @@ def test_no_warning_without_exploding_value_loss(updates):
     assert warned(ValueLossCheck().check, updates) == []
 
 
-@pytest.mark.thorough
 def test_agent_with_corrupted_policy_and_values_warns():
     agent = small_agent(VecMonitor(scripts(shifted(3))), learning_rate=1e-6, ent_coef=0.0)
     exploring, exploding = "the policy has stopped exploring", "the value loss explodes"

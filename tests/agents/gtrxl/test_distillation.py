@@ -142,7 +142,6 @@ def test_distillation_reduces_divergence(actions, actor):
     assert same(weights, parameters(teacher))
 
 
-@pytest.mark.first_cases(2)
 @covering(
     2,
     cores={
@@ -156,7 +155,6 @@ def test_distillation_between_recurrence_and_memory(cores, world, actor):
     assert_distils(*cores, world, actor)
 
 
-@pytest.mark.first_cases(1)
 @covering(
     1,
     cores={

@@ -44,7 +44,6 @@ def test_agent_solves_tmaze():
     assert mean > 0.9
 
 
-@pytest.mark.thorough
 def test_the_reconstruction_error_falls():
     agent = small_agent(
         make_vec_env("rlxf/TMaze-v0", 4, seed=1, env_kwargs=CORRIDOR),

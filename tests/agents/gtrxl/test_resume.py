@@ -188,7 +188,6 @@ POLICIES = {
 }
 
 
-@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("world", WORLDS)
 def test_resumed_run_ends_with_same_bits(tmp_path, world):
     assert_resumes(tmp_path, WORLDS[world], **POLICIES.get(world, {}))
@@ -196,33 +195,33 @@ def test_resumed_run_ends_with_same_bits(tmp_path, world):
 
 FAR = replace(small_core(), memory=KNN(8, far=24, top=4), pattern=Window(9))
 AGENTS = {
-    "recompute_memory": {"recompute_memory": True},
     "refresh of KNN": {
         "recompute_memory": True,
         "core": FAR,
     },
-    "KNN": {"core": FAR},
+    "recurrence across episodes": {
+        "core": RECURRENT_CORES["attention below GRU"],
+        "persist_memory_across_episodes": True,
+    },
+    "early end, Routing": {
+        "target_kl": 1e-4,
+        "core": replace(small_core(), kernel=Routing(2, decay=0.5), position=RoPE()),
+    },
+    "micro-batches and bf16": {"gradient_accumulation_steps": 2, "precision": "bf16-mixed"},
     "Compressive": {"core": replace(small_core(), memory=Compressive(4, 4, 2), pattern=Full())},
+    "LSH": {"core": replace(small_core(), kernel=LSH(2, 2), position=RoPE())},
+    "recompute_memory": {"recompute_memory": True},
+    "KNN": {"core": FAR},
     "StreamingXL": {"core": replace(small_core(), memory=StreamingXL(4, 2), pattern=Full())},
     "RMT": {"core": replace(small_core(), memory=RMT(6, 2), pattern=Full())},
     "Performer": {"core": replace(small_core(), kernel=Performer(), position=RoPE())},
-    "LSH": {"core": replace(small_core(), kernel=LSH(2, 2), position=RoPE())},
     "Routing": {"core": replace(small_core(), kernel=Routing(2), position=RoPE())},
     "reconstruction": {"reconstruction_coef": 0.1},
     "recurrence": {"core": RECURRENT_CORES["GatedDeltaNet"]},
     "recurrence with a state named hidden": {"core": RECURRENT_CORES["LSTM"]},
     "recurrence below attention": {"core": RECURRENT_CORES["Mamba-2 below attention"]},
-    "recurrence across episodes": {
-        "core": RECURRENT_CORES["attention below GRU"],
-        "persist_memory_across_episodes": True,
-    },
     "previous actions unseen": {"previous_action": False},
     "early end of updates": {"target_kl": 1e-4},
-    "micro-batches and bf16": {"gradient_accumulation_steps": 2, "precision": "bf16-mixed"},
-    "early end, Routing": {
-        "target_kl": 1e-4,
-        "core": replace(small_core(), kernel=Routing(2, decay=0.5), position=RoPE()),
-    },
 }
 
 
