@@ -11,10 +11,11 @@ import gymnasium
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlxf.cli.evaluated_training import EvaluatedTrainingCommand, default_interval
 from rlxf.cli.options import EnvOptions, check_counts, check_not_negative
 from rlxf.cli.output import print_out
 from rlxf.cli.runs import AGENTS, acts_in_env_of_data, check_env_named, make_offline_env
-from rlxf.cli.training_command import EvaluatedTrainingCommand, TrainingCommand, default_interval
+from rlxf.cli.training_command import TrainingCommand
 from rlxf.cli.training_session import StartPoint
 from rlxf.cli.videos import make_rendering_env, make_video_callbacks
 from rlxf.data import Trajectories, load_trajectories

@@ -1,37 +1,24 @@
-"""Base classes of the commands that train an agent in a run folder."""
+"""Base class of the commands that train an agent in a run folder."""
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.vec_env import VecEnv
-from torch.utils.tensorboard import SummaryWriter
 from tyro.constructors import ConstructorRegistry
 
 from rlxf import __version__
 from rlxf.attention import TransformerSpec
-from rlxf.cli.options import Command, check_counts, check_env_trust, check_not_negative, given_command
+from rlxf.cli.options import Command, check_env_trust, check_not_negative, given_command
 from rlxf.cli.output import print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
-from rlxf.cli.reports import (
-    CHECKPOINTS,
-    checkpoints_of,
-    evaluate_checkpoints,
-    plot_targets,
-    print_reports,
-    save_reports,
-    track_reports,
-)
 from rlxf.cli.runs import (
     check_config_memory,
-    load_agent,
     load_initial_weights,
     options_from_config,
     options_to_config,
@@ -40,20 +27,16 @@ from rlxf.cli.settings_table import print_settings
 from rlxf.cli.spec_options import add_core_rule
 from rlxf.cli.torchrun_job import create_run, init_distributed, rank_zero_logger, restarted_run
 from rlxf.cli.training_session import (
-    EVALUATION_STATE,
     StartPoint,
     error_context,
     is_complete,
     learn_resumably,
-    save_statistics,
     train_to_completion,
 )
-from rlxf.evaluation import EvaluationCallback
-from rlxf.evaluation.environment import preserve_rng_state
 from rlxf.training import RunFolder, read_archive
 from rlxf.training.checkpoints import STATEFUL_DOCUMENT, StopRequest
 from rlxf.training.distributed import process_group
-from rlxf.training.tensorboard import evaluation_events, write_run_texts
+from rlxf.training.tensorboard import write_run_texts
 from rlxf.training.trackers import check_tracker, tracked
 
 
@@ -298,131 +281,3 @@ class TrainingCommand(Command):
         ):
             seconds = self.checkpoint_seconds
             learn_resumably(agent, run, learn, [*callbacks, *display], seconds, start, stop)
-
-
-DEFAULT_EVALUATIONS = 10
-"""Default largest number of evaluations in a training."""
-
-
-def default_interval(total: int, least: int = 1) -> int:
-    """Return the default number of steps or updates between two evaluations: a tenth of the training.
-
-    Args:
-        total: steps or updates of the training.
-        least: minimum, e.g. the steps of a rollout: weights do not change in between.
-    """
-    return max(-(-total // DEFAULT_EVALUATIONS), least)
-
-
-class EvaluatedTrainingCommand(TrainingCommand):
-    """Training of an agent that acts: it is evaluated during the training and at the end."""
-
-    episodes: int
-    evaluate_every: int | None
-    evaluation_episodes: int
-    evaluation_budget: float
-    """Default largest number of environment steps of evaluations for each step or update of the training."""
-
-    @abstractmethod
-    def make_env(self, agent: Any, episodes: int) -> VecEnv:
-        """Make environments for an evaluation, with raw observations.
-
-        Args:
-            agent: agent of the training.
-            episodes: number of episodes, which bounds the number of environments.
-        """
-
-    def evaluation_interval(self, agent: Any) -> int:
-        """Return the number of steps or updates between two evaluations; 0 for no evaluation."""
-        if self.evaluate_every is not None:
-            return self.evaluate_every
-        return default_interval(self.total, self.steps_per_rollout(agent))
-
-    def evaluation_options(self, agent: Any) -> dict[str, Any]:
-        """Return further arguments of `evaluate`."""
-        return {}
-
-    def callback_options(self, agent: Any) -> dict[str, Any]:
-        """Return further arguments of `EvaluationCallback`."""
-        return self.evaluation_options(agent)
-
-    def check(self) -> None:
-        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
-        check_counts(self, "evaluation_episodes")
-        check_not_negative(self, "evaluate_every")
-        super().check()
-
-    def describe_completion(self, run: RunFolder) -> str:
-        """Return the message for a complete run, with the command to evaluate it."""
-        message = super().describe_completion(run)
-        return message and f"{message}; evaluate it with: rlxf evaluate {run.path}"
-
-    @contextmanager
-    def callbacks(self, agent: Any, run: RunFolder) -> Iterator[list[BaseCallback]]:
-        """Context manager for the callbacks of the training; the first one evaluates."""
-        every, episodes = self.evaluation_interval(agent), self.evaluation_episodes
-        if not every:
-            yield []
-            return
-        with self.fresh_env(agent, episodes) as env:
-            yield [
-                EvaluationCallback(
-                    env,
-                    episodes,
-                    every,
-                    best_path=run.best,
-                    on_new_best=partial(save_statistics, agent, run.best_normalizer),
-                    budget=self.evaluation_budget if self.evaluate_every is None else None,
-                    **self.callback_options(agent),
-                )
-            ]
-
-    def finish(self, agent: Any, run: RunFolder) -> None:
-        """Evaluate and report the last checkpoint, and those that the training selected."""
-        selected = {name: path for name, path in checkpoints_of(run).items() if name != "last"}
-        folders = {name: run.path / CHECKPOINTS[name][0] for name in selected}
-        options = {"episodes": self.episodes, **self.evaluation_options(agent)}
-        with self.fresh_env(agent, self.episodes) as env:
-            agents = {"last": agent} | {
-                name: load_agent(run, env, path, self.learner.device) for name, path in selected.items()
-            }
-            reports = evaluate_checkpoints(
-                run,
-                agents,
-                partial(self._final_logger, agent, run),
-                self.verbose,
-                env=env,
-                **options,
-            )
-        save_reports(run, reports)
-        track_reports(agent.logger, reports, agent.num_timesteps)
-        print_reports(agents, reports)
-        if summary := self._describe_best(run):
-            print_out(summary)
-        plot_targets(reports, {"last": run.path, **folders})
-        self.compare_reports(agent, run, reports)
-
-    def _final_logger(
-        self, agent: Any, run: RunFolder, name: str
-    ) -> AbstractContextManager[Logger | SummaryWriter]:
-        """Return the log of the final evaluation of a checkpoint."""
-        if name == "last":
-            return nullcontext(agent.logger)
-        return evaluation_events(run.path, CHECKPOINTS[name][0])
-
-    def compare_reports(self, agent: Any, run: RunFolder, reports: Mapping[str, Any]) -> None:  # optional
-        """Print comparisons with the reports of the final evaluation, by checkpoint name."""
-
-    def _describe_best(self, run: RunFolder) -> str:
-        """Return one line with the best evaluation and the path of its checkpoint; "" if there is none."""
-        return self.describe_selection(
-            run, EVALUATION_STATE, run.best, "best evaluation during training: mean return"
-        )
-
-    @contextmanager
-    def fresh_env(self, agent: Any, episodes: int) -> Iterator[VecEnv]:
-        """Yield environments for an evaluation, and close them afterwards."""
-        with preserve_rng_state():  # without a seed, SB3 draws from NumPy's global generator
-            env = self.make_env(agent, episodes)
-        with closing(env):
-            yield env

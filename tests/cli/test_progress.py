@@ -16,9 +16,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.cli import main, output, progress
+from rlxf.cli.evaluated_training import default_interval
 from rlxf.cli.output import PipeSafeConsole, exit_with
 from rlxf.cli.progress import LineDisplay, PanelDisplay, ProgressState
-from rlxf.cli.training_command import default_interval
 from rlxf.evaluation import EvaluationCallback, callback
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole

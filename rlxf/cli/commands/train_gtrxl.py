@@ -18,6 +18,7 @@ from rlxf.agents.common.checkpoint import CACHE_COPIES, state_memory
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.policy import POLICIES, default_policy_name
 from rlxf.attention import TransformerSpec
+from rlxf.cli.evaluated_training import EvaluatedTrainingCommand
 from rlxf.cli.options import (
     CheckpointSeconds,
     ConfigFile,
@@ -33,7 +34,6 @@ from rlxf.cli.options import (
 )
 from rlxf.cli.progress import ONLINE_METRICS
 from rlxf.cli.runs import FLOAT32_BYTES, GTRXL
-from rlxf.cli.training_command import EvaluatedTrainingCommand
 from rlxf.envs.worker_pool import Workers
 from rlxf.training import RunFolder, parse_schedule
 from rlxf.training.checkpoints import EVERY_SECONDS

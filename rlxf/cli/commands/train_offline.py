@@ -18,6 +18,7 @@ from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
 from rlxf.cli.baselines import evaluate_baselines, report_baselines
 from rlxf.cli.choices import parse_choice
+from rlxf.cli.evaluated_training import default_interval
 from rlxf.cli.offline_training import EvaluatedOfflineTraining, OfflineTraining
 from rlxf.cli.options import (
     CheckpointSeconds,
@@ -34,7 +35,6 @@ from rlxf.cli.options import (
 )
 from rlxf.cli.robust_options import RobustOptions
 from rlxf.cli.runs import FLOAT32_BYTES, OFFLINE, PRETRAINING
-from rlxf.cli.training_command import default_interval
 from rlxf.training import RunFolder, parse_schedule, schedule_to_text
 from rlxf.training.checkpoints import EVERY_SECONDS
 from rlxf.training.distributed import process_group
