@@ -1,0 +1,99 @@
+"""Tests of the tables, numbers and figures of an experiment."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rlxf.experiments.execution import Outcome
+from rlxf.experiments.plan import Plan
+from rlxf.experiments.results import Results, RunResult
+from rlxf.experiments.summary import Summary, write_summary
+
+FILE = """\
+seeds = 3
+
+[tasks.pole]
+env = "CartPole-v1"
+score_range = [0, 500]
+
+[tasks.maze]
+env = "rlxf/TMaze-v0"
+
+[agents.ppo]
+command = "baseline ppo"
+
+[agents.random]
+command = "baseline random"
+"""
+RNG = np.random.default_rng(0)
+RETURNS = {
+    f"{task}/{agent}/seed-{seed}": RNG.uniform(low, high, 8)
+    for task, low, high in (("pole", 10, 500), ("maze", -1, 1))
+    for agent in ("ppo", "random")
+    for seed in range(3)
+}
+
+
+@pytest.fixture
+def plan(tmp_path):
+    (tmp_path / "file.toml").write_text(FILE)
+    return Plan.read(tmp_path / "file.toml")
+
+
+def summary(plan: Plan, missing: tuple[str, ...] = ()) -> Summary:
+    """Return the summary of runs that took 120 seconds, or failed if they are missing."""
+    runs = []
+    for cell in plan.cells():
+        failed = cell.name in missing
+        outcome = Outcome([], int(failed), "no memory" if failed else "", 120.0, 1)
+        runs.append(RunResult(cell, None if failed else RETURNS[cell.name], outcome))
+    return Summary(Results(plan, tuple(runs)))
+
+
+def rows(table) -> dict[str, list[str]]:
+    """Return the cells of a table by its first cell."""
+    lines = [line.split("|")[1:-1] for line in table.markdown().splitlines() if line.startswith("| ")]
+    return {first.strip(): [cell.strip() for cell in cells] for first, *cells in lines}
+
+
+def test_statistics_of_a_task(plan):
+    table = rows(summary(plan).tables[0])["ppo"]
+    returns = np.stack([RETURNS[f"pole/ppo/seed-{seed}"] for seed in range(3)])
+    middle = np.sort(returns, axis=None)[6:18].mean()
+    assert table[0] == "3 of 3"
+    assert float(table[1].split()[0]) == pytest.approx(middle, rel=1e-3)
+    assert [float(cell) for cell in table[2:]] == pytest.approx(
+        [returns.mean(), np.median(returns.mean(1)), returns.mean(1).min(), 2.0], rel=1e-3
+    )
+
+
+def test_failed_runs_are_counted_and_named(plan, tmp_path):
+    broken = summary(plan, ("maze/ppo/seed-1",))
+    assert rows(broken.tables[1])["ppo"][0] == "2 of 3, 1 failed"
+    list(write_summary(broken, tmp_path))
+    assert "- maze/ppo/seed-1: no memory" in (tmp_path / "table.md").read_text()
+    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert [run["failure"] for run in runs if run["returns"] is None] == ["no memory"]
+
+
+def test_an_agent_without_results_on_a_task_is_left_out_of_the_scores(plan):
+    assert list(summary(plan).scores) == ["ppo", "random"]
+    absent = tuple(f"pole/ppo/seed-{seed}" for seed in range(3))
+    assert list(summary(plan, absent).scores) == ["random"]
+    assert rows(summary(plan, absent).tables[0])["ppo"][1] == ""
+
+
+def test_scores_are_those_of_the_range(plan):
+    (scores,) = summary(plan).scores["random"]
+    returns = np.stack([RETURNS[f"pole/random/seed-{seed}"] for seed in range(3)])
+    np.testing.assert_allclose(scores, returns / 500)
+
+
+def test_files_of_a_selection_replace_those_of_all_tasks(plan, tmp_path):
+    names = [path.name for path in write_summary(summary(plan), tmp_path)]
+    assert names == ["table.md", "results.json", "profile.png"]
+    names = [path.name for path in write_summary(summary(plan.selection(["maze"], [])), tmp_path)]
+    assert names == ["table.md", "results.json"], "maze has no score_range"
+    assert not (tmp_path / "profile.png").exists()
+    assert "pole" not in (tmp_path / "table.md").read_text()
