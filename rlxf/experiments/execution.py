@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +24,10 @@ LOG_TAIL = 16_384
 MESSAGE_CHARACTERS = 500
 POLL_SECONDS = 1.0
 """Time between two calls of the function that decides whether a process is stopped early."""
+
+
+class ExperimentError(OSError):
+    """Error in the folder of an experiment, such as a damaged file."""
 
 
 @dataclass(frozen=True)
@@ -189,19 +193,21 @@ def locked(path: Path, wait: bool = True) -> Iterator[int]:
 
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
-    """Raise ValueError if another process works on the experiment in a folder; else keep others out.
+    """Keep other processes out of the folder of an experiment, which is created if it does not exist.
 
-    The folder is created if it does not exist.
+    Raises:
+        ExperimentError: if another process works on it.
     """
     make_folder(folder, exist_ok=True)
-    try:
-        with locked(folder / ".lock", wait=False):
-            yield
-    except BlockingIOError:
-        raise ValueError(
-            f"another process works on the experiment in {folder}; wait for it, or choose another folder "
-            f"with --output"
-        ) from None
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / ".lock", wait=False))
+        except BlockingIOError:
+            raise ExperimentError(
+                f"another process works on the experiment in {folder}; wait for it, or choose another folder "
+                f"with --output"
+            ) from None
+        yield
 
 
 def last_line(log: Path) -> str:

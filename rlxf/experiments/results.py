@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlxf.experiments.execution import Job, Outcome, is_complete
+from rlxf.experiments.execution import ExperimentError, Job, Outcome, is_complete
 from rlxf.experiments.plan import Cell, Plan, Task
 from rlxf.training.run_folder import EVALUATION
 from rlxf.training.serialization import load_json_file
@@ -81,7 +81,7 @@ def read_results(plan: Plan, jobs: Sequence[tuple[Cell, Job]]) -> Results:
     """Read the results of the runs of an experiment.
 
     Raises:
-        ValueError: if a file is damaged.
+        ExperimentError: if a file is damaged.
     """
     return Results(plan, tuple(_read_run(cell, job, plan.checkpoint) for cell, job in jobs))
 
@@ -98,7 +98,7 @@ def read_returns(file: Path, checkpoint: str) -> NDArray[np.float64]:
     checkpoint has those of the last one.
 
     Raises:
-        ValueError: if the file is missing or damaged.
+        ExperimentError: if the file is missing or damaged.
     """
     try:
         document = load_json_file(file)
@@ -106,9 +106,9 @@ def read_returns(file: Path, checkpoint: str) -> NDArray[np.float64]:
         report = report["targets"][0] if "targets" in report else report
         returns = np.array(report["returns"], np.float64)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(
+        raise ExperimentError(
             f"{file} cannot be read ({error}): remove the folder of the run to repeat it"
         ) from error
     if returns.ndim != 1 or not len(returns):
-        raise ValueError(f"{file} has no returns: remove the folder of the run to repeat it")
+        raise ExperimentError(f"{file} has no returns: remove the folder of the run to repeat it")
     return returns

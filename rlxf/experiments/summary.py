@@ -19,6 +19,7 @@ from rlxf.evaluation.aggregates import (
 )
 from rlxf.evaluation.intervals import Interval, stratified_interquartile_mean
 from rlxf.experiments.curves import metrics_of, read_curve
+from rlxf.experiments.execution import ExperimentError
 from rlxf.experiments.figures import (
     MAX_LINES,
     MAX_PANELS,
@@ -147,6 +148,7 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
 
     Raises:
         OSError: if a file cannot be written.
+        ExperimentError: if the log of a run is damaged.
     """
     tables = [table.markdown() for table in summary.tables]
     text = "\n\n".join([*tables, NOTE, *_failures(summary.results)])
@@ -212,7 +214,10 @@ def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
     """Return the learning curves of an agent on a task; those of incomplete runs end earlier."""
     runs = results.of(task, agent)
     paths = [folder / run.cell.name for run in runs if (folder / run.cell.name / "progress.csv").is_file()]
-    curves = [read_curve(path, METRIC) for path in paths if METRIC in metrics_of(path)]
+    try:
+        curves = [read_curve(path, METRIC) for path in paths if METRIC in metrics_of(path)]
+    except ValueError as error:
+        raise ExperimentError(f"{error}; remove the folder of the run to repeat it") from None
     unfinished = sum(run.returns is None for run in runs)
     unit = "updates" if "dataset" in runs[0].cell.settings else "environment steps"
     return Group(agent, task, curves, unfinished, unit)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlxf.cli import main
+from rlxf.experiments.execution import only_process
 from tests.cli.running import refused
 
 FILE = """\
@@ -128,6 +129,25 @@ def test_a_damaged_outcome_is_named(folder, capsys):
     (folder / "pole/random").mkdir(parents=True)
     (folder / "pole/random/seed-0.json").write_text("{")
     assert "seed-0.json is damaged" in refused(capsys, "experiment", "small.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("evaluation.json", "{}", "evaluation.json cannot be read ('last')"),
+        ("progress.csv", "time/total_timesteps,eval/mean_reward\nnever,1\n", "remove the folder of the run"),
+    ],
+)
+def test_a_damaged_file_of_a_complete_run_is_named(folder, capsys, name, content, message):
+    selection = ["experiment", "small.toml", "--tasks", "pole"]
+    main(selection)
+    (folder / "pole/random/seed-1" / name).write_text(content)
+    assert message in refused(capsys, *selection)
+
+
+def test_a_second_process_is_refused(folder, capsys):
+    with only_process(folder):
+        assert "another process works on the experiment" in refused(capsys, "experiment", "small.toml")
 
 
 @pytest.mark.parametrize("option", ["--processes", "--threads"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlxf.experiments.execution import (
+    ExperimentError,
     Job,
     Outcome,
     cluster_executor,
@@ -191,11 +192,16 @@ def test_two_processes_do_not_work_on_one_folder(tmp_path):
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert other.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match="another process works on the experiment"), only_process(tmp_path):
+    with pytest.raises(ExperimentError, match="another process works on"), only_process(tmp_path):
         pass
     other.communicate("")
     with only_process(tmp_path):
         pass
+
+
+def test_errors_of_an_experiment_are_not_those_of_its_lock(tmp_path):
+    with pytest.raises(BlockingIOError, match="from a run"), only_process(tmp_path):
+        raise BlockingIOError("from a run")
 
 
 def test_a_lock_does_not_follow_a_link(tmp_path):
