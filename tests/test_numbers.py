@@ -1,9 +1,16 @@
 """Tests that tables of docs/benchmarks agree with the runs in docs/numbers."""
 
+import json
+
+import numpy as np
 from benchmarks import ablation, cores, corridors, learning, mixers
 from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
 
+from rlxf.experiments.execution import Outcome
+from rlxf.experiments.plan import Plan
+from rlxf.experiments.results import Results, RunResult
+from rlxf.experiments.summary import Summary
 from tests.sources import ROOT
 
 NUMBERS = ROOT / "docs" / "numbers"
@@ -49,6 +56,24 @@ def test_table_of_mixers():
 def test_table_of_implementation_details():
     runs = [ablation.Run(**run) for run in read_runs(NUMBERS / "ablation.jsonl").values()]
     assert_on_page("online", ablation.rows(runs))
+
+
+def test_table_of_cartpole_without_velocities():
+    document = json.loads((NUMBERS / "no-velocity.json").read_text())
+    agents = list(dict.fromkeys(run["agent"] for run in document["runs"]))
+    plan = Plan.read(ROOT / "scripts/experiments/no-velocity.toml").selection(["CartPole"], agents)
+    runs = {(run["task"], run["agent"], run["seed"]): run for run in document["runs"]}
+    results = Results(
+        plan, tuple(result(cell, runs[cell.task, cell.agent, cell.seed]) for cell in plan.cells())
+    )
+    table = Summary(results).tables[0].markdown().partition("\n\n")[2].strip()
+    assert f"\n{table}\n\n" in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def result(cell, run):
+    """Return the result of a run in the ``results.json`` of an experiment."""
+    returns = None if run["returns"] is None else np.array(run["returns"])
+    return RunResult(cell, returns, Outcome([], 0, "", run["seconds"] or 0.0, 1))
 
 
 def assert_on_page(name, cells):

@@ -80,7 +80,7 @@ def export_step(
     with silenced():
         program = trace(step.eval(), techniques)
         if format == "onnx":
-            content = write_onnx(program, inputs, outputs, check_opset(opset))
+            content = write_onnx(program, step, inputs, outputs, check_opset(opset))
         else:
             content = write_torch(program)
     with torch.no_grad():

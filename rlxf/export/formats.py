@@ -6,11 +6,12 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.util import find_spec
 from types import FrameType
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.export import ExportedProgram
 
@@ -23,6 +24,8 @@ SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 OLDEST_OPSET, DEFAULT_OPSET = 18, 20
 """Oldest ONNX opset that torch's exporter writes, and the one that is used by default."""
 EXPORTER = "torch.export"
+CHECKED_STARTS = (True, True, False, False, False, True, False)
+"""For each step at which an exported step is compared with the original, whether an episode begins."""
 
 
 class ExportError(ValueError):
@@ -146,18 +149,26 @@ def check_opset(opset: int | None) -> int:
     return DEFAULT_OPSET if opset is None else opset
 
 
-def write_onnx(program: ExportedProgram, inputs: list[str], outputs: list[str], opset: int) -> bytes:
+def write_onnx(
+    program: ExportedProgram, step: ActingStep, inputs: list[str], outputs: list[str], opset: int
+) -> bytes:
     """Return a traced step as the content of an .onnx file with its weights.
+
+    If onnxruntime is installed, it plays the result for a few steps, and the results are compared.
 
     Args:
         program: result of `trace`.
+        step: the acting step.
         inputs: names of the inputs of the graph, in order.
         outputs: names of the outputs.
         opset: ONNX opset, a result of `check_opset`.
 
     Raises:
-        ExportError: if an operation of the step has no form in ONNX.
+        ExportError: if an operation of the step has no form in ONNX, or onnxruntime cannot run the result or
+            computes something else.
     """
+    from onnxscript.optimizer import fold_constants, remove_unused_nodes
+
     try:
         exported: Any = torch.onnx.export(
             program,
@@ -167,14 +178,65 @@ def write_onnx(program: ExportedProgram, inputs: list[str], outputs: list[str], 
             opset_version=opset,
             dynamo=True,
             verbose=False,
+            optimize=False,  # the rewriting rules of onnxscript 0.7.2 change the results of XLRelative
         )
+        fold_constants(exported.model)
+        remove_unused_nodes(exported.model)
     except Exception as error:
+        newer = f"opset {DEFAULT_OPSET}, or " if opset < DEFAULT_OPSET else ""
         raise ExportError(
             f"an operation of the agent cannot be written as ONNX with opset {opset} ({_first_line(error)}); "
-            f"use a newer opset, or format='torch'"
+            f"use {newer}format='torch'"
         ) from error
     content: bytes = exported.model_proto.SerializeToString()
+    if find_spec("onnxruntime"):
+        _check_runtime(content, step, inputs)
     return content
+
+
+def _check_runtime(content: bytes, step: ActingStep, inputs: list[str]) -> None:
+    """Raise ExportError if onnxruntime cannot run an exported step, or computes other states or actions.
+
+    Discrete actions are not compared, because rounding may decide between two of equal probability.
+    """
+    import onnxruntime
+
+    name, options = f"onnxruntime {onnxruntime.__version__}", onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    try:
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ExportError(
+            f"{name} cannot run the exported step ({_first_line(error)}); use format='torch'"
+        ) from error
+    state, generator = step.state, torch.Generator().manual_seed(0)
+    for first in CHECKED_STARTS:
+        observations = {key: _with_noise(value, generator) for key, value in step.observations.items()}
+        start = torch.full((step.envs,), first)
+        with torch.no_grad():
+            action, after = step(observations, start, state)
+        given = (*observations.values(), start, *state.values())
+        found = session.run(None, {key: x.numpy() for key, x in zip(inputs, given, strict=True)})
+        for expected, actual in zip((action, *after.values()), found, strict=True):
+            if expected is not action or action.is_floating_point():
+                _check_close(name, torch.from_numpy(actual), expected)
+        state = after
+
+
+def _with_noise(observation: Tensor, generator: torch.Generator) -> Tensor:
+    """Return an observation with noise, if it consists of real numbers."""
+    if not observation.is_floating_point():
+        return observation
+    return observation + torch.randn(observation.shape, generator=generator, dtype=observation.dtype)
+
+
+def _check_close(name: str, actual: Tensor, expected: Tensor) -> None:
+    """Raise ExportError if a result of onnxruntime differs from that of torch."""
+    if not torch.allclose(actual.double(), expected.double(), rtol=1e-3, atol=1e-3, equal_nan=True):
+        raise ExportError(
+            f"{name} computes other results than torch for the exported step; use format='torch', and report "
+            f"this with the versions of torch, onnxscript and onnxruntime"
+        )
 
 
 def check_installed(format: Format) -> None:

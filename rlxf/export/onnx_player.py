@@ -45,7 +45,9 @@ class Player:
         sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
         model = read_verified(path.parent, sums, path.name)
         self.description = json.loads(read_verified(path.parent, sums, path.with_suffix(".json").name))
-        self.session = onnxruntime.InferenceSession(model, providers=list(providers))
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors only, not what onnxruntime could not optimize
+        self.session = onnxruntime.InferenceSession(model, options, providers=list(providers))
         self.observations: dict[str, Any] = self.description["observations"]
         self.envs: int = self.description["n_envs"]
 

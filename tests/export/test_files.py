@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlxf.export.files import PLAYER
+from rlxf.export.formats import ExportError
 from rlxf.export.onnx_player import Player
 from tests.agents.gtrxl.worlds import ACTIONS, VECTOR, recurrent_core, scripts, shifted, small_agent
 
@@ -127,6 +128,20 @@ def test_wrong_arguments_are_named(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         box_agent().export(**arguments | {"path": tmp_path / arguments["path"]})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_converter_that_changes_results_is_detected(tmp_path, monkeypatch):
+    def converted(program, *args, **options):
+        with torch.no_grad():
+            name = next(name for name, _ in program.named_parameters() if name.endswith("weight"))
+            program.state_dict[name] = program.state_dict[name] + 0.1  # not those of the agent
+        return export(program, *args, **options)
+
+    export, agent = torch.onnx.export, box_agent()
+    monkeypatch.setattr(torch.onnx, "export", converted)
+    with pytest.raises(ExportError, match=r"onnxruntime .* computes other results than torch"):
+        agent.export(tmp_path / "policy.onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_folder_is_named(tmp_path):

@@ -140,9 +140,9 @@ class BlockMask(AttentionMask):
     @cached_property
     def allowed_by_head(self) -> Tensor:
         i, j = self.query.position[:, :, None], self.key.position[:, None, :]
-        is_block = torch.arange(self.key.shape[1], device=j.device) < self.summaries
-        compressed, raw = self.memory.is_compressed_visible(i, j), self.memory.is_raw_visible(i, j)
-        return super().allowed_by_head & torch.where(is_block, compressed, raw)[:, None]
+        blocks, tokens = j[..., : self.summaries], j[..., self.summaries :]
+        visible = self.memory.is_compressed_visible(i, blocks), self.memory.is_raw_visible(i, tokens)
+        return super().allowed_by_head & torch.cat(visible, dim=-1)[:, None]
 
     @property
     def sparse_plan(self) -> None:

@@ -29,6 +29,7 @@ from rlxf.attention import (
     Window,
 )
 from rlxf.export.formats import ExportError, silenced, trace
+from rlxf.export.onnx_player import Player
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     OBSERVATIONS,
@@ -91,6 +92,22 @@ def small(actions="Box", policy="MlpGTrXLPolicy", **changes):
 def traced(agent, step):
     with silenced():
         return trace(step, vars(agent.core)).module()
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("core", dict(sorted(CORES.items())).values(), ids=sorted(CORES))
+def test_onnxruntime_acts_as_predict(core, tmp_path):
+    """The order puts ACT and Compressive first, whose graphs have the most kinds of operations."""
+    pytest.importorskip("onnxruntime")
+    agent = small(core=core)
+    agent.export(tmp_path / "policy.onnx", n_envs=ENVS)
+    player, state, own = Player(tmp_path / "policy.onnx"), None, None
+    rng, space = np.random.default_rng(0), agent.observation_space
+    for number in range(40):
+        start, observation = (rng.random(ENVS) < 0.1) | (number == 0), sampled(space, ENVS)
+        expected, state = agent.predict(observation, state, start, deterministic=True)
+        action, own = player.predict(observation, own, start)
+        np.testing.assert_allclose(action, expected, atol=1e-5)
 
 
 @pytest.mark.first_cases(4)
