@@ -23,7 +23,6 @@ from rlxf.agents.gtrxl.policy import default_policy_name
 from rlxf.attention import (
     ACT,
     GRU,
-    LRU,
     LSTM,
     XL,
     Compressive,
@@ -55,7 +54,6 @@ CORES: dict[str, TransformerSpec] = {
     "StreamingXL": replace(GTRXL, memory=StreamingXL(MEMORY, 4), pattern=Full()),
     "Compressive": replace(GTRXL, memory=Compressive(16, 4, 4), pattern=Full()),
     "MinGRU": replace(MIXER, recurrence=MinGRU()),
-    "LRU": replace(MIXER, recurrence=LRU()),
     "GatedDeltaNet": replace(MIXER, recurrence=GatedDeltaNet()),
     "LSTM": replace(MIXER, recurrence=LSTM()),
     "Mamba2 below attention": replace(
