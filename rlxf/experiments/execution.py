@@ -85,7 +85,7 @@ class Outcome:
         """Read the outcome of the last attempt; None if there was none.
 
         Raises:
-            ValueError: if the file is damaged.
+            ExperimentError: if the file is damaged.
         """
         file = job.sibling("json")
         if not file.is_file():
@@ -93,7 +93,7 @@ class Outcome:
         try:
             return cls(**load_json_file(file))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{file} is damaged ({error}): remove it") from error
+            raise ExperimentError(f"{file} is damaged ({error}): remove it") from error
 
     def write(self, job: Job) -> None:
         """Replace the file with the outcome of a run."""

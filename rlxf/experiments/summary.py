@@ -18,7 +18,7 @@ from rlxf.evaluation.aggregates import (
     probability_of_improvement,
 )
 from rlxf.evaluation.intervals import Interval, stratified_interquartile_mean
-from rlxf.experiments.curves import metrics_of, read_curve
+from rlxf.experiments.curves import find_curve
 from rlxf.experiments.execution import ExperimentError
 from rlxf.experiments.figures import (
     MAX_LINES,
@@ -215,7 +215,7 @@ def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
     runs = results.of(task, agent)
     paths = [folder / run.cell.name for run in runs if (folder / run.cell.name / "progress.csv").is_file()]
     try:
-        curves = [read_curve(path, METRIC) for path in paths if METRIC in metrics_of(path)]
+        curves = [curve for path in paths if (curve := find_curve(path, METRIC)) is not None]
     except ValueError as error:
         raise ExperimentError(f"{error}; remove the folder of the run to repeat it") from None
     unfinished = sum(run.returns is None for run in runs)

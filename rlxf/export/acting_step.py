@@ -63,6 +63,29 @@ class ActingStep(nn.Module, ABC):
         """Example arguments of `forward`, at the start of an episode."""
         return self.observations, torch.ones(self.envs, dtype=torch.bool), self.state
 
+    def varied_observations(self, since_start: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return observations within their bounds, to compare an exported step with this one.
+
+        Real numbers are those of the example with noise, and images are noise. Other integers do not vary.
+
+        Args:
+            since_start: number of steps since the start of the episode.
+            generator: source of the noise.
+        """
+        return {name: self._varied(name, x, generator) for name, x in self.observations.items()}
+
+    def _varied(self, name: str, example: Tensor, generator: torch.Generator) -> Tensor:
+        if example.dtype == torch.uint8:
+            return torch.randint(256, example.shape, generator=generator, dtype=torch.uint8)
+        if not example.is_floating_point():
+            return example
+        noisy = example + torch.randn(example.shape, generator=generator, dtype=example.dtype)
+        space, key = self.spaces[0], name.removeprefix(f"{PLAIN}.")
+        part = space[key] if isinstance(space, spaces.Dict) and key in space.spaces else space
+        if not isinstance(part, spaces.Box):
+            return noisy
+        return noisy.clamp(torch.as_tensor(part.low), torch.as_tensor(part.high))
+
     def user_parts(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
         """Return name -> (module, example arguments) of the parts that a user may have written."""
         return {}

@@ -74,6 +74,12 @@ class TargetReturnStep(WindowActingStep):
         )
         super().__init__(model, info, spaces.Dict(dict(zip(KEYS, parts, strict=True))), envs)
 
+    def varied_observations(self, since_start: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return observations within their bounds, with the time step."""
+        varied = super().varied_observations(since_start, generator)
+        time_step = next(name for name in varied if name.endswith("time_step"))
+        return varied | {time_step: torch.full_like(varied[time_step], since_start)}
+
     def forward(
         self, observations: dict[str, Tensor], episode_start: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
