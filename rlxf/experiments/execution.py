@@ -26,8 +26,12 @@ POLL_SECONDS = 1.0
 """Time between two calls of the function that decides whether a process is stopped early."""
 
 
-class ExperimentError(OSError):
-    """Error in the folder of an experiment, such as a damaged file."""
+class ExperimentError(OSError, ValueError):
+    """Error in the folder of an experiment, such as a damaged file.
+
+    It is an OSError for commands, which report these in one line, and a ValueError for a sweep, where a trial
+    with such a run fails.
+    """
 
 
 @dataclass(frozen=True)
