@@ -64,13 +64,14 @@ def options_to_config(options: Any) -> dict[str, Any]:
         if isinstance(value, TransformerSpec):
             config[field.name] = value.to_dict()
         elif is_dataclass(value):
-            config |= {name: _to_json(each) for name, each in asdict(value).items()}  # type: ignore[arg-type]
+            config |= {name: to_json(each) for name, each in asdict(value).items()}  # type: ignore[arg-type]
         elif field.name not in NOT_SAVED:
-            config[field.name] = _to_json(value)
+            config[field.name] = to_json(value)
     return config
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
+    """Return the value of an option as in ``config.json``: lists for tuples, and texts for paths."""
     return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from rlxf.attention import TransformerSpec
 from rlxf.cli.output import print_out
+from rlxf.cli.runs import to_json
 from rlxf.training import RunFolder
 from rlxf.training.compat import CONFIG
 
@@ -82,7 +83,7 @@ def default_values(options: Any, reference: Any = None) -> dict[str, Any]:
         if is_dataclass(value):
             defaults |= default_values(value, None if default is MISSING else default)
         else:
-            defaults[field.name] = list(default) if isinstance(default, tuple) else default
+            defaults[field.name] = to_json(default)
     return defaults
 
 

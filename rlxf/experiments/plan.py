@@ -3,13 +3,12 @@
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from itertools import product
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlxf.experiments.toml_files import MAX_RUNS, PlanError, TomlReader, read_toml
+from rlxf.experiments.toml_files import MAX_RUNS, PlanError, TomlReader, proposal, read_toml
 
 COMMANDS = {
     "train gtrxl": "env",
@@ -177,9 +176,7 @@ def _named(items: tuple[Named, ...], names: Collection[str], kind: str) -> tuple
     known = [item.name for item in items]
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose among {', '.join(known)}"
-            raise PlanError(f"unknown {kind} {name}; {hint}")
+            raise PlanError(f"unknown {kind} {name}; {proposal(name, known, 'choose among')}")
     return tuple(item for item in items if item.name in names) if names else items
 
 

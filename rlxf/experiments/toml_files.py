@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,12 @@ def _read_text(path: Path, kind: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise PlanError(f"{path} is not a text file in UTF-8: {error}") from None
+
+
+def proposal(name: str, known: Sequence[str], otherwise: str) -> str:
+    """Return "did you mean NAME?" for the most similar known name, or all of them after a text if none is."""
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(known)}"
 
 
 class TomlReader:
@@ -96,9 +102,9 @@ class TomlReader:
         """Raise PlanError if a table has an unknown key; the message proposes a similar one."""
         for key in table:
             if key not in known:
-                near = get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}"
-                raise self.error(key, f"{where} has an unknown key {key}; {hint}")
+                raise self.error(
+                    key, f"{where} has an unknown key {key}; {proposal(key, known, 'known keys are')}"
+                )
 
     def check_reserved(self, settings: Mapping[str, Any], where: str) -> None:
         """Raise PlanError if settings contain an option that is set for each run."""

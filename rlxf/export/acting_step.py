@@ -72,19 +72,8 @@ class ActingStep(nn.Module, ABC):
             since_start: number of steps since the start of the episode.
             generator: source of the noise.
         """
-        return {name: self._varied(name, x, generator) for name, x in self.observations.items()}
-
-    def _varied(self, name: str, example: Tensor, generator: torch.Generator) -> Tensor:
-        if example.dtype == torch.uint8:
-            return torch.randint(256, example.shape, generator=generator, dtype=torch.uint8)
-        if not example.is_floating_point():
-            return example
-        noisy = example + torch.randn(example.shape, generator=generator, dtype=example.dtype)
-        space, key = self.spaces[0], name.removeprefix(f"{PLAIN}.")
-        part = space[key] if isinstance(space, spaces.Dict) and key in space.spaces else space
-        if not isinstance(part, spaces.Box):
-            return noisy
-        return noisy.clamp(torch.as_tensor(part.low), torch.as_tensor(part.high))
+        parts = observation_parts(self.spaces[0])
+        return {name: _varied(x, parts[name], generator) for name, x in self.observations.items()}
 
     def user_parts(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
         """Return name -> (module, example arguments) of the parts that a user may have written."""
@@ -129,6 +118,15 @@ def zeros_of(space: spaces.Space[Any], envs: int) -> Tensor:
     """Return an example of the values of a space that is not nested, (E, ...), with its dtype."""
     value = np.zeros((envs, *(space.shape or ())), space.dtype) + np.asarray(getattr(space, "start", 0))
     return torch.as_tensor(value.astype(space.dtype))
+
+
+def _varied(example: Tensor, space: spaces.Space[Any], generator: torch.Generator) -> Tensor:
+    if example.dtype == torch.uint8:
+        return torch.randint(256, example.shape, generator=generator, dtype=torch.uint8)
+    if not example.is_floating_point() or not isinstance(space, spaces.Box):
+        return example
+    noisy = example + torch.randn(example.shape, generator=generator, dtype=example.dtype)
+    return noisy.clamp(torch.as_tensor(space.low).to(example), torch.as_tensor(space.high).to(example))
 
 
 def observation_parts(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:

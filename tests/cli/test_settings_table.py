@@ -34,10 +34,7 @@ def test_options_of_the_user_are_shown_and_defaults_are_not(capsys):
     assert rows | given == rows
     config = json.loads(Path("run/config.json").read_text())
     default = {
-        "gae_lambda",
-        "clip_range",
-        "target_kl",
-        "previous_action",
+        *("gae_lambda", "clip_range", "target_kl", "previous_action"),
         "track",
         "device",
         "checkpoint_seconds",
@@ -74,22 +71,8 @@ def test_the_number_of_parameters_is_that_of_the_agent(capsys):
 def test_offline_agents(capsys, minari_root, agent):
     record_cartpole()
     capsys.readouterr()
-    main(
-        [
-            "train",
-            agent,
-            "--dataset",
-            ID,
-            "--updates",
-            "2",
-            "--episodes",
-            "0",
-            "--batch-size",
-            "4",
-            "--run",
-            "run",
-        ]
-    )
+    small = "--updates 2 --episodes 0 --batch-size 4 --run run"
+    main(["train", agent, "--dataset", ID, *small.split()])
     rows = shown(capsys.readouterr().out)
     data = {"target_returns", "return_scale"} & rows.keys()
     assert data == ({"target_returns", "return_scale"} if agent != "bc" else set())

@@ -20,6 +20,7 @@ from rlxf.export.acting_step import (
     as_observation,
     copy_for_export,
     observation_parts,
+    tensor_name,
     zeros_of,
 )
 
@@ -76,9 +77,9 @@ class TargetReturnStep(WindowActingStep):
 
     def varied_observations(self, since_start: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Return observations within their bounds, with the time step."""
-        varied = super().varied_observations(since_start, generator)
-        time_step = next(name for name in varied if name.endswith("time_step"))
-        return varied | {time_step: torch.full_like(varied[time_step], since_start)}
+        name = tensor_name("time_step")
+        time_step = torch.full_like(self.observations[name], since_start)
+        return super().varied_observations(since_start, generator) | {name: time_step}
 
     def forward(
         self, observations: dict[str, Tensor], episode_start: Tensor, state: dict[str, Tensor]
