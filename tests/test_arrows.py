@@ -42,8 +42,8 @@ MAY_IMPORT = {
 }
 COMMANDS = {home.partition(":")[0] for home in COMMAND_TABLE.values()}
 TECHNIQUES = {"positions", "patterns", "kernels", "memory", "residuals", "heads"}
-COMPOSERS = {"layers", "depth", "spec", "transformer"}
-COMPOSES = {"rlxf.attention.residuals.reversible": {"rlxf.attention.layers"}}
+COMPOSERS = {"layers", "layer_stack", "depth", "spec", "transformer"}
+COMPOSES = {"rlxf.attention.residuals.reversible": {"rlxf.attention.layer_stack"}}
 """Technique that runs the layers itself: `Reversible` inverts their sublayers."""
 
 

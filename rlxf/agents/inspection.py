@@ -20,8 +20,8 @@ from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.callbacks import group_of
 from rlxf.agents.offline.trajectory_model import ContextWindow
 from rlxf.attention import State, TokenIndex, Transformer
+from rlxf.attention.inspection import gate_activations
 from rlxf.attention.token_index import EMPTY
-from rlxf.attention.transformer import gate_activations
 
 STEP_TOKENS = ("step",)
 TARGET_TOKENS = ("return", "state", "action")

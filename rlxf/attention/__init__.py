@@ -11,6 +11,7 @@ from rlxf.attention.depth.calm import CALM as CALM
 from rlxf.attention.depth.constant import Fixed as Fixed
 from rlxf.attention.depth.constant import Universal as Universal
 from rlxf.attention.depth.depth_adaptive import DepthAdaptive as DepthAdaptive
+from rlxf.attention.encoder_decoder import EncoderDecoder as EncoderDecoder
 from rlxf.attention.heads.knn_lm import KNNLM as KNNLM
 from rlxf.attention.heads.spalm import SPALM as SPALM
 from rlxf.attention.kernels.assigned import HeadKernels as HeadKernels
@@ -94,5 +95,4 @@ from rlxf.attention.residuals.gates import SigTanhGate as SigTanhGate
 from rlxf.attention.residuals.reversible import Reversible as Reversible
 from rlxf.attention.spec import TransformerSpec as TransformerSpec
 from rlxf.attention.token_index import TokenIndex as TokenIndex
-from rlxf.attention.transformer import EncoderDecoder as EncoderDecoder
 from rlxf.attention.transformer import Transformer as Transformer

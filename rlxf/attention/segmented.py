@@ -11,7 +11,7 @@ from rlxf.attention.attention import LayerCache
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import Context, KVCache
 from rlxf.attention.depth.base import ConfidenceFn, ExitOutputs
-from rlxf.attention.layers import SegmentStack
+from rlxf.attention.layer_stack import SegmentStack
 from rlxf.attention.memory.base import State, extend_mask
 from rlxf.attention.recurrent.base import RecurrentState
 from rlxf.attention.relative import DistanceTables

@@ -1,30 +1,21 @@
-"""Transformer module, which processes segments and single tokens; encoder-decoder; inspection of weights."""
+"""Transformer module, which processes segments and single tokens."""
 
 from collections.abc import MutableSequence, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlxf.attention.cache import Context, KVCache
 from rlxf.attention.depth.base import ConfidenceFn, ExitOutputs
 from rlxf.attention.fused_step import FusedStep, NoFusedStep, build_fused_step
-from rlxf.attention.layers import (
-    LayerStack,
-    RecurrentKernelLayer,
-    SegmentStack,
-    StepStack,
-    discarded_inputs,
-    recurrent_cache,
-)
+from rlxf.attention.layer_stack import LayerStack, SegmentStack, StepStack, discarded_inputs
+from rlxf.attention.layers import RecurrentKernelLayer, recurrent_cache
 from rlxf.attention.memory.base import State
 from rlxf.attention.recurrent.base import RecurrentPasses, RecurrentState
-from rlxf.attention.residuals.base import Gate
 from rlxf.attention.state_checks import StateLayout, check_finite
-from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import TokenIndex
 from rlxf.attention.transformer_layers import TransformerLayers
 
@@ -315,7 +306,7 @@ class Transformer(TransformerLayers):
     def weights(
         self, x: Tensor, index: TokenIndex, state: State | None, context: Context | None
     ) -> list[Tensor]:
-        """Return the weights of `attention_weights`, whose first queries are the pattern's global tokens."""
+        """Compute `rlxf.attention.inspection.attention_weights`, with global tokens as the first queries."""
         _, hidden = self.encode(x, index, state, context)
         _, full_index, _ = self.embed(x, index)
         view = self.memory_view(state, full_index)
@@ -371,91 +362,3 @@ class Transformer(TransformerLayers):
         return self.depth.early_exit(
             x, passes, None if confidence_fn is None else lambda s: confidence_fn(self._output(s))
         )
-
-
-class EncoderDecoder(nn.Module):
-    """Encoder-decoder transformer: the decoder attends to the encoder's output.
-
-    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
-
-    Args:
-        encoder: spec of the encoder, usually with ``causal=False``.
-        decoder: spec of the decoder, with ``cross_attention=True``.
-
-    Raises:
-        ValueError: if the widths differ, or the decoder has no cross-attention.
-    """
-
-    def __init__(self, encoder: SpecView, decoder: SpecView):
-        super().__init__()
-        if encoder.width != decoder.width:
-            raise ValueError(
-                f"encoder and decoder must have the same width, got {encoder.width} and {decoder.width}"
-            )
-        if not decoder.cross_attention:
-            raise ValueError("the decoder requires cross_attention=True")
-        self.encoder = Transformer(encoder)
-        self.decoder = Transformer(decoder)
-
-    def forward(
-        self, source: Tensor, source_index: TokenIndex, target: Tensor, target_index: TokenIndex
-    ) -> Tensor:
-        """Encode source (B, N, C) and decode target (B, T, C), each with its index -> (B, T, C)."""
-        encoded = self.encoder.outputs(source, source_index)
-        return self.decoder.outputs(target, target_index, context=Context(encoded, source_index))
-
-
-@torch.no_grad()
-def attention_weights(
-    transformer: Transformer,
-    x: Tensor,
-    index: TokenIndex,
-    state: State | None = None,
-    context: Context | None = None,
-) -> list[Tensor]:
-    """Return the self-attention weights of a segment. Arguments are those of `Transformer.forward`.
-
-    Args:
-        transformer: the model; in training mode the weights include dropout.
-        x: tokens, (B, T, C).
-        index: their positions and episodes, (B, T).
-        state: memory of the M tokens before the segment; None for no memory.
-        context: encoder output for cross-attention; None without it.
-
-    Returns:
-        One tensor (B, H, T, M + T) per pass with attention, in order. Row i holds the weights of query i over
-        the tokens of memory and segment, 0 where masked. A row sums to 1, with softmax1 to at
-        most 1, with `Differential` to about 1 - lambda, and to 0 for a token without visible keys. The sum is
-        below 1 where the denominator of `RFA` is within its noise. The sum is arbitrary where the projection
-        over tokens is learned, as in `Linformer`. The weight of a compressed memory slot is divided evenly
-        among its tokens. Global tokens added by the pattern come first among the keys. Weights of memory
-        tokens, and of attention sinks before the state, are left out.
-    """
-    return [layer[:, :, -index.shape[1] :] for layer in transformer.weights(x, index, state, context)]
-
-
-@torch.no_grad()
-def gate_activations(
-    transformer: Transformer,
-    x: Tensor,
-    index: TokenIndex,
-    state: State | None = None,
-    context: Context | None = None,
-) -> dict[str, Tensor]:
-    """Return the update gate of every gated residual for a segment. Arguments as in `attention_weights`.
-
-    Returns:
-        Module name of each gate -> `Gate.update_gate`, (B, T, C); empty if no residual has an update gate.
-    """
-    names = {module: name for name, module in transformer.named_modules() if isinstance(module, Gate)}
-    activations = {}
-
-    def record(gate: Gate, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        if (activation := gate.update_gate(*inputs)) is not None:
-            activations[names[gate]] = activation
-
-    with ExitStack() as hooks:
-        for gate in names:
-            hooks.callback(gate.register_forward_hook(record).remove)
-        transformer.encode(x, index, state, context)
-    return activations

@@ -12,7 +12,8 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import Context, ProjectedContext
 from rlxf.attention.depth.base import DepthController
 from rlxf.attention.kernels.base import AttentionKernel, Kernel
-from rlxf.attention.layers import Block, Layer, LayerStack, RecurrentBlock, SegmentStack
+from rlxf.attention.layer_stack import LayerStack, SegmentStack
+from rlxf.attention.layers import Block, Layer, RecurrentBlock
 from rlxf.attention.memory.base import MemoryView, NoMemory, State
 from rlxf.attention.modules import NORM_TYPES
 from rlxf.attention.patterns.base import Pattern

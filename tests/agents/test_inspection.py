@@ -16,7 +16,7 @@ from rlxf.agents.inspection import (
 )
 from rlxf.agents.offline.objectives import QRegularized
 from rlxf.attention import Add, TransformerSpec
-from rlxf.attention.transformer import attention_weights, gate_activations
+from rlxf.attention.inspection import attention_weights, gate_activations
 from tests.agents.decision_transformer import test_episode_context as episodes
 from tests.agents.decision_transformer import worlds as offline
 from tests.agents.gtrxl.worlds import (

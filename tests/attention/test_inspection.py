@@ -21,11 +21,11 @@ from rlxf.attention import (
     StreamingXL,
     TransformerSpec,
 )
+from rlxf.attention.inspection import attention_weights, gate_activations
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.layers import Block
 from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.token_index import EMPTY
-from rlxf.attention.transformer import attention_weights, gate_activations
 from tests.attention.passes import assert_close_for_dtype, learn
 from tests.attention.specs import CAUSAL, GTRXL, SPECS, each, new_model, remembering, shared_model
 from tests.attention.worlds import ANYWHERE, Segment, numbers, random_index, random_segment, segmented_index

@@ -19,11 +19,11 @@ from rlxf.attention import (
     Window,
 )
 from rlxf.attention.attention import Attention
+from rlxf.attention.inspection import gate_activations
 from rlxf.attention.kernels.base import RecurrentKernelState
 from rlxf.attention.positions.base import Position
 from rlxf.attention.registry import TECHNIQUES, technique_from_json, technique_to_json
 from rlxf.attention.technique import AttentionFactory, LayerPasses
-from rlxf.attention.transformer import gate_activations
 from tests.attention.specs import new_model
 from tests.attention.worlds import numbers
 

@@ -13,7 +13,7 @@ from matplotlib.image import AxesImage
 from torch import Tensor
 
 from rlxf.attention import State, TokenIndex, Transformer
-from rlxf.attention.transformer import attention_weights
+from rlxf.attention.inspection import attention_weights
 
 PANEL = (2.5, 2.2)
 LEFT, RIGHT, TOP, BOTTOM, GAP = 0.75, 1.0, 0.6, 0.65, (0.15, 0.35)

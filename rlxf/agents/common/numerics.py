@@ -1,27 +1,19 @@
-"""Checks that weights, losses, network outputs and rewards are finite, and that observations are valid."""
+"""Checks that weights, losses, gradients and network outputs are finite."""
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rlxf.attention.parameter_checks import parameter_fault
 from rlxf.attention.recurrent.base import RecurrentState
 from rlxf.attention.token_index import EMPTY, is_tracing
-from rlxf.envs.step_checks import check_finite, check_shapes, range_fault, warn_outside
 from rlxf.training import NumericalError
-from rlxf.utils.errors import FaultyEnvironmentError
 
 ADVICE = "this step did not change the weights; lower the learning rate, or scale down rewards and inputs"
 
@@ -260,138 +252,3 @@ def check_recurrent_state(transformer: Any, state: RecurrentState | None) -> Non
     """
     if (fault := transformer.recurrent_fault(state)) is not None:
         raise NumericalError(f"{fault} before the step; start new episodes, in predict with state=None")
-
-
-STATISTICS = ("obs_rms", "ret_rms", "returns")
-"""Attributes of a ``VecNormalize`` that every step updates."""
-
-
-def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
-    """Return True if a ``VecNormalize`` around the environments normalizes observations.
-
-    Args:
-        env: the environments for the next training of an agent.
-        before: whether the agent learned from normalized observations before.
-
-    Warns:
-        UserWarning: if it did and the observations are raw now.
-    """
-    normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
-    now = normalizer is not None and normalizer.norm_obs
-    if before and not now:
-        warnings.warn(
-            "the agent was trained on observations normalized by VecNormalize, but its environments now "
-            "return raw ones: restore the statistics with "
-            "agent.set_env(rlxf.training.load_normalizer(path, env))",
-            stacklevel=4,
-        )
-    return now
-
-
-@contextmanager
-def restore_stats_on_error(env: VecEnv | None) -> Iterator[None]:
-    """Restore the statistics of a ``VecNormalize`` if the body raises `FaultyEnvironmentError`.
-
-    ``VecNormalize`` updates its statistics before a value can be checked, and a single NaN makes them NaN.
-    """
-    normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
-    own = {} if normalizer is None else vars(normalizer)
-    kept = deepcopy({name: own[name] for name in STATISTICS if name in own})
-    try:
-        yield
-    except FaultyEnvironmentError:
-        own.update(kept)
-        raise
-
-
-def check_observations(
-    name: str,
-    env: VecEnv,
-    obs: VecEnvObs,
-    step: int,
-    environments: Sequence[int] | None = None,
-    space: spaces.Space[Any] | None = None,
-) -> None:
-    """Raise `FaultyEnvironmentError` unless observations are finite, of the right shape and valid choices.
-
-    Under a ``VecNormalize`` the raw values are checked first: after normalization one NaN affects all rows.
-    The space of a ``VecNormalize`` is that of the raw observations, so bounds apply to the raw values.
-
-    Args:
-        name: name of the observations for the message, such as "first observation".
-        env: the environments that returned the observations.
-        obs: observations as the agent receives them.
-        step: steps that each environment has taken.
-        environments: number of the environment of each row; None for 0, 1, 2 ...
-        space: space of one observation; None for that of ``env``.
-
-    Warns:
-        UserWarning: once, if an observation is outside of the bounds of its space.
-    """
-    normalizer = unwrap_vec_normalize(env)
-    raw = None if normalizer is None else vars(normalizer).get("old_obs")  # unset before the first reset
-    if raw is not None:
-        check_finite(name, raw, step, environments)
-    check_finite(name, obs, step, environments)
-    space = space or env.observation_space
-    check_shapes(space, obs, step)
-    _check_choices(space, obs, step)
-    if normalizer is None:
-        warn_outside(env, space, obs, step, environments)
-    elif raw is not None:
-        warn_outside(env, normalizer.venv.observation_space, raw, step, environments)
-
-
-def check_step_results(
-    env: VecEnv,
-    obs: VecEnvObs,
-    rewards: np.ndarray,
-    dones: np.ndarray,
-    step: int,
-    environments: Sequence[int] | None = None,
-    space: spaces.Space[Any] | None = None,
-) -> None:
-    """Raise `FaultyEnvironmentError` unless all results of an environment step are finite and valid.
-
-    Under a ``VecNormalize`` the raw rewards are checked first, as the raw observations are.
-
-    Args:
-        env: the environments that took the step.
-        obs: observations as the agent receives them.
-        rewards: (E,), as the agent receives them.
-        dones: (E,), booleans or numbers, as the environments returned them.
-        step: steps that each environment has taken.
-        environments: number of the environment of each row; None for 0, 1, 2 ...
-        space: space of one observation; None for that of ``env``.
-
-    Warns:
-        UserWarning: once, if an observation is outside of the bounds of its space.
-    """
-    _check_numeric("dones", dones, "True or False", step)
-    normalizer = unwrap_vec_normalize(env)
-    if normalizer is not None:
-        check_finite("reward", normalizer.get_original_reward(), step, environments)
-    _check_numeric("rewards", rewards, "numbers", step)
-    check_finite("reward", rewards, step, environments)
-    check_observations("observation", env, obs, step, environments, space)
-
-
-def _check_numeric(name: str, values: np.ndarray, kind: str, step: int) -> None:
-    if values.dtype.kind not in "biuf":
-        raise FaultyEnvironmentError(
-            f"{name} at step {step} must be {kind}, got {values.tolist()}; correct the environment, or wrap "
-            f"it"
-        )
-
-
-def _check_choices(space: spaces.Space[Any], obs: VecEnvObs, step: int) -> None:
-    """Reject invalid choices and bits, since some vector environments do not check each environment."""
-    if isinstance(space, spaces.Dict):
-        for key, part in space.items():
-            _check_choices(part, obs[key], step)  # type: ignore[call-overload]
-        return
-    fault = range_fault(space, obs)
-    if fault is not None:
-        raise FaultyEnvironmentError(
-            f"an observation at step {step} {fault}; correct the environment, or wrap it"
-        )

@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.checkpoint import check_same_settings, check_unfinished, newest_checkpoint_file
-from rlxf.agents.common.numerics import check_observations, check_step_results, restore_stats_on_error
+from rlxf.agents.common.environment_checks import (
+    check_observations,
+    check_step_results,
+    restore_stats_on_error,
+)
 from rlxf.agents.decision_transformer.acting import ReturnConditionedPolicy
 from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer, Transitions
 from rlxf.agents.offline.checkpoint import read_matching_run

@@ -15,8 +15,8 @@ from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.ppo import GTrXLPPO
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.inspection import gate_activations
 from rlxf.attention.token_index import EMPTY
-from rlxf.attention.transformer import gate_activations
 from rlxf.training.resumed_logger import record_for_tensorboard, writes_tensorboard
 
 

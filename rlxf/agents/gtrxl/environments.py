@@ -13,7 +13,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from rlxf.agents.common.numerics import check_step_results
+from rlxf.agents.common.environment_checks import check_step_results
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import RolloutStep, map_obs
 from rlxf.data.spaces import discrete_start

@@ -14,12 +14,12 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.checkpoint import check_unfinished, newest_checkpoint_file
-from rlxf.agents.common.numerics import (
+from rlxf.agents.common.environment_checks import (
     check_observations,
-    check_parameters,
     normalizes_observations,
     restore_stats_on_error,
 )
+from rlxf.agents.common.numerics import check_parameters
 from rlxf.agents.common.retrieval import check_no_datastore
 from rlxf.agents.common.weights import sync_normalization_statistics, sync_processes
 from rlxf.agents.gtrxl import resume

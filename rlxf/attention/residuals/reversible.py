@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from rlxf.attention.layers import SegmentStack, discarded_inputs
+from rlxf.attention.layer_stack import SegmentStack, discarded_inputs
 from rlxf.attention.modules import NormType, PreNorm, keep_matmul_dtype
 from rlxf.attention.residuals.base import Residual, Sum
 from rlxf.attention.technique import LayerPasses, SpecView

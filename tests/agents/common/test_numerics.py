@@ -10,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import DecisionTransformer, evaluate
-from rlxf.agents.common.numerics import check_observations, check_step_results
+from rlxf.agents.common.environment_checks import check_observations, check_step_results
 from rlxf.agents.decision_transformer import MaximumEntropy
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
 from rlxf.agents.pretraining import MaskedPretraining

@@ -10,7 +10,7 @@ from rlxf import BehaviorCloning, DecisionTransformer, TransformerSpec
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.decision_transformer.callbacks import ContextAttentionCallback, window_figure
 from rlxf.attention import XL, Add, RoPE, Strided, Window
-from rlxf.attention.transformer import attention_weights
+from rlxf.attention.inspection import attention_weights
 from tests.datasets import ID, record_cartpole
 
 CORES = {

@@ -31,7 +31,7 @@ from rlxf.agents.gtrxl.callbacks import (
 )
 from rlxf.attention import Add, LearnedAbsolute, Softmax, TokenIndex, Window
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.transformer import attention_weights
+from rlxf.attention.inspection import attention_weights
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     GOES_ON,

@@ -7,7 +7,8 @@ from gymnasium import spaces
 
 from rlxf.agents.gtrxl import MlpGTrXLPolicy, MultiInputGTrXLPolicy
 from rlxf.agents.gtrxl.losses import PPOLoss
-from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer, _windows
+from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
+from rlxf.agents.gtrxl.state_buffer import _windows
 from rlxf.attention.token_index import EMPTY
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.training.process_group import ProcessGroup

@@ -16,9 +16,9 @@ from rlxf.attention import (
     TransformerSpec,
     Window,
 )
+from rlxf.attention.inspection import attention_weights
 from rlxf.attention.memory.compression import COMPRESSIONS
 from rlxf.attention.token_index import EMPTY
-from rlxf.attention.transformer import attention_weights
 from tests.attention.oracle import close
 from tests.attention.passes import act, learn
 from tests.attention.specs import DEFAULT, new_model, shared_model

@@ -20,10 +20,10 @@ from rlxf.attention import (
     Universal,
     Window,
 )
+from rlxf.attention.inspection import attention_weights
 from rlxf.attention.memory import knn_attention as knn_attention
 from rlxf.attention.memory.knn_attention import SEARCH_FUNCTIONS
 from rlxf.attention.token_index import EMPTY
-from rlxf.attention.transformer import attention_weights
 from tests.attention.oracle import close
 from tests.attention.passes import act, assert_close_for_dtype, learn
 from tests.attention.specs import DEFAULT, new_model, shared_model
