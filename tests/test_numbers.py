@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from benchmarks import ablation, cores, corridors, learning, mixers
 from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
@@ -58,16 +59,22 @@ def test_table_of_implementation_details():
     assert_on_page("online", ablation.rows(runs))
 
 
-def test_table_of_cartpole_without_velocities():
-    document = json.loads((NUMBERS / "no-velocity.json").read_text())
-    agents = list(dict.fromkeys(run["agent"] for run in document["runs"]))
-    plan = Plan.read(ROOT / "scripts/experiments/no-velocity.toml").selection(["CartPole"], agents)
-    runs = {(run["task"], run["agent"], run["seed"]): run for run in document["runs"]}
-    results = Results(
-        plan, tuple(result(cell, runs[cell.task, cell.agent, cell.seed]) for cell in plan.cells())
-    )
-    table = Summary(results).tables[0].markdown().partition("\n\n")[2].strip()
-    assert f"\n{table}\n\n" in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["no-velocity"])
+def test_tables_of_experiments(name):
+    runs = json.loads((NUMBERS / f"{name}.json").read_text())["runs"]
+    for task in dict.fromkeys(run["task"] for run in runs):
+        assert f"\n{experiment_table(name, task, runs)}\n\n" in (ROOT / "docs" / "results.md").read_text(
+            "utf-8"
+        )
+
+
+def experiment_table(name, task, runs):
+    """Return the table of a task, made from the returns of an experiment."""
+    own = {(run["agent"], run["seed"]): run for run in runs if run["task"] == task}
+    agents = list(dict.fromkeys(agent for agent, _ in own))
+    plan = Plan.read(ROOT / f"scripts/experiments/{name}.toml").selection([task], agents)
+    results = Results(plan, tuple(result(cell, own[cell.agent, cell.seed]) for cell in plan.cells()))
+    return Summary(results).tables[0].markdown().partition("\n\n")[2].strip()
 
 
 def result(cell, run):

@@ -118,7 +118,9 @@ def _task_cells(results: Results, task: Task, agent: str) -> list[str]:
 
 
 def _score_table(summary: Summary) -> Table:
-    title = f"Normalized scores over {len(summary.tasks)} tasks (95% intervals)"
+    names = [task.name for task in summary.tasks]
+    over = f"over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
+    title = f"Normalized scores {over} (95% intervals)"
     table = Table(*ALL_COLUMNS, title=title)
     for agent, tables in summary.scores.items():
         reference = next(iter(summary.scores.values()))
