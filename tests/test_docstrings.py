@@ -39,7 +39,14 @@ BRITISH_SPELLING = re.compile(
 )
 FOREIGN_NAMES = {
     *("DataCollector", "combine_datasets", "create_dataset_from_buffers", "get_normalized_score"),  # Minari
-    *("DistributedDataParallel", "ReLU", "exp_avg", "flex_attention"),  # torch
+    *(
+        "DistributedDataParallel",
+        "ReLU",
+        "exp_avg",
+        "flex_attention",
+        "use_deterministic_algorithms",
+    ),  # torch
+    *("sync_tensorboard",),  # W&B
     *("TORCH_DISABLE_SHARE_RDZV_TCP_STORE",),
     *("JaxToTorch", "NumpyToTorch", "VectorWrapper", "final_observation"),  # Gymnasium and ManiSkill
     *("CnnPolicy", "MultiInputPolicy", "get_parameters"),  # Stable-Baselines3
