@@ -43,7 +43,7 @@ def needs_trust(settings: Mapping[str, Any]) -> bool:
 
 
 def check_same(job: "Job", settings: Mapping[str, Any], file: Path) -> None:
-    """Raise ValueError if a run exists and was made with other options.
+    """Raise ValueError if a run exists and was made with other options, or with unknown ones.
 
     Args:
         job: the run.
@@ -61,6 +61,11 @@ def check_same(job: "Job", settings: Mapping[str, Any], file: Path) -> None:
         )
     if not (folder / "config.json").is_file():
         return
+    if outcome is None:
+        raise ValueError(
+            f"{folder} was not made by {file}, or its record {job.sibling('json')} is missing, so its "
+            f"options are unknown: move the folder, or choose another one with --output"
+        )
     config = RunFolder.reopen(folder).config
     for name in ("env", "env_kwargs"):
         if name in settings and config.get(name) != settings[name]:

@@ -26,7 +26,7 @@ from rlxf.utils.tables import Table
 
 STATISTICS = ("mean", "iqm", "median")
 HEADINGS = ("seeds", "steps", "mean (95% interval)", "IQM (95% interval)", "median (95% interval)", "AUC")
-NO_INTERVAL = "A group with one seed has no interval."
+NO_INTERVAL = "A group with one seed has no interval, and neither has a probability that compares it."
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class GroupScores:
             there are none.
         improvement: probability that a seed of the first group of the task scores higher than one of this
             group; None for the first group.
+        compared_seeds: the smaller one of the numbers of seeds that this probability compares.
     """
 
     label: str
@@ -60,6 +61,7 @@ class GroupScores:
     median: Interval
     area: float | None
     improvement: Interval | None
+    compared_seeds: int
 
     @property
     def seeds(self) -> int:
@@ -73,7 +75,7 @@ class GroupScores:
         for name in STATISTICS:
             record |= _ends(name, getattr(self, name), self.seeds > 1)
         record |= {"area_under_curve": self.area}
-        return record | _ends("probability_of_improvement", self.improvement, self.seeds > 1)
+        return record | _ends("probability_of_improvement", self.improvement, self.compared_seeds > 1)
 
 
 def _ends(name: str, interval: Interval | None, defined: bool) -> dict[str, float | None]:
@@ -125,6 +127,7 @@ def _statistics(
         median=median_over_runs([scores]),
         area=float(np.mean(areas)) if areas else None,
         improvement=None if first is None else probability_of_improvement([first], [scores]),
+        compared_seeds=len(scores) if first is None else min(len(first), len(scores)),
     )
 
 
@@ -164,7 +167,7 @@ def _cells(row: GroupScores) -> list[str]:
         f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}",
         *(format_interval(getattr(row, name), row.seeds) for name in STATISTICS),
         "" if row.area is None else f"{row.area:.4g}",
-        "" if row.improvement is None else format_interval(row.improvement, row.seeds, ".2f"),
+        "" if row.improvement is None else format_interval(row.improvement, row.compared_seeds, ".2f"),
     ]
 
 

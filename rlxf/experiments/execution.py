@@ -5,11 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +25,8 @@ LOG_TAIL = 16_384
 MESSAGE_CHARACTERS = 500
 POLL_SECONDS = 1.0
 """Time between two calls of the function that decides whether a process is stopped early."""
+LOCK_SECONDS = 0.2
+"""Time between two attempts to get a lock, and between two signals to runs that are stopped."""
 
 
 class ExperimentError(OSError, ValueError):
@@ -68,13 +71,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """State of a run after its last attempt.
+    """State of a run since the start of its last attempt.
 
     Args:
         command: words of the command and its options.
-        returncode: exit status of the process; 0 after success, negative after a signal.
+        returncode: exit status of the process; 0 after success, negative after a signal. None while it
+            trains, and after the program that started it was killed.
         message: last line of its output after a failure.
-        seconds: wall-clock time of all attempts.
+        seconds: wall-clock time of all attempts that have ended.
         attempts: number of processes that were started.
     """
 
@@ -86,7 +90,7 @@ class Outcome:
 
     @classmethod
     def read(cls, job: Job) -> Self | None:
-        """Read the outcome of the last attempt; None if there was none.
+        """Read the state of the last attempt; None if there was none.
 
         Raises:
             ExperimentError: if the file is damaged.
@@ -112,6 +116,8 @@ def is_complete(job: Job) -> bool:
 
 _running: set[subprocess.Popen] = set()
 """Processes of this process that train now."""
+_stopping = threading.Event()
+"""Set while `stop_all` waits; runs that wait for a lock are then cancelled."""
 
 
 def run_job(job: Job, should_stop: Callable[[], bool] | None = None) -> Outcome:
@@ -124,26 +130,35 @@ def run_job(job: Job, should_stop: Callable[[], bool] | None = None) -> Outcome:
         job: the run.
         should_stop: function that is called every second; the process receives SIGTERM once it returns True.
             None trains to the end.
+
+    Raises:
+        CancelledError: if `stop_all` is called while another process trains in this folder.
     """
     make_folder(Path(job.folder).parent, exist_ok=True)
     with locked(job.sibling("lock")) as lock:
         before = Outcome.read(job) or Outcome([job.command, *job.arguments])
         if is_complete(job):
-            return before if before.returncode == 0 else _recorded(job, before, 0, "", 0.0)
+            return before if before.returncode == 0 else _recorded(job, before, 0, "", _orphan_seconds(job))
         if not job.command.startswith(RESUMED):
             shutil.rmtree(job.folder, ignore_errors=True)
+        started = replace(before, returncode=None, attempts=before.attempts + 1)
+        started.write(job)  # so that the options are known, even if this process is killed
         start = time.monotonic()
         code = _train(job, lock, should_stop)
         message = "" if code == 0 else last_line(job.sibling("log"))
-        return _recorded(job, before, code, message, time.monotonic() - start)
+        return _recorded(job, started, code, message, time.monotonic() - start)
 
 
-def _recorded(job: Job, before: Outcome, code: int, message: str, seconds: float) -> Outcome:
-    outcome = Outcome(
-        [job.command, *job.arguments], code, message, before.seconds + seconds, before.attempts + 1
-    )
+def _recorded(job: Job, started: Outcome, code: int, message: str, seconds: float) -> Outcome:
+    outcome = replace(started, returncode=code, message=message, seconds=started.seconds + seconds)
     outcome.write(job)
     return outcome
+
+
+def _orphan_seconds(job: Job) -> float:
+    """Return the time of the last attempt of a complete run whose process outlived this program."""
+    start, end = job.sibling("json"), Path(job.folder) / COMPLETED
+    return max(0.0, end.stat().st_mtime - start.stat().st_mtime) if start.is_file() else 0.0
 
 
 def _train(job: Job, lock: int, should_stop: Callable[[], bool] | None) -> int:
@@ -181,18 +196,31 @@ def _wait(process: subprocess.Popen, should_stop: Callable[[], bool]) -> int:
 
 
 @contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[int]:
+def locked(path: Path, patient: bool = True) -> Iterator[int]:
     """Hold an exclusive lock on a file, and yield its descriptor.
 
     Raises:
-        BlockingIOError: if ``wait`` is False, and another process holds the lock.
+        BlockingIOError: if ``patient`` is False, and another process holds the lock.
+        CancelledError: if `stop_all` is called while this function waits.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        while not _try_lock(descriptor):
+            if not patient:
+                raise BlockingIOError(f"another process holds {path}")
+            if _stopping.wait(LOCK_SECONDS):
+                raise CancelledError(f"stopped before {path} was free")
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager
@@ -205,7 +233,7 @@ def only_process(folder: Path) -> Iterator[None]:
     make_folder(folder, exist_ok=True)
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(folder / ".lock", wait=False))
+            stack.enter_context(locked(folder / ".lock", patient=False))
         except BlockingIOError:
             raise ExperimentError(
                 f"another process works on the experiment in {folder}; wait for it, or choose another folder "
@@ -242,14 +270,27 @@ def run_jobs(
             error = future.exception()
             on_outcome(futures[future], future.result() if error is None else error)
     except BaseException:
-        for future in futures:
-            future.cancel()
-        stop_running()
+        stop_all(futures)
         raise
 
 
-def stop_running() -> None:
-    """Ask the processes that train to save their progress, and wait until they end."""
+def stop_all(futures: Collection[Future[Any]]) -> None:
+    """Cancel runs that have not started, let the others save their progress, and wait until all have ended.
+
+    Args:
+        futures: calls of `run_job`, or of functions that call it, in threads of this process or on a cluster.
+    """
+    _stopping.set()
+    try:
+        for future in futures:
+            future.cancel()
+        while wait(futures, timeout=LOCK_SECONDS).not_done:
+            _stop_running()  # again for a process that was being started
+    finally:
+        _stopping.clear()
+
+
+def _stop_running() -> None:
     for process in list(_running):
         process.terminate()
     for process in list(_running):

@@ -22,17 +22,21 @@ class RunResult:
         cell: the run.
         returns: float64 (n,), return of each evaluation episode; None if the run is not complete.
         outcome: outcome of the last attempt; None before the first.
+        checkpoint: evaluated checkpoint, "last" or "best".
     """
 
     cell: Cell
     returns: NDArray[np.float64] | None
     outcome: Outcome | None
+    checkpoint: str = "last"
 
     @property
     def failure(self) -> str:
         """Reason why the run is not complete after its last attempt; "" if there was none."""
         if self.returns is not None or self.outcome is None or self.outcome.returncode == 0:
             return ""
+        if self.outcome.returncode is None:
+            return "the program that started it was killed"
         return self.outcome.message or f"exit status {self.outcome.returncode}"
 
 
@@ -51,13 +55,23 @@ class Results:
     def returns(self, task: str, agent: str) -> NDArray[np.float64] | None:
         """Return the returns (S, E) of the complete runs of an agent on a task; None if there are none.
 
-        Runs with fewer episodes than others limit E to theirs, so that all seeds have the same weight.
+        Raises:
+            ExperimentError: if runs have different numbers of evaluation episodes. The first episodes of a
+                run are not a random sample of all, because they are in the order in which they ended.
         """
         found = [run.returns for run in self.of(task, agent) if run.returns is not None]
-        if not found:
-            return None
-        episodes = min(map(len, found))
-        return np.stack([returns[:episodes] for returns in found])
+        if len(episodes := sorted({len(returns) for returns in found})) > 1:
+            raise ExperimentError(
+                f"the runs of {agent} on {task} have {', '.join(map(str, episodes))} evaluation episodes; "
+                f"remove the folders of those with another number than the file asks for, to repeat them"
+            )
+        return np.stack(found) if found else None
+
+    def label(self, agent: str, tasks: Sequence[str]) -> str:
+        """Return the name of an agent, with the checkpoint unless it is that of the experiment."""
+        runs = [run for task in tasks for run in self.of(task, agent) if run.returns is not None]
+        others = sorted({run.checkpoint for run in runs} - {self.plan.checkpoint})
+        return f"{agent} ({', '.join(others)} checkpoint)" if others else agent
 
     def scores(self, task: Task, agent: str) -> NDArray[np.float64] | None:
         """Return the normalized scores (S, E) of an agent on a task with a `Task.score_range`."""
@@ -87,22 +101,25 @@ def read_results(plan: Plan, jobs: Sequence[tuple[Cell, Job]]) -> Results:
 
 
 def _read_run(cell: Cell, job: Job, checkpoint: str) -> RunResult:
-    returns = read_returns(Path(job.folder) / EVALUATION, checkpoint) if is_complete(job) else None
-    return RunResult(cell, returns, Outcome.read(job))
+    if not is_complete(job):
+        return RunResult(cell, None, Outcome.read(job))
+    returns, used = read_returns(Path(job.folder) / EVALUATION, checkpoint)
+    return RunResult(cell, returns, Outcome.read(job), used)
 
 
-def read_returns(file: Path, checkpoint: str) -> NDArray[np.float64]:
-    """Read the returns (n,) of a checkpoint in the final evaluation of a run.
+def read_returns(file: Path, checkpoint: str) -> tuple[NDArray[np.float64], str]:
+    """Read the returns (n,) of a checkpoint in the final evaluation of a run, and the name of the checkpoint.
 
     An agent that is conditioned on several target returns has those of the first target. A run without a best
-    checkpoint has those of the last one.
+    checkpoint, such as one of a baseline, has those of the last one.
 
     Raises:
         ExperimentError: if the file is missing or damaged.
     """
     try:
         document = load_json_file(file)
-        report: dict[str, Any] = document[checkpoint if checkpoint in document else "last"]
+        used = checkpoint if checkpoint in document else "last"
+        report: dict[str, Any] = document[used]
         report = report["targets"][0] if "targets" in report else report
         returns = np.array(report["returns"], np.float64)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
@@ -111,4 +128,4 @@ def read_returns(file: Path, checkpoint: str) -> NDArray[np.float64]:
         ) from error
     if returns.ndim != 1 or not len(returns):
         raise ExperimentError(f"{file} has no returns: remove the folder of the run to repeat it")
-    return returns
+    return returns, used

@@ -91,7 +91,7 @@ class Summary:
 def _task_table(results: Results, task: Task) -> Table:
     table = Table(*TASK_COLUMNS, title=f"{task.name}: returns, {results.plan.checkpoint} checkpoint")
     for agent in _agents(results.plan, task):
-        table.add_row(agent, *_task_cells(results, task, agent))
+        table.add_row(results.label(agent, [task.name]), *_task_cells(results, task, agent))
     return table
 
 
@@ -125,7 +125,7 @@ def _score_table(summary: Summary) -> Table:
     for agent, tables in summary.scores.items():
         reference = next(iter(summary.scores.values()))
         table.add_row(
-            agent,
+            summary.results.label(agent, names),
             str(min(map(len, tables))),
             *(f"{value:.2f}" for value in summary.statistics[agent].values()),
             "" if tables is reference else f"{probability_of_improvement(tables, reference):.2f}",
@@ -153,7 +153,7 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
         ExperimentError: if the log of a run is damaged.
     """
     tables = [table.markdown() for table in summary.tables]
-    text = "\n\n".join([*tables, NOTE, *_failures(summary.results)])
+    text = "\n\n".join([*tables, NOTE, *_left_out(summary.results.plan), *_failures(summary.results)])
     yield _written(folder / "table.md", f"{text}\n".encode())
     yield _written(folder / "results.json", dump_json(_as_json(summary), indent=1))
     figures = dict(_figures(summary, folder))
@@ -168,6 +168,20 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
 def _written(path: Path, content: bytes) -> Path:
     atomic_write(path, lambda file: file.write(content))
     return path
+
+
+def _drawn(plan: Plan) -> list[str]:
+    """Return the names of the agents in the figures."""
+    return [agent.name for agent in plan.agents][:MAX_LINES]
+
+
+def _left_out(plan: Plan) -> list[str]:
+    """Return a sentence about tasks and agents that the figures leave out; none if they show all."""
+    agents, tasks = len(plan.agents), len(plan.tasks)
+    if agents <= MAX_LINES and tasks <= MAX_PANELS:
+        return []
+    shown = f"{min(agents, MAX_LINES)} of {agents} agents and {min(tasks, MAX_PANELS)} of {tasks} tasks"
+    return [f"The figures show the first {shown}."]
 
 
 def _failures(results: Results) -> list[str]:
@@ -185,6 +199,7 @@ def _as_json(summary: Summary) -> dict[str, Any]:
                 "agent": run.cell.agent,
                 "seed": run.cell.seed,
                 "returns": None if run.returns is None else run.returns.tolist(),
+                "checkpoint": None if run.returns is None else run.checkpoint,
                 "seconds": None if run.outcome is None else run.outcome.seconds,
                 "failure": run.failure or None,
             }
@@ -203,13 +218,13 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
     groups = [
         group
         for task in results.plan.tasks[:MAX_PANELS]
-        for agent in _agents(results.plan, task)[:MAX_LINES]
-        if (group := _group(results, folder, task.name, agent)).curves
+        for agent in _agents(results.plan, task)
+        if agent in _drawn(results.plan) and (group := _group(results, folder, task.name, agent)).curves
     ]
     if groups:
         yield CURVES, learning_curves(groups, METRIC)
-    if summary.scores:
-        yield PROFILE, performance_profile_figure(summary.scores)
+    if scores := {agent: summary.scores[agent] for agent in _drawn(results.plan) if agent in summary.scores}:
+        yield PROFILE, performance_profile_figure(scores)
 
 
 def _group(results: Results, folder: Path, task: str, agent: str) -> Group:

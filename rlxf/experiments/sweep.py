@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import isfinite
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlxf.experiments.curves import describe_metrics, find_curve, metrics_of
-from rlxf.experiments.execution import Job, locked, run_job, stop_running
+from rlxf.experiments.execution import Job, locked, run_job, stop_all
 from rlxf.experiments.results import read_returns
 from rlxf.experiments.study import REASON, SweepStudy, storage_errors
 from rlxf.experiments.sweep_plan import METRIC, SweepPlan
@@ -76,7 +76,8 @@ class LearningCurve:
         self.trial, self.folder, self.plan, self.name = trial, folder, plan, study.name
         self.first = index * POINTS
         known = study.frozen(trial.number).intermediate_values
-        self.reported = max((step - self.first for step in known if step - self.first < POINTS), default=0)
+        own = [step - self.first for step in known if 0 < step - self.first < POINTS]
+        self.reported = max(own, default=0)
         self.pruned = False
 
     def __call__(self) -> bool:
@@ -87,7 +88,7 @@ class LearningCurve:
             values = self._values()
         except (OSError, ValueError, KeyError, TypeError):  # a file that is being written
             return False
-        for point in range(max(self.reported, 0) + 1, POINTS):
+        for point in range(self.reported + 1, POINTS):
             if not np.isfinite(values[point]):
                 continue
             self.reported = point
@@ -149,13 +150,9 @@ class Sweep:
                 for worker in as_completed(workers):
                     worker.result()
             except BaseException:
-                self._stop(workers)
+                self._stopped.set()
+                stop_all(workers)
                 raise
-
-    def _stop(self, workers: list[Future[None]]) -> None:
-        self._stopped.set()
-        while wait(workers, timeout=0.2).not_done:
-            stop_running()
 
     def _work(self) -> None:
         while not self._stopped.is_set():
@@ -190,7 +187,7 @@ class Sweep:
                 continue
             held = ExitStack()
             try:
-                held.enter_context(locked(self._lock_file(each.number), wait=False))
+                held.enter_context(locked(self._lock_file(each.number), patient=False))
             except BlockingIOError:
                 continue
             trial = self.study.trial(each.number)
@@ -212,18 +209,26 @@ class Sweep:
         """Train the runs of a trial, and store its end."""
         start = time.monotonic()
         searched: dict[str, Any] = {}
-        value, reason, pruned = None, "", False
+        value, reason = None, ""
         try:
             searched = self.plan.space.restore(trial.params, self.plan.fixed)
-            values = [self._train(trial, searched, index) for index in range(len(self.plan.seeds))]
-            pruned = None in values
-            value = None if pruned else float(np.mean([each for each in values if each is not None]))
+            value = self._mean_objective(trial, searched)
         except (ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
-        state = "failed" if reason else "pruned" if pruned else "complete"
+        state = "failed" if reason else "pruned" if value is None else "complete"
         with storage_errors(self.study.name):
             self._tell(trial, state, value, reason)
         return TrialEnd(trial.number, state, value, reason, searched, time.monotonic() - start)
+
+    def _mean_objective(self, trial: "Trial", searched: Mapping[str, Any]) -> float | None:
+        """Train a run for each seed, and return the mean objective; None once a run is pruned."""
+        values = []
+        for index in range(len(self.plan.seeds)):
+            value = self._train(trial, searched, index)
+            if value is None:
+                return None
+            values.append(value)
+        return float(np.mean(values))
 
     def _tell(self, trial: "Trial", state: str, value: float | None, reason: str) -> None:
         from optuna.trial import TrialState
@@ -273,7 +278,7 @@ def objective(folder: Path, metric: str) -> float:
         ValueError: if there is none, or it is not finite.
     """
     if metric == METRIC:
-        value = float(read_returns(folder / EVALUATION, "last").mean())
+        value = float(read_returns(folder / EVALUATION, "last")[0].mean())
     else:
         curve = find_curve(folder, metric)
         if curve is None:

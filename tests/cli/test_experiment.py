@@ -91,6 +91,9 @@ def test_changed_options_are_refused(folder, capsys):
     config.write_text(config.read_text().replace("CartPole-v1", "evil:CartPole-v1"))
     message = refused(capsys, "experiment", "small.toml")
     assert "has env = 'evil:CartPole-v1' in its config.json" in message
+    (folder / "pole/random/seed-0.json").unlink()
+    message = refused(capsys, "experiment", "small.toml")
+    assert "its record runs/small/pole/random/seed-0.json is missing, so its options are unknown" in message
 
 
 @pytest.mark.parametrize(

@@ -56,12 +56,21 @@ def test_nothing_is_averaged_over_tasks():
     assert {task: len(members) for task, members in by_task(groups).items()} == {"T-v0": 2, "S-v0": 1}
 
 
+@pytest.mark.parametrize("sizes", [(1, 3), (3, 1)])
+def test_a_comparison_with_one_seed_has_no_interval(sizes):
+    first, second = (group(name, range(size)) for name, size in zip("ab", sizes, strict=True))
+    record = compare_groups([first, second])[1].record()
+    assert record["probability_of_improvement"] is not None
+    assert record["probability_of_improvement_low"] is None
+    assert " to " not in comparison_table(compare_groups([first, second]), "x").markdown().split("|")[-3]
+
+
 def test_one_seed_has_no_interval():
     (found,) = compare_groups([group("a", [3])])
     assert found.record() | {"mean": 3, "mean_low": None, "mean_high": None} == found.record()
     text = str(comparison_table([found], "x"))
     assert " to " not in text
-    assert "A group with one seed has no interval." in text
+    assert "A group with one seed has no interval" in text
 
 
 def test_the_table_names_task_metric_seeds_and_the_first_group():

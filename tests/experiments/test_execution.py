@@ -20,10 +20,11 @@ from rlxf.experiments.execution import (
     is_complete,
     last_line,
     local_executor,
+    locked,
     only_process,
     run_job,
     run_jobs,
-    stop_running,
+    stop_all,
 )
 
 SHORT = ("--env", "CartPole-v1", "--episodes", "2", "--quiet")
@@ -140,6 +141,52 @@ def test_an_interrupt_saves_the_progress_and_cancels_the_rest(tmp_path):
     assert not training(Path(first.folder))
 
 
+@pytest.mark.faults
+def test_an_error_also_stops_the_run_that_starts_at_this_moment(tmp_path):
+    first = Job(str(tmp_path / "first"), "baseline random", ("--env", "NoSuchTask-v0"))
+    second = Job(str(tmp_path / "second"), "train gtrxl", (*GTRXL, "--total-timesteps", "1e6"), trusted=True)
+
+    def fail(job, outcome) -> None:
+        wait_for(lambda: Path(second.folder).exists())
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"), local_executor(1) as executor:
+        run_jobs([first, second], executor, fail)
+    assert Outcome.read(second).returncode != 0
+    assert not training(Path(second.folder))
+
+
+def test_an_interrupt_ends_the_wait_for_the_lock_of_a_run(tmp_path):
+    job = random_job(tmp_path)
+
+    def interrupt() -> None:
+        time.sleep(0.5)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with locked(job.sibling("lock")), pytest.raises(KeyboardInterrupt), local_executor(1) as executor:
+        run_jobs([job], executor, lambda job, outcome: None)
+    assert not Path(job.folder).exists()
+    assert Outcome.read(job) is None
+
+
+@pytest.mark.faults
+def test_the_options_of_a_run_are_recorded_before_it_trains(tmp_path):
+    """The caller is killed at once; its process ends, and the run counts as complete, with its time."""
+    job = random_job(tmp_path)
+    code = f"from rlxf.experiments.execution import *; run_job({job!r})"
+    caller = subprocess.Popen([sys.executable, "-c", code])
+    wait_for(lambda: training(Path(job.folder)) not in ([], [caller.pid]))
+    caller.kill()
+    caller.wait()
+    begun = Outcome.read(job)
+    assert (begun.command, begun.returncode, begun.attempts) == ([job.command, *job.arguments], None, 1)
+    wait_for(lambda: is_complete(job))
+    outcome = run_job(job)
+    assert (outcome.returncode, outcome.attempts) == (0, 1)
+    assert outcome.seconds > 0
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_run_is_stopped_early_and_can_be_resumed(tmp_path):
@@ -179,7 +226,7 @@ def test_the_process_of_a_dead_caller_keeps_the_lock(tmp_path):
         assert training(Path(job.folder)) == [orphan]
         os.kill(orphan, signal.SIGKILL)
         wait_for(lambda: [pid for pid in training(Path(job.folder)) if pid != orphan])
-        stop_running()
+        stop_all([future])
         assert future.result().returncode != 0
 
 

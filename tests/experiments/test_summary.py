@@ -1,11 +1,13 @@
 """Tests of the tables, numbers and figures of an experiment."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from rlxf.experiments.execution import Outcome
+from rlxf.experiments.execution import ExperimentError, Outcome
+from rlxf.experiments.figures import MAX_LINES
 from rlxf.experiments.plan import Plan
 from rlxf.experiments.results import Results, RunResult
 from rlxf.experiments.summary import Summary, write_summary
@@ -97,3 +99,32 @@ def test_files_of_a_selection_replace_those_of_all_tasks(plan, tmp_path):
     assert names == ["table.md", "results.json"], "maze has no score_range"
     assert not (tmp_path / "profile.png").exists()
     assert "pole" not in (tmp_path / "table.md").read_text()
+
+
+def test_a_table_of_best_checkpoints_names_runs_with_the_last_one(plan):
+    best = replace(plan, checkpoint="best")
+    runs = [
+        RunResult(cell, RETURNS[cell.name], None, "last" if cell.agent == "random" else "best")
+        for cell in best.cells()
+    ]
+    for table in Summary(Results(best, tuple(runs))).tables:
+        assert list(rows(table))[1:] == ["ppo", "random (last checkpoint)"]
+
+
+def test_different_numbers_of_episodes_are_refused(plan):
+    runs = [RunResult(cell, np.zeros(3 + cell.seed % 2), None) for cell in plan.cells()]
+    with pytest.raises(ExperimentError, match="the runs of ppo on pole have 3, 4 evaluation episodes"):
+        Results(plan, tuple(runs)).returns("pole", "ppo")
+
+
+def test_figures_of_many_agents_show_the_first_ones(tmp_path):
+    names = [f"agent-{number}" for number in range(MAX_LINES + 2)]
+    agents = "\n".join(f'[agents.{name}]\ncommand = "baseline random"' for name in names)
+    (tmp_path / "many.toml").write_text(f"{FILE.partition('[agents')[0]}{agents}")
+    many = Plan.read(tmp_path / "many.toml")
+    runs = [RunResult(cell, np.full(4, float(cell.seed)), None) for cell in many.cells()]
+    written = list(write_summary(Summary(Results(many, tuple(runs))), tmp_path))
+    assert tmp_path / "profile.png" in written
+    text = (tmp_path / "table.md").read_text()
+    assert f"first {MAX_LINES} of {MAX_LINES + 2} agents and 2 of 2 tasks." in text
+    assert f"| {names[-1]} |" in text

@@ -92,6 +92,14 @@ def test_trials_below_the_median_are_pruned_at_any_polling(tmp_path, monkeypatch
     assert [(end.state, end.options) for end in late] == [(end.state, end.options) for end in ends]
 
 
+def test_a_pruned_trial_trains_no_further_seeds(tmp_path):
+    sweep, _, ends = make_sweep(tmp_path, f"seeds = 3\n{EARLY}".replace("trials = 8", "trials = 10"))
+    sweep.run(1)
+    trained = {end.number: len(list(tmp_path.glob(f"trial-{end.number:04}/seed-?"))) for end in ends}
+    assert {trained[end.number] for end in ends if end.state == "complete"} == {3}
+    assert {trained[end.number] for end in ends if end.state == "pruned"} == {1}
+
+
 def test_failures_have_a_reason_and_do_not_end_the_sweep(tmp_path, monkeypatch):
     def run(job, should_stop):
         number = int(Path(job.folder).parent.name.removeprefix("trial-"))
