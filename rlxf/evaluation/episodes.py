@@ -152,16 +152,22 @@ def _depth_of(agent: PolicyPredictor) -> dict[str, float]:
 def _sweep(
     run: Callable[[str, VecEnv], Report], label: str, env: VecEnv, targets: list[float], seed: int | None
 ) -> dict[float, Report]:
-    """Play the same episodes once for each target, and return the report of each target."""
+    """Play the same episodes once for each target, and return the report of each target.
+
+    The target return of an environment that the caller has wrapped is restored at the end.
+    """
     wrapper = unwrap_vec_wrapper(env, ReturnToGo)
     if wrapper is None:
         env = wrapper = ReturnToGo(env, targets[0])
-    reports = {}
-    for target in targets:
-        wrapper.target_return = target
-        if seed is not None:
-            env.seed(seed)
-        reports[target] = run(f"{label}, target return {target:g}", env)
+    before, reports = wrapper.target_return, {}
+    try:
+        for target in targets:
+            wrapper.target_return = target
+            if seed is not None:
+                env.seed(seed)
+            reports[target] = run(f"{label}, target return {target:g}", env)
+    finally:
+        wrapper.target_return = before
     return reports
 
 

@@ -39,6 +39,7 @@ def test_environments_in_return_to_go_are_used():
     env = VecMonitor(ReturnToGo(vec(ActionRewardEnv(), ActionRewardEnv()), 0.0))
     sweep = evaluate(TargetFollower(), env, 4, target_returns=[2, 3])
     assert sweep.achieved.tolist() == pytest.approx([2, 3])
+    assert env.venv.target_return.tolist() == [0.0, 0.0]
 
 
 def test_all_targets_use_the_same_episodes():

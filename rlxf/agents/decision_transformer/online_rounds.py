@@ -177,13 +177,11 @@ class OnlineRounds:
     def pop_due_updates(self) -> int:
         """Begin the next round if the steps of this one are complete; return the number of due updates.
 
-        It is 0 while the steps are incomplete.
+        It is 0 while the steps are incomplete. A step of many environments may complete several rounds.
         """
-        if self._steps_taken < self.steps:
-            return 0
-        self._steps_taken -= self.steps
-        self.completed += 1
-        return self.updates
+        rounds, self._steps_taken = divmod(self._steps_taken, self.steps)
+        self.completed += rounds
+        return rounds * self.updates
 
     def finish(self) -> int:
         """End the last round, which may be incomplete; return its updates, in proportion to its steps."""

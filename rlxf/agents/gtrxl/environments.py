@@ -20,6 +20,7 @@ from rlxf.data.spaces import discrete_start
 from rlxf.envs.spaces import LOST
 from rlxf.envs.step_checks import check_finite
 from rlxf.envs.tensor_vec_env import TensorStep, TensorVecEnv, to_numpy
+from rlxf.utils.errors import FaultyEnvironmentError
 
 Info = dict[str, Any]
 
@@ -132,6 +133,13 @@ class ArrayEnvs(RolloutEnvs):
         """Return the last observations (N, ...) of the episodes that ended in the environments ``rows``."""
         if not len(rows):
             return None
+        missing = [int(row) for row in rows if "terminal_observation" not in infos[row]]
+        if missing:
+            raise FaultyEnvironmentError(
+                f"environment {self.env_numbers[missing[0]]} reports a truncation at step {step} without "
+                f"info['terminal_observation'], whose value replaces later rewards: add the last observation "
+                f"of the episode, as VecEnvs of Stable-Baselines3 do"
+            )
         last = map_obs(lambda *obs: np.stack(obs), *(infos[row]["terminal_observation"] for row in rows))
         check_finite("last observation", last, step, [self.env_numbers[row] for row in rows])
         return last

@@ -1,5 +1,7 @@
 """Actor-critic policy with a shared transformer."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -179,6 +181,18 @@ class GTrXLPolicy(RecurrentPolicy):
             self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent
         )
         return latent, hidden, check
+
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Run steps operation by operation in this context, e.g. for numbers of environments that vary.
+
+        A compiled step would be compiled again for each of them.
+        """
+        step, self.network_step = self.network_step, None
+        try:
+            yield
+        finally:
+            self.network_step = step
 
     @torch.no_grad()
     def act_early(self, obs: PyTorchObs, state: RecurrentPolicyState, index: TokenIndex) -> Tensor:

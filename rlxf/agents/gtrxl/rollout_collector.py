@@ -176,7 +176,8 @@ class RolloutCollector:
         """
         bootstrapped, index = results.rewards, step.index
         if len(results.truncated):
-            values = self._next_values(self.state.rows(results.truncated), results.last_obs)
+            with self.policy.uncompiled():
+                values = self._next_values(self.state.rows(results.truncated), results.last_obs)
             bootstrapped = bootstrapped.index_add(0, results.truncated, gamma * values)
         ends = results.ends | self.filler
         if results.lost is not None:

@@ -122,7 +122,14 @@ class TrainingLoop(GTrXLAgent):
         else:
             self._episodes.record(infos, dones)
 
-    def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
         """Prepare training as in SB3; also check the first observations and log hyperparameters."""
         check_no_datastore(self.datastore)
         check_parameters(self.policy)
@@ -133,9 +140,11 @@ class TrainingLoop(GTrXLAgent):
         sync_normalization_statistics(self.env, self.ranks)
         self.normalized_observations = normalizes_observations(self.env, self.normalized_observations)
         watch_processes(self.env)
-        before = self._last_obs
+        resets = reset_num_timesteps or self._last_obs is None
         with restore_stats_on_error(self.env):
-            result = super()._setup_learn(*args, **kwargs)
+            result = super()._setup_learn(
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+            )
             assert self._last_obs is not None
             rows = self.ranks.row_indices(self.n_envs)
             obs = map_obs(as_array, self._last_obs)
@@ -146,7 +155,7 @@ class TrainingLoop(GTrXLAgent):
             write_layout(self.logger, LOSSES)
         if not self.num_timesteps:  # a continued training is compared with its first episodes
             self._diagnostics = TrainingDiagnostics(self.action_space)
-        if self._last_obs is not before:
+        if resets:
             self.collector.reset(self._last_obs)
         return result
 

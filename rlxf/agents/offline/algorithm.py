@@ -3,8 +3,9 @@
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -168,7 +169,9 @@ class OfflineAlgorithm(ValidatedAlgorithm):
             callback: SB3 callback, called after each update.
             log_interval: number of updates between log outputs.
             tb_log_name: name of the run in TensorBoard; None for `NAME`.
-            reset_num_timesteps: restart warm-up and schedules; False to continue them.
+            reset_num_timesteps: restart warm-up and schedules; False to continue them. With
+                ``warmup_updates=None``, the warm-up is a tenth of the new total, so a continued training may
+                enter it again; set ``warmup_updates`` to prevent this.
             progress_bar: show a progress bar.
             resume_from: a file that `save` wrote during training, or a folder of `CheckpointWriter`, whose
                 newest intact file is used. Training continues from there to ``steps`` updates in total. On
@@ -209,9 +212,10 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         check_sizes(steps=steps, log_interval=log_interval)
         run = None
         if resume_from is not None:
-            run = checkpoint.read_resumable_run(resume_from, self._description(), steps)
+            run = checkpoint.read_resumable_run(resume_from, self._training_description(), steps)
             self._restore(run)
             steps, reset_num_timesteps = steps - self.num_timesteps, False
+        self.dataset_info = self._training_info()
         counts = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates, "steps": steps}
         self.policy.check_processes(self.ranks.world_size)
         sync_processes(self.ranks, self._models(), self.generator, self.set_logger, **counts)
@@ -312,6 +316,36 @@ class OfflineAlgorithm(ValidatedAlgorithm):
 
     def _description(self) -> dict[str, Any]:
         return checkpoint.describe(self.NAME, self.config, self.dataset_info, self._progress())
+
+    def _training_description(self) -> dict[str, Any]:
+        """Return the description for a training on the current dataset."""
+        return checkpoint.describe(self.NAME, self.config, self._training_info(), self._progress())
+
+    def _training_info(self) -> DatasetInfo:
+        """Return the information about the current dataset, with the spaces for which the agent was made."""
+        own = self.dataset_info
+        new = own if self.trajectories is None else DatasetInfo.of(self.trajectories)
+        return replace(new, observation_space=own.observation_space, action_space=own.action_space)
+
+    def set_parameters(
+        self,
+        load_path_or_dict: Any,
+        exact_match: bool = True,
+        device: torch.device | str = "auto",
+    ) -> None:
+        """Load the weights of SB3's ``get_parameters``; with `weight_averaging`, a new average starts.
+
+        Raises:
+            TypeError: if the argument is not a dict. Files are opened by `load`.
+        """
+        if not isinstance(load_path_or_dict, Mapping):
+            raise TypeError(
+                f"set_parameters takes the dict of get_parameters, got {load_path_or_dict!r}; open a file "
+                f"with {type(self).__name__}.load"
+            )
+        super().set_parameters(dict(load_path_or_dict), exact_match, device)
+        if "policy" in load_path_or_dict:
+            self._update.restart_average()
 
     @checkpoint_errors()
     def _restore(self, archive: Archive) -> None:

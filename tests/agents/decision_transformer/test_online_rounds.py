@@ -215,3 +215,12 @@ def test_replay_round_trip(capacity, added, remove):
         loaded, original = (getattr(each.trajectories(), name) for each in (restored, replay))
         np.testing.assert_array_equal(loaded, original)
     assert len(restored.collected) == len(replay.collected)
+
+
+def test_a_step_of_many_environments_may_complete_several_rounds(fresh, monkeypatch):
+    """With 8 environments and rounds of 4 steps, each step is followed by the updates of two rounds."""
+    agent, counts = fresh(), []
+    train = agent.train
+    monkeypatch.setattr(agent, "train", lambda *args: (counts.append(agent.num_timesteps), train(*args)))
+    agent.learn_online(40, 20.0, n_envs=8, round_steps=4, round_updates=3, replay_episodes=10)
+    assert [counts.count(step) for step in (8, 16, 24, 32, 40)] == [6] * 5

@@ -187,3 +187,16 @@ def test_snapshots_are_copies(tmp_path):
     assert (tmp_path / "copy.zip").read_bytes() == (tmp_path / "three.zip").read_bytes()
     weights = [archive.tensors["policy"]["transformer.norm.weight"] for archive in snapshots]
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_an_agent_with_other_data_is_not_resumed_and_describes_its_data(tmp_path):
+    small_agent().learn(STEPS, callback=CheckpointWriter(CheckpointFolder(tmp_path / "run"), every_seconds=0))
+    small_agent().save(tmp_path / "agent.zip")
+    other = replace(some_trajectories(), dataset_ids=("other/data-v0",))
+    agent = DecisionTransformer.load(tmp_path / "agent.zip", other)
+    with pytest.raises(ValueError, match=r"its dataset_ids is .*, the agent's \['other/data-v0'\]"):
+        agent.learn(STEPS + 1, resume_from=tmp_path / "run")
+    assert agent.dataset_info.dataset_ids == some_trajectories().dataset_ids
+    agent.learn(1)
+    agent.save(tmp_path / "trained.zip")
+    assert DecisionTransformer.load(tmp_path / "trained.zip").dataset_info.dataset_ids == ("other/data-v0",)

@@ -21,6 +21,7 @@ from tests.agents.gtrxl.worlds import (
     recurrent_core,
     sampled,
     scripts,
+    shifted,
     small_agent,
     small_core,
 )
@@ -211,3 +212,16 @@ def test_compile_is_no_part_of_a_saved_agent(tmp_path):
     assert GTrXLPPO.load(tmp_path / "agent").policy.network_step is None
     again = GTrXLPPO.load(tmp_path / "agent", compile=True)
     assert isinstance(again.policy.network_step, CompiledStep)
+
+
+def test_truncated_environments_are_not_compiled_separately(monkeypatch):
+    """Their number varies from step to step."""
+    numbers = []
+
+    def record(step, policy, obs, action, index, cache):
+        numbers.append(len(obs))
+
+    monkeypatch.setattr(CompiledStep, "_step_for", record)
+    agent = small_agent(scripts(shifted(3)), n_envs=3, compile=True)
+    agent.learn(3 * 16)
+    assert numbers == [3] * 17  # 16 steps, and the values after the last one

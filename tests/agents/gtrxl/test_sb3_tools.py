@@ -16,13 +16,14 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import GTrXLPPO
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.tmaze_vector import TMazeVector
 from rlxf.training import linear
+from rlxf.utils.errors import FaultyEnvironmentError
 from tests.agents.gtrxl.worlds import (
     GOES_ON,
     VECTOR,
@@ -351,3 +352,38 @@ def test_filler_rows_count_in_no_episode(mode, length):
     assert {info["l"] for info in agent.ep_info_buffer} == {4}
     assert len(agent.ep_info_buffer) == 3 * 20 // length
     assert agent.rollout_buffer.weight.mean().item() == pytest.approx(4 / length)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda env: env, lambda env: VecFrameStack(env, 2)], ids=["plain", "stacked"]
+)
+def test_a_second_training_starts_with_empty_memory(wrap):
+    """``VecFrameStack`` returns the same array from a reset and from a step."""
+    agent = small_agent(wrap(make_vec_env("CartPole-v1", 2, seed=0)), n_envs=2)
+    agent.learn(2 * 16)
+    agent.learn(2 * 16)
+    buffer = agent.rollout_buffer
+    assert buffer.steps_index.position[:, 0].tolist() == [0, 0]
+    first = buffer.steps_index.episode[:, :1]
+    assert not (buffer.index.episode[:, : buffer.memory_length] == first).any()
+
+
+class WithoutLastObservations(VecEnvWrapper):
+    """Environments that report truncations, but not the last observations."""
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        obs, rewards, dones, infos = self.venv.step_wait()
+        for info in infos:
+            info.pop("terminal_observation", None)
+        return obs, rewards, dones, infos
+
+
+def test_a_truncation_without_last_observation_is_named():
+    env = make_vec_env("CartPole-v1", 2, seed=0, env_kwargs={"max_episode_steps": 3})
+    with pytest.raises(
+        FaultyEnvironmentError, match=r"environment 0 reports a truncation at step \d+ without"
+    ):
+        small_agent(WithoutLastObservations(env), n_envs=2).learn(2 * 16)

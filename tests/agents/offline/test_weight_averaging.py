@@ -286,3 +286,21 @@ def test_the_average_of_two_processes_equals_that_of_one():
     for name, value in expected.items():
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
         np.testing.assert_allclose(one[name], value, rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_weights_that_are_set_start_a_new_average():
+    agent = small_agent(weight_averaging=0.9, learning_rate=0.0, weight_decay=0.0).learn(5)
+    weights = {name: x + 1 for name, x in agent.policy.state_dict().items() if x.is_floating_point()}
+    whole = agent.get_parameters()
+    whole["policy"] = {**whole["policy"], **weights}
+    agent.set_parameters(whole)
+    agent.learn(5, reset_num_timesteps=False)
+    name = next(name for name, _ in agent.policy.named_parameters())
+    assert torch.equal(agent.policy.state_dict()[name], weights[name])
+
+
+def test_parameters_are_not_read_from_files(tmp_path):
+    agent = small_agent()
+    agent.save(tmp_path / "agent.zip")
+    with pytest.raises(TypeError, match=r"takes the dict of get_parameters.*DecisionTransformer\.load"):
+        agent.set_parameters(str(tmp_path / "agent.zip"))
