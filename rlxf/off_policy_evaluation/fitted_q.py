@@ -246,8 +246,7 @@ class TransitionBatches:
         self.center, self.scale = np.array(scales).T[..., None]
         self._terminal = np.zeros(data.steps, np.bool_)
         self._terminal[data.offsets[1:][data.terminated] - 1] = True
-        for chosen in (allowed, np.ones_like(counts)):  # if a resample contains no usable step
-            counts = np.where(_usable_in(counts * allowed, data), counts * allowed, chosen)
+        counts = _usable_counts(counts * allowed, allowed, data)
         weights = np.repeat(counts, data.lengths, axis=1) * usable_steps(data)
         self._cumulative = torch.from_numpy(np.cumsum(weights, axis=1))
 
@@ -297,6 +296,14 @@ def _center_and_scale(returns: NDArray[np.float64]) -> tuple[float, float]:
     """Return the mean and standard deviation of returns; another scale above 0 if they are equal."""
     center = float(returns.mean()) if len(returns) else 0.0
     return center, (float(returns.std()) if len(returns) else 0.0) or abs(center) or 1.0
+
+
+def _usable_counts(
+    counts: NDArray[np.int64], allowed: NDArray[np.int64], data: Trajectories
+) -> NDArray[np.int64]:
+    """Return counts of episodes (M, E) with a usable step: resamples, else allowed episodes, else all."""
+    counts = np.where(_usable_in(counts, data), counts, allowed)
+    return np.where(_usable_in(counts, data), counts, np.ones_like(counts))
 
 
 def _usable_in(counts: NDArray[np.int64], data: Trajectories) -> NDArray[np.bool_]:

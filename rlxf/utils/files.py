@@ -106,7 +106,7 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
 
 
 def _write_and_rename(target: Path, write: Callable[[BinaryIO], object]) -> None:
-    sweep(target.parent)
+    remove_abandoned(target.parent)
     temporary = temporary_name(target.parent)
     try:
         with open(temporary, "x+b", opener=_open) as handle:
@@ -133,7 +133,7 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
     Raises:
         OSError: if the folder cannot be created.
     """
-    sweep(parent)
+    remove_abandoned(parent)
     folder = temporary_name(parent)
     make_folder(folder)
     try:
@@ -175,7 +175,7 @@ def _rename_folder(temporary: Path, path: Path) -> None:
             raise _exists_error(path) from error
         raise
     sync_folder(path.parent)
-    sweep(path.parent)
+    remove_abandoned(path.parent)
 
 
 def _exists_error(path: Path) -> FileExistsError:
@@ -187,7 +187,7 @@ def temporary_name(parent: Path) -> Path:
     return parent / TEMPORARY.format(uuid4().hex)
 
 
-def sweep(folder: Path) -> None:
+def remove_abandoned(folder: Path) -> None:
     """Remove temporary files and folders, left by killed processes, that did not change for an hour."""
     for abandoned in folder.glob(TEMPORARY.format(ANY_UUID)):
         with suppress(OSError):  # removed meanwhile, or owned by another user

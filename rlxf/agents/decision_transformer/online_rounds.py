@@ -34,7 +34,7 @@ class EpisodeCollector:
     """Collector of episodes: step E environments with exploration and return each episode as it ends.
 
     Args:
-        policy: agent that chooses the actions.
+        agent: agent that chooses the actions.
         env: environments, wrapped in `ReturnToGo` if the agent acts for a target return; they are reset
             before the first step.
         noise: standard deviation of the exploration noise of deterministic policies (`Head.explore`).
@@ -44,8 +44,8 @@ class EpisodeCollector:
             current episodes are lost.
     """
 
-    def __init__(self, policy: ReturnConditionedPolicy, env: VecEnv, noise: float = 0.0):
-        self.policy, self.env, self.noise = policy, with_checked_steps(env), noise
+    def __init__(self, agent: ReturnConditionedPolicy, env: VecEnv, noise: float = 0.0):
+        self.agent, self.env, self.noise = agent, with_checked_steps(env), noise
         self._conditioned = is_return_conditioned(env.observation_space)
         space: Any = env.observation_space
         self._space = space["observation"] if self._conditioned else encoded_observation_space(space)
@@ -59,15 +59,15 @@ class EpisodeCollector:
         self._state: Any = None
         self._starts = np.ones(self.env.num_envs, np.bool_)
         self._steps: list[Transitions] = []
-        self._first = np.zeros(self.env.num_envs, np.int64)
+        self._episode_offset = np.zeros(self.env.num_envs, np.int64)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the state for continuing the current episodes."""
-        own = {"starts": self._starts, "first": self._first, "taken": np.array(self._step_count)}
+        own = {"starts": self._starts, "first": self._episode_offset, "taken": np.array(self._step_count)}
         if self._last_obs is not None:
             own |= nested_parts(self.env.observation_space, self._last_obs, "seen")
         if self._state is not None:
-            tensors = self.policy.policy.state_tensors(self._state)
+            tensors = self.agent.policy.state_tensors(self._state)
             own |= {f"state.{name}": part.cpu().numpy() for name, part in tensors.items()}
         if self._steps:
             steps = Transitions(*map(np.stack, zip(*self._steps, strict=True)))
@@ -76,13 +76,17 @@ class EpisodeCollector:
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]], device: torch.device) -> None:
         """Continue from the result of `state_dict`."""
-        self._starts, self._first, self._step_count = arrays["starts"], arrays["first"], int(arrays["taken"])
+        self._starts, self._episode_offset, self._step_count = (
+            arrays["starts"],
+            arrays["first"],
+            int(arrays["taken"]),
+        )
         self._last_obs = None
         if any(name.startswith("seen") for name in arrays):
             self._last_obs = observation_from_nested_parts(self.env.observation_space, arrays, "seen")
         state, steps = _with_prefix("state.", arrays), _with_prefix("steps.", arrays)
         tensors = {name: torch.from_numpy(part).to(device) for name, part in state.items()}
-        self._state = self.policy.policy.state_from_tensors(tensors) if tensors else None
+        self._state = self.agent.policy.state_from_tensors(tensors) if tensors else None
         columns = zip(*Transitions(**steps), strict=True) if steps else ()
         self._steps = [Transitions(*step) for step in columns]
 
@@ -91,8 +95,8 @@ class EpisodeCollector:
         if self._last_obs is None:
             self._reset()
         seen = (self._last_obs, self._state, self._starts)
-        actions, self._state = self.policy.explore(*seen, noise=self.noise)
-        observations, encoded_actions = self.policy.encode(self._last_obs, actions)
+        actions, self._state = self.agent.explore(*seen, noise=self.noise)
+        observations, encoded_actions = self.agent.encode(self._last_obs, actions)
         self._step_count += 1
         with restore_stats_on_error(self.env):
             self._last_obs, rewards, dones, infos = self.env.step(actions)
@@ -105,10 +109,10 @@ class EpisodeCollector:
         fillers = is_filler(infos)
         episodes = [self._episode(row) for row in np.flatnonzero(dones & ~fillers).tolist()]
         self._starts = dones | fillers
-        self._first[self._starts] = len(self._steps)
-        unused = int(self._first.min())  # steps that belong to no current episode
+        self._episode_offset[self._starts] = len(self._steps)
+        unused = int(self._episode_offset.min())  # steps that belong to no current episode
         del self._steps[:unused]
-        self._first -= unused
+        self._episode_offset -= unused
         return episodes, dones, infos
 
     def _reset(self) -> None:
@@ -122,10 +126,10 @@ class EpisodeCollector:
         """Return the observations of the environments as an array; a Dict or a Tuple is flattened."""
         if self._conditioned:
             return observation["observation"]
-        return observation if self._is_array else self.policy.encode_observation(observation)
+        return observation if self._is_array else self.agent.encode_observation(observation)
 
     def _episode(self, row: int) -> Transitions:
-        steps = self._steps[self._first[row] :]
+        steps = self._steps[self._episode_offset[row] :]
         return Transitions(*(np.stack([part[row] for part in parts]) for parts in zip(*steps, strict=True)))
 
 
@@ -143,7 +147,7 @@ ONLINE = "online"
 """Name of the JSON document in a checkpoint."""
 WRAPPERS, EPISODES, COLLECTOR, REPLAY = "wrappers", "episodes", "collector", "replay"
 """Names of the groups of tensors in a checkpoint."""
-LOST = "lost"
+LOST_REASON = "lost"
 """Key of the reason why the current episodes cannot be continued."""
 
 
@@ -202,7 +206,7 @@ class OnlineRounds:
         try:
             document["environment"], actions = resume.episode_state(env)
         except EpisodeLostError as error:
-            document["environment"] = {LOST: str(error)}
+            document["environment"] = {LOST_REASON: str(error)}
         groups = {
             WRAPPERS: resume.wrapper_state(env),
             EPISODES: actions,
@@ -280,8 +284,8 @@ def _resume_episodes(
     env: VecEnv, document: Mapping[str, Any], actions: Mapping[str, NDArray[Any]]
 ) -> str | None:
     """Resume the current episodes. Return None, or the reason if that is impossible."""
-    if LOST in document:
-        return str(document[LOST])
+    if LOST_REASON in document:
+        return str(document[LOST_REASON])
     try:
         resume.resume_episodes(env, document, actions)
     except EpisodeLostError as error:

@@ -27,7 +27,8 @@ from rlxf.utils.errors import EpisodeLostError
 
 RUN = "run"
 ENVIRONMENT, AGENT_STATE, WRAPPERS, EPISODES = "environment", "rollout_state", "wrappers", "episodes"
-LOST = "lost"
+LOST_REASON = "lost"
+"""Key of the reason why the current episodes cannot be continued."""
 GRADIENTS = "gradients"
 """Tensor group of the last update's gradients, which `HistogramCallback` logs after the next rollout."""
 MATCHING_FIELDS = ("policy", "observation_space", "action_space")
@@ -118,7 +119,7 @@ def gather_environments(
     try:
         episodes, actions = resume.episode_state(env)
     except EpisodeLostError as error:
-        episodes, actions = {LOST: str(error)}, {}
+        episodes, actions = {LOST_REASON: str(error)}, {}
     wrappers = arrays_to_tensors(resume.wrapper_state(env))
     return gather_state(
         ranks, episodes, {AGENT_STATE: agent_state, WRAPPERS: wrappers, EPISODES: arrays_to_tensors(actions)}
@@ -146,13 +147,15 @@ def resume_episodes(
     env: VecEnv, ranks: ProcessGroup, document: dict[str, Any], actions: Mapping[str, Tensor]
 ) -> str | None:
     """Resume the current episodes; return the reason if a process cannot, else None."""
-    reason = document.get(LOST)
+    reason = document.get(LOST_REASON)
     if reason is None:
         try:
             resume.resume_episodes(env, document, tensors_to_arrays(actions))
         except EpisodeLostError as error:
             reason = str(error)
-    reasons = [each.documents[LOST] for each in ranks.gather_archives(Archive({LOST: reason}, {}))]
+    reasons = [
+        each.documents[LOST_REASON] for each in ranks.gather_archives(Archive({LOST_REASON: reason}, {}))
+    ]
     return next(filter(None, reasons), None)
 
 
@@ -229,13 +232,13 @@ def _shifted(tensors: Mapping[str, Tensor], offset: int) -> dict[str, Tensor]:
 
 def _joined_episodes(parts: Sequence[dict[str, Any]], n_envs: int) -> dict[str, Any]:
     """Join documents of `rlxf.envs.resume.episode_state`; if impossible, return only the reason as "lost"."""
-    lost = [part for part in parts if LOST in part]
+    lost = [part for part in parts if LOST_REASON in part]
     if lost or len(parts) == 1:
         return (lost or parts)[0]
     try:
         return dict(_joined(parts, n_envs))
     except EpisodeLostError as error:
-        return {LOST: str(error)}
+        return {LOST_REASON: str(error)}
 
 
 def _joined(values: Sequence[Any], n_envs: int) -> Any:

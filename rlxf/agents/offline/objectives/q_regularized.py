@@ -197,10 +197,10 @@ class QRegularizedLoss(ObjectiveLoss):
     def _critic_loss(self, chosen: Tensor, windows: CriticWindows) -> tuple[Tensor, Tensor]:
         """Return the mean squared error of both action values, and the mean target."""
         x, spec = windows.features.detach(), self.spec
-        used = -1 if spec.n_steps is None else slice(None)  # steps whose value targets use
+        used = slice(-1 if spec.n_steps is None else None, None)  # steps whose value targets use
         with torch.no_grad():
             action = self.head.add_target_noise(chosen[:, used])
-            values = self.target(x[:, used], action).amin(dim=0).view(len(x), -1)
+            values = self.target(x[:, used], action).amin(dim=0)
             targets = window_targets(windows.rewards, values, windows.terminated, spec.discount, spec.n_steps)
         weight = windows.mask.to(x.dtype)
         weight = torch.cat([weight[:, :-1], (weight[:, -1] * windows.terminated)[:, None]], dim=1)
