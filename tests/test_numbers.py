@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from benchmarks import ablation, cores, corridors, learning, mixers
+from benchmarks import ablation, cores, corridors, learning, mixers, online
 from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
 
+from rlxf.evaluation.intervals import bootstrap_interval
 from rlxf.experiments.execution import Outcome
 from rlxf.experiments.plan import Plan
 from rlxf.experiments.results import Results, RunResult
@@ -57,6 +58,18 @@ def test_table_of_mixers():
 def test_table_of_implementation_details():
     runs = [ablation.Run(**run) for run in read_runs(NUMBERS / "ablation.jsonl").values()]
     assert_on_page("online", ablation.rows(runs))
+
+
+def test_table_of_online_fine_tuning():
+    page = "\n".join(PAGES["decision-transformer"])
+    for run in (online.Run(**run) for run in read_runs(NUMBERS / "online.jsonl").values()):
+        parts = (run.before, run.after, run.after - run.before)
+        cells = [
+            f"{x.mean():.0f} ({low:.0f} to {high:.0f})"
+            for x in parts
+            for low, high in [bootstrap_interval(x)]
+        ]
+        assert f"| {run.seed} | {' | '.join(cells)} |\n" in page
 
 
 @pytest.mark.parametrize("name", ["no-velocity"])
