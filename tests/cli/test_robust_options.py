@@ -165,7 +165,7 @@ def test_a_resumed_run_has_the_same_weights_and_best_checkpoint(data, name):
     found, wanted = AGENTS[name].load(whole / "checkpoint.zip", device="cpu"), whole.parent / "wanted.zip"
     wanted.write_bytes(expected["checkpoint.zip"])
     other = AGENTS[name].load(wanted, device="cpu")
-    for one, two in ((found.policy, other.policy), (found._update.model, other._update.model)):
+    for one, two in ((found.policy, other.policy), (found._update.trained, other._update.trained)):
         assert all(torch.equal(value, two.state_dict()[key]) for key, value in one.state_dict().items())
     losses = logged(whole)["validation/loss"]
     if min(losses, key=losses.get) > start:

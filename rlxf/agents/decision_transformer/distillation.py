@@ -38,11 +38,11 @@ class DistillationUpdate(OfflineUpdate):
         distillation: Distillation,
         generator: torch.Generator,
     ):
-        assert isinstance(student.model, DecisionTransformerModel)
-        _check_models(student.model, teacher)
+        assert isinstance(student.trained, DecisionTransformerModel)
+        _check_models(student.trained, teacher)
         options = student.max_grad_norm, student.average, student.accumulation_steps
-        super().__init__(student.model, student.optimizer, *options)
-        self.student, self.teacher = student.model, teacher.eval()
+        super().__init__(student.trained, student.optimizer, *options)
+        self.student, self.teacher = student.trained, teacher.eval()
         models = self.student, self.teacher
         pairs = zip(context_lengths, models, strict=True)
         self.steps_read = tuple(length + model.burn_in_steps for length, model in pairs)

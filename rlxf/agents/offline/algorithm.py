@@ -145,11 +145,11 @@ class OfflineAlgorithm(ValidatedAlgorithm):
     def _new_update(self) -> OfflineUpdate:
         """Return an update of the trained model without pending metrics."""
         options = self.max_grad_norm, self._average, self.gradient_accumulation_steps
-        return OfflineUpdate(self._update.model, self.optimizer, *options)
+        return OfflineUpdate(self._update.trained, self.optimizer, *options)
 
     def _models(self) -> nn.ModuleList:
         """Return the model that acts, and with `weight_averaging` also the one that is trained."""
-        return nn.ModuleList([self.policy] if self._average is None else [self.policy, self._update.model])
+        return nn.ModuleList([self.policy] if self._average is None else [self.policy, self._update.trained])
 
     @arguments.reject_unknown_arguments(arguments.SB3_LEARN_ARGUMENTS)
     def learn(

@@ -24,7 +24,7 @@ class OfflineUpdate:
     """Gradient update that also records metrics.
 
     Args:
-        model: model to train.
+        trained: model to train.
         optimizer: optimizer of the model; the gradient of its first parameter group is clipped.
         max_grad_norm: maximum gradient norm; larger gradients are clipped.
         average: average of the weights of the model; None for none.
@@ -32,7 +32,7 @@ class OfflineUpdate:
         ranks: process group of data-parallel training; each rank processes its part of a batch.
     """
 
-    model: OfflineModel
+    trained: OfflineModel
     optimizer: torch.optim.Optimizer
     max_grad_norm: float
     average: WeightAverage | None = None
@@ -43,13 +43,13 @@ class OfflineUpdate:
     @property
     def acting(self) -> OfflineModel:
         """Model that acts and is saved as the policy: the average, or the trained model itself."""
-        return self.model if self.average is None else self.average.acting
+        return self.trained if self.average is None else self.average.acting
 
     def begin(self) -> None:
         """Put the model into training mode; call it before each update."""
         if self.average is not None:
             self.average.begin()
-        self.model.train()
+        self.trained.train()
 
     def restart_average(self) -> None:
         """Start the average again with the next update, e.g. after a transfer of weights."""
@@ -71,11 +71,11 @@ class OfflineUpdate:
 
     def losses(self, batch: Any) -> dict[str, Tensor]:
         """Return the "loss" and its parts."""
-        return self.model.losses(batch)
+        return self.trained.losses(batch)
 
     def loss_count(self, batch: Any) -> Tensor:
         """Return the number of steps over which `losses` are averaged, a scalar."""
-        return self.model.loss_count(batch)
+        return self.trained.loss_count(batch)
 
     def clear_gradients(self) -> None:
         """Clear the gradients of all trained parameters."""
@@ -92,11 +92,11 @@ class OfflineUpdate:
     def step(self, parts: dict[str, Tensor]) -> Tensor:
         """Take an optimizer step on the "loss" among the parts; return the gradient norm before clipping."""
         parts["loss"].backward()
-        self.ranks.all_reduce_gradients(self.model.parameters())
+        self.ranks.all_reduce_gradients(self.trained.parameters())
         weights, *others = (group["params"] for group in self.optimizer.param_groups)
-        norm = clip_grad_norm_checked(parts, self.model, weights, self.max_grad_norm, chain(*others))
+        norm = clip_grad_norm_checked(parts, self.trained, weights, self.max_grad_norm, chain(*others))
         self.optimizer.step()
-        self.model.after_update()
+        self.trained.after_update()
         if self.average is not None:
             self.average.update()
         return norm

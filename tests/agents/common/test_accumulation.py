@@ -169,7 +169,7 @@ def test_kl_limit_stops_before_the_step():
 
 def offline_update(agent, batch, steps):
     """Return gradients and metrics of one update, which changes the weights back."""
-    model = agent._update.model
+    model = agent._update.trained
     before = {name: x.clone() for name, x in model.state_dict().items()}
     update = OfflineUpdate(model, agent.optimizer, UNLIMITED, None, steps)
     update.begin()
@@ -214,7 +214,7 @@ def test_distillation_of_a_decision_transformer(contexts):
     torch.manual_seed(0)
 
     def updated(steps):
-        model = student._update.model
+        model = student._update.trained
         own = OfflineUpdate(model, student.optimizer, UNLIMITED, None, steps)
         update = DistillationUpdate(
             own, teacher.policy, contexts, Distillation(), torch.Generator().manual_seed(0)

@@ -84,7 +84,7 @@ def final_state(agent, replay):
     """Return the final state of a training run as tensors."""
     episodes = replay.trajectories()
     tensors = dict(agent.policy.state_dict()) | get_rng_states() | {"order": agent.generator.get_state()}
-    tensors |= {f"trained {name}": value for name, value in agent._update.model.state_dict().items()}
+    tensors |= {f"trained {name}": value for name, value in agent._update.trained.state_dict().items()}
     for number, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer {number} {name}": torch.as_tensor(x) for name, x in state.items()}
     arrays = ("observations", "actions", "rewards", "return_to_go", "offsets")

@@ -135,7 +135,7 @@ def test_the_loss_is_that_of_the_averaged_weights():
     plain = small_agent(**SHARE)
     plain.policy.load_state_dict(agent.policy.state_dict())
     assert plain.validation_losses() == agent.validation_losses()
-    plain.policy.load_state_dict(agent._update.model.state_dict())
+    plain.policy.load_state_dict(agent._update.trained.state_dict())
     assert plain.validation_losses() != agent.validation_losses()
 
 

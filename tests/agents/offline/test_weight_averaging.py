@@ -49,7 +49,7 @@ class Snapshots(BaseCallback):
         self.weights = []
 
     def _on_step(self):
-        model = self.model._update.model
+        model = self.model._update.trained
         self.weights.append({name: x.detach().clone() for name, x in model.named_parameters()})
         return True
 
@@ -78,7 +78,7 @@ def test_the_policy_is_the_bias_corrected_average_of_the_weights(name, updates):
 @pytest.mark.parametrize("name", MAKERS)
 def test_averaging_does_not_change_the_trained_weights(name):
     plain, averaged = MAKERS[name]().learn(4), MAKERS[name](weight_averaging=DECAY).learn(4)
-    trained = averaged._update.model.state_dict()
+    trained = averaged._update.trained.state_dict()
     assert all(torch.equal(value, trained[key]) for key, value in plain.policy.state_dict().items())
     assert any(
         not torch.equal(value, averaged.policy.state_dict()[key])
@@ -89,7 +89,7 @@ def test_averaging_does_not_change_the_trained_weights(name):
 @pytest.mark.parametrize("name", MAKERS)
 def test_buffers_are_those_of_the_trained_model(name):
     agent = MAKERS[name](weight_averaging=DECAY).learn(3)
-    trained = dict(agent._update.model.named_buffers())
+    trained = dict(agent._update.trained.named_buffers())
     for key, value in agent.policy.named_buffers():
         assert torch.equal(value, trained[key]), key
 
@@ -101,13 +101,13 @@ def test_the_agent_acts_by_the_average():
     plain = small_agent(data, learning_rate=1e-2)
     plain.policy.load_state_dict(agent.policy.state_dict())
     np.testing.assert_array_equal(replayed(plain, data), chosen)
-    plain.policy.load_state_dict(agent._update.model.state_dict())
+    plain.policy.load_state_dict(agent._update.trained.state_dict())
     assert (replayed(plain, data) != chosen).any()
 
 
 def test_a_critic_and_its_targets_are_not_averaged_again():
     agent = small_agent(objective=QRegularized(hidden_sizes=(8,)), weight_averaging=DECAY).learn(4)
-    trained = agent._update.model.state_dict()
+    trained = agent._update.trained.state_dict()
     critic = [key for key in trained if key.startswith(("loss.critic", "loss.target"))]
     assert critic
     assert all(torch.equal(agent.policy.state_dict()[key], trained[key]) for key in critic)
@@ -122,7 +122,7 @@ def save_third_update(file, local, _):
 
 
 def assert_equal_agents(one, other):
-    for a, b in ((one.policy, other.policy), (one._update.model, other._update.model)):
+    for a, b in ((one.policy, other.policy), (one._update.trained, other._update.trained)):
         assert all(torch.equal(value, b.state_dict()[name]) for name, value in a.state_dict().items())
     assert one._average.updates == other._average.updates
     a, b = (agent.optimizer.state_dict()["state"] for agent in (one, other))
@@ -190,7 +190,7 @@ def test_a_checkpoint_with_another_decay_is_refused(tmp_path):
 def test_transferred_weights_are_trained():
     source = small_pretraining(weight_averaging=DECAY, learning_rate=1e-2, return_scale=7.0).learn(3)
     agent = small_agent(weight_averaging=DECAY, learning_rate=1e-9).load_pretrained(source).learn(1)
-    for model in (agent.policy, agent._update.model):
+    for model in (agent.policy, agent._update.trained):
         assert model.tokens.return_scale == 7.0
         for name, value in source.policy.transformer.named_parameters():
             torch.testing.assert_close(model.transformer.get_parameter(name), value, atol=1e-6, rtol=0)
@@ -215,7 +215,7 @@ def test_a_calibration_ends_with_the_next_update():
         UserWarning, match="the exit threshold 0.123 was calibrated for weights that now change"
     ):
         agent.learn(2)
-    for model in (agent.policy, agent._update.model):
+    for model in (agent.policy, agent._update.trained):
         assert model.transformer.depth.calibratable_exit().threshold == rule.spec_threshold
 
 
@@ -256,7 +256,7 @@ def test_damaged_averages_are_refused(tmp_path, change, message):
 def test_a_failed_update_leaves_the_average(monkeypatch):
     agent = small_agent(weight_averaging=DECAY).learn(2)
     before = {name: value.clone() for name, value in agent.policy.state_dict().items()}
-    agent._update.model.tokens.return_scale = float("nan")
+    agent._update.trained.tokens.return_scale = float("nan")
     with pytest.raises(NumericalError):
         agent.learn(1)
     assert agent._average.updates == 2
