@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import os
 import re
 import shlex
 from abc import ABC, abstractmethod
@@ -340,10 +341,24 @@ def check_env_trust(config: dict[str, Any], given: Collection[str] = ()) -> None
         DescribedEnv(config["env"], json_object(config.get("env_kwargs", {}))).local_spec(given)
 
 
+WORKERS_WITHOUT_TRUST = 16
+"""Number of worker processes that a run may have on every machine; larger ones may have more."""
+
+
+def check_worker_trust(config: dict[str, Any]) -> None:
+    """Raise ValueError if a run has so many worker processes that they may exhaust this machine."""
+    workers = min(config.get("workers", 0), config.get("n_envs", 0))
+    if workers > (most := max(WORKERS_WITHOUT_TRUST, 2 * (os.cpu_count() or 1))):
+        raise ValueError(
+            f"the run has {workers:,} worker processes; more than {most} are started only with --trust"
+        )
+
+
 def trust_option(config: dict[str, Any]) -> str:
     """Return `` --trust`` if commands on a run with this configuration need it, else an empty string."""
     try:
         check_env_trust(config)
+        check_worker_trust(config)
     except ValueError:
         return " --trust"
     return " --trust" if config.get("trust_data") else ""

@@ -1,13 +1,11 @@
 """Storage of recorded episodes: dtypes, disk space, and the write of a dataset."""
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import minari
 import numpy as np
@@ -21,7 +19,7 @@ from minari.storage.datasets_root_dir import get_dataset_path
 
 from rlxf.data.dataset_source import check_id
 from rlxf.data.spaces import FLAT
-from rlxf.utils.files import not_writable_by_others
+from rlxf.utils.files import not_writable_by_others, temporary_folder
 
 
 def storage_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
@@ -148,9 +146,10 @@ def write_dataset(
     """
     check_new(dataset_id)
     # Minari joins a relative folder with itself when it computes the size of the dataset, so it is absolute.
-    folder = get_dataset_path().resolve() / f".temporary-{uuid4().hex}"
-    try:
+    root = get_dataset_path().resolve()
+    with ExitStack() as stack:
         with _error_context(dataset_id):
+            folder = stack.enter_context(temporary_folder(root)) / "dataset"
             (folder / "data").mkdir(parents=True)
             storage = MinariStorage.new(
                 folder / "data", observation_space, action_space, env_spec, "hdf5", jpeg_encoding=False
@@ -163,22 +162,29 @@ def write_dataset(
             with _error_context(dataset_id):
                 check_space(folder, batch)
                 storage.update_episodes(batch)
-        with _error_context(dataset_id):
-            _publish(folder, dataset_id)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _publish(folder, dataset_id)
     return minari.load_dataset(dataset_id)
 
 
 def _publish(folder: Path, dataset_id: str) -> None:
-    """Flush the files to disk and rename the folder to that of the dataset."""
-    for path in (folder / "data").iterdir():
-        with open(path, "rb") as handle:
-            os.fsync(handle.fileno())
-    namespace, _, _ = parse_dataset_id(dataset_id)
-    if namespace is not None and namespace not in list_local_namespaces():
-        create_namespace(namespace)
-    os.rename(folder, get_dataset_path(dataset_id))
+    """Flush the files to disk and rename the folder to that of the dataset.
+
+    Raises:
+        FileExistsError: if another process has recorded the dataset in the meantime.
+    """
+    with _error_context(dataset_id):
+        for path in (folder / "data").iterdir():
+            with open(path, "rb") as handle:
+                os.fsync(handle.fileno())
+        namespace, _, _ = parse_dataset_id(dataset_id)
+        if namespace is not None and namespace not in list_local_namespaces():
+            create_namespace(namespace)
+    try:
+        os.rename(folder, get_dataset_path(dataset_id))
+    except OSError:
+        check_new(dataset_id)
+        with _error_context(dataset_id):
+            raise
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False)
     with ExitStack() as stack:
         progress = stack.enter_context(counting_bar(progress_bar))
         files = [stack.enter_context(EpisodeFile(source)) for source in sources]
-        lengths = [_lengths(file) for file in files]
+        lengths = [checked_lengths(file) for file in files]
         file_bytes = sum(source.file.stat().st_size for source in sources)
         arrays = _Arrays(folder, sources[0], sum(map(sum, lengths)), stack, file_bytes)
         task = progress.add_task("convert", total=arrays.steps)
@@ -108,7 +108,12 @@ def convert(sources: Sequence[Source], folder: Path, progress_bar: bool = False)
     return arrays.files
 
 
-def _lengths(file: EpisodeFile) -> list[int]:
+def checked_lengths(file: EpisodeFile) -> list[int]:
+    """Return the lengths of the episodes of a file, like `EpisodeFile.lengths`.
+
+    Raises:
+        DatasetError: also if the rewards of its longest episode exceed the memory budget.
+    """
     lengths = file.lengths()
     size = file.source.file.stat().st_size
     with _as_dataset_error(file.source.id):
@@ -121,7 +126,7 @@ def _as_dataset_error(name: str) -> Iterator[None]:
     try:
         yield
     except MemoryBudgetError as error:
-        raise DatasetError(f"dataset {name} is not converted: {error}") from error
+        raise DatasetError(f"dataset {name} is not read: {error}") from error
 
 
 class _Arrays:

@@ -34,6 +34,9 @@ HDF5 = "main_data.hdf5"
 METADATA_BYTES = 4 * 2**20
 """Largest size of metadata in bytes: parsed Python objects take up to 40 times the size of their text."""
 SPACES = ("observation_space", "action_space")
+DTYPES = {"bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
+DTYPES |= {f"float{bits}" for bits in (16, 32, 64)}
+"""Names of the dtypes of spaces."""
 _UNREADABLE = (
     *(ValueError, TypeError, OSError, KeyError, AttributeError, AssertionError, ImportError),
     *(NotImplementedError, RecursionError, OverflowError, MemoryError),
@@ -156,7 +159,7 @@ def open_source(dataset: Dataset, download_missing: bool = False) -> Source:
         raise DatasetError(
             f"dataset {opened.id} has no episodes; record some, or select more with the filter"
         )
-    complete = selected == tuple(range(opened.storage.total_episodes))
+    complete = np.array_equal(selected, np.arange(int(opened.storage.total_episodes)))
     return Source(opened, None if complete else selected)
 
 
@@ -191,9 +194,10 @@ def _missing_message(dataset_id: str, folder: Path, damage: str) -> str:
 
 
 def _check_readable(dataset_id: str, folder: Path) -> None:
-    """Reject metadata for which Minari would run code.
+    """Reject metadata for which Minari would run code or take unbounded memory.
 
     Minari creates the environment if a space is missing, and imports the readers of other formats than HDF5.
+    It makes an array of the numbers of all episodes, and arrays of the dtypes of the spaces.
     """
     metadata = json.loads((folder / "data" / METADATA_FILE_NAME).read_bytes())
     if missing := [name for name in SPACES if not isinstance(metadata.get(name), str)]:
@@ -202,6 +206,38 @@ def _check_readable(dataset_id: str, folder: Path) -> None:
             f"not read from the environment, whose creation can run code. Record the dataset again"
         )
     _check_format(dataset_id, metadata)
+    if fault := _oversize(folder, metadata):
+        raise DatasetError(
+            f"dataset {dataset_id} in {folder} cannot be opened: {fault}. Download it again with "
+            f"download=True (--download), or record it again"
+        )
+
+
+def _oversize(folder: Path, metadata: dict[str, Any]) -> str | None:
+    """Describe a number of episodes that the file does not have, or a dtype that is not a number."""
+    for name in SPACES:
+        try:
+            dtypes = set(_dtypes(json.loads(metadata[name])))
+        except (ValueError, RecursionError):
+            return None  # Minari names the error
+        if unknown := dtypes - DTYPES:
+            return f"{name} in its metadata.json has the dtype {sorted(unknown)[0][:20]!r}"
+    total, file, groups = metadata.get("total_episodes"), folder / "data" / HDF5, 0
+    if file.is_file():
+        with h5py.File(file, "r") as episodes:
+            groups = len(episodes)
+    if type(total) is not int or total != groups:
+        stated = f"it has {groups} episodes, but the metadata state {str(total)[:20]}"
+        return f"{file}: the file is truncated or altered ({stated})"
+    return None
+
+
+def _dtypes(node: Any) -> Iterator[str]:
+    """Yield the dtypes in the JSON of a space."""
+    if isinstance(node, dict):
+        yield from [str(node["dtype"])] if "dtype" in node else []
+    for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _dtypes(part)
 
 
 def check_id(dataset_id: str) -> None:

@@ -119,8 +119,15 @@ class ImageEncoder:
         return image_shape(self.space)
 
     def __call__(self, values: Any) -> NDArray[np.uint8]:
-        """Encode images (n, ...) as rows (n, C, H, W)."""
-        return channels_first(self.space, np.asarray(values, np.uint8).reshape(-1, *self.space.shape))
+        """Encode images (n, ...) as rows (n, C, H, W).
+
+        Raises:
+            RowError: if a value of another dtype than uint8 is not a whole number from 0 to 255.
+        """
+        images = np.asarray(values)
+        if images.dtype != np.uint8:
+            _check_bytes(images)
+        return channels_first(self.space, images.astype(np.uint8).reshape(-1, *self.space.shape))
 
     def match_axes(self, values: NDArray[Any]) -> NDArray[Any]:
         """Move the channel axis of images (n, ...), first or last, to its position in the space."""
@@ -157,6 +164,16 @@ class DiscreteEncoder:
 
 Encoder = VectorEncoder | ImageEncoder | DiscreteEncoder
 """Encoder of observations or actions as rows of the encoder's ``shape`` and ``dtype``."""
+
+
+def _check_bytes(images: NDArray[Any]) -> None:
+    """Raise RowError unless all values of images are whole numbers from 0 to 255."""
+    valid = (images >= 0) & (images <= 255) & (images == np.floor(images))
+    if not valid.all():
+        place = np.unravel_index(int(np.argmin(valid)), images.shape)
+        raise RowError(
+            int(place[0]), f"has the value {images[place]}, which is not a whole number in [0, 255]"
+        )
 
 
 def _check_vector(space: Space, where: str) -> None:

@@ -229,16 +229,26 @@ def _check_storage(name: str, array: Any) -> None:
             raise ValueError(f"{name} needs the filter plugin {code}, which is not loaded")
 
 
-def _local_arrays(group: h5py.Group, name: str) -> Iterator[h5py.Dataset]:
+def _local_arrays(group: h5py.Group, name: str, seen: set[int] | None = None) -> Iterator[h5py.Dataset]:
     """Yield the array of this name in a group, or all arrays below the group of this name.
 
+    Args:
+        group: group that contains the name.
+        name: name of an array or of a group.
+        seen: addresses of the nodes that were found before; None at the start.
+
     Raises:
+        ValueError: if a node occurs twice: hard links to common groups would take exponential time.
         ValueError, KeyError: as `_open_local_node`.
     """
-    node = _open_local_node(group, name)
+    node, seen = _open_local_node(group, name), set() if seen is None else seen
+    address = h5py.h5o.get_info(node.id).addr
+    if address in seen:
+        raise ValueError(f"{node.name} has several hard links")
+    seen.add(address)
     if isinstance(node, h5py.Group):
         for key in node:
-            yield from _local_arrays(node, key)
+            yield from _local_arrays(node, key, seen)
     else:
         yield node
 

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -17,7 +17,7 @@ from gymnasium import spaces
 from minari.storage.datasets_root_dir import get_dataset_path
 from numpy.typing import NDArray
 
-from rlxf.data.conversion import ArrayFile, convert, open_array
+from rlxf.data.conversion import ArrayFile, checked_lengths, convert, open_array
 from rlxf.data.dataset_source import Dataset, Source, open_source
 from rlxf.data.episode_file import EpisodeFile
 from rlxf.data.reference_scores import ReferenceScores, reference_scores
@@ -196,7 +196,7 @@ def summarize(dataset_id: str) -> DatasetSummary:
     """
     source = open_source(dataset_id)
     with EpisodeFile(source) as file:
-        lengths = file.lengths()
+        lengths = checked_lengths(file)
         returns = [file.rewards(episode).sum() for episode in source.episodes]
     spec = source.dataset.env_spec
     size = source.file.stat().st_size
@@ -244,8 +244,11 @@ def ensure_converted(sources: Sequence[Source], verify: bool = False, progress_b
         return folder
     try:
         with not_writable_by_others(), temporary_folder(folder.parent) as temporary:
+            description = _describe(sources)
             files = convert(sources, temporary, progress_bar)
-            write_manifest(temporary, sources, files)
+            if description != _describe(sources):
+                raise DatasetError(f"dataset {sources[0].id} was replaced while it was read; try again")
+            write_manifest(temporary, description, files)
             _publish(temporary, folder, sources, verify)
     except OSError as error:
         raise OSError(
@@ -302,13 +305,18 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(trash, ignore_errors=True)
 
 
-def write_manifest(folder: Path, sources: Sequence[Source], files: Sequence[ArrayFile]) -> None:
+def write_manifest(folder: Path, description: Mapping[str, Any], files: Sequence[ArrayFile]) -> None:
     """Write ``manifest.json`` with the sources, and size, SHA-256, shape and dtype of each array.
+
+    Args:
+        folder: folder of the arrays.
+        description: result of `_describe` before the sources were read.
+        files: the arrays.
 
     Raises:
         OSError: if the disk is full.
     """
-    manifest = _describe(sources) | {"arrays": {file.path.stem: file.describe() for file in files}}
+    manifest = dict(description) | {"arrays": {file.path.stem: file.describe() for file in files}}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
 
 

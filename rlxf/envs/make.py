@@ -94,7 +94,8 @@ def make_vec_env(
     Args:
         env_id: Gymnasium id; ``module:id`` imports the module first.
         n_envs: number of copies, at least 1.
-        seed: copy i is seeded with seed + i at its first reset; None draws the seeds from the system.
+        seed: copy i is seeded with seed + i at its first reset; None draws the seeds from NumPy's global
+            generator, as in Stable-Baselines3.
         env_kwargs: arguments of the environment, including ``render_mode`` (default None).
         wrapper_class: wrapper class, or function of one environment, applied to each copy.
         previous_reward: add the previous reward to each observation, with `PreviousReward` around all other

@@ -110,10 +110,11 @@ def _limits(space: Leaf, device: torch.device) -> tuple[Tensor, Tensor] | None:
     if isinstance(space, spaces.Box):
         if is_whole_range(space):
             return None
-        kind = torch.finfo if space.dtype.kind == "f" else torch.iinfo
-        extremes = kind(torch_dtype(space.dtype))
-        low, high = (np.clip(x, extremes.min, extremes.max) for x in tolerant_bounds(space))
-        low, high = low.astype(space.dtype), high.astype(space.dtype)
+        low, high = space.low, space.high
+        if space.dtype.kind == "f":
+            extremes = torch.finfo(torch_dtype(space.dtype))
+            bounds = (np.clip(x, extremes.min, extremes.max) for x in tolerant_bounds(space))
+            low, high = (x.astype(space.dtype) for x in bounds)
     else:
         low = discrete_start(space)
         high = low + discrete_sizes(space).reshape(space.shape) - 1

@@ -136,7 +136,10 @@ class CheckpointFolder:
         return sorted(file for file in self.path.glob("step-*.zip") if NAME.fullmatch(file.name))
 
     def write(self, step: int, archive: Archive) -> None:
-        """Write a checkpoint, then remove the oldest ones until ``keep`` are left.
+        """Write a checkpoint, then remove those that were written first until ``keep`` are left.
+
+        The new one is kept even if the folder has others with more steps, e.g. of an earlier training, or
+        damaged ones.
 
         Raises:
             OSError: if the checkpoint cannot be written, e.g. because the disk is full; others are unchanged.
@@ -145,7 +148,8 @@ class CheckpointFolder:
             make_folder(self.path, exist_ok=True)
             sync_folder(self.path.parent)
         write_archive(self.file(step), archive.documents, archive.tensors)
-        for file in self.files()[: -self.keep]:
+        others = sorted((file for file in self.files() if file != self.file(step)), key=_modified)
+        for file in others[: len(others) - self.keep + 1]:
             file.unlink(missing_ok=True)
 
     def newest(self) -> Path:
@@ -162,6 +166,14 @@ class CheckpointFolder:
             else:
                 return file
         raise FileNotFoundError(f"there is no valid checkpoint in {self.path}")
+
+
+def _modified(file: Path) -> tuple[int, str]:
+    """Return the time of the last change of a file, and its name, which orders files of the same time."""
+    try:
+        return file.stat().st_mtime_ns, file.name
+    except FileNotFoundError:  # removed by another process
+        return 0, file.name
 
 
 class CheckpointableAgent(Protocol):

@@ -3,11 +3,15 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 
 from rlxf.cli import main
+from rlxf.cli.commands.baseline import RandomPolicy
 from rlxf.training import RunFolder
 from tests.cli.running import refused
 
@@ -88,3 +92,37 @@ def test_an_existing_folder_is_kept(tmp_path, capsys):
         capsys, "baseline", "ppo", *TASK, "--run", str(tmp_path)
     )
     assert (tmp_path / "precious").read_text() == "x"
+
+
+def test_random_actions_have_no_options_of_algorithms(tmp_path, capsys):
+    words = ["--arguments", '{"n_steps": 1}', "--normalize-observations"]
+    message = refused(capsys, "baseline", "random", *TASK, *words, "--run", str(tmp_path / "run"))
+    assert "random actions have no --arguments, --normalize-observations; leave it out" in message
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Tuple([spaces.Discrete(2)] * 2), spaces.Dict({"a": spaces.Dict({"b": spaces.Discrete(2)})})],
+)
+def test_random_actions_are_as_many_as_environments(space):
+    env = SimpleNamespace(action_space=spaces.Discrete(3), observation_space=space)
+    observations = batch_space(space, 5).sample()
+    assert RandomPolicy(env, 0).predict(observations)[0].shape == (5,)
+
+
+def test_an_interrupted_run_starts_again(tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RandomPolicy, "learn", interrupt)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            baseline(run, "random", *TASK)
+    assert (run / "config.json").exists()
+    other = refused(capsys, "baseline", "random", *TASK, "--seed", "7", "--run", str(run))
+    assert "exists; choose another folder" in other
+    assert len(baseline(run, "random", *TASK)["returns"]) == 3
+    assert "exists; choose another folder" in refused(capsys, "baseline", "random", *TASK, "--run", str(run))

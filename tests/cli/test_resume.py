@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import DecisionTransformer
 from rlxf.cli import main
+from rlxf.cli.commands.train_baselines import MLPOptions
 from rlxf.cli.commands.train_offline import TrainDecisionTransformer
 from rlxf.cli.entry_point import parse
 from rlxf.cli.training_session import StartPoint
@@ -416,6 +417,17 @@ def test_configurations_beyond_the_memory_budget_are_rejected(altered, capsys, p
 def test_configurations_with_wrong_types_are_rejected(altered, capsys, program, changes, message):
     error = last_error_line(capsys, "resume", str(altered(program, **changes)))
     assert f"altered/config.json {message}" in error
+
+
+def test_many_workers_need_trust(altered, capsys):
+    error = last_error_line(capsys, "resume", str(altered("gtrxl", n_envs=4000, workers=4000)))
+    assert "the run has 4,000 worker processes; more than" in error
+    assert "are started only with --trust" in error
+
+
+def test_the_first_layer_of_a_perceptron_counts_for_the_memory_budget():
+    options = MLPOptions(context_length=10_000, hidden_sizes=(1_000_000,))
+    assert max(options.memory_usage().values()) >= 4 * 10**10
 
 
 def test_a_larger_memory_budget_allows_resuming(altered, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """Recorded datasets, read with Minari and with `load_trajectories`."""
 
+import os
 import resource
 
 import gymnasium
@@ -12,7 +13,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO
-from rlxf.collection import collect
+from rlxf.collection import collect, storage
 from rlxf.data import ReferenceScores, load_trajectories, reference_scores
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
 from tests.collection.worlds import Diary, Failing, Pointer
@@ -365,3 +366,29 @@ def test_invalid_id_raises(wrong):
     message = f"'{wrong}' is not a Minari id; write namespace/name-v0, .*; a namespace has at least two char"
     with pytest.raises(ValueError, match=message):
         collect(None, "CartPole-v1", wrong, 1)
+
+
+def test_a_recording_of_another_process_is_named(monkeypatch, minari_root):
+    """Another process records the same dataset, between the check and the end."""
+    first, folder, publish = record(Pointer(), episodes=2), minari_root / ID, storage._publish
+    moved = folder.rename(folder.with_name("moved"))
+
+    def late(own, dataset_id):
+        moved.rename(folder)
+        publish(own, dataset_id)
+
+    monkeypatch.setattr(storage, "_publish", late)
+    with pytest.raises(FileExistsError, match=f"dataset {ID} exists"):
+        record(Pointer())
+    assert minari.load_dataset(ID).total_episodes == first.total_episodes
+
+
+def test_folders_of_killed_recordings_are_removed(minari_root):
+    record(Pointer(), episodes=2)
+    old = minari_root / ".rlxf-0123456789abcdef0123456789abcdef.tmp"
+    (old / "dataset").mkdir(parents=True)
+    for path in (old / "dataset", old):
+        os.utime(path, (0, 0))
+    minari.delete_dataset(ID)
+    record(Pointer(), episodes=2)
+    assert not old.exists()

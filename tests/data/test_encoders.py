@@ -5,6 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from rlxf.data import action_encoder, observation_encoder
+from rlxf.data.encoders import ImageEncoder
 from rlxf.utils.errors import RowError
 
 RNG = np.random.default_rng(0)
@@ -141,3 +142,13 @@ def test_a_discrete_action_outside_of_the_space_is_reported():
 def test_the_largest_allowed_image_in_a_dict():
     largest = spaces.Box(0, 255, (64, 64, 1), np.uint8)
     assert observation_encoder(spaces.Dict({"a": VECTOR, "view": largest})).shape == (3 + 4096,)
+
+
+@pytest.mark.parametrize("value", [300.0, -1.0, 0.5, np.nan])
+def test_images_of_other_dtypes_are_not_wrapped(value):
+    encoder = ImageEncoder(spaces.Box(0, 255, (3, 36, 36), np.uint8))
+    images = np.full((2, 3, 36, 36), 7.0)
+    assert (encoder(images) == 7).all()
+    images[1, 0, 0, 0] = value
+    with pytest.raises(RowError, match=rf"row 1: it has the value {value}, which is not a whole number"):
+        encoder(images)

@@ -1,9 +1,11 @@
 """Tests of errors for dataset files that are truncated, altered, or contradict their metadata."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import h5py
 import numpy as np
@@ -11,9 +13,9 @@ import pytest
 from gymnasium import spaces
 
 from rlxf.data import DatasetError, load_trajectories
-from rlxf.data.loading import cache_root
+from rlxf.data.loading import cache_root, summarize
 from rlxf.utils.memory_budget import memory_budget
-from tests.datasets import ID, data_file, opened, record_random
+from tests.datasets import ID, VECTOR, data_file, opened, record_random
 
 pytestmark = pytest.mark.faults
 ACTIONS = spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 200.0], np.float32))
@@ -79,7 +81,7 @@ def test_a_missing_episode_is_reported(dataset):
 def test_an_additional_episode_is_reported(dataset):
     with opened(dataset) as file:
         file.copy("episode_1", "episode_3")
-    check_damaged("4 episodes with 36 steps in total")
+    check_damaged("it has 4 episodes, but the metadata state 3")
 
 
 def test_a_shortened_episode_is_detected_by_total_steps(dataset):
@@ -272,3 +274,58 @@ def test_one_hot_encoding_does_not_build_an_identity_matrix(minari_root):
     """An identity matrix for 20,000 values would take 1.6 GB."""
     record_random((3,), observation_space=spaces.Discrete(20_000))
     assert load_trajectories(ID).observations.sum() == 3
+
+
+def test_hard_links_to_common_groups_are_refused(minari_root):
+    """40 groups, each with two links to the next one, have 2^40 paths."""
+    inner, space = VECTOR, None
+    for _ in range(3):
+        space = spaces.Dict({"a": space or inner, "b": space or inner})
+    dataset = record_random((2,), observation_space=space)
+    with opened(dataset) as file:
+        observations = file["episode_0/observations"]
+        names = ("a", "b")
+        for name in names:
+            del observations[name]
+        groups = [observations, *(file.create_group(f"episode_0/deep/{level}") for level in range(40))]
+        for above, below in pairwise(groups):
+            for name in names:
+                above[name] = below
+        groups[-1]["a"] = np.zeros((3, 3), np.float32)
+    with pytest.raises(DatasetError, match="has several hard links"):
+        summarize(ID)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("total_episodes", 2_000_000_000, r"it has 3 episodes, but the metadata state 2000000000"),
+        ("total_episodes", 3.0, r"but the metadata state 3\.0"),
+        ("total_episodes", "3" * 1000, "but the metadata state 33333333333333333333\\)"),
+        (
+            "observation_space",
+            '{"type": "Box", "dtype": "S300000000", "shape": [2]}',
+            "the dtype 'S300000000'",
+        ),
+    ],
+)
+def test_metadata_that_require_much_memory_are_refused(dataset, name, value, message):
+    path = data_file(dataset).with_name("metadata.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    for read in (summarize, load_trajectories):
+        with pytest.raises(DatasetError, match=message):
+            read(ID)
+
+
+def test_summaries_have_a_memory_budget(dataset):
+    """Chunks that were never written take no space in the file."""
+    with opened(dataset) as file:
+        steps = 60_000_000
+        for name in ("actions", "rewards", "terminations", "truncations"):
+            file[f"episode_0/{name}"].resize(steps, axis=0)
+        file["episode_0/observations"].resize(steps + 1, axis=0)
+        file["episode_0"].attrs["total_steps"] = steps
+    path = data_file(dataset).with_name("metadata.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"total_steps": steps + 6}))
+    with pytest.raises(DatasetError, match="the rewards of its longest episode"):
+        summarize(ID)

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from rlxf.data import load_trajectories, loading
+from rlxf.data import DatasetError, load_trajectories, loading
 from rlxf.data.loading import cache_root
 from rlxf.utils import files
 from tests.datasets import ID, data_file, opened, random_episodes, record_random
@@ -265,3 +265,20 @@ def test_a_cache_path_that_is_a_file_is_refused(dataset, monkeypatch, tmp_path):
     monkeypatch.setenv("RLXF_CACHE", str(tmp_path / "file"))
     with pytest.raises(OSError, match=r"cannot write.*file.*RLXF_CACHE"):
         load_trajectories(ID)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_not_cached(dataset, monkeypatch):
+    """The arrays would be those of the old file, and the manifest that of the new one."""
+    convert = loading.convert
+
+    def replaced(*args):
+        found = convert(*args)
+        copy = data_file(dataset).with_name("copy")
+        shutil.copy(data_file(dataset), copy)
+        os.replace(copy, data_file(dataset))
+        return found
+
+    monkeypatch.setattr(loading, "convert", replaced)
+    with pytest.raises(DatasetError, match="was replaced while it was read; try again"):
+        load_trajectories(ID)
+    assert caches() == []

@@ -15,6 +15,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs import FaultyEnvironmentError, GymnasiumVecEnv, TensorVecEnv, as_vec_env
+from rlxf.envs.tensor_checks import _limits
 from rlxf.envs.tensor_vec_env import SparseInfos
 from rlxf.envs.vector import has_filler_rows
 from tests.agents.gtrxl.worlds import ACTIONS, DICT, VECTOR, Scripted, shifted
@@ -245,3 +246,10 @@ def test_state_continues_with_the_same_episodes():
             results = [env.step(np.zeros(2, dtype=np.int64)) for env in (one, other)]
             results = [(*rest, [without_time(info) for info in infos]) for *rest, infos in results]
             np.testing.assert_equal(*results)
+
+
+def test_bounds_of_int64_do_not_overflow():
+    space = spaces.Box(0, np.iinfo(np.int64).max, (1,), np.int64)
+    space.bounded_above[:] = False
+    low, high = _limits(space, torch.device("cpu"))
+    assert (low.tolist(), high.tolist()) == ([0], [np.iinfo(np.int64).max])

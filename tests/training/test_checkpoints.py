@@ -231,3 +231,12 @@ def test_raise_stopped_interrupts_at_once(number):
         os.kill(os.getpid(), number)
     assert stopped.value.signal is number
     assert signal.getsignal(number) is before
+
+
+def test_a_new_checkpoint_is_kept_next_to_those_of_more_steps(tmp_path):
+    """The folder may hold an earlier training, or damaged files after the checkpoint to resume from."""
+    folder = CheckpointFolder(tmp_path, keep=2)
+    for step in (200, 300, 10, 20, 30):
+        write_checkpoint(folder, step)
+        assert folder.file(step).is_file()
+    assert folder.files() == [folder.file(20), folder.file(30)]

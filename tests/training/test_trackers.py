@@ -255,7 +255,7 @@ def test_wandb_records_offline_without_a_login_or_a_connection(tmp_path, monkeyp
     for variable in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))  # file of logins
-    monkeypatch.setattr(tracker_backends, "TIMEOUT", 2)
+    monkeypatch.setattr(tracker_backends, "TIMEOUT", 6)
     for variable, value in login.items():
         monkeypatch.setenv(variable, value)
     wandb.teardown()  # reads the environment again

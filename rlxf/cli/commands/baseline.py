@@ -1,6 +1,7 @@
 """``rlxf baseline``: agents of Stable-Baselines3, and random actions, as runs to compare with."""
 
 import inspect
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import field
@@ -39,9 +40,9 @@ class Baseline(Command):
     """Train PPO or RecurrentPPO of Stable-Baselines3, or play random actions, and save a run to compare with.
 
     The folder contains config.json, progress.csv, TensorBoard events and evaluation.json, like that of "rlxf
-    train", so that "rlxf plot", "rlxf compare" and "rlxf experiment" read it. It contains no checkpoint: an
-    interrupted run starts again. Settings are the defaults of Stable-Baselines3, unless --arguments gives
-    others. RecurrentPPO needs the extra "experiment".
+    train", so that "rlxf plot", "rlxf compare" and "rlxf experiment" read it. It contains no checkpoint: the
+    same command starts an interrupted run again. Settings are the defaults of Stable-Baselines3, unless
+    --arguments gives others. RecurrentPPO needs the extra "experiment".
 
     Example: rlxf baseline ppo --env CartPole-v1 --total-timesteps 2000 --episodes 10
     """
@@ -54,7 +55,8 @@ class Baseline(Command):
     seed: int = 0
     """Seed of weights, actions, minibatches and environments."""
     run: Path | None = None
-    """New folder of the run. None means runs/ALGORITHM-ENV-SEED. It must not exist."""
+    """New folder of the run. None means runs/ALGORITHM-ENV-SEED. It must not exist, except for an interrupted
+    run with the same options, which it replaces."""
     episodes: int = 100
     """Number of episodes of the final evaluation."""
     evaluate_every: int | None = None
@@ -86,17 +88,21 @@ class Baseline(Command):
         check_counts(self, "total_timesteps", "episodes", "evaluation_episodes", "n_envs", "frame_stack")
         check_not_negative(self, "seed", "evaluate_every")
         path = self.run or Path("runs", f"{self.algorithm}-{self.task.env}-{self.seed}".replace("/", "-"))
-        if path.exists():
+        names = {"program": "rlxf baseline", "agent": self.algorithm}
+        config = names | options_to_config(self)
+        interrupted = path.exists() and _was_interrupted(path, config)
+        if path.exists() and not interrupted:
             raise FileExistsError(f"{path} exists; choose another folder with --run, or move it")
         agent = self._build()
-        names = {"program": "rlxf baseline", "agent": self.algorithm}
-        run = RunFolder.create(path, names | options_to_config(self))
-        return partial(self._train, agent, run)
+        if interrupted:
+            shutil.rmtree(path)
+        return partial(self._train, agent, RunFolder.create(path, config))
 
     def _build(self) -> "BaseAlgorithm | RandomPolicy":
-        env = self._envs(self.n_envs, self.seed)
         if self.algorithm == "random":
-            return RandomPolicy(env, self.seed)
+            self._check_random()
+            return RandomPolicy(self._envs(self.n_envs, self.seed), self.seed)
+        env = self._envs(self.n_envs, self.seed)
         make = algorithm_class(self.algorithm)
         self._check_arguments(make)
         if self.normalize_observations or self.normalize_rewards:
@@ -107,6 +113,12 @@ class Baseline(Command):
             env = VecNormalize(env, norm_obs=observations, norm_reward=rewards, gamma=gamma)
         policy = policy_name(make, env.observation_space)
         return make(policy, env, seed=self.seed, device=self.device, **self.arguments)
+
+    def _check_random(self) -> None:
+        """Raise ValueError if options were given that random actions do not have."""
+        names = ("arguments", "normalize_observations", "normalize_rewards")
+        if given := ["--" + name.replace("_", "-") for name in names if getattr(self, name)]:
+            raise ValueError(f"random actions have no {', '.join(given)}; leave it out")
 
     def _check_arguments(self, make: type) -> None:
         known = inspect.signature(make).parameters.keys() - RESERVED
@@ -156,6 +168,18 @@ class Baseline(Command):
             agent.learn(
                 self.total_timesteps, callback=EvaluationCallback(env, self.evaluation_episodes, every)
             )
+
+
+def _was_interrupted(path: Path, config: dict[str, Any]) -> bool:
+    """Return whether a folder contains an incomplete run of a baseline with this configuration."""
+    from rlxf.training.run_folder import COMPLETED, CONFIG
+    from rlxf.training.serialization import load_json_file
+
+    try:
+        same = load_json_file(path / CONFIG) == config
+    except (OSError, ValueError):
+        return False
+    return same and not (path / COMPLETED).exists()
 
 
 def algorithm_class(name: str) -> "type[BaseAlgorithm]":
@@ -218,5 +242,7 @@ class RandomPolicy:
         """Return random actions, one for each environment."""
         import numpy as np
 
-        first = next(iter(observation.values())) if isinstance(observation, dict) else observation
+        first = observation
+        while isinstance(first, dict | tuple):  # of a Dict or Tuple space, also nested
+            first = next(iter(first.values() if isinstance(first, dict) else first))
         return np.stack([self.action_space.sample() for _ in range(len(first))]), None

@@ -65,7 +65,7 @@ class MLPOptions(RobustOptions):
     def memory_usage(self) -> dict[str, int]:
         """Return lower bounds of the bytes of the weights and of a batch."""
         sizes = self.hidden_sizes
-        weights = sum(one * other for one, other in pairwise(sizes))
+        weights = sum(one * other for one, other in pairwise((self.context_length, *sizes)))
         batch = self.batch_size * (self.context_length + sum(sizes))
         return {
             f"weights of hidden_sizes {sizes}": weights * FLOAT32_BYTES,

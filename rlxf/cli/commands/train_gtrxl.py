@@ -30,6 +30,7 @@ from rlxf.cli.options import (
     Quiet,
     Track,
     check_counts,
+    check_worker_trust,
     options,
 )
 from rlxf.cli.progress import ONLINE_METRICS
@@ -279,6 +280,12 @@ class TrainGTrXL(EvaluatedTrainingCommand):
 
     Rendering and compression make a recorded step about 12 times as long as a training step: 5% of the time.
     """
+
+    @classmethod
+    def check_trust(cls, run: RunFolder) -> None:
+        """Raise ValueError if the environment of a run, or the number of its workers, needs trust."""
+        super().check_trust(run)
+        check_worker_trust(run.config)
 
     @property
     def default_name(self) -> str:
