@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from benchmarks import ablation, cores, corridors, learning, mixers, online
+from benchmarks import ablation, cores, corridors, learning, mixers, online, ranking
 from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
 
@@ -60,6 +60,12 @@ def test_table_of_implementation_details():
     assert_on_page("online", ablation.rows(runs))
 
 
+def test_table_of_off_policy_rankings():
+    runs = [ranking.Run(**run) for run in read_runs(NUMBERS / "ranking.jsonl").values()]
+    for dataset, *cells in ranking.rows(runs):
+        assert f"| `{dataset}` | {' | '.join(cells)} |" in PAGES["offline"]
+
+
 def test_table_of_online_fine_tuning():
     page = "\n".join(PAGES["decision-transformer"])
     for run in (online.Run(**run) for run in read_runs(NUMBERS / "online.jsonl").values()):
@@ -72,7 +78,7 @@ def test_table_of_online_fine_tuning():
         assert f"| {run.seed} | {' | '.join(cells)} |\n" in page
 
 
-@pytest.mark.parametrize("name", ["no-velocity"])
+@pytest.mark.parametrize("name", ["no-velocity", "pendulum-sweep"])
 def test_tables_of_experiments(name):
     runs = json.loads((NUMBERS / f"{name}.json").read_text())["runs"]
     for task in dict.fromkeys(run["task"] for run in runs):

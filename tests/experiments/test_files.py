@@ -1,13 +1,18 @@
 """Tests of the experiment files of the project."""
 
+import tomllib
+
 import pytest
 
-from rlxf.cli.config_file import to_arguments
+from rlxf.cli.config_file import flatten, to_arguments
 from rlxf.cli.entry_point import parse
 from rlxf.experiments.plan import Plan
+from rlxf.experiments.sweep_plan import SweepPlan
+from rlxf.tuned import tuned_file
 from tests.sources import ROOT
 
 FILES = sorted((ROOT / "scripts" / "experiments").glob("*.toml"))
+SWEEPS = sorted((ROOT / "scripts" / "sweeps").glob("*.toml"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -18,3 +23,17 @@ def test_options_of_all_runs_are_valid(file):
         options = parse([*agent.command.split(), *to_arguments(values)])
         assert options.total_timesteps == values["total_timesteps"]
     assert len(plan.cells()) == len(plan.seeds) * len(list(plan.pairs()))
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("seed", range(3))
+def test_all_combinations_of_a_sweep_are_valid(file, seed):
+    plan = SweepPlan.read(file)
+    parse([*plan.command.split(), *to_arguments(plan.options(plan.space.draw(plan.fixed, seed)))])
+
+
+def test_the_best_settings_of_a_sweep_are_shipped():
+    plan = Plan.read(ROOT / "scripts/experiments/pendulum-sweep.toml")
+    options = plan.options(plan.tasks[0], plan.agents[1])
+    tuned = flatten(tomllib.loads(tuned_file("train gtrxl", "pendulum-no-velocity").read_text()))
+    assert {name: flatten(options)[name] for name in tuned} == tuned
