@@ -162,11 +162,14 @@ def _orphan_seconds(job: Job) -> float:
 
 
 def _train(job: Job, lock: int, should_stop: Callable[[], bool] | None) -> int:
-    """Run the process of a run, with its output in the log file, and return its exit status."""
+    """Run the process of a run, with its output in the log file, and return its exit status.
+
+    With ``-P``, Python does not search the working directory, which may be that of a downloaded experiment.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "COLUMNS": "160"}
     with open(job.sibling("log"), "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlxf", *job.words],
+            [sys.executable, "-P", "-m", "rlxf", *job.words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

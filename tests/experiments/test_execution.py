@@ -80,6 +80,15 @@ def test_a_run_is_trained_once(tmp_path):
     assert (Path(job.folder) / "completed.json").stat().st_mtime_ns == made
 
 
+@pytest.mark.faults
+def test_modules_of_the_working_directory_are_not_imported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("rlxf", "numpy", "gymnasium"):
+        Path(f"{name}.py").write_text("open('imported', 'w')")
+    assert run_job(random_job(tmp_path)).returncode == 0
+    assert not Path("imported").exists()
+
+
 @pytest.mark.thorough
 def test_a_failure_has_the_message_of_the_process_and_is_tried_again(tmp_path):
     job = Job(str(tmp_path / "seed-0"), "baseline random", ("--env", "NoSuchTask-v0"))
