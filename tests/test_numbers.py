@@ -87,6 +87,16 @@ def test_tables_of_experiments(name):
         )
 
 
+def test_numbers_of_the_sweep():
+    lines = (NUMBERS / "pendulum-sweep-trials.jsonl").read_text().splitlines()
+    trials = [json.loads(line) for line in lines]
+    pruned = sum(trial["state"] == "pruned" for trial in trials)
+    values = [trial["value"] for trial in trials if trial["state"] == "complete"]
+    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    assert f"# {len(trials)} trials, {pruned} of them pruned; 24 minutes" in page
+    assert f"have values from {max(values):.0f} to {min(values):.0f} with seed 0" in page
+
+
 def experiment_table(name, task, runs):
     """Return the table of a task, made from the returns of an experiment."""
     own = {(run["agent"], run["seed"]): run for run in runs if run["task"] == task}

@@ -38,7 +38,7 @@ def _plain(text: str) -> str:
 def needs_trust(settings: Mapping[str, Any]) -> bool:
     """Return whether a run with these settings can be resumed with trust only."""
     return ":" in str(settings.get("env", "")) or bool(
-        settings.get("env_kwargs") or settings.get("trust_data")
+        settings.get("env_kwargs") or settings.get("trust_data") or settings.get("workers")
     )
 
 

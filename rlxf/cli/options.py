@@ -347,7 +347,8 @@ WORKERS_WITHOUT_TRUST = 16
 
 def check_worker_trust(config: dict[str, Any]) -> None:
     """Raise ValueError if a run has so many worker processes that they may exhaust this machine."""
-    workers = min(config.get("workers", 0), config.get("n_envs", 0))
+    sizes = [config.get(name, 0) for name in ("workers", "n_envs")]
+    workers = min(size if isinstance(size, int) else 0 for size in sizes)  # other types are refused later
     if workers > (most := max(WORKERS_WITHOUT_TRUST, 2 * (os.cpu_count() or 1))):
         raise ValueError(
             f"the run has {workers:,} worker processes; more than {most} are started only with --trust"

@@ -157,13 +157,20 @@ def write_dataset(
             storage.update_metadata(
                 {"dataset_id": dataset_id, "minari_version": minari.__version__, **metadata}
             )
-        iterator = iter(episodes)
+        iterator = _touching(folder, episodes)
         while batch := list(islice(iterator, BATCH_SIZE)):
             with _error_context(dataset_id):
                 check_space(folder, batch)
                 storage.update_episodes(batch)
         _publish(folder, dataset_id)
     return minari.load_dataset(dataset_id)
+
+
+def _touching(folder: Path, episodes: Iterable[EpisodeBuffer]) -> Iterator[EpisodeBuffer]:
+    """Yield episodes, and mark the folder as used, so that other processes do not take it for abandoned."""
+    for episode in episodes:
+        os.utime(folder)
+        yield episode
 
 
 def _publish(folder: Path, dataset_id: str) -> None:

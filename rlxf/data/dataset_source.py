@@ -34,9 +34,6 @@ HDF5 = "main_data.hdf5"
 METADATA_BYTES = 4 * 2**20
 """Largest size of metadata in bytes: parsed Python objects take up to 40 times the size of their text."""
 SPACES = ("observation_space", "action_space")
-DTYPES = {"bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
-DTYPES |= {f"float{bits}" for bits in (16, 32, 64)}
-"""Names of the dtypes of spaces."""
 _UNREADABLE = (
     *(ValueError, TypeError, OSError, KeyError, AttributeError, AssertionError, ImportError),
     *(NotImplementedError, RecursionError, OverflowError, MemoryError),
@@ -220,10 +217,10 @@ def _oversize(folder: Path, metadata: dict[str, Any]) -> str | None:
             dtypes = set(_dtypes(json.loads(metadata[name])))
         except (ValueError, RecursionError):
             return None  # Minari names the error
-        if unknown := dtypes - DTYPES:
-            return f"{name} in its metadata.json has the dtype {sorted(unknown)[0][:20]!r}"
+        if unknown := sorted(dtype for dtype in dtypes if not _is_numeric(dtype)):
+            return f"{name} in its metadata.json has the dtype {unknown[0][:20]!r}, which is not numeric"
     total, file, groups = metadata.get("total_episodes"), folder / "data" / HDF5, 0
-    if file.is_file():
+    if total and file.is_file():
         with h5py.File(file, "r") as episodes:
             groups = len(episodes)
     if type(total) is not int or total != groups:
@@ -232,12 +229,22 @@ def _oversize(folder: Path, metadata: dict[str, Any]) -> str | None:
     return None
 
 
-def _dtypes(node: Any) -> Iterator[str]:
+def _dtypes(space: Any) -> Iterator[str]:
     """Yield the dtypes in the JSON of a space."""
-    if isinstance(node, dict):
-        yield from [str(node["dtype"])] if "dtype" in node else []
-    for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+    if not isinstance(space, dict):
+        return
+    parts = space.get("subspaces", ())
+    for part in parts.values() if isinstance(parts, dict) else parts:
         yield from _dtypes(part)
+    if "dtype" in space:
+        yield str(space["dtype"])
+
+
+def _is_numeric(dtype: str) -> bool:
+    try:
+        return np.dtype(dtype).kind in "biuf"
+    except (TypeError, ValueError, SyntaxError):
+        return False
 
 
 def check_id(dataset_id: str) -> None:

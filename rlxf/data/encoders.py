@@ -127,7 +127,7 @@ class ImageEncoder:
         images = np.asarray(values)
         if images.dtype != np.uint8:
             _check_bytes(images)
-        return channels_first(self.space, images.astype(np.uint8).reshape(-1, *self.space.shape))
+        return channels_first(self.space, images.astype(np.uint8, copy=False).reshape(-1, *self.space.shape))
 
     def match_axes(self, values: NDArray[Any]) -> NDArray[Any]:
         """Move the channel axis of images (n, ...), first or last, to its position in the space."""

@@ -78,7 +78,7 @@ class Outcome:
         returncode: exit status of the process; 0 after success, negative after a signal. None while it
             trains, and after the program that started it was killed.
         message: last line of its output after a failure.
-        seconds: wall-clock time of all attempts that have ended.
+        seconds: wall-clock time of all attempts whose end was recorded.
         attempts: number of processes that were started.
     """
 
@@ -138,7 +138,8 @@ def run_job(job: Job, should_stop: Callable[[], bool] | None = None) -> Outcome:
     with locked(job.sibling("lock")) as lock:
         before = Outcome.read(job) or Outcome([job.command, *job.arguments])
         if is_complete(job):
-            return before if before.returncode == 0 else _recorded(job, before, 0, "", _orphan_seconds(job))
+            seconds = _orphan_seconds(job, before)
+            return before if before.returncode == 0 else _recorded(job, before, 0, "", seconds)
         if not job.command.startswith(RESUMED):
             shutil.rmtree(job.folder, ignore_errors=True)
         started = replace(before, returncode=None, attempts=before.attempts + 1)
@@ -155,10 +156,12 @@ def _recorded(job: Job, started: Outcome, code: int, message: str, seconds: floa
     return outcome
 
 
-def _orphan_seconds(job: Job) -> float:
-    """Return the time of the last attempt of a complete run whose process outlived this program."""
+def _orphan_seconds(job: Job, before: Outcome) -> float:
+    """Return the time of the last attempt of a complete run if its end is not recorded, else 0."""
     start, end = job.sibling("json"), Path(job.folder) / COMPLETED
-    return max(0.0, end.stat().st_mtime - start.stat().st_mtime) if start.is_file() else 0.0
+    if before.returncode is not None or not start.is_file():
+        return 0.0
+    return max(0.0, end.stat().st_mtime - start.stat().st_mtime)
 
 
 def _train(job: Job, lock: int, should_stop: Callable[[], bool] | None) -> int:
@@ -280,14 +283,15 @@ def run_jobs(
 def stop_all(futures: Collection[Future[Any]]) -> None:
     """Cancel runs that have not started, let the others save their progress, and wait until all have ended.
 
+    Runs on a cluster continue to their ends: their calls are cancelled here, but not their processes.
+
     Args:
-        futures: calls of `run_job`, or of functions that call it, in threads of this process or on a cluster.
+        futures: calls of `run_job`, or of functions that call it.
     """
     _stopping.set()
     try:
-        for future in futures:
-            future.cancel()
-        while wait(futures, timeout=LOCK_SECONDS).not_done:
+        started = [future for future in futures if not future.cancel()]
+        while wait(started, timeout=LOCK_SECONDS).not_done:
             _stop_running()  # again for a process that was being started
     finally:
         _stopping.clear()

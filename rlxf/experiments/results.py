@@ -36,7 +36,7 @@ class RunResult:
         if self.returns is not None or self.outcome is None or self.outcome.returncode == 0:
             return ""
         if self.outcome.returncode is None:
-            return "the program that started it was killed"
+            return "it has not ended, or the program that started it was killed"
         return self.outcome.message or f"exit status {self.outcome.returncode}"
 
 
@@ -70,8 +70,11 @@ class Results:
     def label(self, agent: str, tasks: Sequence[str]) -> str:
         """Return the name of an agent, with the checkpoint unless it is that of the experiment."""
         runs = [run for task in tasks for run in self.of(task, agent) if run.returns is not None]
-        others = sorted({run.checkpoint for run in runs} - {self.plan.checkpoint})
-        return f"{agent} ({', '.join(others)} checkpoint)" if others else agent
+        others = [run.checkpoint for run in runs if run.checkpoint != self.plan.checkpoint]
+        if not others:
+            return agent
+        part = "" if len(others) == len(runs) else f" of {len(others)} of {len(runs)} runs"
+        return f"{agent} ({others[0]} checkpoint{part})"
 
     def scores(self, task: Task, agent: str) -> NDArray[np.float64] | None:
         """Return the normalized scores (S, E) of an agent on a task with a `Task.score_range`."""

@@ -1,6 +1,6 @@
 """Summary of an experiment: tables of returns and scores, learning curves and performance profiles."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -153,10 +153,11 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
         ExperimentError: if the log of a run is damaged.
     """
     tables = [table.markdown() for table in summary.tables]
-    text = "\n\n".join([*tables, NOTE, *_left_out(summary.results.plan), *_failures(summary.results)])
+    figures = dict(_figures(summary, folder))
+    left_out = _left_out(summary.results.plan, figures)
+    text = "\n\n".join([*tables, NOTE, *left_out, *_failures(summary.results)])
     yield _written(folder / "table.md", f"{text}\n".encode())
     yield _written(folder / "results.json", dump_json(_as_json(summary), indent=1))
-    figures = dict(_figures(summary, folder))
     for name in FIGURES:
         if name in figures:
             save_figure(figures[name], folder / name)
@@ -175,13 +176,14 @@ def _drawn(plan: Plan) -> list[str]:
     return [agent.name for agent in plan.agents][:MAX_LINES]
 
 
-def _left_out(plan: Plan) -> list[str]:
-    """Return a sentence about tasks and agents that the figures leave out; none if they show all."""
+def _left_out(plan: Plan, figures: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each of the written figures that leaves out agents or tasks."""
     agents, tasks = len(plan.agents), len(plan.tasks)
-    if agents <= MAX_LINES and tasks <= MAX_PANELS:
-        return []
-    shown = f"{min(agents, MAX_LINES)} of {agents} agents and {min(tasks, MAX_PANELS)} of {tasks} tasks"
-    return [f"The figures show the first {shown}."]
+    shown = f"{min(agents, MAX_LINES)} of {agents} agents"
+    if CURVES in figures and (agents > MAX_LINES or tasks > MAX_PANELS):
+        yield f"{CURVES} shows the first {shown} and {min(tasks, MAX_PANELS)} of {tasks} tasks."
+    if PROFILE in figures and agents > MAX_LINES:
+        yield f"{PROFILE} shows the first {shown}."
 
 
 def _failures(results: Results) -> list[str]:

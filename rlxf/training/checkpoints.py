@@ -149,7 +149,7 @@ class CheckpointFolder:
             sync_folder(self.path.parent)
         write_archive(self.file(step), archive.documents, archive.tensors)
         others = sorted((file for file in self.files() if file != self.file(step)), key=_modified)
-        for file in others[: len(others) - self.keep + 1]:
+        for file in others[: max(0, len(others) - self.keep + 1)]:
             file.unlink(missing_ok=True)
 
     def newest(self) -> Path:

@@ -26,6 +26,7 @@ from rlxf.agents.offline.trajectory_model import default_return_scale
 from rlxf.data import Trajectories, load_trajectories
 from rlxf.evaluation import EvaluationCallback
 from rlxf.evaluation.intervals import bootstrap_interval
+from rlxf.training import linear
 
 ENVS = 8
 """Number of parallel environments."""
@@ -93,6 +94,11 @@ class Online:
     """Episodes that a full replay buffer removes: worst or oldest."""
     learning_rate: float = 1e-3
     """Learning rate of AdamW, offline and online."""
+    final_learning_rate: float | None = None
+    """Learning rate at the end of the offline training, to which it decays linearly, and online; None for the
+    same rate."""
+    weight_averaging: float | None = None
+    """Decay of the moving average of the weights that acts; None for none."""
     width: int = 32
     """Width of the transformers, which have two layers."""
     context_length: int = 10
@@ -128,12 +134,15 @@ class Online:
     @property
     def description(self) -> str:
         """Text that identifies everything but the seed."""
+        robust = ""
+        if self.final_learning_rate is not None or self.weight_averaging is not None:
+            robust = f", rate to {self.final_learning_rate}, weight averaging {self.weight_averaging}"
         return (
             f"{self.dataset} below {self.ceiling}, {self.agent}, target {self.target:g}, {self.updates} + "
             f"{self.steps} steps, {self.round_updates} updates per {self.round_steps} steps, "
             f"{self.replay_episodes} episodes without {self.replay_remove}, width {self.width}, context "
             f"{self.context_length} of {self.episode_length}, rate {self.learning_rate:g}, "
-            f"{self.episodes} episodes"
+            f"{self.episodes} episodes{robust}"
         )
 
     def fine_tune(self, seed: int) -> Run:
@@ -171,18 +180,23 @@ class Online:
 
     def offline(self, seed: int) -> DecisionTransformer:
         """Train an agent on the episodes below the ceiling."""
-        data = self.data()
+        data, final = self.data(), self.final_learning_rate
         agent = DecisionTransformer(
             data,
             self.context_length,
-            learning_rate=self.learning_rate,
+            learning_rate=self.learning_rate if final is None else linear(self.learning_rate, final),
+            weight_averaging=self.weight_averaging,
             episode_length=self.episode_length,
             return_scale=default_return_scale(data),
             core=decision_transformer(width=self.width, layers=2),
             seed=seed,
             **AGENTS[self.agent],
         )
-        return agent.learn(self.updates)
+        agent.learn(self.updates)
+        if final is not None:  # `learn_online` would start the schedule again
+            agent.learning_rate = final
+            agent._setup_lr_schedule()
+        return agent
 
     def data(self) -> Trajectories:
         """Return the episodes with returns below the ceiling."""

@@ -109,20 +109,3 @@ def test_random_actions_are_as_many_as_environments(space):
     env = SimpleNamespace(action_space=spaces.Discrete(3), observation_space=space)
     observations = batch_space(space, 5).sample()
     assert RandomPolicy(env, 0).predict(observations)[0].shape == (5,)
-
-
-def test_an_interrupted_run_starts_again(tmp_path, capsys, monkeypatch):
-    run = tmp_path / "run"
-
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RandomPolicy, "learn", interrupt)
-        with pytest.raises((KeyboardInterrupt, SystemExit)):
-            baseline(run, "random", *TASK)
-    assert (run / "config.json").exists()
-    other = refused(capsys, "baseline", "random", *TASK, "--seed", "7", "--run", str(run))
-    assert "exists; choose another folder" in other
-    assert len(baseline(run, "random", *TASK)["returns"]) == 3
-    assert "exists; choose another folder" in refused(capsys, "baseline", "random", *TASK, "--run", str(run))

@@ -512,6 +512,14 @@ def test_modules_of_settings_files_are_those_of_the_user(module):
     assert GTrXLPPO.load("new/checkpoint.zip").num_timesteps == 64
 
 
+def test_many_workers_of_configurations_need_trust(options, capsys):
+    write_config("train gtrxl", options, workers=4000, n_envs=4000)
+    assert "the run has 4,000 worker processes" in refusal(capsys)
+    sizes = ["--workers", "0", "--n-envs", "2"]
+    main(["train", "gtrxl", "--config", "run", "--run", "new", *sizes])
+    assert json.loads(Path("new/config.json").read_text())["workers"] == 0
+
+
 def test_arguments_of_configurations_need_trust(options, capsys):
     write_config("train gtrxl", options, env="CartPole-v1", env_kwargs={"render_mode": "human"})
     for args in ([], ["--env", "CartPole-v1"]):

@@ -77,6 +77,23 @@ def test_runs_are_trained_once_and_failures_stand_in_the_table(folder, capsys):
 
 
 @pytest.mark.slow
+def test_a_run_that_outlived_its_program_has_its_time(folder, capsys):
+    text = FILE.replace('[tasks.missing]\nenv = "NoSuchPackage-v0"\nscore_range = [0, 1]\n', "")
+    Path("small.toml").write_text(text.replace("seeds = 2", "seeds = 1"))
+    run(capsys)
+    record = folder / "pole/random/seed-0.json"
+    killed = json.loads(record.read_text()) | {"returncode": None, "seconds": 0.0}
+    record.write_text(json.dumps(killed))
+    end = (folder / "pole/random/seed-0/completed.json").stat().st_mtime
+    os.utime(record, (end - 90, end - 90))
+    assert "1 runs, 1 of them complete" in run(capsys)
+    assert json.loads(record.read_text()) | {"returncode": 0, "seconds": 90.0} == json.loads(
+        record.read_text()
+    )
+    assert "| 1.5 |" in (folder / "table.md").read_text()
+
+
+@pytest.mark.slow
 def test_changed_options_are_refused(folder, capsys):
     text = FILE.replace('[tasks.missing]\nenv = "NoSuchPackage-v0"\nscore_range = [0, 1]\n', "")
     Path("small.toml").write_text(text.replace("seeds = 2", "seeds = 1"))

@@ -329,3 +329,17 @@ def test_summaries_have_a_memory_budget(dataset):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"total_steps": steps + 6}))
     with pytest.raises(DatasetError, match="the rewards of its longest episode"):
         summarize(ID)
+
+
+def test_spaces_may_have_a_part_named_dtype(minari_root):
+    space = spaces.Dict({"dtype": VECTOR, "other": spaces.Tuple([spaces.Box(0, 1, (2,), np.dtype(">f4"))])})
+    record_random((3, 2), observation_space=space)
+    assert summarize(ID).lengths.tolist() == [3, 2]
+
+
+def test_a_damaged_file_without_episodes_is_reported(dataset):
+    data_file(dataset).write_text("not the data")
+    path = data_file(dataset).with_name("metadata.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 0}))
+    with pytest.raises(DatasetError):
+        load_trajectories(ID)

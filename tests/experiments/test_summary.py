@@ -109,6 +109,10 @@ def test_a_table_of_best_checkpoints_names_runs_with_the_last_one(plan):
     ]
     for table in Summary(Results(best, tuple(runs))).tables:
         assert list(rows(table))[1:] == ["ppo", "random (last checkpoint)"]
+    runs[0] = replace(runs[0], checkpoint="last")
+    mixed = Results(best, tuple(runs))
+    assert mixed.label("ppo", ["pole"]) == "ppo (last checkpoint of 1 of 3 runs)"
+    assert mixed.label("ppo", ["pole", "maze"]) == "ppo (last checkpoint of 1 of 6 runs)"
 
 
 def test_different_numbers_of_episodes_are_refused(plan):
@@ -126,5 +130,6 @@ def test_figures_of_many_agents_show_the_first_ones(tmp_path):
     written = list(write_summary(Summary(Results(many, tuple(runs))), tmp_path))
     assert tmp_path / "profile.png" in written
     text = (tmp_path / "table.md").read_text()
-    assert f"first {MAX_LINES} of {MAX_LINES + 2} agents and 2 of 2 tasks." in text
+    assert f"profile.png shows the first {MAX_LINES} of {MAX_LINES + 2} agents." in text
+    assert "curves.png" not in text  # there are no logs
     assert f"| {names[-1]} |" in text

@@ -233,10 +233,11 @@ def test_raise_stopped_interrupts_at_once(number):
     assert signal.getsignal(number) is before
 
 
-def test_a_new_checkpoint_is_kept_next_to_those_of_more_steps(tmp_path):
+@pytest.mark.parametrize("keep", range(1, 7))
+def test_a_new_checkpoint_is_kept_next_to_those_of_more_steps(tmp_path, keep):
     """The folder may hold an earlier training, or damaged files after the checkpoint to resume from."""
-    folder = CheckpointFolder(tmp_path, keep=2)
-    for step in (200, 300, 10, 20, 30):
+    folder, steps = CheckpointFolder(tmp_path, keep=keep), (200, 300, 10, 20, 30, 40, 50, 60, 70)
+    for number, step in enumerate(steps, start=1):
         write_checkpoint(folder, step)
-        assert folder.file(step).is_file()
-    assert folder.files() == [folder.file(20), folder.file(30)]
+        kept = sorted(steps[:number][-keep:])
+        assert folder.files() == [folder.file(each) for each in kept]

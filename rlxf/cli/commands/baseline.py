@@ -1,7 +1,6 @@
 """``rlxf baseline``: agents of Stable-Baselines3, and random actions, as runs to compare with."""
 
 import inspect
-import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import field
@@ -40,8 +39,8 @@ class Baseline(Command):
     """Train PPO or RecurrentPPO of Stable-Baselines3, or play random actions, and save a run to compare with.
 
     The folder contains config.json, progress.csv, TensorBoard events and evaluation.json, like that of "rlxf
-    train", so that "rlxf plot", "rlxf compare" and "rlxf experiment" read it. It contains no checkpoint: the
-    same command starts an interrupted run again. Settings are the defaults of Stable-Baselines3, unless
+    train", so that "rlxf plot", "rlxf compare" and "rlxf experiment" read it. It contains no checkpoint: to
+    repeat an interrupted run, remove its folder. Settings are the defaults of Stable-Baselines3, unless
     --arguments gives others. RecurrentPPO needs the extra "experiment".
 
     Example: rlxf baseline ppo --env CartPole-v1 --total-timesteps 2000 --episodes 10
@@ -55,8 +54,7 @@ class Baseline(Command):
     seed: int = 0
     """Seed of weights, actions, minibatches and environments."""
     run: Path | None = None
-    """New folder of the run. None means runs/ALGORITHM-ENV-SEED. It must not exist, except for an interrupted
-    run with the same options, which it replaces."""
+    """New folder of the run. None means runs/ALGORITHM-ENV-SEED. It must not exist."""
     episodes: int = 100
     """Number of episodes of the final evaluation."""
     evaluate_every: int | None = None
@@ -89,14 +87,10 @@ class Baseline(Command):
         check_not_negative(self, "seed", "evaluate_every")
         path = self.run or Path("runs", f"{self.algorithm}-{self.task.env}-{self.seed}".replace("/", "-"))
         names = {"program": "rlxf baseline", "agent": self.algorithm}
-        config = names | options_to_config(self)
-        interrupted = path.exists() and _was_interrupted(path, config)
-        if path.exists() and not interrupted:
+        if path.exists():
             raise FileExistsError(f"{path} exists; choose another folder with --run, or move it")
         agent = self._build()
-        if interrupted:
-            shutil.rmtree(path)
-        return partial(self._train, agent, RunFolder.create(path, config))
+        return partial(self._train, agent, RunFolder.create(path, names | options_to_config(self)))
 
     def _build(self) -> "BaseAlgorithm | RandomPolicy":
         if self.algorithm == "random":
@@ -168,18 +162,6 @@ class Baseline(Command):
             agent.learn(
                 self.total_timesteps, callback=EvaluationCallback(env, self.evaluation_episodes, every)
             )
-
-
-def _was_interrupted(path: Path, config: dict[str, Any]) -> bool:
-    """Return whether a folder contains an incomplete run of a baseline with this configuration."""
-    from rlxf.training.run_folder import COMPLETED, CONFIG
-    from rlxf.training.serialization import load_json_file
-
-    try:
-        same = load_json_file(path / CONFIG) == config
-    except (OSError, ValueError):
-        return False
-    return same and not (path / COMPLETED).exists()
 
 
 def algorithm_class(name: str) -> "type[BaseAlgorithm]":

@@ -90,12 +90,15 @@ class Experiment(Command):
 
     def _run(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:
         from rlxf.cli.output import exit_with, print_out
-        from rlxf.experiments.execution import is_complete, only_process, run_jobs
+        from rlxf.experiments.execution import is_complete, only_process, run_job, run_jobs
         from rlxf.experiments.results import read_results
         from rlxf.experiments.summary import Summary, write_summary
 
         with only_process(self.folder):
             missing = [job for _, job in jobs if not is_complete(job)]
+            for _, job in jobs:
+                if is_complete(job):
+                    run_job(job)  # completes the record of a run that outlived the program that started it
             print_out(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them complete: {self.folder}")
             report = _Progress(len(missing))
             with self._executor() as executor:
