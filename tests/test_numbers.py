@@ -78,7 +78,7 @@ def test_table_of_online_fine_tuning():
         assert f"| {run.seed} | {' | '.join(cells)} |\n" in page
 
 
-@pytest.mark.parametrize("name", ["no-velocity", "pendulum-sweep"])
+@pytest.mark.parametrize("name", ["minigrid-memory", "no-velocity", "pendulum-sweep"])
 def test_tables_of_experiments(name):
     runs = json.loads((NUMBERS / f"{name}.json").read_text())["runs"]
     for task in dict.fromkeys(run["task"] for run in runs):
