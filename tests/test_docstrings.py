@@ -50,7 +50,7 @@ FOREIGN_NAMES = {
     *("TORCH_DISABLE_SHARE_RDZV_TCP_STORE",),
     *("JaxToTorch", "NumpyToTorch", "VectorWrapper", "final_observation"),  # Gymnasium and ManiSkill
     *("CnnPolicy", "MultiInputPolicy", "get_parameters"),  # Stable-Baselines3
-    *("AdroitHandPenSparse", "xml_file"),  # environments
+    *("AdroitHandPenSparse", "MemoryS7", "xml_file"),  # environments
     *("MyPolicy", "my_schedule"),  # placeholders
     *("first_cases",),  # mark of pytest
     *("action_loss", "feed_forward_gate", "attention_gate", "return_loss", "state_loss"),  # tags, composed
