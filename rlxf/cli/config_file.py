@@ -252,10 +252,10 @@ def run_settings(
     if _flag(args, "trust") is not True:
         kwargs = flat.get("env_kwargs", {})
         env = flat.get("env", given_options(args, "env").get("env") if kwargs else None)
-        workers = (
-            {"workers": 0} if "workers" in given_options(args, "workers") else {}
-        )  # the user's own number
-        command.check_trust(RunFolder(run.path, flat | {"env": env, "env_kwargs": kwargs} | workers))
+        own = (
+            {"workers": 0} if given_options(args, "workers") else {}
+        )  # the number of the user needs no trust
+        command.check_trust(RunFolder(run.path, flat | {"env": env, "env_kwargs": kwargs} | own))
     return flat
 
 

@@ -138,8 +138,9 @@ def run_job(job: Job, should_stop: Callable[[], bool] | None = None) -> Outcome:
     with locked(job.sibling("lock")) as lock:
         before = Outcome.read(job) or Outcome([job.command, *job.arguments])
         if is_complete(job):
-            seconds = _orphan_seconds(job, before)
-            return before if before.returncode == 0 else _recorded(job, before, 0, "", seconds)
+            if before.returncode == 0:
+                return before
+            return _recorded(job, before, 0, "", _orphan_seconds(job, before))
         if not job.command.startswith(RESUMED):
             shutil.rmtree(job.folder, ignore_errors=True)
         started = replace(before, returncode=None, attempts=before.attempts + 1)
@@ -202,17 +203,17 @@ def _wait(process: subprocess.Popen, should_stop: Callable[[], bool]) -> int:
 
 
 @contextmanager
-def locked(path: Path, patient: bool = True) -> Iterator[int]:
+def locked(path: Path, blocking: bool = True) -> Iterator[int]:
     """Hold an exclusive lock on a file, and yield its descriptor.
 
     Raises:
-        BlockingIOError: if ``patient`` is False, and another process holds the lock.
+        BlockingIOError: if ``blocking`` is False, and another process holds the lock.
         CancelledError: if `stop_all` is called while this function waits.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         while not _try_lock(descriptor):
-            if not patient:
+            if not blocking:
                 raise BlockingIOError(f"another process holds {path}")
             if _stopping.wait(LOCK_SECONDS):
                 raise CancelledError(f"stopped before {path} was free")
@@ -239,7 +240,7 @@ def only_process(folder: Path) -> Iterator[None]:
     make_folder(folder, exist_ok=True)
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(folder / ".lock", patient=False))
+            stack.enter_context(locked(folder / ".lock", blocking=False))
         except BlockingIOError:
             raise ExperimentError(
                 f"another process works on the experiment in {folder}; wait for it, or choose another folder "

@@ -216,16 +216,16 @@ def _as_json(summary: Summary) -> dict[str, Any]:
 
 def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
     """Yield name and figure of the learning curves, and of the performance profiles, if there are any."""
-    results = summary.results
+    results, drawn = summary.results, _drawn(summary.results.plan)
     groups = [
         group
         for task in results.plan.tasks[:MAX_PANELS]
         for agent in _agents(results.plan, task)
-        if agent in _drawn(results.plan) and (group := _group(results, folder, task.name, agent)).curves
+        if agent in drawn and (group := _group(results, folder, task.name, agent)).curves
     ]
     if groups:
         yield CURVES, learning_curves(groups, METRIC)
-    if scores := {agent: summary.scores[agent] for agent in _drawn(results.plan) if agent in summary.scores}:
+    if scores := {agent: summary.scores[agent] for agent in drawn if agent in summary.scores}:
         yield PROFILE, performance_profile_figure(scores)
 
 

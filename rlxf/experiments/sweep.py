@@ -187,7 +187,7 @@ class Sweep:
                 continue
             held = ExitStack()
             try:
-                held.enter_context(locked(self._lock_file(each.number), patient=False))
+                held.enter_context(locked(self._lock_file(each.number), blocking=False))
             except BlockingIOError:
                 continue
             trial = self.study.trial(each.number)

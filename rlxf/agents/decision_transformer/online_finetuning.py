@@ -129,12 +129,12 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         self._check_eval_callbacks(callback)
         options: dict[str, float | str | None] = {"target_return": target_return}
         options |= {"exploration_noise": exploration_noise} | sizes | {"replay_remove": replay_remove}
-        run = None
+        run, info = None, self._training_info()
         if resume_from is not None:
-            run = read_online_run(resume_from, self._training_description(), steps, options)
+            run = read_online_run(resume_from, self._describe(info), steps, options)
             self._restore(run)
             steps, reset_num_timesteps = steps - self.num_timesteps, False
-        self.dataset_info = self._training_info()
+        self.dataset_info = info
         with self._collecting_in(env, n_envs, target_return):
             total_timesteps, callback = self._setup_learn(
                 steps, callback, reset_num_timesteps, tb_log_name, progress_bar

@@ -210,12 +210,12 @@ class OfflineAlgorithm(ValidatedAlgorithm):
     ) -> Self:
         """Run the training loop with the given update and windows; arguments as in `learn`."""
         check_sizes(steps=steps, log_interval=log_interval)
-        run = None
+        run, info = None, self._training_info()
         if resume_from is not None:
-            run = checkpoint.read_resumable_run(resume_from, self._training_description(), steps)
+            run = checkpoint.read_resumable_run(resume_from, self._describe(info), steps)
             self._restore(run)
             steps, reset_num_timesteps = steps - self.num_timesteps, False
-        self.dataset_info = self._training_info()
+        self.dataset_info = info
         counts = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates, "steps": steps}
         self.policy.check_processes(self.ranks.world_size)
         sync_processes(self.ranks, self._models(), self.generator, self.set_logger, **counts)
@@ -315,11 +315,11 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         return checkpoint.build_archive(self._description(), self._update, self.generator)
 
     def _description(self) -> dict[str, Any]:
-        return checkpoint.describe(self.NAME, self.config, self.dataset_info, self._progress())
+        return self._describe(self.dataset_info)
 
-    def _training_description(self) -> dict[str, Any]:
-        """Return the description for a training on the current dataset."""
-        return checkpoint.describe(self.NAME, self.config, self._training_info(), self._progress())
+    def _describe(self, info: DatasetInfo) -> dict[str, Any]:
+        """Return the description of the agent with this information about its data."""
+        return checkpoint.describe(self.NAME, self.config, info, self._progress())
 
     def _training_info(self) -> DatasetInfo:
         """Return the information about the current dataset, with the spaces for which the agent was made."""

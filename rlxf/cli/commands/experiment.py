@@ -95,11 +95,11 @@ class Experiment(Command):
         from rlxf.experiments.summary import Summary, write_summary
 
         with only_process(self.folder):
-            missing = [job for _, job in jobs if not is_complete(job)]
-            for _, job in jobs:
-                if is_complete(job):
-                    run_job(job)  # completes the record of a run that outlived the program that started it
-            print_out(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them complete: {self.folder}")
+            complete = [job for _, job in jobs if is_complete(job)]
+            missing = [job for _, job in jobs if job not in complete]
+            for job in complete:
+                run_job(job)  # completes the record of a run that outlived the program that started it
+            print_out(f"{len(jobs)} runs, {len(complete)} of them complete: {self.folder}")
             report = _Progress(len(missing))
             with self._executor() as executor:
                 run_jobs(missing, executor, report)
