@@ -25,7 +25,7 @@ MAY_IMPORT = {
     },
     "experiments": {"data", "evaluation", "experiments", "training", "utils"},
     "sharing": {"sharing", "utils"},
-    "tuned": {"tuned"},
+    "tuned": {"tuned", "utils"},
     "cli": {
         *("agents", "attention", "cli", "collection", "data", "envs", "evaluation"),
         *("experiments", "export", "off_policy_evaluation", "sharing", "training", "tuned", "utils"),

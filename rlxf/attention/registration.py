@@ -14,6 +14,7 @@ from rlxf.attention.recurrent.base import Recurrence
 from rlxf.attention.registry import TECHNIQUES, techniques_of
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.technique import Technique
+from rlxf.utils.names import plain_name
 
 INTERFACES: dict[str, type[Technique]] = {
     "position": Position,
@@ -64,11 +65,6 @@ def register_technique(axis: str) -> Callable[[Registered], Registered]:
         return technique
 
     return register
-
-
-def plain_name(text: str) -> str:
-    """Return a name as the command line compares it: without case, dashes and underscores."""
-    return text.replace("-", "").replace("_", "").lower()
 
 
 def _check_class(axis: str, technique: Any) -> None:

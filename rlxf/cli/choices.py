@@ -3,8 +3,9 @@
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
+
+from rlxf.utils.names import choose_one_of, plain_name
 
 
 def parse_choice(option: str, text: str, choices: Mapping[str, type]) -> Any:
@@ -43,10 +44,7 @@ def parse_choice(option: str, text: str, choices: Mapping[str, type]) -> Any:
 
 
 def _named(option: str, name: str, choices: Mapping[str, type]) -> Any:
-    plain = {each.lower(): each for each in choices}
-    key = name.replace("-", "").replace("_", "").lower()
-    if key in plain:
-        return choices[plain[key]]
-    near = get_close_matches(key, plain, n=1)
-    hint = f"did you mean {plain[near[0]]}? Choose" if near else "choose"
-    raise ValueError(f"unknown {option} {name!r}; {hint} one of {', '.join(choices)}")
+    plain = {plain_name(each): each for each in choices}
+    if plain_name(name) not in plain:
+        raise ValueError(f"unknown {option} {name!r}{choose_one_of(name, choices)}")
+    return choices[plain[plain_name(name)]]

@@ -19,7 +19,6 @@ from rlxf.cli.config_values import (
     check_settings,
     default_core,
     known_options,
-    nearest,
     technique_name,
 )
 from rlxf.cli.options import given_options
@@ -36,6 +35,7 @@ from rlxf.cli.training_command import TrainingCommand
 from rlxf.training import RunFolder
 from rlxf.training.compat import CONFIG
 from rlxf.training.serialization import dump_json, load_json
+from rlxf.utils.names import did_you_mean
 
 MAX_BYTES = 2**20
 """Maximum size of a settings file."""
@@ -233,7 +233,9 @@ def run_settings(
     check_config_types(command, run.config, file)
     known = set(known_options(command)) - set(NOT_SAVED)
     if unknown := sorted(name for name in run.config if name not in {*known, "agent", "core"}):
-        raise SettingsError(unknown[0], f"is unknown to this version of rlxf{nearest(unknown[0], known)}")
+        raise SettingsError(
+            unknown[0], f"is unknown to this version of rlxf{did_you_mean(unknown[0], known)}"
+        )
     try:
         options = options_from_config(command, run.config)
     except KeyError as error:

@@ -2,9 +2,8 @@
 
 import reprlib
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -15,6 +14,7 @@ from rlxf.attention.registry import TECHNIQUES, technique_from_json
 from rlxf.cli.options import Command, NotACountError, read_count
 from rlxf.cli.spec_options import SCALAR_OPTIONS, is_description, match_name, parse_technique
 from rlxf.training.compat import MAPPING, TEXT, Rule, number, rule_of
+from rlxf.utils.names import did_you_mean
 
 CHOICES = ("objective", "conditioning", "sampling")
 """Options that take a name, or a table with a ``name`` and options."""
@@ -54,7 +54,7 @@ def check_settings(flat: Mapping[str, Any], command: type[Command], core: Transf
             known |= _technique_options(axis, flat, core)
     for name, value in flat.items():
         if name not in known:
-            raise SettingsError(name, f"is not an option of this command{nearest(name, known)}")
+            raise SettingsError(name, f"is not an option of this command{did_you_mean(name, known)}")
         rule = _rule(name, known[name])
         if not rule.holds(value):
             raise SettingsError(name, f"must be {rule.allowed}, got {reprlib.repr(value)}")
@@ -104,13 +104,6 @@ def technique_name(axis: str, flat: Mapping[str, Any], core: TransformerSpec) ->
         return match_name(axis, text)
     except ValueError as error:
         raise SettingsError(name, f"is invalid: {error}") from error
-
-
-def nearest(name: str, known: Collection[str]) -> str:
-    """Return a question for the most similar name, or for one with the same last part; "" if none is."""
-    same = [each for each in known if each.rpartition(".")[2] == name.rpartition(".")[2]]
-    near = same or get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _technique_options(axis: str, flat: Mapping[str, Any], core: TransformerSpec) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, fields
-from difflib import SequenceMatcher
 from functools import partial, reduce
 from operator import or_
 from pathlib import Path
@@ -32,6 +31,7 @@ from rlxf.cli.output import (
 )
 from rlxf.tuned import tuned_file
 from rlxf.utils.files import not_writable_by_others
+from rlxf.utils.names import did_you_mean
 
 DESCRIPTION = (
     f"rlxf {__version__}: transformer agents for reinforcement learning. --version prints the version."
@@ -40,8 +40,6 @@ EXAMPLE = "Example: rlxf train gtrxl --help"
 HELP = {"-h", "--help"}
 OPTION = re.compile(r"(?:│|\s) (?:-h, )?(--[a-z][\w.-]*)(?:, (--[a-z][\w.-]*))?")
 """Pattern of option names in a help text of tyro, with or without frames."""
-MIN_SIMILARITY = 0.7
-"""Minimum similarity of a proposed name, from 0 to 1, as measured by `difflib`."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -186,26 +184,7 @@ def _refuse_unknown_options(args: Sequence[str], known: Collection[str], help_co
     for word in args:
         name = word.partition("=")[0].replace("_", "-")
         if name.startswith("--") and len(name) > 2 and name not in known:
-            near = _nearest(name, known)
-            exit_with(
-                f"unknown option {name}; {f'did you mean {near}?' if near else f'see: {help_command}'}", 2
-            )
-
-
-def _nearest(name: str, known: Collection[str]) -> str | None:
-    """Return the most similar known name; None if none is similar.
-
-    Options of one group have a common prefix, e.g. ``--core.``. If there is a dot, only the words after the
-    last dot are therefore compared, and the whole names of options whose last words are equally similar.
-    """
-    last = name.rpartition(".")[2]
-
-    def similarity(option: str) -> tuple[float, float]:
-        compared = option.rpartition(".")[2] if "." in name else option
-        return SequenceMatcher(None, compared, last).ratio(), SequenceMatcher(None, option, name).ratio()
-
-    best = max(sorted(known), key=similarity)
-    return best if similarity(best)[0] >= MIN_SIMILARITY else None
+            exit_with(f"unknown option {name}{did_you_mean(name, known, f'see: {help_command}')}", 2)
 
 
 def _show_overview(args: list[str]) -> NoReturn:
@@ -217,9 +196,9 @@ def _show_overview(args: list[str]) -> NoReturn:
         words.removeprefix(start).split()[0] for words in COMMANDS if words.startswith(start)
     )
     if rest and not rest[0].startswith("-"):
-        near = _nearest(rest[0], words)
-        hint = f"did you mean {start}{near}?" if near else f"available commands: {', '.join(words)}"
-        exit_with(f"unknown command {start}{rest[0]}; {hint}", 2)
+        command, known = start + rest[0], [start + word for word in words]
+        hint = did_you_mean(command, known, f"available commands: {', '.join(words)}")
+        exit_with(f"unknown command {command}{hint}", 2)
     placeholders = [
         Annotated[_Placeholder, subcommand(word, description=SUMMARIES[start + word])] for word in words
     ]

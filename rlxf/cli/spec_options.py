@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import fields
-from difflib import get_close_matches
 from functools import partial, reduce
 from operator import and_, or_
 from typing import Annotated, Any, get_type_hints
@@ -23,9 +22,9 @@ from tyro.constructors import (
 from rlxf.attention import ALiBi, Full, RoPE, Sinusoidal, TransformerSpec
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
-from rlxf.attention.registration import plain_name
 from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES, technique_from_json
 from rlxf.cli.options import given_options
+from rlxf.utils.names import plain_name, similar_name
 
 NONE, FIT_MEMORY = "None", "fitting"
 OPTIONS_OF = "{}_options"
@@ -58,20 +57,19 @@ def match_name(axis: str, text: str) -> str:
     """
     name = _match(axis, text)
     if name is None:
-        near = _similar_name(axis, text)
+        near = similar_name(text, choosable(axis)) or _described_name(axis, text)
         hint = f"did you mean {near}? Choose" if near else "choose"
         raise ValueError(f"unknown {axis} {text!r}; {hint} one of {', '.join(choosable(axis))}")
     return name
 
 
-def _similar_name(axis: str, text: str) -> str | None:
-    """Return the most similar name, else the first technique whose summary has a word of the same stem."""
-    plain = {name.lower(): name for name in choosable(axis)}
-    spelled = [plain[name] for name in get_close_matches(text.lower(), plain, n=1)]
+def _described_name(axis: str, text: str) -> str | None:
+    """Return the first technique whose summary has a word of the same stem."""
+    if len(text) < STEM_LETTERS:
+        return None
     techniques = HEADS if axis == "head" else TECHNIQUES[axis]
     stem = re.compile(rf"\b{re.escape(text[:STEM_LETTERS])}", re.IGNORECASE)
-    described = [name for name, technique in techniques.items() if stem.search(summary(technique))]
-    return next(iter(spelled + (described if len(text) >= STEM_LETTERS else [])), None)
+    return next((name for name, technique in techniques.items() if stem.search(summary(technique))), None)
 
 
 def summary(technique: type) -> str:

@@ -29,6 +29,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator, register, reg
 
 from rlxf.utils.env_ids import is_other_version
 from rlxf.utils.extras import install_command
+from rlxf.utils.names import did_you_mean
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv  # loads torch
@@ -214,9 +215,7 @@ def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
 
 def _advice(spec: EnvSpec, name: str) -> str:
     accepted = _accepted_arguments(spec)
-    if near := get_close_matches(name, accepted, n=1):
-        return f"; did you mean {near[0]!r}?"
-    return f"; it takes {', '.join(accepted)}" if accepted else "; it takes none"
+    return did_you_mean(name, accepted, f"it takes {', '.join(accepted) or 'none'}")
 
 
 def _accepted_arguments(spec: EnvSpec) -> list[str]:

@@ -8,7 +8,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlxf.experiments.toml_files import MAX_RUNS, PlanError, TomlReader, proposal, read_toml
+from rlxf.experiments.toml_files import MAX_RUNS, PlanError, TomlReader, read_toml
+from rlxf.utils.names import choose_one_of
 
 COMMANDS = {
     "train gtrxl": "env",
@@ -176,7 +177,7 @@ def _named(items: tuple[Named, ...], names: Collection[str], kind: str) -> tuple
     known = [item.name for item in items]
     for name in names:
         if name not in known:
-            raise PlanError(f"unknown {kind} {name}; {proposal(name, known, 'choose among')}")
+            raise PlanError(f"unknown {kind} {name}{choose_one_of(name, known)}")
     return tuple(item for item in items if item.name in names) if names else items
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
@@ -19,6 +18,7 @@ from rlxf.experiments.search_space import (
     label,
 )
 from rlxf.experiments.toml_files import MAX_RUNS, PlanError, TomlReader, read_toml
+from rlxf.utils.names import did_you_mean
 
 METRIC = "eval/mean_reward"
 """Default objective: the mean return of the final evaluation."""
@@ -269,8 +269,7 @@ class _Reader(TomlReader):
         for name, dimension in options.items():
             for other in dimension.when:
                 if other not in known:
-                    near = get_close_matches(other, known, n=1)
-                    hint = f"; did you mean {near[0]}?" if near else ""
+                    hint = did_you_mean(other, known)
                     raise self.named_error(
                         name,
                         f"when of search.{name} names {other}, which is neither fixed nor searched{hint}",
@@ -289,8 +288,7 @@ class _Reader(TomlReader):
     def one_of(self, key: str, value: Any, known: tuple[str, ...]) -> str:
         """Return a value after a check that it is one of the known ones."""
         if value not in known:
-            near = get_close_matches(str(value), known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(str(value), known)
             raise self.error(key, f"{key} must be {' or '.join(known)}, got {value!r}{hint}")
         return str(value)
 

@@ -2,10 +2,11 @@
 
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+from rlxf.utils.names import choose_one_of, did_you_mean
 
 MAX_BYTES, MAX_RUNS = 2**20, 100_000
 RESERVED = ("seed", "run")
@@ -47,12 +48,6 @@ def _read_text(path: Path, kind: str) -> str:
         raise PlanError(f"{path} is not a text file in UTF-8: {error}") from None
 
 
-def proposal(name: str, known: Sequence[str], otherwise: str) -> str:
-    """Return "did you mean NAME?" for the most similar known name, or all of them after a text if none is."""
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(known)}"
-
-
 class TomlReader:
     """Checks of a TOML document, with the file and the line in messages of errors.
 
@@ -83,10 +78,8 @@ class TomlReader:
             known: commands that are allowed.
         """
         if command not in known:
-            near = get_close_matches(str(command), known, n=1)
-            hint = f"did you mean {near[0]!r}? Choose" if near else "choose"
             of = f" of {owner}" if owner else ""
-            raise self.error(key, f"command{of} is {command!r}; {hint} one of {', '.join(known)}")
+            raise self.error(key, f"command{of} is {command!r}{choose_one_of(str(command), known)}")
         return str(command)
 
     def seeds(self, seeds: Any) -> tuple[int, ...]:
@@ -102,9 +95,8 @@ class TomlReader:
         """Raise PlanError if a table has an unknown key; the message proposes a similar one."""
         for key in table:
             if key not in known:
-                raise self.error(
-                    key, f"{where} has an unknown key {key}; {proposal(key, known, 'known keys are')}"
-                )
+                advice = did_you_mean(key, known, f"known keys are {', '.join(known)}")
+                raise self.error(key, f"{where} has an unknown key {key}{advice}")
 
     def check_reserved(self, settings: Mapping[str, Any], where: str) -> None:
         """Raise PlanError if settings contain an option that is set for each run."""

@@ -4,8 +4,9 @@ Each file is a settings file of one command (``rlxf train gtrxl --config FILE``)
 the task, the result that the settings gave, and the command that measured it.
 """
 
-from difflib import get_close_matches
 from pathlib import Path
+
+from rlxf.utils.names import choose_one_of
 
 FOLDER = Path(__file__).parent
 COMMANDS = {"train gtrxl": "gtrxl"}
@@ -29,9 +30,7 @@ def tuned_file(command: str, name: str) -> Path:
     """
     files = tuned_files(command)
     if name not in files:
-        near = get_close_matches(name, files, n=1)
-        hint = f"did you mean {near[0]}? Choose" if near else "choose"
-        raise ValueError(f"unknown tuned settings {name!r}; {hint} one of {', '.join(files)}")
+        raise ValueError(f"unknown tuned settings {name!r}{choose_one_of(name, files)}")
     return files[name]
 
 

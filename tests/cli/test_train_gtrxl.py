@@ -140,7 +140,7 @@ def test_equal_seeds_train_equal_agents(tmp_path):
         (["--env", "CartPole-v1", "--evaluation-episodes", "0"], "--evaluation-episodes must be at least 1"),
         (["--env", "CartPole-v1", "--n-envs", "0"], "n_envs must be at least 1, got 0"),
         (["--env", "CartPole-v1", "--policy", "CnnGTrXLPolicy"], "MlpGTrXLPolicy"),
-        (["--env", "CartPole-v1", "--policy", "MlpGTrXLPolic"], "did you mean 'MlpGTrXLPolicy'?"),
+        (["--env", "CartPole-v1", "--policy", "MlpGTrXLPolic"], "did you mean MlpGTrXLPolicy?"),
         (["--env", "CartPole-v1", "--learning-rate", "fast"], "fast"),
         (["--env", "CartPole-v1", "--env-kwargs", '{"wind": 1}'], "takes no argument 'wind'; it takes "),
         (["--env", "CartPole-v1", "--env-kwargs", "[1]"], "[1]"),

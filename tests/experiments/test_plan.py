@@ -144,7 +144,7 @@ def test_a_number_of_seeds_begins_at_0(read):
         (
             '"train bc"',
             '"train bcc"',
-            "line 29: command of agent bc is 'train bcc'; did you mean 'train bc'?",
+            "line 29: command of agent bc is 'train bcc'; did you mean train bc?",
         ),
         ('"train bc"', "3", "command of agent bc is 3"),
         ("n_envs = 2", "seed = 2", "gru has seed, which the experiment sets for each run: remove it"),

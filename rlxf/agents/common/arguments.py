@@ -4,13 +4,14 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from stable_baselines3.common.utils import get_system_info
 from torch import Tensor
+
+from rlxf.utils.names import did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,18 +80,12 @@ def load_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return replaced | own
 
 
-def did_you_mean(name: str, known: list[str]) -> str:
-    """Return ``"; did you mean NAME?"`` for the most similar known name, or "" if none is similar."""
-    match = get_close_matches(name, known, n=1)
-    return f"; did you mean {match[0]!r}?" if match else ""
-
-
 def _check_neutral(
     owner: str, name: str, value: Any, known: list[str], refused: UnsupportedArgument | None
 ) -> None:
     if refused is None:
         public = [each for each in known if each != "self" and not each.startswith("_")]
-        hint = did_you_mean(name, public) or f"; it takes {', '.join(public)}"
+        hint = did_you_mean(name, public, f"it takes {', '.join(public)}")
         raise TypeError(f"{owner} takes no argument {name!r}{hint}")
     if not any(value is each or value == each for each in refused.neutral):
         raise TypeError(f"{owner} takes no argument {name!r}: {refused.advice}")

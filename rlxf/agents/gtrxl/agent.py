@@ -18,7 +18,7 @@ from stable_baselines3.common.utils import check_for_correct_spaces, set_random_
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from torch import Tensor
 
-from rlxf.agents.common.arguments import check_device, did_you_mean, load_settings
+from rlxf.agents.common.arguments import check_device, load_settings
 from rlxf.agents.common.calibration import THRESHOLDS, Calibration, CalibrationMixin, reset_calibration
 from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, state_memory
 from rlxf.agents.common.retrieval import (
@@ -46,6 +46,7 @@ from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.process_group import ProcessGroup
 from rlxf.training.states import check_buildable
+from rlxf.utils.names import did_you_mean
 
 
 class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPolicyAlgorithm):
@@ -67,8 +68,8 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         known = self.policy_aliases
         if policy_name not in known:
-            advice = did_you_mean(policy_name, list(known))
-            raise ValueError(f"unknown policy {policy_name!r}; use one of {', '.join(POLICIES)}{advice}")
+            question = did_you_mean(policy_name, known)
+            raise ValueError(f"unknown policy {policy_name!r}; use one of {', '.join(POLICIES)}{question}")
         return known[policy_name]
 
     def set_env(self, env: str | Env | VecEnv | VectorEnv, force_reset: bool = True) -> None:

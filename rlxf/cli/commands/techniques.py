@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
@@ -13,6 +12,7 @@ from tyro.conf import Positional
 
 from rlxf.cli.options import Command, options
 from rlxf.cli.output import print_out
+from rlxf.utils.names import did_you_mean, plain_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,8 +105,6 @@ def descriptions(names: Sequence[str]) -> list[str]:
 
 def _find(name: str, axes: Mapping[str, Mapping[str, type[Any]]]) -> list[tuple[str, type[Any]]]:
     """Return axis and type of the techniques that a name of a technique or of an axis means."""
-    from rlxf.attention.registration import plain_name
-
     known: dict[str, list[tuple[str, type[Any]]]] = {}
     for axis, techniques in axes.items():
         known[axis] = [(axis, technique) for technique in techniques.values()]
@@ -114,9 +112,8 @@ def _find(name: str, axes: Mapping[str, Mapping[str, type[Any]]]) -> list[tuple[
     plain = {plain_name(one): one for one in known}
     key = plain_name(name)
     if key not in plain:
-        near = get_close_matches(key, plain, n=1)
-        hint = f"did you mean {plain[near[0]]}?" if near else 'see the list of "rlxf techniques"'
-        raise ValueError(f"unknown technique or axis {name!r}; {hint}")
+        hint = did_you_mean(name, known, 'see the list of "rlxf techniques"')
+        raise ValueError(f"unknown technique or axis {name!r}{hint}")
     return known[plain[key]]
 
 

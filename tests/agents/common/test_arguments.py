@@ -42,7 +42,7 @@ def test_neutral_value_is_accepted():
 
 
 def test_typo_names_most_similar_parameter():
-    with pytest.raises(TypeError, match=r"^Learner takes no argument 'nois'; did you mean 'noise'\?$"):
+    with pytest.raises(TypeError, match=r"^Learner takes no argument 'nois'; did you mean noise\?$"):
         Learner(3, nois=1.0)
 
 

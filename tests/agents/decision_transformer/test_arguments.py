@@ -111,7 +111,7 @@ def test_messages_name_the_alternative(name, use):
 
 
 def test_a_misspelled_argument_has_a_suggestion():
-    with pytest.raises(TypeError, match="takes no argument 'contextlength'; did you mean 'context_length'"):
+    with pytest.raises(TypeError, match="takes no argument 'contextlength'; did you mean context_length"):
         DecisionTransformer(some_trajectories(), contextlength=20)
 
 

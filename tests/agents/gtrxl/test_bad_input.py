@@ -158,7 +158,7 @@ def test_core_of_wrong_type():
 def test_an_unknown_policy():
     with pytest.raises(
         ValueError,
-        match=r"unknown policy 'MlpPolice'; use one of MlpGTrXLPolicy, .*; did you mean 'MlpPolicy'\?",
+        match=r"unknown policy 'MlpPolice'; use one of MlpGTrXLPolicy, .*; did you mean MlpPolicy\?",
     ):
         GTrXLPPO("MlpPolice", TMAZE)
 

@@ -1,0 +1,52 @@
+"""Names in messages: comparison of names, and proposals for unknown ones."""
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+MIN_SIMILARITY = 0.6
+"""Minimum similarity of a proposed name, from 0 to 1: the default of `difflib`, which measures it."""
+
+
+def plain_name(text: str) -> str:
+    """Return a name as names are compared: without case, dashes and underscores."""
+    return text.replace("-", "").replace("_", "").lower()
+
+
+def similar_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most similar to an unknown one; None if none is similar.
+
+    Options of one group have a common prefix, e.g. ``core.``. If there is a dot in ``name``, only the words
+    after the last dots are therefore compared, and whole names only if these words are equally similar.
+    """
+
+    def similarity(other: str) -> tuple[float, float]:
+        ends = (other.rpartition(".")[2], name.rpartition(".")[2]) if "." in name else (other, name)
+        return _ratio(*ends), _ratio(other, name)
+
+    best = max(sorted(known), key=similarity, default=None)
+    return best if best is not None and similarity(best)[0] >= MIN_SIMILARITY else None
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return "; did you mean NAME?" with the most similar known name, to be added to a message.
+
+    If none is similar, return ``otherwise`` after a semicolon, or "" without it.
+    """
+    near = similar_name(name, known)
+    advice = f"did you mean {near}?" if near else otherwise
+    return f"; {advice}" if advice else ""
+
+
+def choose_one_of(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean NAME? Choose one of NAMES", to be added to a message.
+
+    If none is similar, the question is left out.
+    """
+    names = list(known)
+    near = similar_name(name, names)
+    question = f"did you mean {near}? Choose" if near else "choose"
+    return f"; {question} one of {', '.join(names)}"
+
+
+def _ratio(first: str, second: str) -> float:
+    return SequenceMatcher(None, plain_name(first), plain_name(second)).ratio()

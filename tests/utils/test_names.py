@@ -1,0 +1,41 @@
+"""Proposals for unknown names."""
+
+import pytest
+
+from rlxf.utils.names import choose_one_of, did_you_mean, plain_name, similar_name
+
+OPTIONS = ["total-timesteps", "core.memory.length", "core.position.base", "n-envs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("total_timestep", "total-timesteps"),
+        ("TOTAL-TIMESTEPS", "total-timesteps"),
+        ("core.position.bas", "core.position.base"),
+        ("core.memory.lenght", "core.memory.length"),
+        ("memory.base", "core.position.base"),
+        ("core.memory.zzz", None),
+        ("zzz", None),
+        ("", None),
+    ],
+)
+def test_the_most_similar_name_is_proposed_and_none_if_none_is_similar(name, near):
+    assert similar_name(name, OPTIONS) == near
+    assert similar_name(name, reversed(OPTIONS)) == near
+
+
+def test_without_known_names_nothing_is_proposed():
+    assert similar_name("name", []) is None
+    assert did_you_mean("name", []) == ""
+    assert did_you_mean("name", [], "there are none") == "; there are none"
+
+
+def test_messages_continue_with_a_semicolon():
+    assert did_you_mean("n_env", OPTIONS, "see: --help") == "; did you mean n-envs?"
+    assert choose_one_of("rop", ["RoPE", "ALiBi"]) == "; did you mean RoPE? Choose one of RoPE, ALiBi"
+    assert choose_one_of("zzz", ["RoPE", "ALiBi"]) == "; choose one of RoPE, ALiBi"
+
+
+def test_names_are_compared_without_case_dashes_and_underscores():
+    assert plain_name("Gated-Delta_Net") == plain_name("GatedDeltaNet") == "gateddeltanet"
