@@ -31,7 +31,7 @@ from rlxf.cli.output import (
 )
 from rlxf.tuned import tuned_file
 from rlxf.utils.files import not_writable_by_others
-from rlxf.utils.names import did_you_mean
+from rlxf.utils.names import did_you_mean, similar_name
 
 DESCRIPTION = (
     f"rlxf {__version__}: transformer agents for reinforcement learning. --version prints the version."
@@ -196,9 +196,9 @@ def _show_overview(args: list[str]) -> NoReturn:
         words.removeprefix(start).split()[0] for words in COMMANDS if words.startswith(start)
     )
     if rest and not rest[0].startswith("-"):
-        command, known = start + rest[0], [start + word for word in words]
-        hint = did_you_mean(command, known, f"available commands: {', '.join(words)}")
-        exit_with(f"unknown command {command}{hint}", 2)
+        near = similar_name(rest[0], words)
+        hint = f"did you mean {start}{near}?" if near else f"available commands: {', '.join(words)}"
+        exit_with(f"unknown command {start}{rest[0]}; {hint}", 2)
     placeholders = [
         Annotated[_Placeholder, subcommand(word, description=SUMMARIES[start + word])] for word in words
     ]

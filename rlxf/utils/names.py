@@ -19,11 +19,11 @@ def similar_name(name: str, known: Iterable[str]) -> str | None:
     after the last dots are therefore compared, and whole names only if these words are equally similar.
     """
 
-    def similarity(other: str) -> tuple[float, float]:
+    def similarity(other: str) -> tuple[float, float, str]:
         ends = (other.rpartition(".")[2], name.rpartition(".")[2]) if "." in name else (other, name)
-        return _ratio(*ends), _ratio(other, name)
+        return _ratio(*ends), _ratio(other, name), other
 
-    best = max(sorted(known), key=similarity, default=None)
+    best = max(known, key=similarity, default=None)
     return best if best is not None and similarity(best)[0] >= MIN_SIMILARITY else None
 
 

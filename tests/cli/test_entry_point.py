@@ -79,8 +79,8 @@ def test_unknown_commands_exit_with_2(args, message, capsys):
         ("--env x --core.position rope --core.position.bas 9", "did you mean --core.position.base?\n"),
         ("--env x --core.position rope --core.bases 1", "did you mean --core.position.base?\n"),
         (
-            "--env x --core.position alibi --core.bases 1",
-            "unknown option --core.bases; see: rlxf train gtrxl --help\n",
+            "--env x --core.position alibi --core.zoom 1",
+            "unknown option --core.zoom; see: rlxf train gtrxl --help\n",
         ),
         ("--env x --whatever", "unknown option --whatever; see: rlxf train gtrxl --help\n"),
     ],

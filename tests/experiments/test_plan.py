@@ -88,7 +88,7 @@ def test_a_selection_has_the_runs_of_the_named_tasks_and_agents(read, tasks, age
     ("tasks", "agents", "message"),
     [
         (["shrt"], [], "unknown task shrt; did you mean short?"),
-        ([], ["lstm"], "unknown agent lstm; choose among gru, ppo, bc"),
+        ([], ["lstm"], "unknown agent lstm; choose one of gru, ppo, bc"),
         (["logged"], ["gru"], "task logged has no partner in this selection"),
         (["short"], ["gru", "bc"], "agent bc has no partner in this selection"),
     ],
