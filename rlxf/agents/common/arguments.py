@@ -276,9 +276,8 @@ SB3_ONLINE_ARGUMENTS = {
 """Unsupported arguments of ``learn_online``."""
 
 
-_NO_GSDE = (
-    "state-dependent exploration (gSDE) is not offered; Box actions are drawn from a Gaussian, whose initial "
-    "deviation is policy_kwargs=dict(log_std_init=...)"
+_GSDE_OPTION = (
+    "with use_sde, there is a deviation for each feature and action, and no gradient flows into the features"
 )
 _OWN_BUFFER = UnsupportedArgument(
     "the rollout buffer stores segments with their memory and cannot be replaced; its sizes are n_steps, "
@@ -293,8 +292,6 @@ _NET_ARCH = _LAYERS.format("the hidden layers", "width=..., layers=..., feed_for
 _SHARED = "actor and critic share the transformer; leave it out"
 
 PPO_SB3_ARGUMENTS = {
-    "use_sde": UnsupportedArgument(_NO_GSDE, neutral=(False,)),
-    "sde_sample_freq": UnsupportedArgument(_NO_GSDE, neutral=(-1,)),
     **dict.fromkeys(("rollout_buffer_class", "rollout_buffer_kwargs"), _OWN_BUFFER),
     "lr_schedule": _SCHEDULE,
     **dict.fromkeys(("observation_space", "action_space"), _STORED_SPACE),
@@ -310,13 +307,12 @@ SB3_POLICY_ARGUMENTS = {
     "ortho_init": UnsupportedArgument(
         "weights outside of the transformer are always orthogonal; leave it out", neutral=(True,)
     ),
-    "use_sde": UnsupportedArgument(_NO_GSDE, neutral=(False,)),
-    "full_std": UnsupportedArgument(_NO_GSDE, neutral=(True,)),
-    "use_expln": UnsupportedArgument(_NO_GSDE, neutral=(False,)),
+    "full_std": UnsupportedArgument(_GSDE_OPTION, neutral=(True,)),
+    "use_expln": UnsupportedArgument("the deviations of use_sde are exponentials", neutral=(False,)),
     "squash_output": UnsupportedArgument(
         "Box actions are clipped to their bounds, not squashed; leave it out", neutral=(False, None)
     ),
-    "dist_kwargs": UnsupportedArgument(_NO_GSDE, neutral=(None, {})),
+    "dist_kwargs": UnsupportedArgument(_GSDE_OPTION, neutral=(None, {})),
     "share_features_extractor": UnsupportedArgument(
         "actor and critic share the features extractor and the transformer; leave it out", neutral=(True,)
     ),

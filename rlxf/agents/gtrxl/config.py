@@ -44,6 +44,12 @@ RANGES: tuple[tuple[Sequence[str], str, Callable[[Any], bool], Rule], ...] = (
     (("critic_lambda",), "from 0 to 1", lambda value: 0 <= value <= 1, number(0, 1) | NOTHING),
     (("vf_coef", "reconstruction_coef"), "at least 0", lambda value: value >= 0, number(0)),
     (("max_grad_norm", "advantage_epsilon"), "more than 0", lambda value: value > 0, number(above=0)),
+    (
+        ("sde_sample_freq",),
+        "at least 1, or -1 for once in each rollout",
+        lambda value: value == -1 or value >= 1,
+        whole(-1),
+    ),
     (("target_kl",), "more than 0, or None for no limit", lambda value: value > 0, number(above=0) | NOTHING),
 )
 """Names of arguments; their range, for messages; a check of a value, which is False for NaN; and the rule for
@@ -86,6 +92,8 @@ class PPOConfig:
     critic_lambda: float | None = None
     target_kl: float | None = None
     advantage_epsilon: float = 0.05
+    use_sde: bool = False
+    sde_sample_freq: int = -1
     previous_action: bool = True
     persist_memory_across_episodes: bool = False
     recompute_memory: bool = False
@@ -107,6 +115,8 @@ class PPOConfig:
         check_schedules(self)
         if self.clip_range_vf == 0:
             raise ValueError("clip_range_vf must be more than 0, or None for no clipping, got 0")
+        if self.sde_sample_freq != -1 and not self.use_sde:
+            raise ValueError(f"sde_sample_freq={self.sde_sample_freq} requires use_sde=True")
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> "PPOConfig":

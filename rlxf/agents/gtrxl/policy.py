@@ -31,6 +31,7 @@ from rlxf.agents.gtrxl.core import check_exits
 from rlxf.agents.gtrxl.heads import PopArtHead, probability_margins
 from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentPolicy, RecurrentPolicyState
+from rlxf.agents.gtrxl.state_dependent_noise import StateDependentNoise, check_sde
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.modules import orthogonal_linear
@@ -55,6 +56,7 @@ class GTrXLPolicy(RecurrentPolicy):
         persist_memory_across_episodes: memory persists across episodes.
         reconstruct: add a head that predicts the flattened observation from the output.
         precision: precision of the transformer in updates, see `GTrXLPPO`.
+        use_sde: explore with state-dependent noise, see `GTrXLPPO`.
         log_std_init: initial log standard deviation of Box actions.
         features_extractor_class: SB3's features extractor; None for the default of the policy.
         features_extractor_kwargs: arguments of the features extractor.
@@ -64,7 +66,8 @@ class GTrXLPolicy(RecurrentPolicy):
             with Adam.
 
     Raises:
-        ValueError: if the features extractor does not support the observations, e.g. images are too small.
+        ValueError: if the features extractor does not support the observations, e.g. images are too small,
+            or ``use_sde`` is True and the actions are not Box.
         TypeError: for unknown arguments. For those of SB3's policies the message names the alternative.
     """
 
@@ -81,6 +84,7 @@ class GTrXLPolicy(RecurrentPolicy):
         persist_memory_across_episodes: bool = False,
         reconstruct: bool = False,
         precision: Precision = "float32",
+        use_sde: bool = False,
         log_std_init: float = 0.0,
         features_extractor_class: type[BaseFeaturesExtractor] | None = None,
         features_extractor_kwargs: dict[str, Any] | None = None,
@@ -100,6 +104,8 @@ class GTrXLPolicy(RecurrentPolicy):
             optimizer_kwargs=optimizer_kwargs,
         )
         check_exits(core, action_space)
+        check_sde(use_sde, action_space)
+        self.use_sde = use_sde
         self._missing_state_warning = MissingStateWarning(stacklevel=7)
         self.network_step: CompiledStep | None = None  # None: operation by operation, in `act_unchecked`
         self.precision = precision
@@ -138,7 +144,7 @@ class GTrXLPolicy(RecurrentPolicy):
             ) from error
 
     def _build_heads(self, log_std_init: float) -> None:
-        self.action_dist = make_proba_distribution(self.action_space)
+        self.action_dist = self._make_action_distribution()
         if isinstance(self.action_dist, DiagGaussianDistribution):
             net, self.log_std = self.action_dist.proba_distribution_net(self.core.width, log_std_init)
             self.action_net: nn.Module = net
@@ -147,6 +153,26 @@ class GTrXLPolicy(RecurrentPolicy):
         self.value_net = PopArtHead(self.core.width)
         self.action_net.apply(lambda module: self.init_weights(module, gain=0.01))
         self.init_weights(self.value_net, gain=0.01)
+
+    def _make_action_distribution(self) -> Distribution:
+        """Return SB3's action distribution, or `StateDependentNoise`."""
+        if not self.use_sde:
+            return make_proba_distribution(self.action_space)
+        return StateDependentNoise(spaces.utils.flatdim(self.action_space))
+
+    @contextmanager
+    def exploration(self) -> Iterator[None]:
+        """End the use of noise matrices of `reset_noise` at the end of this context, also after an error."""
+        try:
+            yield
+        finally:
+            if isinstance(self.action_dist, StateDependentNoise):
+                self.action_dist.discard_noise()
+
+    def reset_noise(self, n_envs: int = 1) -> None:
+        """Draw the noise matrices of ``n_envs`` environments, as in SB3; nothing without ``use_sde``."""
+        if isinstance(self.action_dist, StateDependentNoise):
+            self.action_dist.draw_noise(self.log_std, n_envs)
 
     def initial_state(self, batch: int) -> RecurrentPolicyState:
         """Return the initial state for ``batch`` environments before their first episode."""
@@ -256,7 +282,7 @@ class GTrXLPolicy(RecurrentPolicy):
         """Return the action distribution for outputs (N, C)."""
         parameters: tuple[Tensor, ...] = (self.action_net(latent),)
         if isinstance(self.action_dist, DiagGaussianDistribution):
-            parameters += (self.log_std,)
+            parameters += (self.log_std, latent) if self.use_sde else (self.log_std,)
         return self.action_dist.proba_distribution(*parameters)
 
     def most_likely_actions(self, latent: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.agents.gtrxl.state_dependent_noise import mean_action_std
 from rlxf.agents.gtrxl.training_algorithm import Actor, DistillationTraining, PPOTraining
 from rlxf.agents.gtrxl.training_loop import TrainingLoop
 from rlxf.attention import TransformerSpec
@@ -81,6 +82,11 @@ class GTrXLPPO(TrainingLoop):
         advantage_epsilon: share of the standard deviation of recent returns that is added to the standard
             deviation of the advantages, by which they are divided. It limits the amplification of noise when
             advantages are small.
+        use_sde: explore with generalized state-dependent noise (gSDE), for Box actions. The noise is a
+            function of the state that is kept for several steps, see `StateDependentNoise`, so that it does
+            not average out where rewards are far away. `predict` samples independent noise of the same size.
+        sde_sample_freq: steps after which the noise function of an environment is drawn again, besides at
+            the start of each rollout; -1 for no further times. It requires ``use_sde``.
         previous_action: add the previous action to the input of each step.
         persist_memory_across_episodes: memory persists across episodes (RL^2): a step attends to the previous
             M steps of its environment regardless of their episodes, and positions continue to count. This
@@ -147,6 +153,8 @@ class GTrXLPPO(TrainingLoop):
         critic_lambda: float | None = PPOConfig.critic_lambda,
         target_kl: float | None = PPOConfig.target_kl,
         advantage_epsilon: float = PPOConfig.advantage_epsilon,
+        use_sde: bool = PPOConfig.use_sde,
+        sde_sample_freq: int = PPOConfig.sde_sample_freq,
         previous_action: bool = PPOConfig.previous_action,
         persist_memory_across_episodes: bool = PPOConfig.persist_memory_across_episodes,
         recompute_memory: bool = PPOConfig.recompute_memory,
@@ -196,8 +204,8 @@ class GTrXLPPO(TrainingLoop):
             ent_coef=ent_coef,  # type: ignore[arg-type]  # SB3 annotates a float; schedules also work
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,
-            use_sde=False,
-            sde_sample_freq=-1,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
@@ -229,6 +237,7 @@ class GTrXLPPO(TrainingLoop):
             persist_memory_across_episodes=self.persist_memory_across_episodes,
             reconstruct=self.reconstruction_coef > 0,
             precision=self.precision,
+            use_sde=self.use_sde,
             **self.policy_kwargs,
         ).to(self.device)
         if self.compile:
@@ -308,7 +317,7 @@ class GTrXLPPO(TrainingLoop):
         values, returns = (self._real(x).cpu().numpy() for x in (buffer.values, buffer.returns))
         record("train/explained_variance", explained_variance(values, returns))
         if hasattr(self.policy, "log_std"):
-            record("train/std", self.policy.log_std.exp().mean().item())
+            record("train/std", mean_action_std(self.policy.log_std).item())
         if self.clip_range_vf_schedule is not None:
             record("train/clip_range_vf", self.clip_range_vf_schedule(self._current_progress_remaining))
         record("train/n_updates", self._n_updates, exclude="tensorboard")

@@ -82,8 +82,9 @@ class TrainingLoop(GTrXLAgent):
         self.ranks.broadcast_rng_state()
         self._between_rollouts = False
         envs = rollout_envs(env, self.policy, self.collector.env_numbers)
-        with restore_stats_on_error(env):
-            for _ in range(n_rollout_steps):
+        with restore_stats_on_error(env), self.policy.exploration():
+            for step in range(n_rollout_steps):
+                self._reset_noise(step)
                 if not self._take_step(envs, callback):
                     return False
         critic_lambda = self.gae_lambda if self.critic_lambda is None else self.critic_lambda
@@ -94,6 +95,11 @@ class TrainingLoop(GTrXLAgent):
             self.logger.record(f"env/{name}", int(counts.sum()))
         callback.on_rollout_end()
         return True
+
+    def _reset_noise(self, step: int) -> None:
+        """Draw the exploration noise anew if it is time for it at a step of a rollout, counted from 0."""
+        if step == 0 or (self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0):
+            self.policy.reset_noise(self.n_envs_total)
 
     def _take_step(self, envs: RolloutEnvs, callback: BaseCallback) -> bool:
         """Take a step in every environment; return False if a callback stops training."""

@@ -119,6 +119,11 @@ class PPOOptions:
     advantage_epsilon: float = DEFAULTS["advantage_epsilon"]
     """Constant added to the standard deviation of advantages, in standard deviations of recent returns.
     It keeps noise small after convergence."""
+    use_sde: bool = DEFAULTS["use_sde"]
+    """Explore with state-dependent noise (gSDE) that is kept for several steps, for Box actions.
+    It reaches distant states where independent noise averages out, e.g. in MountainCarContinuous."""
+    sde_sample_freq: int = DEFAULTS["sde_sample_freq"]
+    """Steps after which the noise of --use-sde is drawn again; -1 means once in each rollout."""
     previous_action: bool = DEFAULTS["previous_action"]
     """Add the previous action to the input of each step. Observations alone do not reveal it."""
     persist_memory_across_episodes: bool = DEFAULTS["persist_memory_across_episodes"]

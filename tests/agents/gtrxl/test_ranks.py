@@ -100,7 +100,10 @@ def assert_close(actual, expected, names=("order", "drawn", "done")):
 
 def test_two_processes_have_gradients_of_one():
     def work():
-        return {name: gradients(env=lively(ACTIONS[name])) for name in ("Discrete", "Box", "MultiBinary")}
+        noise = {"use_sde": True, "sde_sample_freq": 3}
+        return {name: gradients(env=lively(ACTIONS[name])) for name in ("Discrete", "Box", "MultiBinary")} | {
+            "Box with state-dependent noise": gradients(env=lively(ACTIONS["Box"]), **noise)
+        }
 
     expected = work()
     for actual in on_ranks(2, work):

@@ -174,6 +174,7 @@ WORLDS = {
     "episodes that are played again": lively,
     "Dict observations": lambda: lively(DICT),
     "Box actions": lambda: lively(action_space=ACTIONS["Box"]),
+    "state-dependent noise": lambda: lively(action_space=ACTIONS["Box"]),
     "MultiBinary actions": lambda: lively(action_space=ACTIONS["MultiBinary"]),
     "an id": lambda: make_vec_env("CartPole-v1", ENVS, 3),
     "across episodes": lambda: make_vec_env("CartPole-v1", ENVS, 3, previous_transition=True),
@@ -182,6 +183,7 @@ WORLDS = {
     "images": lambda: VecTransposeImage(lively(IMAGE)),
 }
 POLICIES = {
+    "state-dependent noise": {"use_sde": True, "sde_sample_freq": 5},
     "Dict observations": {"policy": "MultiInputGTrXLPolicy"},
     "across episodes": {"policy": "MultiInputGTrXLPolicy", "persist_memory_across_episodes": True},
     "images": {"policy": "CnnGTrXLPolicy"},

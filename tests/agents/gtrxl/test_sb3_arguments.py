@@ -70,7 +70,7 @@ def test_net_arch_names_the_core():
 def test_defaults_of_sb3_are_accepted():
     defaults = {name: each.default for name, each in parameters(PPO.__init__).items()}
     refused = {name: defaults[name] for name in PPO_SB3_ARGUMENTS.keys() & defaults}
-    assert refused.keys() == {"use_sde", "sde_sample_freq", "rollout_buffer_class", "rollout_buffer_kwargs"}
+    assert refused.keys() == {"rollout_buffer_class", "rollout_buffer_kwargs"}
     small_agent("CartPole-v1", **refused, policy_kwargs={"net_arch": None, "ortho_init": True})
 
 
