@@ -203,15 +203,15 @@ def _check_readable(dataset_id: str, folder: Path) -> None:
             f"not read from the environment, whose creation can run code. Record the dataset again"
         )
     _check_format(dataset_id, metadata)
-    if fault := _oversize(folder, metadata):
+    if fault := _dtype_fault(metadata):
         raise DatasetError(
             f"dataset {dataset_id} in {folder} cannot be opened: {fault}. Download it again with "
             f"download=True (--download), or record it again"
         )
 
 
-def _oversize(folder: Path, metadata: dict[str, Any]) -> str | None:
-    """Describe a number of episodes that the file does not have, or a dtype that is not a number."""
+def _dtype_fault(metadata: dict[str, Any]) -> str | None:
+    """Describe a dtype in the spaces that is not that of a number; None if there is none."""
     for name in SPACES:
         try:
             dtypes = set(_dtypes(json.loads(metadata[name])))
@@ -219,13 +219,6 @@ def _oversize(folder: Path, metadata: dict[str, Any]) -> str | None:
             return None  # Minari names the error
         if unknown := sorted(dtype for dtype in dtypes if not _is_numeric(dtype)):
             return f"{name} in its metadata.json has the dtype {unknown[0][:20]!r}, which is not numeric"
-    total, file, groups = metadata.get("total_episodes"), folder / "data" / HDF5, 0
-    if total and file.is_file():
-        with h5py.File(file, "r") as episodes:
-            groups = len(episodes)
-    if type(total) is not int or total != groups:
-        stated = f"it has {groups} episodes, but the metadata state {str(total)[:20]}"
-        return f"{file}: the file is truncated or altered ({stated})"
     return None
 
 
@@ -291,17 +284,24 @@ def find_damage(folder: Path) -> str | None:
     except (ValueError, TypeError, RecursionError) as error:
         return f"{metadata}: the file is truncated or altered ({error})"
     is_hdf5 = fields.get("data_format", "hdf5") == "hdf5"
-    return _find_damage(episodes) if is_hdf5 and fields.get("total_episodes") else None
+    return _find_damage(episodes, fields.get("total_episodes")) if is_hdf5 else None
 
 
-def _find_damage(episodes: Path) -> str | None:
+def _find_damage(episodes: Path, stated: Any) -> str | None:
+    """Describe the damage of an episode file whose metadata state a number of episodes, which may be 0."""
+    if type(stated) is int and stated == 0:
+        return None
     if not episodes.is_file():
         return f"{episodes} is missing"
     try:
-        h5py.File(episodes, "r").close()
+        with h5py.File(episodes, "r") as file:
+            number = len(file)
     except OSError as error:
         return f"{episodes}: the file is truncated or altered ({error})"
-    return None
+    if type(stated) is int and stated == number:
+        return None
+    difference = f"it has {number} episodes, but the metadata state {str(stated)[:20]}"
+    return f"{episodes}: the file is truncated or altered ({difference})"
 
 
 ROOT_VARIABLE = "MINARI_DATASETS_PATH"

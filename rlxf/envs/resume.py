@@ -243,6 +243,31 @@ def resume_episodes(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[st
     )
 
 
+LOST_REASON = "lost"
+"""Key of the reason why the episodes cannot be continued, in place of their state."""
+
+
+def episode_state_or_reason(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return `episode_state`, or a document with `LOST_REASON` if the episodes cannot be continued."""
+    try:
+        return episode_state(env)
+    except EpisodeLostError as error:
+        return {LOST_REASON: str(error)}, {}
+
+
+def try_resume_episodes(
+    env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> str | None:
+    """Continue the episodes of `episode_state_or_reason`; return the reason if that is impossible."""
+    if LOST_REASON in document:
+        return str(document[LOST_REASON])
+    try:
+        resume_episodes(env, document, arrays)
+    except EpisodeLostError as error:
+        return str(error)
+    return None
+
+
 def _workers(env: VecEnv) -> WorkerVecEnv | None:
     """Return the `WorkerVecEnv` inside all wrappers; None for any other environment."""
     inner = env.unwrapped

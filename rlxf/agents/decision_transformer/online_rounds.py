@@ -27,7 +27,6 @@ from rlxf.envs.wrappers import encoded_observation_space, is_return_conditioned
 from rlxf.training import Archive, CheckpointError
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.serialization import arrays_to_tensors, tensors_to_arrays
-from rlxf.utils.errors import EpisodeLostError
 
 
 class EpisodeCollector:
@@ -147,8 +146,6 @@ ONLINE = "online"
 """Name of the JSON document in a checkpoint."""
 WRAPPERS, EPISODES, COLLECTOR, REPLAY = "wrappers", "episodes", "collector", "replay"
 """Names of the groups of tensors in a checkpoint."""
-LOST_REASON = "lost"
-"""Key of the reason why the current episodes cannot be continued."""
 
 
 class OnlineRounds:
@@ -202,11 +199,7 @@ class OnlineRounds:
         progress = {"played": self._steps_taken, "rounds": self.completed}
         rounds = progress | dict(episode_statistics)
         document: dict[str, Any] = {"options": self.options, "finished": self.finished, "rounds": rounds}
-        actions: Mapping[str, NDArray[Any]] = {}
-        try:
-            document["environment"], actions = resume.episode_state(env)
-        except EpisodeLostError as error:
-            document["environment"] = {LOST_REASON: str(error)}
+        document["environment"], actions = resume.episode_state_or_reason(env)
         groups = {
             WRAPPERS: resume.wrapper_state(env),
             EPISODES: actions,
@@ -237,7 +230,8 @@ class OnlineRounds:
             self.replay.load_state_dict(tensors_to_arrays(groups.get(REPLAY, {})))
             self.collector.load_state_dict(tensors_to_arrays(groups[COLLECTOR]), device)
         resume.load_wrapper_state(env, tensors_to_arrays(groups.get(WRAPPERS, {})))
-        lost = _resume_episodes(env, document["environment"], tensors_to_arrays(groups.get(EPISODES, {})))
+        actions = tensors_to_arrays(groups.get(EPISODES, {}))
+        lost = resume.try_resume_episodes(env, document["environment"], actions)
         if lost is not None:
             warnings.warn(
                 f"the environments are reset, so results will not be bitwise equal to those of the "
@@ -278,16 +272,3 @@ def read_online_run(
     if finished:  # else updates may be left after the last step
         check_unfinished(done, steps, "steps", file)
     return archive
-
-
-def _resume_episodes(
-    env: VecEnv, document: Mapping[str, Any], actions: Mapping[str, NDArray[Any]]
-) -> str | None:
-    """Resume the current episodes. Return None, or the reason if that is impossible."""
-    if LOST_REASON in document:
-        return str(document[LOST_REASON])
-    try:
-        resume.resume_episodes(env, document, actions)
-    except EpisodeLostError as error:
-        return str(error)
-    return None

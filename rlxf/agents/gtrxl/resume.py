@@ -27,7 +27,6 @@ from rlxf.utils.errors import EpisodeLostError
 
 RUN = "run"
 ENVIRONMENT, AGENT_STATE, WRAPPERS, EPISODES = "environment", "rollout_state", "wrappers", "episodes"
-LOST_REASON = "lost"
 """Key of the reason why the current episodes cannot be continued."""
 GRADIENTS = "gradients"
 """Tensor group of the last update's gradients, which `HistogramCallback` logs after the next rollout."""
@@ -116,10 +115,7 @@ def gather_environments(
         ranks: the process group.
         agent_state: state of the agent in these environments, see `RolloutCollector.state_dict`.
     """
-    try:
-        episodes, actions = resume.episode_state(env)
-    except EpisodeLostError as error:
-        episodes, actions = {LOST_REASON: str(error)}, {}
+    episodes, actions = resume.episode_state_or_reason(env)
     wrappers = arrays_to_tensors(resume.wrapper_state(env))
     return gather_state(
         ranks, episodes, {AGENT_STATE: agent_state, WRAPPERS: wrappers, EPISODES: arrays_to_tensors(actions)}
@@ -147,14 +143,10 @@ def resume_episodes(
     env: VecEnv, ranks: ProcessGroup, document: dict[str, Any], actions: Mapping[str, Tensor]
 ) -> str | None:
     """Resume the current episodes; return the reason if a process cannot, else None."""
-    reason = document.get(LOST_REASON)
-    if reason is None:
-        try:
-            resume.resume_episodes(env, document, tensors_to_arrays(actions))
-        except EpisodeLostError as error:
-            reason = str(error)
+    reason = resume.try_resume_episodes(env, document, tensors_to_arrays(actions))
     reasons = [
-        each.documents[LOST_REASON] for each in ranks.gather_archives(Archive({LOST_REASON: reason}, {}))
+        each.documents[resume.LOST_REASON]
+        for each in ranks.gather_archives(Archive({resume.LOST_REASON: reason}, {}))
     ]
     return next(filter(None, reasons), None)
 
@@ -232,13 +224,13 @@ def _shifted(tensors: Mapping[str, Tensor], offset: int) -> dict[str, Tensor]:
 
 def _joined_episodes(parts: Sequence[dict[str, Any]], n_envs: int) -> dict[str, Any]:
     """Join documents of `rlxf.envs.resume.episode_state`; if impossible, return only the reason as "lost"."""
-    lost = [part for part in parts if LOST_REASON in part]
+    lost = [part for part in parts if resume.LOST_REASON in part]
     if lost or len(parts) == 1:
         return (lost or parts)[0]
     try:
         return dict(_joined(parts, n_envs))
     except EpisodeLostError as error:
-        return {LOST_REASON: str(error)}
+        return {resume.LOST_REASON: str(error)}
 
 
 def _joined(values: Sequence[Any], n_envs: int) -> Any:
