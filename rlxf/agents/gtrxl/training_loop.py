@@ -97,7 +97,7 @@ class TrainingLoop(GTrXLAgent):
         return True
 
     def _reset_noise(self, step: int) -> None:
-        """Draw the exploration noise anew if it is time for it at a step of a rollout, counted from 0."""
+        """Draw new exploration noise if it is due at a step of a rollout, counted from 0."""
         if step == 0 or (self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0):
             self.policy.reset_noise(self.n_envs_total)
 
