@@ -108,11 +108,11 @@ class TokenIndex:
 
     def find(self, tokens: "TokenIndex") -> Tensor:
         """Return the slot (B, N) of each of the tokens (B, N) in its row of this index; -1 if missing."""
-        keys, targets = ((one.episode << 32) + one.position for one in (self, tokens))
+        keys, targets = (((one.episode << 32) + one.position).contiguous() for one in (self, tokens))
         if not keys.shape[1]:
             return torch.full_like(targets, -1)
         keys, order = keys.sort(dim=1)
-        rank = torch.searchsorted(keys, targets.contiguous()).clamp(max=keys.shape[1] - 1)
+        rank = torch.searchsorted(keys, targets).clamp(max=keys.shape[1] - 1)
         return torch.where(keys.gather(1, rank) == targets, order.gather(1, rank), -1)
 
     def concatenate(self, later: "TokenIndex") -> "TokenIndex":

@@ -117,19 +117,15 @@ def sparse_average(
     assert mask.sparse_plan is not None
     batch, heads, length, _ = qkv[0].shape
     masks, head_sets = mask.once(gather_masks), [group.heads for group in mask.sparse_plan]
-    if not any(masks):  # every slot is empty
-        return qkv[2].new_zeros(batch, heads, length, qkv[2].shape[-1])
     rows = [x.transpose(1, 2).flatten(0, 1) for x in qkv]  # (B T, H, D)
-    outputs = [
-        scatter_tokens(
-            parts, [part.average(kernel, position, rows, size, some) for part in parts], batch * length
-        )
-        for parts, some in zip(masks, head_sets, strict=True)
-    ]
+    numbers, outputs = torch.arange(heads, device=rows[0].device), []
+    for parts, some in zip(masks, head_sets, strict=True):
+        averages = [part.average(kernel, position, rows, size, some) for part in parts]
+        blank = rows[2].new_zeros(batch * length + 1, len(numbers[some]) * rows[2].shape[2])
+        outputs.append(scatter_tokens(parts, averages, blank))
     y = torch.cat(outputs, dim=1).unflatten(0, (batch, length)).unflatten(-1, (heads, -1)).transpose(1, 2)
     if len(head_sets) == 1:
         return y
-    numbers = torch.arange(heads, device=y.device)
     return y[:, torch.cat([numbers[some] for some in head_sets]).argsort()]
 
 
@@ -139,15 +135,21 @@ def gather_tokens(rows: Tensor, slots: Tensor) -> Tensor:
     return picked.unflatten(-1, rows.shape[1:]).transpose(1, 2)
 
 
-def scatter_tokens(masks: Sequence[GatheredMask], outputs: Sequence[Tensor], queries: int) -> Tensor:
+def scatter_tokens(masks: Sequence[GatheredMask], outputs: Sequence[Tensor], blank: Tensor) -> Tensor:
     """Scatter the outputs (N, heads, G, D) of block groups to the queries: (B Tq, heads D).
 
-    A query in no group gets 0. Padding goes to an extra row, which is dropped.
+    Args:
+        masks: masks of the block groups; there may be none.
+        outputs: outputs of the block groups.
+        blank: outputs of queries in no group, zeros (B Tq + 1, heads D). Padding goes to the last row, which
+            is dropped.
     """
+    if not masks:
+        return blank[:-1]
     rows = torch.cat([output.transpose(1, 2).flatten(2).flatten(0, 1) for output in outputs])
     slots = torch.cat([mask.blocks.query.flatten() for mask in masks])
-    slots = torch.where(slots == PADDING, queries, slots)
-    return rows.new_zeros(queries + 1, rows.shape[1]).index_copy(0, slots, rows)[:queries]
+    slots = torch.where(slots == PADDING, len(blank) - 1, slots)
+    return blank.to(rows.dtype).index_copy(0, slots, rows)[:-1]
 
 
 def _gather_index(index: TokenIndex, slots: Tensor) -> TokenIndex:

@@ -159,10 +159,10 @@ def plan_sparse(
 
 def has_keys(plan: Sequence[HeadGroup], query: TokenIndex) -> Tensor:
     """Return which queries (B, Tq) have a visible key in some head: (B, Tq) bool."""
-    result = torch.zeros_like(query.position, dtype=torch.bool)
+    result = torch.zeros(query.position.numel(), dtype=torch.bool, device=query.position.device)
     for blocks in (blocks for group in plan for blocks in group.blocks):
-        result.view(-1)[blocks.query[blocks.allowed.any(-1)]] = True
-    return result
+        result[blocks.query[blocks.allowed.any(-1)]] = True
+    return result.view(query.shape)
 
 
 def find_episode_spans(query: TokenIndex, key: TokenIndex) -> SpanOffsets | None:

@@ -159,29 +159,32 @@ def episodes() -> TokenIndex:
     return TokenIndex(torch.tensor([position, whole]), torch.tensor([ends, [0] * LENGTH]))
 
 
-def outputs_and_gradients(model: Transformer, state: State | None = None) -> list[Tensor]:
-    """Return outputs of non-empty slots and all gradients of a pass over `episodes`."""
-    index = episodes()
+def outputs_and_gradients(model: Transformer, state: State | None, index: TokenIndex) -> list[Tensor]:
+    """Return outputs of non-empty slots and all gradients of a pass."""
     x = numbers(*index.shape, model.spec.width).requires_grad_()
     y, _ = model(x, index, state)
     filled = y[index.episode != EMPTY]
     (filled * numbers(*filled.shape, seed=1)).sum().backward()
     assert x.grad is not None
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     model.zero_grad()
     return [filled.detach(), x.grad, *gradients]
 
 
 def compare_sparse_with_dense(
-    monkeypatch: pytest.MonkeyPatch, model: Transformer, state: State | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    model: Transformer,
+    state: State | None = None,
+    index: TokenIndex | None = None,
 ) -> None:
+    index = index or episodes()
     monkeypatch.setattr(plan, "MIN_SAVING", 0)
     results = []
     for small in (2**40, 0):
         monkeypatch.setattr(plan, "MIN_SPARSE_PAIRS", small)
-        relation = model.attention_mask(episodes(), episodes())
+        relation = model.attention_mask(index, index)
         assert (relation.sparse_plan is None) == (small > 0)
-        results.append(outputs_and_gradients(model, state))
+        results.append(outputs_and_gradients(model, state, index))
     for dense, sparse in zip(*results, strict=True):
         torch.testing.assert_close(sparse, dense, rtol=1e-9, atol=1e-9)
 
@@ -196,6 +199,47 @@ WITH_KERNELS = {
 @each(SPECS | ENCODERS | WITH_POSITIONS | WITH_KERNELS | VARIANTS)
 def test_sparse_equals_dense_attention(spec, monkeypatch):
     compare_sparse_with_dense(monkeypatch, new_model(spec).double())
+
+
+BY_HEAD = (
+    Dilated(3, 2, plain_heads=1),
+    Strided(4, combination="by-head"),
+    FixedColumns(4, 1, combination="by-head"),
+    FixedColumns(4, 1, combination="by-head", summaries=2),
+    Blockwise(4, 3),
+    Blockwise(4, 3, ((1, 2, 0),)),
+    Longformer(4, 2, plain_heads=1),
+    BigBird(4, 1, 2, 1),
+    HeadPatterns(Window(5), FixedColumns(4, 1, combination="by-layer").for_layer(1), 1),
+    HeadPatterns(Blockwise(4, 3), Full(), 1),
+)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 9])
+@each({repr(pattern): replace(SMALL, heads=4, layers=1, pattern=pattern) for pattern in BY_HEAD})
+def test_heads_without_visible_keys_at_the_start_of_an_episode(spec, length, monkeypatch):
+    """Some heads, but not all, see no key in a short episode, and have no block group."""
+    index = TokenIndex.range(2, length)
+    compare_sparse_with_dense(monkeypatch, new_model(spec).double(), index=index)
+
+
+@pytest.mark.parametrize("length", [255, 256, 300, 448])
+def test_default_blockwise_with_few_blocks(length):
+    """Heads that see later blocks only are 0, at lengths where block-sparse attention is chosen."""
+    model, x = new_model(replace(SMALL, heads=8, pattern=Blockwise())), numbers(1, length, SMALL.width).float()
+    y, _ = model(x, TokenIndex.range(1, length))
+    assert y.isfinite().all()
+
+
+@each(SPECS)
+def test_time_major_index(spec, monkeypatch):
+    """An index may be a transposed view of a rollout (T, B)."""
+    monkeypatch.setattr(plan, "MIN_SAVING", 0)
+    monkeypatch.setattr(plan, "MIN_SPARSE_PAIRS", 0)
+    model, index = new_model(spec).double(), episodes()
+    x = numbers(*index.shape, spec.width)
+    time_major = TokenIndex(*(part.t().contiguous().t() for part in (index.position, index.episode)))
+    torch.testing.assert_close(model(x, time_major)[0], model(x, index)[0])
 
 
 MEMORY_PATTERNS = (Window(5), Dilated(3, 2, plain_heads=1), Blockwise(4, 3), Longformer(4, global_tokens=54))
