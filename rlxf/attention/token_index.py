@@ -18,7 +18,8 @@ class TokenIndex:
     """Position and episode of every token of a batch.
 
     Tokens attend only to tokens of their own episode. Episode numbers are local to a row of
-    the batch. A slot with episode -1 is empty: no token attends to it and its output is 0.
+    the batch. A slot with episode -1 is empty: no token attends to it and its output is 0. Its position is
+    arbitrary.
 
     Args:
         position: (B, T) int64, steps since the start of the episode, from 0.
@@ -26,6 +27,7 @@ class TokenIndex:
 
     Raises:
         ValueError: if the two shapes differ or are not (B, T).
+        TypeError: if position or episode is not int64.
     """
 
     position: Tensor
@@ -36,6 +38,11 @@ class TokenIndex:
         if self.position.dim() != 2 or self.position.shape != self.episode.shape:
             shapes = f"{tuple(self.position.shape)} and {tuple(self.episode.shape)}"
             raise ValueError(f"position and episode must both have shape (B, T), got {shapes}")
+        if not self.position.dtype == self.episode.dtype == torch.int64:
+            raise TypeError(
+                f"position and episode must have dtype torch.int64, got {self.position.dtype} and "
+                f"{self.episode.dtype}; convert them with .long()"
+            )
 
     @classmethod
     def range(

@@ -2,6 +2,7 @@
 
 from itertools import groupby
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,3 +107,13 @@ def has_hole(episodes: list[int]) -> bool:
     """Return whether an empty slot lies inside an episode."""
     runs = [episode for episode, _ in groupby(episodes) if episode != EMPTY]
     return len(runs) > len(set(runs))
+
+
+@pytest.mark.parametrize("names", [("position",), ("episode",), ("position", "episode")])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.bool])
+def test_index_of_another_dtype_is_an_error(names, dtype):
+    """Keys of `find` hold position and episode in 64 bits."""
+    parts = {"position": torch.zeros(1, 3).long(), "episode": torch.zeros(1, 3).long()}
+    parts |= {name: parts[name].to(dtype) for name in names}
+    with pytest.raises(TypeError, match=f"must have dtype torch.int64, got .*{dtype}.* convert"):
+        TokenIndex(**parts)
