@@ -161,7 +161,7 @@ class AttentionMask:
         """
         if self.tables is not None or is_tracing():
             return False
-        if self.sparse_plan is None and not (self.query.known_on_cpu and self.key.known_on_cpu):
+        if not (self.query.known_on_cpu and self.key.known_on_cpu) and self.sparse_plan is None:
             return False
         query = self.query.on_cpu
         position, filled = query.position, query.episode != EMPTY

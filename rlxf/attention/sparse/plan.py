@@ -146,9 +146,14 @@ def plan_sparse(
     spans = find_episode_spans(query, key)
     if spans is None:
         return None
-    sparse_pairs = sum(count_pairs(pattern, causal, spans) for pattern in head_patterns) / len(head_patterns)
     required_saving = MIN_SAVING * pair_cost * (2 if pairs >= LARGE_PAIRS else 1)
-    if sparse_pairs * required_saving > query.position.numel() * key.shape[1]:
+    dense_pairs = query.position.numel() * key.shape[1]
+    all_visible = all(pattern.sees_all for pattern in head_patterns)
+    # Groups that see all keys take quadratic memory, so they are counted only if they may save time.
+    if all_visible and count_visible_pairs(causal, spans) * required_saving > dense_pairs:
+        return None
+    sparse_pairs = sum(count_pairs(pattern, causal, spans) for pattern in head_patterns) / len(head_patterns)
+    if sparse_pairs * required_saving > dense_pairs:
         return None
     device, single = key.position.device, len(head_patterns) == 1
     return tuple(
@@ -226,6 +231,18 @@ def count_pairs(pattern: Pattern, causal: bool, spans: SpanOffsets) -> int:
         for span, offsets in merge_periods(pattern, spans).items()
         for i, j in group_span(pattern, causal, span.extended)
     )
+
+
+def count_visible_pairs(causal: bool, spans: SpanOffsets) -> int:
+    """Return the number of query-key pairs in the same episode, where all patterns allow them."""
+    return sum(len(offsets) * _visible_in_span(causal, span) for span, offsets in spans.items())
+
+
+def _visible_in_span(causal: bool, span: EpisodeSpan) -> int:
+    if not causal:
+        return len(span.queries) * len(span.keys)
+    counts = torch.tensor(span.queries) + 1 - span.keys.start
+    return int(counts.clamp(0, len(span.keys)).sum())
 
 
 def build_layout(

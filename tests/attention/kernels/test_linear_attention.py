@@ -15,6 +15,7 @@ from rlxf.attention.kernels import linear_attention
 from rlxf.attention.kernels.linear_attention import uses_running_sums
 from rlxf.attention.kernels.performer import orthogonal_rows
 from rlxf.attention.kernels.rfa import cumulative_sum_by_episode
+from rlxf.attention.sparse import plan
 from rlxf.attention.token_index import EMPTY
 from tests.attention.largest_tensor import LargestTensor
 from tests.attention.passes import act, assert_close_for_dtype
@@ -171,6 +172,15 @@ def test_memory_is_below_quadratic(spec):
         y, _ = model(x, TokenIndex.range(1, LONG))
         y.sum().backward()
     assert LONG * spec.width <= largest.size < LONG**2 / 3
+
+
+@each(SPECS | ENCODERS)
+def test_running_sums_need_no_sparse_plan(spec, monkeypatch):
+    """The groups of a plan with the pattern `Full` contain all pairs."""
+    groups = []
+    monkeypatch.setattr(plan, "group_span", lambda *args: groups.append(args) or [])
+    new_model(spec)(numbers(1, LONG, spec.width).float(), TokenIndex.range(1, LONG))
+    assert not groups
 
 
 # Acting.

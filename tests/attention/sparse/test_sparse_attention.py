@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from rlxf.attention import (
@@ -346,6 +348,31 @@ def test_patterns_with_small_savings_are_dense():
         new_model(replace(both_ways, pattern=Window(LONG // 2))).attention_mask(index, index).sparse_plan
         is None
     )
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_groups_that_see_all_keys_are_not_built_where_dense_attention_is_faster(causal, monkeypatch):
+    groups = []
+    monkeypatch.setattr(plan, "LARGE_PAIRS", LONG**2)
+    monkeypatch.setattr(plan, "group_span", lambda *args: groups.append(args) or [])
+    index = TokenIndex.range(1, LONG)
+    assert new_model(replace(SMALL, causal=causal)).attention_mask(index, index).sparse_plan is None
+    assert not groups
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 3), st.integers(1, 9)), max_size=3), st.data())
+def test_number_of_visible_pairs(causal, queries, data):
+    spans, pairs = {}, 0
+    for start, step, count in queries:
+        first = data.draw(st.integers(0, 40))
+        span = plan.EpisodeSpan(
+            range(start, start + step * count, step), range(first, first + data.draw(st.integers(1, 30)))
+        )
+        spans[span] = [(0, 0)] * data.draw(st.integers(1, 2))
+    for span, offsets in spans.items():
+        pairs += len(offsets) * sum(not causal or i >= j for i in span.queries for j in span.keys)
+    assert plan.count_visible_pairs(causal, spans) == pairs
 
 
 def test_rounded_sizes_are_few_and_close():
