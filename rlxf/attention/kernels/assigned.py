@@ -87,7 +87,8 @@ class LayerKernels(_Assigned):
     Raises:
         TypeError: if first or second is not a kernel, or the number of a layer is not an integer.
         ValueError: if layers is empty or has a negative number or a number twice; in a spec, if a layer does
-            not exist, or no layer with attention is left for one of the kernels.
+            not exist, no layer with attention is left for one of the kernels, or the kernels compute
+            different numbers of attention maps.
     """
 
     layers: tuple[int, ...]
@@ -97,9 +98,19 @@ class LayerKernels(_Assigned):
         object.__setattr__(self, "layers", check_layer_numbers("LayerKernels layers", self.layers))
 
     def check(self, choices: SpecView) -> None:
-        """Check both kernels, and raise ValueError unless each has a layer with attention."""
+        """Check both kernels, and raise ValueError unless each has a layer and as many attention maps."""
         super().check(choices)
         check_layers_with_attention(f"{self}", self.layers, choices)
+        first, second = (kernel.score_heads(choices.heads) for kernel in self.both)
+        if first != second:
+            raise ValueError(
+                f"layers share attention masks and positions, but with heads={choices.heads}, {self.first} "
+                f"computes {first} attention maps and {self.second} computes {second}; use kernels with as "
+                f"many maps, e.g. Differential() in all layers"
+            )
+
+    def score_heads(self, heads: int) -> int:
+        return self.first.score_heads(heads)
 
     def build(self, width: int, heads: int) -> AttentionKernel:
         """Return the module of the first kernel; `for_layers` gives the kernel of each layer."""
