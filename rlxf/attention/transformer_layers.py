@@ -1,7 +1,7 @@
 """Modules of a transformer, and what every pass through them needs: masks, auxiliary losses, updates."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,10 +39,10 @@ class TransformerLayers(nn.Module):
         blocks = (kind(layer) for kind, layer in zip(kinds, layers, strict=True))
         self.blocks: Sequence[Layer] = nn.ModuleList(blocks)  # type: ignore
         self.depth = spec.depth.build(spec.width, spec.layers)
-        first: dict[type[AttentionKernel], AttentionKernel] = {}
+        first: dict[Hashable, AttentionKernel] = {}
         for kernel in self._kernels():
-            if (other := first.setdefault(type(kernel), kernel)) is not kernel:
-                kernel.tie_weights(other)
+            if kernel.weight_group is not None:
+                kernel.tie_weights(first.setdefault(kernel.weight_group, kernel))
         if self.order.count(self.order[-1]) == 1:
             self.global_token_embedding.trim_last_layer(self.blocks[-1])
         self.norm = NORM_TYPES[spec.norm_type](spec.width) if spec.final_norm else nn.Identity()

@@ -1,7 +1,7 @@
 """Base classes of the attention kernels: technique specs and the modules that they build for a layer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +40,9 @@ class AttentionKernel(nn.Module, ABC):
 
     penalty_weight = 0.0
     """Factor of the terms of `penalty`."""
+
+    weight_group: Hashable = None
+    """Kernels of different layers with the same group share weights; None for separate weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +121,7 @@ class AttentionKernel(nn.Module, ABC):
         return True
 
     def tie_weights(self, first: "AttentionKernel") -> None:
-        """Tie the weights that all layers share to the first layer's kernel; by default none."""
+        """Tie the weights that layers share to ``first``, the first kernel of the same `weight_group`."""
 
     @property
     def max_distance(self) -> int:

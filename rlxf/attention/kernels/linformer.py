@@ -49,14 +49,14 @@ class Linformer(Kernel):
         sharing: scope of a projection. "none": separate for each head and layer, and for keys and values, as
             in equation 7. "head": the heads of a layer share one E and one F; the paper reports no loss from
             it. "key-value": a layer has one projection for keys and values, F = E. "layer": one E = F for all
-            layers. Means and maxima have no parameters to share.
+            layers with an equal `Linformer`. Means and maxima have no parameters to share.
         bias: add a learned number to each summary ("learned") or to each feature ("convolution").
 
     Raises:
         TypeError: if length or k is not an integer, or bias is neither True nor False.
-        ValueError: if length or k is less than 1; if k exceeds length or, unless learned, does not divide it;
-            if method or sharing is unknown; if layers share E and differ in k; if a mean or max has a bias.
-            In a bidirectional pass, if a position is not below length.
+        ValueError: if length or k is less than 1, or k is empty; if k exceeds length or, unless learned, does
+            not divide it; if method or sharing is unknown; if layers share E and differ in k; if a mean or
+            max has a bias. In a bidirectional pass, if a position is not below length.
     """
 
     paper: ClassVar[str] = "Wang et al. 2020, arXiv:2006.04768"
@@ -75,6 +75,8 @@ class Linformer(Kernel):
         check_bool("Linformer bias", self.bias)
         if isinstance(self.k, list):  # from JSON
             object.__setattr__(self, "k", tuple(self.k))
+        if self.k == ():
+            raise ValueError("Linformer k must be a number or a tuple with a number for each layer, got ()")
         for k in self.k if isinstance(self.k, tuple) else (self.k,):
             self._check_summaries(k)
         if isinstance(self.k, tuple) and self.sharing == "layer":
@@ -126,6 +128,7 @@ class LinformerAttention(AttentionKernel):
         super().__init__()
         assert isinstance(spec.k, int)
         self.spec = spec
+        self.weight_group = spec if spec.sharing == "layer" else None
         heads_of_weight = heads if spec.sharing == "none" else 1
         arguments = (spec.length, spec.k, heads_of_weight, size, spec.bias)
         projection = PROJECTIONS[spec.method]
@@ -134,9 +137,8 @@ class LinformerAttention(AttentionKernel):
         self.value_projection: Projection = self.key_projection if tied else projection(*arguments)
 
     def tie_weights(self, first: AttentionKernel) -> None:
-        if self.spec.sharing == "layer":
-            assert isinstance(first, LinformerAttention)
-            self.key_projection = self.value_projection = first.key_projection
+        assert isinstance(first, LinformerAttention)
+        self.key_projection = self.value_projection = first.key_projection
 
     def allows_gathering(self, mask: AttentionMask) -> bool:
         """Return False in a bidirectional pass, where all queries share one projection."""

@@ -11,6 +11,8 @@ from rlxf.attention import (
     RFA,
     XL,
     AdaptiveSpan,
+    ALiBi,
+    Differential,
     Dilated,
     DynamicSpan,
     Full,
@@ -23,6 +25,8 @@ from rlxf.attention import (
     RoPE,
     Routing,
     Softmax,
+    Strided,
+    T5Bias,
     TokenIndex,
     TransformerSpec,
     Window,
@@ -139,6 +143,25 @@ def test_tied_weights_are_those_of_the_same_kernel():
     assert blocks[1].attention.kernel.key_projection is blocks[2].attention.kernel.key_projection
 
 
+def test_weights_are_tied_among_equal_specs_only():
+    """Layers of both specs alternate; only layers with an equal spec share."""
+    shared, other = Linformer(4, 2, sharing="layer"), Linformer(4, 2, "mean", sharing="layer")
+    for first in (Linformer(4, 2, sharing="head"), Linformer(8, 2, sharing="layer"), other):
+        model = new_model(replace(DEFAULT, layers=4, kernel=LayerKernels(first, shared, (1, 3))))
+        kernels = [block.attention.kernel for block in model.blocks]
+        assert kernels[1].key_projection is kernels[3].key_projection is not kernels[0].key_projection
+        assert (kernels[0].key_projection is kernels[2].key_projection) == (first.sharing == "layer")
+        model(numbers(1, 20, DEFAULT.width).float(), TokenIndex.range(1, 20))
+
+
+@pytest.mark.parametrize("position", [None, ALiBi(), T5Bias(4, max_distance=5)], ids=repr)
+def test_layers_with_several_maps_share_masks_and_biases(position):
+    kernel = LayerKernels(Differential(), Differential(0.5), (1,))
+    spec = replace(DEFAULT, kernel=kernel, position=position, pattern=Strided(3, "by-head"))
+    assert spec.score_heads == 2 * spec.heads
+    assert new_model(spec)(numbers(1, 9, spec.width).float(), TokenIndex.range(1, 9))[0].isfinite().all()
+
+
 def test_patterns_by_head():
     first, second = Dilated(2, 2, plain_heads=1), Window(3)
     assert HeadPatterns(first, second, 1).for_heads(4) == (*first.for_heads(4)[:3], second)
@@ -158,6 +181,10 @@ def test_patterns_by_head():
         (
             {"pattern": LayerPatterns(Full(), Window(), (0, 1))},
             r"LayerPatterns\(.* not all of them.* layers=2",
+        ),
+        (
+            {"kernel": LayerKernels(Softmax(), Differential(), (1,))},
+            r"heads=4, Softmax\(.* computes 4 attention maps and Differential\(.* computes 8; use kernels",
         ),
         (
             {"kernel": LayerKernels(Softmax(), LSH(), (1,)), "cross_attention": True},

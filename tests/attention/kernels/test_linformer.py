@@ -250,6 +250,7 @@ def test_dropout_drops_summaries():
         (lambda: Linformer(2.5), "Linformer length must be a whole number, got 2.5"),
         (lambda: Linformer(8, 0), "Linformer k must be at least 1, got 0"),
         (lambda: Linformer(8, (2, "4")), "Linformer k must be a whole number, got '4'"),
+        (lambda: Linformer(8, ()), "Linformer k must be a number or a tuple with a number for each layer"),
         (lambda: Linformer(8, 9), "Linformer k must be at most length=8, got 9"),
         (lambda: Linformer(8, 3, "mean"), "Linformer k must divide length=8 with method='mean', got 3"),
         (lambda: Linformer(method="sum"), "Linformer method must be one of"),
