@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import PairwiseKernel
 from rlxf.attention.kernels.softmax import SoftmaxAttention, weighted_average
-from rlxf.attention.technique import check_bool, check_finite_number, check_int, check_not_negative
+from rlxf.attention.technique import (
+    SpecView,
+    check_bool,
+    check_finite_number,
+    check_int,
+    check_not_negative,
+)
 from rlxf.attention.token_index import EMPTY
 
 
@@ -30,6 +36,14 @@ class SpanKernel(PairwiseKernel):
         check_int(f"{name} limit + ramp", self.limit + self.ramp)
         check_not_negative(f"{name} penalty", self.penalty)
         check_bool(f"{name} include_self", self.include_self)
+
+    def check(self, choices: SpecView) -> None:
+        """Raise ValueError for cross-attention, where tokens have no distance."""
+        if choices.cross_attention:
+            raise ValueError(
+                f"{self} weights keys by their distance, and with cross_attention=True queries and keys are "
+                f"from different sequences; choose another kernel"
+            )
 
     @property
     def softmax_distance(self) -> int:
@@ -95,7 +109,7 @@ class AdaptiveSpan(SpanKernel):
     Raises:
         TypeError: if limit or ramp is not an integer, or include_self is neither True nor False.
         ValueError: if limit or ramp is less than 1, start is outside [0, S], or penalty is negative or not
-            finite.
+            finite; in a spec, with cross-attention.
     """
 
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, arXiv:1905.07799"
@@ -166,7 +180,8 @@ class DynamicSpan(SpanKernel):
 
     Raises:
         TypeError: if limit or ramp is not an integer, or include_self is neither True nor False.
-        ValueError: if limit or ramp is less than 1, or penalty is negative or not finite.
+        ValueError: if limit or ramp is less than 1, or penalty is negative or not finite; in a spec, with
+            cross-attention.
     """
 
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, arXiv:1905.07799"

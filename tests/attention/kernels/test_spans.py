@@ -12,7 +12,9 @@ from rlxf.attention import (
     BigBirdETC,
     DynamicSpan,
     Full,
+    HeadKernels,
     Longformer,
+    Softmax,
     Strided,
     TokenIndex,
     Tupe,
@@ -54,6 +56,15 @@ def test_reach_bounds_the_pattern():
 def test_limit_plus_ramp_is_bounded(kernel):
     with pytest.raises(ValueError, match=f"{kernel.__name__} limit \\+ ramp must be at most"):
         kernel(2**30, 2**30)
+
+
+@pytest.mark.parametrize(
+    "kernel", [AdaptiveSpan(), DynamicSpan(), HeadKernels(Softmax(), DynamicSpan(), 1)], ids=repr
+)
+def test_spans_of_a_decoder_are_refused(kernel):
+    """Positions of a context do not count from the same start as those of its queries."""
+    with pytest.raises(ValueError, match=r"Span\(.* cross_attention=True .* choose another kernel"):
+        replace(SPEC, kernel=kernel, cross_attention=True)
 
 
 def test_global_tokens_use_positions():

@@ -228,7 +228,10 @@ def test_heads_without_visible_keys_at_the_start_of_an_episode(spec, length, mon
 @pytest.mark.parametrize("length", [255, 256, 300, 448])
 def test_default_blockwise_with_few_blocks(length):
     """Heads that see later blocks only are 0, at lengths where block-sparse attention is chosen."""
-    model, x = new_model(replace(SMALL, heads=8, pattern=Blockwise())), numbers(1, length, SMALL.width).float()
+    model, x = (
+        new_model(replace(SMALL, heads=8, pattern=Blockwise())),
+        numbers(1, length, SMALL.width).float(),
+    )
     y, _ = model(x, TokenIndex.range(1, length))
     assert y.isfinite().all()
 
