@@ -1,5 +1,6 @@
 """XPos: rotary positions whose scores also decay with the distance."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,13 +11,14 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition, check_base, frequencies
 from rlxf.attention.positions.rope import check_pairs, rotate
 from rlxf.attention.technique import SpecView, check_positive
-from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing
 
 GAMMA = 0.4
 """The paper's gamma, which limits the decay of the fastest pair."""
 
-MAX_LOG_SCALE = 80.0
-"""Largest logarithm of a scale; float32 and bfloat16 overflow at 88."""
+MAX_LOG_SCALE = 60.0
+"""Largest logarithm of a scale. Float32 and bfloat16 overflow at 88, and the inverse scale underflows at -87: a key
+whose scale underflows then has less than 2e-12 times the score that it has without scales."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,7 @@ class XPos(PairwisePosition):
 
     Scales of absolute positions overflow in long episodes. Therefore, keys are cached without a scale, and
     both scales count from the newest token of the episode in each pass. This costs a second product of
-    queries and keys. For a query more than about 60 S tokens before the newest one of its
-    pass, the fastest pairs no longer contribute to the scores.
+    queries and keys, and in passes over more than 47 S tokens of an episode another one for each 47 S tokens.
 
     A causal transformer is required, because scores grow with the distance to later tokens.
 
@@ -73,11 +74,35 @@ class XPos(PairwisePosition):
         return rotate(x, position, frequencies(x.shape[-1], self.base, x.device))
 
     def scale(self, x: Tensor, position: Tensor) -> Tensor:
-        """Multiply x (B, H, T, D) by ``zeta_n^(position / S)``, for position (B, T) of any sign."""
+        """Multiply x (B, H, T, D) by ``zeta_n^(position / S)``, for position (B, T) of any sign.
+
+        Factors are at most ``e^60``, see `MAX_LOG_SCALE`.
+        """
         pairs = torch.arange(0, x.shape[-1], 2, dtype=torch.float64, device=x.device) / x.shape[-1]
         log_zeta = ((pairs + GAMMA) / (1 + GAMMA)).log().repeat_interleave(2)
         exponent = position[:, None, :, None] * (log_zeta / self.scale_base)
         return x * exponent.clamp(max=MAX_LOG_SCALE).exp().to(x.dtype)
+
+    @property
+    def max_span(self) -> int:
+        """Number of positions for which scales of queries with a common origin do not overflow."""
+        return max(1, int(MAX_LOG_SCALE * self.scale_base / math.log((1 + GAMMA) / GAMMA)))
+
+    def query_blocks(self, mask: AttentionMask) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Divide the queries of each episode into blocks of `max_span` positions, from the newest token.
+
+        Returns:
+            For each block: the mask of its queries (B, Tq) bool, and the positions of queries (B, Tq) and
+            keys (B, Tk) minus the last position of the block. Later keys, which are masked, have 0.
+        """
+        query, key = positions_from_newest(mask)
+        if is_tracing():
+            return [(torch.ones_like(query, dtype=torch.bool), query, key)]
+        number = (
+            (-query).div(self.max_span, rounding_mode="floor").masked_fill(mask.query.episode == EMPTY, 0)
+        )
+        offsets = [(block, block * self.max_span) for block in number.unique().tolist()]
+        return [(number == block, query + offset, (key + offset).clamp(max=0)) for block, offset in offsets]
 
 
 class XPosBias(PairwiseLayerPosition):
@@ -102,7 +127,11 @@ class XPosBias(PairwiseLayerPosition):
         Scores of keys that the memory moved (`AttentionMask.moved_keys`) use the positions in the memory.
         """
         rotated = self.query(q, mask.query.position)
-        scaled = self._scaled_scores(rotated, k, *mask.once(positions_from_newest))
+        (_, *positions), *others = mask.once(self.spec.query_blocks)
+        scaled = self._scaled_scores(rotated, k, *positions)
+        for of_block, *positions in others:
+            scores = self._scaled_scores(rotated, k, *positions)
+            scaled = torch.where(of_block[:, None, :, None], scores, scaled)
         moved = mask.moved_keys
         if moved is not None:
             query, key = mask.query_in_memory, mask.key.position.masked_fill(~moved, 0)

@@ -1,12 +1,17 @@
 """XPos reproduces the authors' code, with memory, at any position of an episode."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from rlxf.attention import Full, TokenIndex, XPos
+from rlxf.attention import Full, TokenIndex, Window, XPos
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.sparse import plan
 from tests.attention.oracle import close, load
 from tests.attention.passes import after_memory, over_heads
+from tests.attention.specs import DEFAULT, new_model
+from tests.attention.worlds import numbers
 
 VECTOR = load("xpos")
 Q, K, V = (VECTOR[f"in_{name}"] for name in "qkv")
@@ -30,6 +35,22 @@ def test_attention_does_not_depend_on_the_start(start):
     mask = AttentionMask(key.last(Q.shape[2]), key, Full(), True, torch.float64)
     k = module.position.key(K, key.position)
     close(module.average(Q, k, V, mask, None), VECTOR["out"], 1e-8)
+
+
+@pytest.mark.parametrize("pattern", [Full(), Window(40)], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_long_pass_equals_steps(pattern, dtype, monkeypatch):
+    """Scales of the first and of the last query of a pass have no common origin without overflow."""
+    monkeypatch.setattr(plan, "MIN_SPARSE_PAIRS", 0)
+    spec = replace(DEFAULT, position=XPos(scale_base=0.5), pattern=pattern)
+    model, slot = new_model(spec).to(dtype), torch.arange(150)
+    index = TokenIndex(torch.stack([slot, slot % 90]), torch.stack([0 * slot, slot // 90]))
+    x = numbers(2, 150, spec.width).to(dtype)
+    cache = model.cache(model.initial_state(2), 150)
+    steps = [model.step(x[:, t], index.at(slice(t, t + 1)), cache)[0] for t in range(150)]
+    torch.testing.assert_close(model(x, index)[0], torch.stack(steps, dim=1), rtol=1e-5, atol=1e-5)
+    last = model.outputs(x, index, output_slice=slice(2, None, 3))
+    torch.testing.assert_close(last, torch.stack(steps, dim=1)[:, 2::3], rtol=1e-5, atol=1e-5)
 
 
 def test_attention_over_long_passes_is_finite():
