@@ -60,6 +60,11 @@ class LayerStack(LayerPasses):
     def filled(self) -> Tensor:
         return self.index.episode != EMPTY
 
+    @cached_property
+    def position(self) -> Tensor:
+        """Positions of the tokens, (B, T), with 0 for empty slots."""
+        return self.index.filled_position
+
     @property
     def run_all(self) -> Callable[[Tensor], Tensor]:
         """See `LayerPasses`; the residual technique runs the passes, without a call in between."""
@@ -73,7 +78,7 @@ class LayerStack(LayerPasses):
 
     def signal(self, number: int, x: Tensor) -> Tensor | None:
         """Return the position signal that is added to the stream x before a pass; None for none."""
-        signal = self.embedding.pass_embedding(self.attention_input(x), self.index.position, number)
+        signal = self.embedding.pass_embedding(self.attention_input(x), self.position, number)
         return None if signal is None else self.residual.init_stream(signal)
 
     def attention_input(self, x: Tensor) -> Tensor:

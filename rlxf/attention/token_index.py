@@ -64,6 +64,11 @@ class TokenIndex:
         return self.position.shape
 
     @property
+    def filled_position(self) -> Tensor:
+        """Positions (B, T), with 0 for empty slots, whose position is arbitrary."""
+        return self.position.masked_fill(self.episode == EMPTY, 0)
+
+    @property
     def on_cpu(self) -> "TokenIndex":
         """This index on the CPU, from which the program takes decisions; the index itself if it is there.
 

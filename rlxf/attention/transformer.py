@@ -301,7 +301,7 @@ class Transformer(TransformerLayers):
             cache=cache,
             slot=slot,
         )
-        return self.spec.residual.init_stream(self.embedding(x[:, None], index.position)), passes
+        return self.spec.residual.init_stream(self.embedding(x[:, None], index.filled_position)), passes
 
     def weights(
         self, x: Tensor, index: TokenIndex, state: State | None, context: Context | None

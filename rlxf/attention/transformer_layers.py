@@ -126,7 +126,7 @@ class TransformerLayers(nn.Module):
         Returns:
             The input of the first layer, the index of all tokens, and ``output_slice`` among all tokens.
         """
-        x, full_index = self.embedding(x, index.position), self.global_token_embedding.index(index)
+        x, full_index = self.embedding(x, index.filled_position), self.global_token_embedding.index(index)
         count = full_index.shape[1] - index.shape[1]
         output_slice = _shift_slice(output_slice, index.shape[1], count) if count else output_slice
         return self.global_token_embedding(x, full_index), full_index, output_slice

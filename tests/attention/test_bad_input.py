@@ -68,6 +68,7 @@ from rlxf.attention import (
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.positions.base import LayerPosition, PositionEmbedding
 from rlxf.attention.registry import OPTIONAL, TECHNIQUES
+from rlxf.attention.token_index import EMPTY
 from tests.attention.specs import CAUSAL, DEFAULT, SPECS, each, shared_model
 from tests.attention.worlds import numbers, random_segment
 
@@ -427,6 +428,31 @@ def test_positions_beyond_the_learned_table_raise(position):
     cache = model.cache(model.initial_state(2), 4)
     with pytest.raises(ValueError, match="position 7 has no vector"):
         model.step(X[:, 0], TokenIndex.range(2, 1, start=7), cache)
+
+
+TABLES = [LearnedAbsolute(5), LearnedPerLayer(5), Multiplicative(5), Tupe(5), Tupe(5, None), Floater()]
+
+
+@pytest.mark.parametrize("position", TABLES, ids=repr)
+def test_negative_positions_raise(position):
+    model = shared_model(replace(DEFAULT, position=position))
+    with pytest.raises(ValueError, match="positions count the steps of an episode from 0, got -1"):
+        model(X, TokenIndex(INDEX.position - 1, INDEX.episode))
+
+
+@pytest.mark.parametrize("position", TABLES, ids=repr)
+@pytest.mark.parametrize("of_empty_slot", [-3, 10**9])
+def test_position_of_an_empty_slot_is_arbitrary(position, of_empty_slot):
+    model, empty = shared_model(replace(DEFAULT, position=position)), torch.arange(5) == 3
+    indices = [
+        TokenIndex(INDEX.position.masked_fill(empty, slot), INDEX.episode.masked_fill(empty, EMPTY))
+        for slot in (0, of_empty_slot)
+    ]
+    torch.testing.assert_close(*(model(X, index)[0] for index in indices))
+    caches = [model.cache(model.initial_state(2), 4) for _ in indices]
+    tokens = zip(indices, caches, strict=True)
+    steps = [model.step(X[:, 3], index.at(slice(3, 4)), cache)[0] for index, cache in tokens]
+    torch.testing.assert_close(*steps)
 
 
 def test_specs_are_frozen():

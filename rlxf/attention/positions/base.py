@@ -33,7 +33,7 @@ class PositionEmbedding(nn.Module):
     """Cost of a pair with gathered keys, relative to its cost where all pairs are computed."""
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        """Add the embedding of position (B, T) int64 to x (B, T, C)."""
+        """Add the embedding of position (B, T) int64, 0 for empty slots, to x (B, T, C)."""
         return x
 
     def pass_embedding(self, x: Tensor, position: Tensor, pass_index: int) -> Tensor | None:
@@ -238,6 +238,18 @@ def check_base(technique: str, base: float) -> None:
         raise ValueError(f"{technique} base must be above 1, got {base}")
 
 
+def last_position(position: Tensor) -> int:
+    """Return the largest position.
+
+    Raises:
+        ValueError: if a position is negative.
+    """
+    first, last = (int(end) for end in position.aminmax())
+    if first < 0:
+        raise ValueError(f"positions count the steps of an episode from 0, got {first}")
+    return last
+
+
 class LearnedPosition(Position):
     """Base of the techniques with one learned vector for each of ``max_length`` positions.
 
@@ -257,14 +269,14 @@ class LearnedPosition(Position):
         return self.max_length
 
     def check_positions(self, position: Tensor, counted: str = "") -> None:
-        """Raise ValueError unless each position has a vector.
+        """Raise ValueError unless each position has a vector; those of empty slots must be 0.
 
         ``counted`` is appended to the message: it names what is counted in addition to the tokens of an
         episode. While tracing, nothing is checked.
         """
         if is_tracing():
             return
-        last = int(position.max())
+        last = last_position(position)
         if last >= self.max_length:
             raise ValueError(
                 f"position {last} has no vector: {self} has {self.max_length} positions from 0{counted}; "

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.positions.base import Position, PositionEmbedding
+from rlxf.attention.positions.base import Position, PositionEmbedding, last_position
 from rlxf.attention.technique import check_int, check_positive
 
 MAX_STEP = 100.0
@@ -83,7 +83,7 @@ class FloaterEmbedding(PositionEmbedding):
         self._last: Trajectory | None = None
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        length = int(position.max()) + 1
+        length = last_position(position) + 1
         learning = torch.is_grad_enabled()
         points = self.extend(self.start[None], length) if learning else self._cached_flow(length)
         return x + nn.functional.embedding(position, points)

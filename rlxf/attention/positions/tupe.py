@@ -98,8 +98,8 @@ class TupePositions(PositionEmbedding):
     def bias(self, mask: AttentionMask) -> Tensor:
         """Return the position terms, (B, H, Tq, Tk)."""
         assert mask.relative.shared is not None
-        self.spec.check_positions(mask.query.position, EXTRA_TOKENS_NOTE)
-        self.spec.check_positions(mask.key.position, EXTRA_TOKENS_NOTE)
+        self.spec.check_positions(mask.query.filled_position, EXTRA_TOKENS_NOTE)
+        self.spec.check_positions(mask.key.filled_position, EXTRA_TOKENS_NOTE)
         q, k = mask.relative.shared
         scores = self._rows(q, mask.query) @ self._rows(k, mask.key).transpose(-1, -2)
         theta = (q[:2] * k[:2]).unflatten(-1, (self.heads, -1)).sum(-1)
@@ -107,7 +107,7 @@ class TupePositions(PositionEmbedding):
 
     def _rows(self, table: Tensor, index: TokenIndex) -> Tensor:
         """Return rows of a table (max_length + 1, C) for an index (B, T): (B, H, T, D)."""
-        rows = nn.functional.embedding(index.position + 1, table)
+        rows = nn.functional.embedding(index.filled_position + 1, table)
         return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 

@@ -17,8 +17,8 @@ GAMMA = 0.4
 """The paper's gamma, which limits the decay of the fastest pair."""
 
 MAX_LOG_SCALE = 60.0
-"""Largest logarithm of a scale. Float32 and bfloat16 overflow at 88, and the inverse scale underflows at -87: a key
-whose scale underflows then has less than 2e-12 times the score that it has without scales."""
+"""Largest logarithm of a scale. Float32 and bfloat16 overflow at 88 and underflow at -87: a key whose scale
+underflows then has less than 2e-12 times the score without scales."""
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def _sublayers(passes: SegmentStack, pass_index: int) -> tuple[Sublayer, Sublaye
         return block.feed_forward_branch(block.feed_forward_norm.normalize(half))
 
     def signal(half: Tensor) -> Tensor | None:
-        return passes.embedding.pass_embedding(half, passes.index.position, pass_index)
+        return passes.embedding.pass_embedding(half, passes.position, pass_index)
 
     attend, transform = keep_matmul_dtype(attend), keep_matmul_dtype(transform)
     attention = _weights(block.attention_norm, block.attention)
