@@ -82,12 +82,18 @@ class ETCLabels(PairwisePosition):
     def build(self, width: int, heads: int) -> "ETCLabelBias":
         return ETCLabelBias(self, width // heads, heads)
 
-    def label(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return the label (...) int64 of query positions i and key positions j, which broadcast."""
+    def label(self, i: Tensor, j: Tensor, distance: Tensor) -> Tensor:
+        """Return the label (...) int64 of each pair.
+
+        Args:
+            i: position of the query.
+            j: position of the key; broadcasts with i.
+            distance: distance of the pair, usually ``i - j``; see `AttentionMask.distance`.
+        """
         max_distance = self.max_distance
         global_i, global_j = (is_global(position, self.global_tokens) for position in (i, j))
-        after = (j - i).clamp(max=max_distance)
-        by_distance = torch.where(j >= i, after, max_distance + (i - j).clamp(max=max_distance))
+        after, before = (x.clamp(max=max_distance) for x in (-distance, distance))
+        by_distance = torch.where(distance <= 0, after, max_distance + before)
         if self.outside is not None:
             same = self._segment(i) == self._segment(j)
             by_distance = torch.where(same | global_i, by_distance, self.outside)
@@ -113,6 +119,6 @@ class ETCLabelBias(PairwiseLayerPosition):
     def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Return ``(q_i . a_l + b_l) / sqrt(D)`` (B, H, Tq, Tk) for q (B, H, Tq, D)."""
         label_scores = q @ self.keys.permute(1, 2, 0) + self.biases.T[:, None]
-        label = self.spec.label(mask.query.position[..., None], mask.key.position[:, None])
+        label = self.spec.label(mask.query.position[..., None], mask.key.position[:, None], mask.distance)
         scores = label_scores.gather(-1, label[:, None].expand(-1, q.shape[1], -1, -1))
         return scores * q.shape[-1] ** -0.5

@@ -6,12 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlxf.attention import AttentionSinks, RoPE, SinkSoftmax, StreamingXL, TokenIndex, TransformerSpec, XPos
+from rlxf.attention import (
+    AttentionSinks,
+    ETCLabels,
+    RoPE,
+    SinkSoftmax,
+    StreamingXL,
+    TokenIndex,
+    TransformerSpec,
+    XPos,
+)
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.patterns.window import Full
 from tests.attention.oracle import close, load, put
 from tests.attention.passes import attend, over_heads
+from tests.attention.worlds import numbers
 
 STREAM, LEARNED = load("sinks_stream"), load("sinks_learned")
 START, RECENT = int(STREAM["cfg_start"]), int(STREAM["cfg_recent"])
@@ -91,15 +101,22 @@ def test_distances_are_counted_in_the_cache(way):
 
 @pytest.mark.parametrize(
     "position",
-    [RoPE(), XPos(scale_base=4.0), RoPE(scaling="dynamic", factor=4.0, original_length=4)],
-    ids=["rope", "xpos", "dynamic"],
+    [
+        RoPE(),
+        XPos(scale_base=4.0),
+        RoPE(scaling="dynamic", factor=4.0, original_length=4),
+        ETCLabels(16, global_tokens=0),
+    ],
+    ids=["rope", "xpos", "dynamic", "labels"],
 )
-def test_rotations_are_those_of_positions_in_the_cache(position):
+def test_weights_are_those_of_positions_in_the_cache(position):
     """The weights of a query are those of a sequence that consists of the kept keys and the query."""
     q, k = STREAM["in_q"], STREAM["in_k"]
     memory = StreamingXL(RECENT - 1, START)
     model = TransformerSpec(width=8, heads=2, memory=memory).build().double()
     where, module = TokenIndex.range(len(q), q.shape[2]), over_heads(q, position)
+    for number, parameter in enumerate(module.position.parameters()):
+        put(parameter, numbers(*parameter.shape, seed=number))
     (mask, *_) = model.memory_view(None, where).adapt_masks(model.attention_masks(where, where))
     weights = attention_weights(module, q, k, mask)
     for i in range(q.shape[2]):

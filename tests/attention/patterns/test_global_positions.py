@@ -123,15 +123,15 @@ def test_labels_of_listed_tokens():
     tokens, first = (2, 5), ETCLabels(3, 2, segment=(2, 3))
     listed = ETCLabels(3, [5, 2], segment=(2, 3))
     position = torch.arange(10)
-    labels = listed.label(position[:, None], position)
+    labels = listed.label(position[:, None], position, position[:, None] - position)
     number = number_of_kind(position, tokens)
     for i in range(10):
         for j in range(10):
             if (i in tokens) == (j in tokens):
                 expected = min(j - i, 3) if j >= i else 3 + min(i - j, 3)
             else:
-                moved = [int(number[p]) + (0 if p in tokens else 2) for p in (i, j)]
-                expected = int(first.label(*torch.tensor(moved)))
+                a, b = (number[p] + (0 if p in tokens else 2) for p in (i, j))
+                expected = int(first.label(a, b, a - b))
             assert int(labels[i, j]) == expected
 
 

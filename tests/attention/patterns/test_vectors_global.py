@@ -148,7 +148,7 @@ def test_etc():
     assert torch.equal(mask.allowed[0, COUNT:], LABELLED["cfg_mask_long"])
     assert mask.allowed[0, :COUNT].all()
     index, labels = torch.arange(x.shape[1]), LABELLED["cfg_labels_long"]
-    ours = position.label(index[:, None], index)
+    ours = position.label(index[:, None], index, index[:, None] - index)
     assert torch.equal(ours[COUNT:, COUNT:], labels[:, COUNT:])
     assert torch.equal(
         ours[COUNT:, :COUNT] == 2 * max_distance + 2, labels[:, :COUNT] == 2 * max_distance + 1
@@ -165,7 +165,9 @@ LENGTHS = tuple(SENTENCE.bincount().tolist())
 def label_numbers(**options) -> Tensor:
     """Return the labels of all pairs of tokens, those of the global input first."""
     index = torch.arange(len(LENGTHS) + len(SENTENCE))
-    return ETCLabels(CLIP, len(LENGTHS), LENGTHS, **options).label(index[:, None], index)
+    return ETCLabels(CLIP, len(LENGTHS), LENGTHS, **options).label(
+        index[:, None], index, index[:, None] - index
+    )
 
 
 def test_label_numbers_of_the_authors():
@@ -221,7 +223,7 @@ def test_global_input():
 def test_label_numbers_of_the_paper():
     """Labels for K = 2, two global tokens and two tokens each; rows are queries."""
     index = torch.arange(6)
-    label = ETCLabels(2, 2, segment=2).label(index[:, None], index)
+    label = ETCLabels(2, 2, segment=2).label(index[:, None], index, index[:, None] - index)
     assert label.tolist() == [
         [0, 1, 6, 6, 5, 5],
         [3, 0, 5, 5, 6, 6],
