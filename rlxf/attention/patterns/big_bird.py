@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern
 from rlxf.attention.patterns.global_attention import GlobalPositions, is_global
 from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, checked_positions
+from rlxf.attention.sparse.plan import ENTRY_BYTES, LRUCache
 from rlxf.attention.technique import MAX_SEED, check_choice, check_int, check_seed
 
 MAX_RANDOM_BLOCKS = 2**16
@@ -296,7 +297,11 @@ class WindowAndRandomBlocks(BlockPattern):
         return (chosen[a] == b[..., None]).any(-1)
 
 
-@lru_cache(maxsize=64)
+def _bytes_of_draw(drawn: Tensor) -> int:
+    return ENTRY_BYTES + drawn.nbytes
+
+
+@partial(LRUCache[Tensor], size=_bytes_of_draw)
 def _draw_blocks(rule: WindowAndRandomBlocks, blocks: int) -> Tensor:
     """Draw ``random`` block numbers for each of the first ``blocks`` blocks, (blocks, random) int64.
 

@@ -28,6 +28,7 @@ from rlxf.attention import (
     TransformerSpec,
     Window,
 )
+from rlxf.attention.patterns import big_bird
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.patterns.big_bird import hash_uniform
 from rlxf.attention.registry import TECHNIQUES
@@ -296,6 +297,20 @@ def test_layers_have_their_own_draws(pattern):
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)
     assert pattern.for_layer(1) == pattern
+
+
+def test_blocks_are_drawn_once(monkeypatch):
+    """Deep transformers draw for each head of each layer."""
+    rules = [
+        rule
+        for layer in range(24)
+        for rule in BigBird(4, draw_sharing="layer", seed=77).for_layer(layer).for_heads(8)
+    ]
+    position = torch.arange(40)
+    first = [rule.mask_mod(position[:, None], position) for rule in rules]
+    monkeypatch.setattr(big_bird, "hash_uniform", None)
+    second = [rule.mask_mod(position[:, None], position) for rule in rules]
+    assert torch.equal(torch.stack(first), torch.stack(second))
 
 
 def test_given_blocks_are_those_of_the_mask():
