@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.kernels.softmax import SoftmaxAttention, weighted_average
 from rlxf.attention.sparse.plan import BlockGroup, round_up_size
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -97,6 +98,16 @@ class BucketAttention(SoftmaxAttention):
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Split x into features (B, H, T, D) and buckets (B, H, T, R)."""
         return x[..., : -self.rounds], x[..., -self.rounds :]
+
+
+def check_bucket_numbers(kernel: Kernel, largest: int, dtype: torch.dtype) -> None:
+    """Raise ValueError unless a dtype represents all whole numbers up to ``largest``, which are buckets."""
+    exact = int(2 / torch.finfo(dtype).eps)
+    if largest > exact:
+        raise ValueError(
+            f"{kernel} stores bucket numbers up to {largest} with the features of keys, and their dtype "
+            f"{dtype} represents whole numbers up to {exact} only; use fewer buckets or a wider dtype"
+        )
 
 
 def count_shared_rounds(query_buckets: Tensor, key_buckets: Tensor) -> Tensor:

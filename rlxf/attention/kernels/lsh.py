@@ -18,7 +18,12 @@ from rlxf.attention.kernels.base import (
     check_key_heads,
     check_sees_whole_sequence,
 )
-from rlxf.attention.kernels.bucket_attention import BucketAttention, ComparePositions, count_shared_rounds
+from rlxf.attention.kernels.bucket_attention import (
+    BucketAttention,
+    ComparePositions,
+    check_bucket_numbers,
+    count_shared_rounds,
+)
 from rlxf.attention.modules import mixed_linear, orthogonal_linear
 from rlxf.attention.positions.base import Position
 from rlxf.attention.technique import AttentionFactory, SpecView, check_int, check_seed
@@ -65,7 +70,8 @@ class LSH(PairwiseKernel):
 
     Raises:
         TypeError: if an option is not an integer.
-        ValueError: if rounds or chunk is less than 1, buckets is less than 2 or odd, or seed is less than 0.
+        ValueError: if rounds or chunk is less than 1, buckets is less than 2 or odd, or seed is less than 0;
+            in a pass, if the dtype does not represent all numbers up to ``buckets / 2``.
     """
 
     paper: ClassVar[str] = "Kitaev et al. 2020, arXiv:2001.04451"
@@ -166,6 +172,7 @@ class LSHAttention(BucketAttention):
         Column m of R and its negative are the buckets ``m + 1`` and ``-(m + 1)``: bfloat16 represents those
         of up to 512 buckets exactly.
         """
+        check_bucket_numbers(self.spec, self.spec.buckets // 2, q.dtype)
         size = max(1, FEATURES_PER_STEP // (q.shape[0] * self.rotations[:, 0].numel()))
         return torch.cat([self._hash(tokens) for tokens in q.split(size, dim=2)], dim=2)
 

@@ -9,7 +9,12 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import PairwiseKernel, check_key_heads, check_sees_whole_sequence
-from rlxf.attention.kernels.bucket_attention import BucketAttention, ComparePositions, count_shared_rounds
+from rlxf.attention.kernels.bucket_attention import (
+    BucketAttention,
+    ComparePositions,
+    check_bucket_numbers,
+    count_shared_rounds,
+)
 from rlxf.attention.modules import dropout as drop_some
 from rlxf.attention.technique import SpecView, check_finite_number, check_int, check_not_negative, check_seed
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -133,6 +138,7 @@ class RoutingAttention(BucketAttention):
 
         The length of x does not affect its cluster.
         """
+        check_bucket_numbers(self.spec, self.spec.clusters - 1, x.dtype)
         clusters = self.similarity(x.detach()).argmax(-1)
         return clusters[..., None].to(x.dtype), clusters
 

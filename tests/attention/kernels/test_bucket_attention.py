@@ -38,6 +38,30 @@ SPECS = {repr(kernel): replace(SMALL, kernel=kernel) for kernel in KERNELS} | {
 LENGTH = 90
 
 
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "exact"),
+    [
+        (LSH(1, 512), torch.bfloat16, True),
+        (LSH(1, 514), torch.bfloat16, False),
+        (LSH(1, 4098), torch.float16, False),
+        (Routing(257), torch.bfloat16, True),
+        (Routing(258), torch.bfloat16, False),
+        (Routing(258), torch.float16, True),
+    ],
+    ids=repr,
+)
+def test_bucket_numbers_are_exact(kernel, dtype, exact):
+    """A narrow dtype rounds large numbers, which would merge buckets."""
+    module, x = kernel.build(8, 1), numbers(1, 1, 4000, 8).float()
+    if not exact:
+        with pytest.raises(ValueError, match=f"{re.escape(repr(kernel))} stores .* dtype {dtype} .* only"):
+            module.projected_query_extras(x.to(dtype))
+        return
+    x = x.to(dtype)
+    stored, wide = module.projected_query_extras(x), module.projected_query_extras(x.float())
+    assert torch.equal(stored.float(), wide)
+
+
 def episodes() -> TokenIndex:
     """Return one row of two episodes with empty slots around them, and one row that starts at position 7."""
     episode = [EMPTY] * 5 + [0] * 40 + [EMPTY] * 3 + [1] * (LENGTH - 48)
