@@ -61,7 +61,8 @@ class Routing(PairwiseKernel):
     Raises:
         TypeError: if clusters, window or seed is not an integer.
         ValueError: if clusters or window is less than 1, decay is not in [0, 1), commitment is negative or
-            not finite, or seed is less than 0.
+            not finite, or seed is less than 0; in a pass, if the dtype does not represent all numbers of
+            clusters.
     """
 
     paper: ClassVar[str] = "Roy et al. 2021, arXiv:2003.05997"

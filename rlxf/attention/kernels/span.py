@@ -168,7 +168,8 @@ class DynamicSpan(SpanKernel):
     r"""`AdaptiveSpan` with a span for each token, head and layer: ``z_t = S sigmoid(v . x_t + b)``.
 
     x_t is the input of the layer's attention: after the layer norm with ``norm='pre'``. The loss gets
-    ``penalty mean z_t``, over the heads and the tokens of the pass, once for each pass of each layer.
+    ``penalty mean z_t``, over the heads and the tokens of the pass, once for each pass of each layer. Tokens
+    without visible keys count as 0.
 
     Source: Sukhbaatar et al. 2019, arXiv:1905.07799, section 2.2, "Dynamic attention span".
 
@@ -230,8 +231,13 @@ class DynamicSpanAttention(SpanAttention):
         return q[..., :-1], q[..., -1:]
 
     def transform_in_context(self, q: Tensor, k: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
-        """Record the mean z of a pass with gradient, for `penalty`."""
+        """Record the mean z of a pass with gradient, for `penalty`.
+
+        Tokens without visible keys do not add to the sum. If global tokens have their own module, each token
+        therefore counts in one of the two.
+        """
         if self.spec.penalty > 0 and torch.is_grad_enabled():
-            filled = mask.query.episode != EMPTY
-            self.penalty_terms.append((q[..., -1].mean(1) * filled).sum() / filled.sum().clamp(min=1))
+            filled, masked = mask.query.episode != EMPTY, mask.fully_masked
+            counted = filled if masked is None else filled & ~masked
+            self.penalty_terms.append((q[..., -1].mean(1) * counted).sum() / filled.sum().clamp(min=1))
         return q, k

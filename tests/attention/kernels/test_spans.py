@@ -58,6 +58,19 @@ def test_limit_plus_ramp_is_bounded(kernel):
         kernel(2**30, 2**30)
 
 
+@pytest.mark.parametrize("pattern", [Full(), Longformer(4), ETC(3, 2), BigBirdETC(4, 1, 2, 2)], ids=repr)
+@pytest.mark.parametrize("causal", [True, False])
+def test_penalty_counts_each_token_once(pattern, causal):
+    """Global tokens have their own projections, and are no queries of the other tokens' module."""
+    model = new_model(replace(SPEC, layers=1, pattern=pattern, kernel=DynamicSpan(10, 2, 1.0), causal=causal))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".span." in name:
+                parameter.zero_()
+    model(numbers(1, LENGTH, SPEC.width).float(), TokenIndex.range(1, LENGTH))
+    torch.testing.assert_close(model.penalty(), torch.tensor(5.0))
+
+
 @pytest.mark.parametrize(
     "kernel", [AdaptiveSpan(), DynamicSpan(), HeadKernels(Softmax(), DynamicSpan(), 1)], ids=repr
 )
