@@ -46,7 +46,8 @@ class AttentionMask:
         position: position module that is shared by all layers; None for none.
         tables: precomputed distance tables, for acting; None computes the tables that this pass needs.
         query_slice: tokens of the segment that are queries; None for all.
-        heads: number of heads H; patterns may differ by head.
+        heads: number of heads with attention weights H; patterns may differ by head.
+        maps: number of successive heads with one pattern: the attention maps of one head of the transformer.
     """
 
     query: TokenIndex
@@ -58,6 +59,7 @@ class AttentionMask:
     tables: DistanceTables | None = None
     query_slice: slice | None = None
     heads: int = 1
+    maps: int = 1
 
     def select_queries(self, tokens: slice | None) -> "AttentionMask":
         """Restrict the mask to some of the queries, over all keys; None selects all queries."""
@@ -94,8 +96,8 @@ class AttentionMask:
     def head_patterns(self) -> dict[Pattern, list[int]]:
         """Distinct patterns of the heads, and the heads that use each; all heads if there is one pattern."""
         heads: dict[Pattern, list[int]] = {}
-        for head, pattern in enumerate(self.pattern.for_heads(self.heads)):
-            heads.setdefault(pattern, []).append(head)
+        for head, pattern in enumerate(self.pattern.for_heads(self.heads // self.maps)):
+            heads.setdefault(pattern, []).extend(range(head * self.maps, (head + 1) * self.maps))
         return heads
 
     @cached_property

@@ -48,7 +48,7 @@ class SpecView:
 
     @property
     def score_heads(self) -> int:
-        """Number of heads with attention weights, as positions and patterns see them."""
+        """Number of heads with attention weights, as positions see them; see `Kernel.score_heads`."""
         return int(self.kernel.score_heads(self.heads))
 
     @property

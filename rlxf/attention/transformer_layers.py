@@ -189,9 +189,8 @@ class TransformerLayers(nn.Module):
         dtype, spec = next(self.parameters()).dtype, self.spec
         # Only pairwise positions use distances.
         position = self.embedding if isinstance(spec.position, PairwisePosition) else None
-        return AttentionMask(
-            query, key, pattern, spec.causal, dtype, position, tables, heads=spec.score_heads
-        )
+        heads = {"heads": spec.score_heads, "maps": spec.score_heads // spec.heads}
+        return AttentionMask(query, key, pattern, spec.causal, dtype, position, tables, **heads)
 
     def _step_tables(self, max_distance: int) -> DistanceTables:
         """Compute the distance tables for steps, from ``max_distance`` down to 0."""

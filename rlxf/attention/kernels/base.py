@@ -228,7 +228,10 @@ class Kernel(Technique, ABC):
         """
 
     def score_heads(self, heads: int) -> int:
-        """Return the number of heads that positions and patterns see: by default that of the transformer."""
+        """Return the number of heads with attention weights: by default that of the transformer.
+
+        It is a multiple of it; the maps of one head are successive, and share its pattern.
+        """
         return heads
 
     @property

@@ -32,8 +32,8 @@ class Differential(PairwiseKernel):
     which both maps attend cancel, which leaves more weight for the relevant tokens. Values have all D
     features. The norm has one weight (D,) for all heads.
 
-    For positions and patterns, the two maps of head h are the heads 2 h and 2 h + 1 of 2 H. The weights of a
-    query sum to about 1 - lambda, and some are negative.
+    For positions, the two maps of head h are the heads 2 h and 2 h + 1 of 2 H. Both have the pattern of head
+    h. The weights of a query sum to about 1 - lambda, and some are negative.
 
     Source: Ye et al. 2024, arXiv:2410.05258, section 2.1.
 

@@ -129,9 +129,10 @@ class HeadRules(Pattern):
 def check_leaves_heads(chosen: str, second: int, heads: int) -> None:
     """Raise ValueError unless the first of two choices has a head, if ``second`` heads have the other."""
     if second >= heads:
+        fewer = f"fewer than {heads}, or " if heads > 1 else ""
         raise ValueError(
             f"{chosen} leaves no head for its first choice, because the transformer has heads={heads}; use "
-            f"fewer than {heads}, or the second choice alone"
+            f"{fewer}the second choice alone"
         )
 
 

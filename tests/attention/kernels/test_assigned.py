@@ -12,6 +12,8 @@ from rlxf.attention import (
     XL,
     AdaptiveSpan,
     ALiBi,
+    BigBird,
+    Blockwise,
     Differential,
     Dilated,
     DynamicSpan,
@@ -162,6 +164,26 @@ def test_layers_with_several_maps_share_masks_and_biases(position):
     assert new_model(spec)(numbers(1, 9, spec.width).float(), TokenIndex.range(1, 9))[0].isfinite().all()
 
 
+@pytest.mark.parametrize("small", [0, 1 << 16], ids=["gathered", "all pairs"])
+@pytest.mark.parametrize(
+    "pattern",
+    [HeadPatterns(Window(3), Full(), 1), Strided(3, "by-head"), Blockwise(4, 3), BigBird(2, 1, 1, 0)],
+    ids=repr,
+)
+def test_both_maps_of_a_head_have_its_pattern(pattern, small, monkeypatch):
+    """The masks of 2 H maps are those of the H heads, each twice; keys are gathered for the same ones."""
+    monkeypatch.setattr(plan, "MIN_SPARSE_PAIRS", small)
+    monkeypatch.setattr(plan, "MIN_SAVING", 0)
+    spec, index = replace(DEFAULT, heads=2, kernel=Differential(), pattern=pattern), TokenIndex.range(2, 24)
+    model, of_heads = new_model(spec).double(), mask_of(pattern, 2)
+    mask = model.attention_mask(of_heads.query, of_heads.key)
+    assert torch.equal(mask.allowed_by_head, of_heads.allowed_by_head.repeat_interleave(2, dim=1))
+    x = numbers(2, 24, spec.width)
+    sparse = model(x, index)[0]
+    monkeypatch.setattr(plan, "MIN_SPARSE_PAIRS", 2**40)
+    torch.testing.assert_close(model(x, index)[0], sparse)
+
+
 def test_patterns_by_head():
     first, second = Dilated(2, 2, plain_heads=1), Window(3)
     assert HeadPatterns(first, second, 1).for_heads(4) == (*first.for_heads(4)[:3], second)
@@ -175,6 +197,10 @@ def test_patterns_by_head():
         (
             {"kernel": HeadKernels(Softmax(), Routing(), 4)},
             r"HeadKernels\(.* leaves no head .* heads=4; use fewer",
+        ),
+        (
+            {"heads": 1, "pattern": HeadPatterns(Full(), Window(), 1)},
+            r"HeadPatterns\(.* leaves no head .* heads=1; use the second choice alone$",
         ),
         ({"pattern": HeadPatterns(Full(), Window(), 9)}, r"HeadPatterns\(.* leaves no head .* heads=4"),
         ({"kernel": LayerKernels(Softmax(), Routing(), (2,))}, r"LayerKernels\(.* needs layers from 0 to 1"),
@@ -194,7 +220,7 @@ def test_patterns_by_head():
 )
 def test_incompatible_settings_raise(choices, message):
     with pytest.raises(ValueError, match=message):
-        TransformerSpec(heads=4, layers=2, **choices)
+        TransformerSpec(**{"heads": 4, "layers": 2, **choices})
 
 
 @pytest.mark.parametrize("kernel", [LSH(), RFA(), Performer(), Linformer()], ids=repr)
