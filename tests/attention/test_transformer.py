@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch.nn import functional as F
 
-from rlxf.attention import Fixed, TokenIndex, XLRelative
+from rlxf.attention import LSH, Fixed, SinkSoftmax, TokenIndex, XLRelative
 from rlxf.attention.modules import FeedForward, orthogonal_linear
 from tests.attention.oracle import close
 from tests.attention.passes import act
-from tests.attention.specs import CAUSAL, DEFAULT, GTRXL, MEMORY, each, new_model, shared_model
+from tests.attention.specs import ALONE, CAUSAL, DEFAULT, GTRXL, MEMORY, each, new_model, shared_model
 from tests.attention.worlds import numbers, random_segment
 
 RUN = random_segment(DEFAULT, TokenIndex.range(2, 6), torch.float32)
@@ -34,6 +35,20 @@ def test_post_norm_normalizes_the_stream():
     y = output(model)
     close(y.mean(dim=-1), torch.zeros(2, 6), 1e-5)
     close(y.var(dim=-1, unbiased=False), torch.ones(2, 6), 1e-3)
+
+
+@each({name: spec for name, spec in ALONE.items() if name.split()[0] in ("position", "kernel", "pattern")})
+@pytest.mark.parametrize("kernel", [None, SinkSoftmax()], ids=["own kernel", "sink"])
+def test_autocast(spec, kernel):
+    """Products are computed in bfloat16 and sums in float32, which the terms of scores mix."""
+    model = new_model(spec if kernel is None else replace(spec, kernel=kernel))
+    x = RUN.x.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(x, RUN.index)[0]
+    y.float().square().sum().backward()
+    assert x.grad.isfinite().all()
+    if not isinstance(spec.kernel, LSH):  # rounding changes buckets
+        close(y.float(), output(model), 0.1)
 
 
 def test_dropout_is_active_in_training_only():

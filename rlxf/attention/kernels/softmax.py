@@ -60,9 +60,9 @@ class SoftmaxAttention(AttentionKernel):
 
     def weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
         bias = torch.zeros_like(mask.mask) if bias is None else bias
-        scores: Tensor = _Scores.apply(  # type: ignore[no-untyped-call]
-            q, k, bias.expand(*q.shape[:3], k.shape[2]), mask.mask
-        )
+        terms = q, k, bias.expand(*q.shape[:3], k.shape[2]), mask.mask
+        dtype = torch.promote_types(q.dtype, mask.dtype)  # they differ under torch.autocast
+        scores: Tensor = _Scores.apply(*(x.to(dtype) for x in terms))  # type: ignore[no-untyped-call]
         if self.has_sink:
             return drop_some(self.append_sink(scores).softmax(dim=-1)[..., :-1], self.active_dropout)
         return drop_some(scores.softmax(dim=-1), self.active_dropout)
