@@ -73,6 +73,12 @@ class SpecView:
         return self.recurrence is not None and layer not in self.attention_layers
 
     @property
+    def attention_passes(self) -> list[int]:
+        """Numbers of the passes with self-attention, from 0."""
+        order = map(self.depth.layer_of_pass, range(self.layers))
+        return [number for number, layer in enumerate(order) if not self.is_recurrent(layer)]
+
+    @property
     def has_recurrence(self) -> bool:
         """True if at least one layer has a recurrent mixer in place of self-attention."""
         return any(map(self.is_recurrent, range(self.distinct_layers)))

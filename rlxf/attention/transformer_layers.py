@@ -60,7 +60,7 @@ class TransformerLayers(nn.Module):
     @property
     def attention_passes(self) -> list[int]:
         """Numbers of the passes with attention, from 0."""
-        return [number for number, layer in enumerate(self.order) if not self.spec.is_recurrent(layer)]
+        return self.spec.attention_passes
 
     @property
     def recurrent_kernel_passes(self) -> list[int]:

@@ -98,6 +98,8 @@ def test_too_large_numbers_raise(axis, technique, name):
         (lambda: BigBirdETC(block=0), "BigBirdETC block must be at least 1, got 0"),
         (lambda: BigBirdETC(farthest=2.5), "BigBirdETC farthest must be a whole number, got 2.5"),
         (lambda: Blockwise(permutations=(3,)), "permutations must be a tuple of tuples, got \\(3,\\)"),
+        (lambda: Blockwise(2, 2, ((0.0, 1.0),)), "permutations must be a whole number, got 0.0"),
+        (lambda: Blockwise(2, 2, ((False, True),)), "permutations must be a whole number, got False"),
         (lambda: RFA(sigma=1e-300), "RFA sigma must be 0 or from 1.2e-38 to 3.4e\\+38 in size, got 1e-300"),
         (lambda: GRUGate(1e300), "bias must be 0 or from 1.2e-38 to 3.4e\\+38 in size, got 1e\\+300"),
         (lambda: Floater(step=101.0), "Floater step must be at most 100.0, got 101.0"),

@@ -20,6 +20,7 @@ from rlxf.attention import (
     ETCLabels,
     Full,
     GRUGate,
+    Longformer,
     RoPE,
     Routing,
     Strided,
@@ -151,6 +152,7 @@ def test_every_option_of_a_technique_is_passed_on(axis, technique, option):
 
 REQUIRED = {
     (ETCLabels, "outside"): {"segment": 4},
+    (Longformer, "plain_heads"): {"dilation": 2},
     (RoPE, "original_length"): {"scaling": "dynamic"},
     (RoPE, "beta_fast"): {"scaling": "yarn", "original_length": 64},
     (RoPE, "beta_slow"): {"scaling": "yarn", "original_length": 64},

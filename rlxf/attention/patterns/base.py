@@ -327,6 +327,15 @@ def check_has_layers(pattern: Pattern, name: str, value: ByLayer, choices: SpecV
         )
 
 
+def check_fits_heads(pattern: Pattern, name: str, number: int, heads: int) -> None:
+    """Raise ValueError if an option has more entries for heads than there are ``heads``."""
+    if number > heads:
+        raise ValueError(
+            f"{pattern} has {number} {name} for {heads} heads, and does not use all of them; give at most "
+            f"{heads}, or the transformer more heads"
+        )
+
+
 class BlockPattern(Pattern):
     """Rule on blocks of ``block`` positions, evaluated for pairs of blocks."""
 

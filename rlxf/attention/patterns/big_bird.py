@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern
+from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern, check_fits_heads
 from rlxf.attention.patterns.global_attention import GlobalPositions, is_global
 from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, checked_positions
 from rlxf.attention.sparse.plan import ENTRY_BYTES, LRUCache
-from rlxf.attention.technique import MAX_SEED, check_choice, check_int, check_seed
+from rlxf.attention.technique import MAX_SEED, SpecView, check_choice, check_int, check_seed
 
 MAX_RANDOM_BLOCKS = 2**16
 """Largest number of random blocks per block; drawn blocks are stored as numbers for each head."""
@@ -61,7 +61,7 @@ class BigBird(BlockPattern):
             not a tuple of tuples of tuples.
         ValueError: if window is even, block or window is less than 1, another option is less than 0, a global
             block is given twice, random is more than 65,536, draw_sharing is unknown, or given_blocks does
-            not fit the other options.
+            not fit the other options; in a spec, if given_blocks is for more heads.
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
@@ -105,6 +105,10 @@ class BigBird(BlockPattern):
                     f"BigBird given_blocks must have at most random={self.random} different numbers from "
                     f"0 to {self._blocks - 1} for each block, got {row}"
                 )
+
+    def check(self, choices: SpecView) -> None:
+        """Raise ValueError if `given_blocks` is for more heads than the transformer has."""
+        check_fits_heads(self, "entries of given_blocks", len(self.given_blocks), choices.heads)
 
     @property
     def _blocks(self) -> int:

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.patterns.base import BlockPattern, Pattern
-from rlxf.attention.technique import check_int
+from rlxf.attention.patterns.base import BlockPattern, Pattern, check_fits_heads
+from rlxf.attention.technique import SpecView, check_int
 
 MAX_BLOCKS = 2**16
 """Largest number of blocks of a permutation; permutations are stored as numbers for each head."""
@@ -32,9 +32,9 @@ class Blockwise(BlockPattern):
             are more heads. Empty for cyclic shifts.
 
     Raises:
-        TypeError: if block or blocks is not an integer, or permutations is not a tuple of tuples.
+        TypeError: if block or blocks is not an integer, or permutations is not a tuple of tuples of integers.
         ValueError: if block or blocks is less than 1, blocks is more than 65,536, or an entry is not a
-            permutation of n numbers.
+            permutation of n numbers; in a spec, if there are more permutations than heads.
     """
 
     paper: ClassVar[str] = "Qiu et al. 2020, arXiv:1911.02972"
@@ -56,10 +56,16 @@ class Blockwise(BlockPattern):
         if not _is_row(self.permutations) or not all(map(_is_row, self.permutations)):
             raise TypeError(f"Blockwise permutations must be a tuple of tuples, got {self.permutations!r}")
         for permutation in self.permutations:
+            for number in permutation:
+                check_int("Blockwise permutations", number, least=0)
             if len(permutation) != self.blocks or set(permutation) != set(range(self.blocks)):
                 raise ValueError(
                     f"Blockwise permutations must each contain 0 to {self.blocks - 1} once, got {permutation}"
                 )
+
+    def check(self, choices: SpecView) -> None:
+        """Raise ValueError if there are more permutations than heads."""
+        check_fits_heads(self, "permutations", len(self.permutations), choices.heads)
 
     @property
     def max_distance(self) -> int:

@@ -14,7 +14,7 @@ from rlxf.attention.patterns.base import (
     numbers_by_layer,
 )
 from rlxf.attention.patterns.global_tokens import GlobalTokens
-from rlxf.attention.patterns.window import Dilated
+from rlxf.attention.patterns.window import Dilated, check_plain_heads
 from rlxf.attention.technique import SpecView, check_int
 
 
@@ -49,7 +49,7 @@ class Longformer(GlobalTokens):
         ValueError: if window is odd or less than 2; if dilation, global_tokens or farthest is less than 1; if
             plain_heads is less than 0; if a tuple is empty; if a position is negative or given twice; or if
             window and dilation are tuples of different lengths. In a spec, if they have more numbers than the
-            transformer has layers.
+            transformer has layers, or plain_heads has no effect or leaves no head with a dilation.
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
@@ -79,9 +79,10 @@ class Longformer(GlobalTokens):
             )
 
     def check(self, choices: SpecView) -> None:
-        """Raise ValueError if there are more windows or dilations than layers."""
+        """Raise ValueError if an option has more numbers than layers, or `plain_heads` does not fit."""
         check_has_layers(self, "window", self.window, choices)
         check_has_layers(self, "dilation", self.dilation, choices)
+        check_plain_heads(self, self.plain_heads, self.dilation, choices)
 
     def for_layer(self, layer: int) -> Pattern:
         window, dilation = number_in_layer(self.window, layer), number_in_layer(self.dilation, layer)

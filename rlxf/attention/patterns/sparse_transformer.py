@@ -6,10 +6,10 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from rlxf.attention.patterns.base import Either, Pattern, Window, group_in_blocks
+from rlxf.attention.patterns.base import Either, Pattern, Window, check_fits_heads, group_in_blocks
 from rlxf.attention.patterns.local import Local1D
 from rlxf.attention.patterns.window import SameColumn
-from rlxf.attention.technique import check_choice, check_int
+from rlxf.attention.technique import SpecView, check_choice, check_int
 
 Combination = Literal["by-layer", "by-head", "merged"]
 """Combination of two rules: alternating by layer, alternating by head, or both in every head."""
@@ -29,6 +29,20 @@ class TwoRules(Pattern):
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether A1 or A2 allows the pair."""
         return Either(*self.rules).mask_mod(i, j)
+
+    def check(self, choices: SpecView) -> None:
+        """Raise ValueError if the heads, or the layers with attention, use one of the rules only."""
+        if self.combination == "by-head" and choices.heads == 1:
+            raise ValueError(
+                f"{self} alternates between two rules by head, and the transformer has heads=1; set "
+                f"combination='merged' or more heads"
+            )
+        used = {number % 2 for number in choices.attention_passes}
+        if self.combination == "by-layer" and len(used) == 1:
+            raise ValueError(
+                f"{self} alternates between two rules by layer, and with layers={choices.layers} the layers "
+                f"with attention use only one of them; set combination='merged' or more layers"
+            )
 
     def for_layer(self, layer: int) -> Pattern:
         return self.rules[layer % 2] if self.combination == "by-layer" else self
@@ -60,7 +74,8 @@ class Strided(TwoRules):
 
     Raises:
         TypeError: if stride is not an integer.
-        ValueError: if stride is less than 1, or combination or form is unknown.
+        ValueError: if stride is less than 1, or combination or form is unknown; in a spec, if heads or layers
+            use one of the rules only.
     """
 
     paper: ClassVar[str] = "Child et al. 2019, arXiv:1904.10509"
@@ -106,7 +121,8 @@ class FixedColumns(TwoRules):
 
     Raises:
         TypeError: if a size is not an integer.
-        ValueError: if a size is less than 1, the columns do not fit in a block, or combination is unknown.
+        ValueError: if a size is less than 1, the columns do not fit in a block, or combination is unknown; in
+            a spec, if heads or layers use one of the rules only, or there are more summaries than heads.
     """
 
     paper: ClassVar[str] = "Child et al. 2019, arXiv:1904.10509"
@@ -126,6 +142,12 @@ class FixedColumns(TwoRules):
                 f"FixedColumns requires summaries * columns <= stride, "
                 f"got {self.summaries} * {self.columns} > {self.stride}"
             )
+
+    def check(self, choices: SpecView) -> None:
+        """Raise ValueError unless both rules and all summaries are used."""
+        super().check(choices)
+        heads = choices.heads // 2 if self.combination == "by-head" else choices.heads
+        check_fits_heads(self, "summaries", self.summaries, heads)
 
     @property
     def rules(self) -> tuple[Pattern, Pattern]:

@@ -6,8 +6,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.patterns.base import GROUP_SIZE, Pattern, Window, positions_near
-from rlxf.attention.technique import check_int
+from rlxf.attention.patterns.base import (
+    GROUP_SIZE,
+    ByLayer,
+    Pattern,
+    Window,
+    numbers_by_layer,
+    positions_near,
+)
+from rlxf.attention.technique import SpecView, check_int
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,8 @@ class Dilated(Pattern):
 
     Raises:
         TypeError: if an option is not an integer.
-        ValueError: if size or dilation is less than 1, or plain_heads is less than 0.
+        ValueError: if size or dilation is less than 1, or plain_heads is less than 0; in a spec, if
+            plain_heads has no effect, or leaves no head with the dilation.
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
@@ -67,6 +75,10 @@ class Dilated(Pattern):
         check_int("Dilated size", self.size)
         check_int("Dilated dilation", self.dilation)
         check_int("Dilated plain_heads", self.plain_heads, least=0)
+
+    def check(self, choices: SpecView) -> None:
+        """Raise ValueError if `plain_heads` has no effect, or leaves no head with the dilation."""
+        check_plain_heads(self, self.plain_heads, self.dilation, choices)
 
     @property
     def max_distance(self) -> int:
@@ -94,6 +106,20 @@ class Dilated(Pattern):
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
         return self._column.candidate_keys(i, positions_near(i, self.max_distance, positions))
+
+
+def check_plain_heads(pattern: Pattern, plain_heads: int, dilation: ByLayer, choices: SpecView) -> None:
+    """Raise ValueError if heads without dilation have no effect, or no other head is left."""
+    if plain_heads and max(numbers_by_layer(dilation)) == 1:
+        raise ValueError(
+            f"plain_heads of {pattern} has no effect with dilation={dilation}; set plain_heads=0 or a larger "
+            f"dilation"
+        )
+    if plain_heads and plain_heads >= choices.heads:
+        raise ValueError(
+            f"plain_heads of {pattern} must be less than heads={choices.heads}, so that a head has the "
+            f"dilation; decrease plain_heads, or use a dilation of 1"
+        )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlxf.attention import (
     ETC,
+    GRU,
     AttentionSinks,
     BigBird,
     BigBirdETC,
@@ -26,6 +27,7 @@ from rlxf.attention import (
     Strided,
     TokenIndex,
     TransformerSpec,
+    Universal,
     Window,
 )
 from rlxf.attention.patterns import big_bird
@@ -322,6 +324,53 @@ def test_given_blocks_are_those_of_the_mask():
             expected = {b for b in range(9) if abs(a - b) <= 1 or {a, b} & {0, 6}}
             expected |= set(drawn[head % 2][a]) if a < 7 else set()
             assert set(seen[a].nonzero()[:, 0].tolist()) == (set(range(9)) if a in (0, 6) else expected)
+
+
+SWAPPED = (0, 1), (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"pattern": Dilated(3, 2, plain_heads=4)}, r"plain_heads of Dilated\(.* less than heads=4"),
+        ({"pattern": Dilated(3, 1, plain_heads=1)}, "no effect with dilation=1; set plain_heads=0"),
+        ({"pattern": Longformer(4, 1, plain_heads=2)}, r"Longformer\(.* no effect with dilation=1"),
+        ({"pattern": Longformer(4, (1, 2), plain_heads=9)}, r"Longformer\(.* less than heads=4"),
+        ({"pattern": Blockwise(2, 2, SWAPPED * 3)}, "has 6 permutations for 4 heads.* give at most 4"),
+        ({"pattern": BigBird(2, given_blocks=(((),) * 3,) * 9)}, "has 9 entries of given_blocks for 4 heads"),
+        ({"pattern": FixedColumns(8, 1, "merged", 8)}, "has 8 summaries for 4 heads"),
+        ({"pattern": FixedColumns(8, 1, "by-head", 3)}, "has 3 summaries for 2 heads"),
+        ({"pattern": Strided(4, "by-head"), "heads": 1}, "two rules by head, .* heads=1; set .*'merged'"),
+        (
+            {"pattern": Strided(4, "by-layer"), "layers": 1},
+            "by layer, and with layers=1 .* only one",
+        ),
+        (
+            {"pattern": Strided(4), "layers": 4, "recurrence": GRU(), "attention_layers": (1, 3)},
+            "the layers with attention use only one of them",
+        ),
+        ({"pattern": Window(9) & Strided(4, "by-head"), "heads": 1}, "two rules by head"),
+    ],
+)
+def test_options_without_effect_raise(choices, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerSpec(**choices)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"pattern": Dilated(3, 2, plain_heads=3)},
+        {"pattern": Longformer(4, (1, 2), plain_heads=1)},
+        {"pattern": Blockwise(2, 2, SWAPPED * 2)},
+        {"pattern": FixedColumns(8, 1, "by-head", 2)},
+        {"pattern": Strided(4), "layers": 3, "recurrence": GRU(), "attention_layers": (1, 2)},
+        {"pattern": Strided(4), "depth": Universal()},
+    ],
+)
+def test_options_with_effect_are_accepted(choices):
+    spec = TransformerSpec(**choices)
+    assert TransformerSpec.from_json(spec.to_json()) == spec
 
 
 def test_draws_are_uniform():

@@ -112,7 +112,7 @@ POSITIONS = (
     CoPE(3),
 )
 
-BY_LAYER = Strided | GlobalTokens | Window | LayerPatterns
+BY_LAYER = Strided | GlobalTokens | Window | LayerPatterns | HeadPatterns
 
 SPECS = {
     repr(pattern): replace(SMALL, pattern=pattern, layers=2 if isinstance(pattern, BY_LAYER) else 1)
@@ -307,7 +307,7 @@ SHORT_REACH = {
         Dilated(9, 4),
         Local1D(16, 16),
         Local2D(32, 4, 4, 2, 2),
-        Strided(32),
+        Strided(32, "merged"),
         FixedColumns(32, 1),
         Blockwise(16, 4),
         ETC(16, 2),
