@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
@@ -44,7 +45,7 @@ class DistanceAwareBias(PairwiseLayerPosition):
         """Return f (H, R) for distances (R,)."""
         x = self.alpha[:, None] * distances.abs()
         beta = self.beta[:, None]
-        return (1 + beta.exp()) * (x - beta).sigmoid()
+        return (F.softplus(beta) + F.logsigmoid(x - beta)).exp()  # e^beta alone overflows
 
     def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
         """Return the difference of ``ReLU(s) f`` and ``s = q_i . k_j / sqrt(D)``: (B, H, Tq, Tk)."""

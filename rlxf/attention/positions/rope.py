@@ -50,8 +50,10 @@ class RoPE(Position):
     - "ntk" uses ``base * f^(D / (D - 2))``, which leaves the fastest pair unchanged and slows the slowest
       pair by f.
     - "yarn" leaves pairs that turn more than ``beta_fast`` times in ``original_length`` L_0 tokens unchanged,
-      slows those that turn less than ``beta_slow`` times by f, and interpolates between the two. Queries and
-      keys are multiplied by ``attention_factor``.
+      slows those that turn less than ``beta_slow`` times by f, and interpolates between the two. As in
+      HF transformers, the two limits are numbers of pairs, at least that of the fastest pair, which therefore
+      stays unchanged, even if it turns less than ``beta_slow`` times. Queries and keys are multiplied by
+      ``attention_factor``.
     - "dynamic" is "ntk" with the f of the length so far: ``f n / L_0 - (f - 1)`` for the query at position
       n - 1, and 1 below L_0. The scores of each query need all keys rotated with its own base. Therefore,
       keys are cached without rotation, and the angle of each pair of query and key is computed: D numbers for

@@ -1,11 +1,14 @@
 """DA-Transformer reproduces the weights of distances, and attention with them."""
 
+import math
+
 import pytest
 import torch
 
 from rlxf.attention import DistanceAware, Full, TokenIndex
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.positions.distance_aware import DistanceAwareBias
 from tests.attention.oracle import close, load, put
 from tests.attention.passes import attend, over_heads
 
@@ -35,6 +38,21 @@ def test_attention(causal, out):
     table = module.position.table(mask.relative.distances, None)
     y = attend(module, q, k, v, mask, table)
     close(y, VECTOR[out].transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("beta", [-105.0, -3.0, 0.0, 50.0, 105.0])
+def test_large_beta_in_float32(beta):
+    """``1 + e^beta`` overflows above 88; f is close to ``e^x`` there."""
+    position = DistanceAwareBias(2)
+    put(position.beta, torch.tensor([beta, beta]))
+    put(position.alpha, torch.tensor([-0.5, 0.5]))
+    x = position.alpha.detach().double()[:, None] * torch.arange(9)
+    expected = (1 + math.exp(beta)) / (1 + (beta - x).exp())
+    actual = position.table(torch.arange(9), None)
+    close(actual.double(), expected, 1e-4)
+    actual.sum().backward()
+    assert position.alpha.grad.isfinite().all()
+    assert position.beta.grad.isfinite().all()
 
 
 def test_gradients_of_far_distances_are_finite():

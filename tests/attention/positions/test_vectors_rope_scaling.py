@@ -95,3 +95,11 @@ def test_dynamic_scaling_is_plain_below_the_original_length():
             outputs.append(model(x.sin(), TokenIndex.range(1, 12))[0])
     close(outputs[0][:, :9], outputs[1][:, :9], 1e-12)
     assert (outputs[0] - outputs[1])[:, 9:].abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+@pytest.mark.parametrize("length", [3, 64, 2000])
+def test_yarn_never_slows_the_fastest_pair(length, truncate):
+    """It turns less than ``beta_slow`` times in few tokens, but limits are at least pair 0."""
+    rope = RoPE(scaling="yarn", factor=4.0, original_length=length, truncate=truncate)
+    assert rope.frequencies(16)[0] == RoPE().frequencies(16)[0]
