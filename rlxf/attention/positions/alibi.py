@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
+from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
 
 
 def slopes(heads: int) -> Tensor:
@@ -33,12 +33,12 @@ class ALiBi(PairwisePosition):
 
     paper: ClassVar[str] = "Press et al. 2022, arXiv:2108.12409"
 
-    def build(self, width: int, heads: int) -> "ALiBiBias":
-        return ALiBiBias(heads)
+    def build_embedding(self, width: int, heads: int) -> "ALiBiPenalty":
+        return ALiBiPenalty(heads)
 
 
-class ALiBiBias(PairwiseLayerPosition):
-    """Module of `ALiBi` for all heads of one layer."""
+class ALiBiPenalty(PositionEmbedding):
+    """Module of `ALiBi` for all layers."""
 
     slopes: Tensor
 
@@ -46,6 +46,11 @@ class ALiBiBias(PairwiseLayerPosition):
         super().__init__()
         self.register_buffer("slopes", slopes(heads), persistent=False)
 
-    def bias(self, q: Tensor, k: Tensor, mask: AttentionMask, table: Tensor | None) -> Tensor:
-        """Return ``-slope_h * |i - j|`` (B, H, Tq, Tk)."""
-        return -self.slopes.to(q.dtype)[:, None, None] * mask.distance[:, None].abs().to(q.dtype)
+    def table(self, distances: Tensor, causal: bool) -> Tensor:
+        """Return ``-slope_h * |distance|`` (H, R) for distances (R,)."""
+        return -self.slopes[:, None] * distances.abs()
+
+    def bias(self, mask: AttentionMask) -> Tensor:
+        """Return ``-slope_h * |i - j|`` (B or 1, H, Tq, Tk)."""
+        assert mask.relative.shared is not None
+        return mask.relative.lookup(mask.relative.shared.to(mask.dtype))

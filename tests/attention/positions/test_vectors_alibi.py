@@ -17,7 +17,7 @@ SLOPES = sorted(key for key in VECTOR if key.startswith("out_slopes_"))
 def test_slopes(key):
     expected = VECTOR[key]
     close(slopes(len(expected)), expected, 1e-7)
-    close(ALiBi().build(len(expected), len(expected)).slopes, expected, 1e-7)
+    close(ALiBi().build_embedding(len(expected), len(expected)).slopes, expected, 1e-7)
 
 
 @pytest.mark.parametrize(("causal", "out"), [(True, "out_causal"), (False, "out_symmetric")])
@@ -29,6 +29,7 @@ def test_attention(causal, out):
     fill(attention.qkv, identity.repeat(3, 1))
     fill(attention.out, identity)
     index = TokenIndex.range(batch, length)
-    mask = AttentionMask(index, index, Full(), causal, torch.float64)
+    shared = ALiBi().build_embedding(heads * size, heads)
+    mask = AttentionMask(index, index, Full(), causal, torch.float64, shared)
     y = attention.cross(q.transpose(1, 2).flatten(2), (k, v), mask)
     close(y, VECTOR[out].transpose(1, 2).flatten(2), 1e-7)
