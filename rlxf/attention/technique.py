@@ -199,6 +199,11 @@ def check_layer_numbers(name: str, value: Any) -> tuple[int, ...]:
     return tuple(sorted(value))
 
 
+def is_tuple_or_list(value: Any) -> bool:
+    """Return whether an option is a tuple, or a list: JSON has no tuples."""
+    return isinstance(value, tuple | list)
+
+
 def check_seed(name: str, value: Any) -> None:
     """Check that ``value`` is an int from 0 to `MAX_SEED`. Raises like `check_int`."""
     check_int(name, value, least=0, most=MAX_SEED)

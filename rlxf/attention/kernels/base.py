@@ -49,6 +49,11 @@ class AttentionKernel(nn.Module, ABC):
         self.penalty_terms: list[Tensor] = []
 
     @property
+    def has_weights(self) -> bool:
+        """True if there are parameters or buffers; `forward` then computes all heads, which they are for."""
+        return any(True for tensors in (self.parameters(), self.buffers()) for _ in tensors)
+
+    @property
     def active_dropout(self) -> float:
         """Equal to ``dropout`` in training mode, else 0."""
         return self.dropout if self.training else 0.0

@@ -12,7 +12,7 @@ from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Patter
 from rlxf.attention.patterns.global_attention import GlobalPositions, is_global
 from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, checked_positions
 from rlxf.attention.sparse.plan import ENTRY_BYTES, LRUCache
-from rlxf.attention.technique import MAX_SEED, SpecView, check_choice, check_int, check_seed
+from rlxf.attention.technique import MAX_SEED, SpecView, check_choice, check_int, check_seed, is_tuple_or_list
 
 MAX_RANDOM_BLOCKS = 2**16
 """Largest number of random blocks per block; drawn blocks are stored as numbers for each head."""
@@ -221,16 +221,12 @@ def check_given_blocks(given_blocks: Any) -> None:
         TypeError: if it has another structure.
         ValueError: if an integer is negative.
     """
-    rows = [given_blocks, *(given_blocks if _is_row(given_blocks) else ())]
-    rows += [row for head in rows[1:] if _is_row(head) for row in head]
-    if not all(map(_is_row, rows)):
+    rows = [given_blocks, *(given_blocks if is_tuple_or_list(given_blocks) else ())]
+    rows += [row for head in rows[1:] if is_tuple_or_list(head) for row in head]
+    if not all(map(is_tuple_or_list, rows)):
         raise TypeError(f"BigBird given_blocks must be a tuple of tuples of tuples, got {given_blocks!r}")
     for number in (number for head in given_blocks for row in head for number in row):
         check_int("BigBird given_blocks", number, least=0)
-
-
-def _is_row(value: Any) -> bool:
-    return isinstance(value, tuple | list)  # JSON has lists, not tuples
 
 
 def for_layer_draws(pattern: "BigBird | BigBirdETC", layer: int) -> Pattern:

@@ -1,13 +1,13 @@
 """Blockwise attention: in each head, a block of queries sees one block of keys."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from rlxf.attention.patterns.base import BlockPattern, Pattern, check_fits_heads
-from rlxf.attention.technique import SpecView, check_int
+from rlxf.attention.technique import SpecView, check_int, is_tuple_or_list
 
 MAX_BLOCKS = 2**16
 """Largest number of blocks of a permutation; permutations are stored as numbers for each head."""
@@ -53,7 +53,7 @@ class Blockwise(BlockPattern):
         )
 
     def _check_permutations(self) -> None:
-        if not _is_row(self.permutations) or not all(map(_is_row, self.permutations)):
+        if not is_tuple_or_list(self.permutations) or not all(map(is_tuple_or_list, self.permutations)):
             raise TypeError(f"Blockwise permutations must be a tuple of tuples, got {self.permutations!r}")
         for permutation in self.permutations:
             for number in permutation:
@@ -83,10 +83,6 @@ class Blockwise(BlockPattern):
         if self.permutations:
             return self.permutations[head % len(self.permutations)]
         return tuple((a - head) % self.blocks for a in range(self.blocks))
-
-
-def _is_row(value: Any) -> bool:
-    return isinstance(value, tuple | list)  # JSON has lists, not tuples
 
 
 @dataclass(frozen=True)

@@ -244,10 +244,10 @@ def last_position(position: Tensor) -> int:
     Raises:
         ValueError: if a position is negative.
     """
-    first, last = (int(end) for end in position.aminmax())
+    first, last = torch.stack(position.aminmax()).tolist()  # read together
     if first < 0:
         raise ValueError(f"positions count the steps of an episode from 0, got {first}")
-    return last
+    return int(last)
 
 
 class LearnedPosition(Position):

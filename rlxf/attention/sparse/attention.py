@@ -67,7 +67,7 @@ class GatheredMask(AttentionMask):
 
         Pairwise positions and kernels with weights need all heads. Otherwise only these heads are gathered.
         """
-        kernel_heads = slice(None) if kernel.state_dict() else heads
+        kernel_heads = slice(None) if kernel.has_weights else heads
         scored_heads = position.required_heads(kernel_heads)
         q = gather_tokens(rows[0][:, scored_heads], self.blocks.query)
         k = gather_tokens(rows[1][:, scored_heads], self.blocks.key)
