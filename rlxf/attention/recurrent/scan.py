@@ -1,5 +1,6 @@
 """Linear recurrences over time, computed in parallel: elementwise states and convolution windows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,18 +16,45 @@ BLOCK = 32
 def linear_scan(decay: Tensor, x: Tensor, state: Tensor) -> Tensor:
     """Compute ``h_t = decay_t * h_(t-1) + x_t`` for all t, with ``h_0 = state``.
 
-    Products of decays are only taken over increasing ranges, and no decay is divided by or taken to the
-    logarithm: a decay of 0 resets the state exactly. The cost is linear in T.
+    Products of decays are only taken over increasing ranges of at most `BLOCK` tokens, and no decay is divided
+    by or taken to the logarithm: a decay of 0 resets a finite state exactly. The cost is linear in T.
 
     Args:
-        decay: (B, T, ...), broadcastable to x.
+        decay: (B, T, ...), broadcastable to x; at most 1 in absolute value.
         x: (B, T, ...), real or complex.
         state: (B, ...), h_0.
 
     Returns:
         h_1 ... h_T, (B, T, ...), in the dtype of the state.
     """
-    states: Tensor = _LinearScan.apply(decay.to(state.dtype), x.to(state.dtype), state)  # type: ignore[no-untyped-call]
+    return _apply(decay, x, state, torch.mul)
+
+
+def growing_scan(factor: Tensor, x: Tensor, state: Tensor) -> Tensor:
+    """Compute `linear_scan` for factors above 1, with which states may overflow.
+
+    A factor of 0 resets the state exactly, also if it is infinite or NaN. This takes twice the time.
+
+    Args:
+        factor: (B, T, ...), broadcastable to x; at most 2, so that products over a block are finite.
+        x: see `linear_scan`.
+        state: see `linear_scan`.
+    """
+    return _apply(factor, x, state, _exact_product)
+
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""Product of states with factors that broadcast to them."""
+
+
+def _exact_product(x: Tensor, factor: Tensor) -> Tensor:
+    """Return x times a factor; 0 where the factor is 0, also if x is not finite."""
+    return (x * factor).masked_fill_(factor == 0, 0)
+
+
+def _apply(factor: Tensor, x: Tensor, state: Tensor, product: Product) -> Tensor:
+    factor, x = factor.to(state.dtype), x.to(state.dtype)
+    states: Tensor = _LinearScan.apply(factor, x, state, product)  # type: ignore[no-untyped-call]
     return states
 
 
@@ -34,45 +62,50 @@ class _LinearScan(torch.autograd.Function):
     """`linear_scan`, whose backward pass is a scan in reverse order over the saved states."""
 
     @staticmethod
-    def forward(ctx: Any, decay: Tensor, x: Tensor, state: Tensor) -> Tensor:
-        carried = torch.cat([x[:, :1] + decay[:, :1] * state[:, None], x[:, 1:]], dim=1)
-        states = _inclusive_scan(decay, carried)[1]
+    def forward(ctx: Any, decay: Tensor, x: Tensor, state: Tensor, product: Product) -> Tensor:
+        states = _scan(decay, x, state, product)
         ctx.save_for_backward(decay, states, state)
+        ctx.product = product
         return states
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         decay, states, state = ctx.saved_tensors
         decay = decay.conj()
         following = torch.cat([decay[:, 1:], torch.zeros_like(decay[:, :1])], dim=1)
-        grad_x = _inclusive_scan(following.flip(1), grad.flip(1))[1].flip(1)
+        grad_x = _scan(following.flip(1), grad.flip(1), torch.zeros_like(state), ctx.product).flip(1)
         previous = torch.cat([state[:, None], states[:, :-1]], dim=1)
         grad_decay = (grad_x * previous.conj()).sum_to_size(decay.shape)
-        return grad_decay, grad_x, decay[:, 0] * grad_x[:, 0]
+        return grad_decay, grad_x, ctx.product(grad_x[:, 0], decay[:, 0]), None
 
 
-def _inclusive_scan(decay: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return prefix products of the decays and the states from a zero state, (B, T, ...) each."""
+def _scan(decay: Tensor, x: Tensor, state: Tensor, product: Product) -> Tensor:
+    """Return h_1 ... h_T of `linear_scan`: in parallel within blocks, then from block to block."""
     length = x.shape[1]
+    x = torch.cat([x[:, :1] + product(state, decay[:, 0])[:, None], x[:, 1:]], dim=1)
     if length == 1:
-        return decay, x
-    blocks = -(-length // BLOCK)
-    size = length if blocks == 1 else BLOCK
-    decay, x = (_pad_time(each, blocks * size).unflatten(1, (blocks, size)) for each in (decay, x))
+        return x
+    size = min(length, BLOCK)
+    decay, x = (_pad_time(each, -(-length // size) * size).unflatten(1, (-1, size)) for each in (decay, x))
     shift = 1
     while shift < size:
-        x = torch.cat([x[:, :, :shift], x[:, :, shift:] + decay[:, :, shift:] * x[:, :, :-shift]], dim=2)
+        x = torch.cat(
+            [x[:, :, :shift], x[:, :, shift:] + product(x[:, :, :-shift], decay[:, :, shift:])], dim=2
+        )
         decay = torch.cat([decay[:, :, :shift], decay[:, :, shift:] * decay[:, :, :-shift]], dim=2)
         shift *= 2
-    if blocks > 1:
-        products, carried = _inclusive_scan(decay[:, :, -1], x[:, :, -1])
-        first = torch.ones_like(products[:, :1]), torch.zeros_like(carried[:, :1])
-        before, carry = (
-            torch.cat([a, b[:, :-1]], dim=1) for a, b in zip(first, (products, carried), strict=True)
-        )
-        x, decay = x + decay * carry[:, :, None], decay * before[:, :, None]
-    return decay.flatten(1, 2)[:, :length], x.flatten(1, 2)[:, :length]
+    if x.shape[1] > 1:
+        x = x + product(_carries(decay[:, :, -1], x[:, :, -1], product)[:, :, None], decay)
+    return x.flatten(1, 2)[:, :length]
+
+
+def _carries(decay: Tensor, x: Tensor, product: Product) -> Tensor:
+    """Return the states before each of N blocks, given their decays and their last states (B, N, ...)."""
+    carries = [torch.zeros_like(x[:, 0])]
+    for factor, last in zip(decay[:, :-1].unbind(1), x[:, :-1].unbind(1), strict=True):
+        carries.append(last + product(carries[-1], factor))
+    return torch.stack(carries, dim=1)
 
 
 def _pad_time(x: Tensor, length: int) -> Tensor:

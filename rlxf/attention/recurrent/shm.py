@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.modules import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
-from rlxf.attention.recurrent.scan import linear_scan
+from rlxf.attention.recurrent.scan import growing_scan
 from rlxf.attention.technique import check_int
 
 NORM_EPSILON = 1e-5
@@ -86,7 +86,7 @@ class HadamardMemory(RecurrentMixer):
         theta = self.theta[self.spec.row(runs.position)]
         calibration = 1 + (theta[..., :, None] * self.calibration(x)[..., None, :]).tanh()
         written = (self.strength(x).sigmoid() * self.value(x))[..., :, None] * k[..., None, :]
-        states = linear_scan(runs.decays(calibration), runs.inputs(written), state["state"])
+        states = growing_scan(runs.decays(calibration), runs.inputs(written), state["state"])
         y = (states @ q.to(states.dtype)[..., None])[..., 0].to(x.dtype) + self.shortcut(x)
         return self.output(y), {"state": states[:, -1]}
 

@@ -10,7 +10,7 @@ from rlxf.attention.parameter_checks import parameter_fault
 from rlxf.attention.recurrent.base import LARGEST_GAIN, LARGEST_LOG_GAIN, EpisodeRuns, RecurrentMixer
 from rlxf.attention.recurrent.lru import LRU, MAX_RADIUS
 from rlxf.attention.token_index import EMPTY, TokenIndex
-from tests.attention.recurrent.mixers import HEADS, TECHNIQUES, WIDTH
+from tests.attention.recurrent.mixers import HEADS, TECHNIQUES, WIDTH, by_steps
 
 STEPS, SEGMENT = 10_000, 1_000
 LIMITS = {
@@ -59,6 +59,50 @@ def test_products_of_the_initial_hadamard_factors_do_not_grow():
     product = (theta[..., None] * features).tanh().log1p().cumsum(dim=0)
     assert product[LAST].max() < 0
     assert product.max() < 10
+
+
+def doubling_memory() -> RecurrentMixer:
+    """Return an `SHM` whose state doubles with each token whose first feature is 1."""
+    mixer = initial("SHM")
+    with torch.no_grad():
+        mixer.theta.fill_(10.0)
+        mixer.calibration.weight.zero_()[:, 0] = 10.0
+    return mixer
+
+
+def outputs_in_both_ways(mixer: RecurrentMixer, x: torch.Tensor, index: TokenIndex) -> list[torch.Tensor]:
+    """Return the outputs of a segment, and those of the same tokens one by one."""
+    none, state = torch.full((1,), EMPTY), mixer.initial_state(1)
+    return [mixer(x, EpisodeRuns.of(index, none), state)[0], by_steps(mixer, x, index, state, none)[0]]
+
+
+def test_doubling_factors_keep_an_empty_hadamard_memory_empty():
+    """Products of 300 factors exceed float32, but no state does."""
+    mixer, x = doubling_memory(), torch.ones(1, 300, WIDTH)
+    torch.nn.init.zeros_(mixer.value.weight)
+    expected = mixer.output(mixer.shortcut(x))
+    for y in outputs_in_both_ways(mixer, x, TokenIndex.range(1, 300)):
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)
+
+
+def test_hadamard_memory_that_overflows_leaves_the_next_episode_unchanged():
+    mixer, boundary = doubling_memory(), 200
+    x = torch.randn(1, 250, WIDTH, generator=torch.Generator().manual_seed(0))
+    x[..., 0] = torch.where(torch.arange(250) < boundary, 1.0, -1.0)
+    x.requires_grad_()
+    position = torch.cat([torch.arange(boundary), torch.arange(50)])[None]
+    index = TokenIndex(position, (torch.arange(250) >= boundary).long()[None])
+    alone = mixer(
+        x[:, boundary:],
+        EpisodeRuns.of(index.at(slice(boundary, None)), torch.tensor([EMPTY])),
+        mixer.initial_state(1),
+    )[0]
+    expected = torch.autograd.grad(alone.square().sum(), x)[0]
+    for y in outputs_in_both_ways(mixer, x, index):
+        assert not y[:, :boundary].isfinite().all()
+        torch.testing.assert_close(y[:, boundary:], alone, rtol=1e-5, atol=1e-5)
+        gradient = torch.autograd.grad(y[:, boundary:].square().sum(), x)[0]
+        torch.testing.assert_close(gradient[:, boundary:], expected[:, boundary:], rtol=1e-4, atol=1e-5)
 
 
 @each_limit

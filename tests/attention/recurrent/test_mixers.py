@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlxf.attention.recurrent.base import EpisodeRuns
-from rlxf.attention.recurrent.scan import linear_scan
+from rlxf.attention.recurrent.scan import growing_scan, linear_scan
 from rlxf.attention.token_index import EMPTY, TokenIndex
 from tests.attention.recurrent.mixers import TECHNIQUES, WIDTH, build, by_steps, differentiable
 from tests.attention.worlds import ANYWHERE, random_index, segmented_index
@@ -126,9 +126,10 @@ def test_empty_slots_leave_the_state_unchanged(name):
     torch.testing.assert_close(last, state, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("scan", [linear_scan, growing_scan])
 @given(length=st.integers(1, 100), seed=st.integers(0, 100), complex_=st.booleans())
 @settings(max_examples=30)
-def test_linear_scan_equals_the_slow_loop(length, seed, complex_):
+def test_scan_equals_the_slow_loop(scan, length, seed, complex_):
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.complex128 if complex_ else torch.float64
     decay = torch.randn(2, length, 3, 1, dtype=dtype, generator=generator)
@@ -140,7 +141,7 @@ def test_linear_scan_equals_the_slow_loop(length, seed, complex_):
     for t in range(length):
         h = decay[:, t] * h + x[:, t]
         slow.append(h)
-    expected, actual = torch.stack(slow, dim=1), linear_scan(decay, x, state)
+    expected, actual = torch.stack(slow, dim=1), scan(decay, x, state)
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
     weight = torch.randn(expected.shape, dtype=dtype, generator=generator)
     gradients = [torch.autograd.grad((y * weight).abs().square().sum(), inputs) for y in (actual, expected)]
