@@ -128,6 +128,19 @@ def bound(module: nn.Module) -> TokenFunction:
     return module if bind is None else bind()
 
 
+Item = TypeVar("Item")
+
+
+class PendingTerms(list[Item]):
+    """List of what the last forward keeps for an auxiliary loss; a copy or pickle of it is empty.
+
+    Its tensors belong to the autograd graph of that forward, which cannot be copied.
+    """
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self), ()
+
+
 PROBABILITY_LEVELS = 2**16
 """Resolution of probabilities on CPU: each entry uses 16 bits, so a 64-bit random number serves four."""
 

@@ -193,8 +193,7 @@ class Transformer(TransformerLayers):
             output_slice=output_slice,
             hidden=[] if view.has_penalty else hidden,
         )
-        if torch.is_grad_enabled():
-            self._prepare_penalty(view if view.has_penalty else None, passes)
+        self._prepare_penalty(view, passes)
         return self.spec.residual.init_stream(x), passes
 
     def _check_tokens(self, x: Tensor, index: TokenIndex) -> None:

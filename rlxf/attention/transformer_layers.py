@@ -15,7 +15,7 @@ from rlxf.attention.kernels.base import AttentionKernel, Kernel
 from rlxf.attention.layer_stack import LayerStack, SegmentStack
 from rlxf.attention.layers import Block, Layer, RecurrentBlock
 from rlxf.attention.memory.base import MemoryView, NoMemory, State
-from rlxf.attention.modules import NORM_TYPES
+from rlxf.attention.modules import NORM_TYPES, PendingTerms
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
 from rlxf.attention.recurrent.base import RecurrentMixer, RecurrentState
@@ -46,7 +46,7 @@ class TransformerLayers(nn.Module):
         if self.order.count(self.order[-1]) == 1:
             self.global_token_embedding.trim_last_layer(self.blocks[-1])
         self.norm = NORM_TYPES[spec.norm_type](spec.width) if spec.final_norm else nn.Identity()
-        self._penalty_inputs: tuple[MemoryView, Sequence[Tensor]] | None = None
+        self._penalty_inputs: list[tuple[MemoryView, Sequence[Tensor]]] = PendingTerms()
 
     def _output(self, stream: Tensor) -> Tensor:
         """Compute the output (..., C) from the residual stream."""
@@ -74,25 +74,32 @@ class TransformerLayers(nn.Module):
         return [self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)]
 
     def penalty(self) -> Tensor | None:
-        """Return the auxiliary loss of depth, kernels and memory for the last forward; None for none."""
+        """Return the auxiliary loss of depth, kernels and memory for the last forward; None for none.
+
+        A part that depends on tokens is returned once, and only if that forward had gradient.
+        """
         parts: list[DepthController | AttentionKernel] = [self.depth, *self._kernels()]
         terms = [*(part.penalty() for part in parts), self._memory_penalty()]
         present = [term for term in terms if term is not None]
         return torch.stack(present).sum() if present else None
 
-    def _prepare_penalty(self, view: MemoryView | None, passes: SegmentStack) -> None:
-        """Make `penalty` refer to the given passes instead of earlier ones."""
-        self._penalty_inputs = None if view is None else (view, passes.hidden)
+    def _prepare_penalty(self, view: MemoryView, passes: SegmentStack) -> None:
+        """Make `penalty` refer to the given passes instead of earlier ones, whose tensors it releases."""
+        inputs = [(view, passes.hidden)] if view.has_penalty and torch.is_grad_enabled() else []
+        self._penalty_inputs = PendingTerms(inputs)
         for kernel in self._kernels() if self.spec.kernel.token_loss_option else ():
             kernel.reset_penalty()
 
     def _memory_penalty(self) -> Tensor | None:
         """Return the auxiliary loss of memory once per forward; None afterwards."""
-        inputs, self._penalty_inputs = self._penalty_inputs, None
-        return None if inputs is None else inputs[0].penalty(inputs[1])
+        inputs, self._penalty_inputs = self._penalty_inputs, PendingTerms()
+        return inputs[0][0].penalty(inputs[0][1]) if inputs else None
 
     def mean_depth(self) -> Tensor | None:
-        """Return the mean number of passes per token in the last forward; None if the depth is fixed."""
+        """Return the mean number of passes per token in the last call; None if the depth is fixed.
+
+        Any call that runs the layers counts, such as `next_state` or `step`; those with early exits do not.
+        """
         return self.depth.mean_depth()
 
     def pop_mean_acting_depth(self) -> Tensor | None:

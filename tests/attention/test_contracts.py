@@ -4,6 +4,8 @@
 5. Segments with full memory equal one long segment. 6. Gradients, serialization and number formats.
 """
 
+import pickle
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -26,6 +28,7 @@ from rlxf.attention import (
     Transformer,
     TransformerSpec,
 )
+from rlxf.attention.modules import PendingTerms
 from rlxf.attention.recurrent.base import RecurrentState
 from rlxf.attention.registry import OPTIONAL, TECHNIQUES
 from rlxf.attention.token_index import EMPTY
@@ -412,6 +415,44 @@ def test_weights_round_trip(spec):
     assert not torch.equal(output(one, run), output(other, run))
     other.load_state_dict(one.state_dict())
     assert torch.equal(output(one, run), output(other, run))
+
+
+@each(SPECS)
+def test_copies_and_pickles_of_a_module_compute_the_same(spec):
+    """Auxiliary losses of the last forward belong to its graph, so a copy has none of them."""
+    model, run = new_model(spec), random_segment(spec, TokenIndex.range(2, 6), torch.float32)
+    with torch.no_grad():
+        expected = output(model, run)
+    for _ in range(2):
+        for other in (deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
+            with torch.no_grad():
+                assert torch.equal(output(other, run), expected)
+        output(model, run)
+
+
+@each(SPECS)
+def test_forward_without_gradient_releases_the_tensors_of_the_penalty(spec):
+    model, run = new_model(spec), random_segment(spec, TokenIndex.range(2, 6), torch.float32)
+    with torch.no_grad():
+        output(model, run)
+        before = model.penalty()
+    output(model, run)
+    with torch.no_grad():
+        output(model, run)
+        assert pending_tensors(model) == []
+        after = model.penalty()
+    assert (before is None) == (after is None)
+    assert after is None or torch.equal(before, after)
+
+
+def pending_tensors(model: Transformer) -> list[str]:
+    """Return the modules that keep tensors which depend on earlier tokens."""
+    return [
+        f"{name}.{key}"
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, PendingTerms) and value
+    ]
 
 
 def output(model: Transformer, run: Segment) -> Tensor:

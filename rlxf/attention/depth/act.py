@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.depth.base import ConfidenceFn, DepthController, DepthCounter
 from rlxf.attention.depth.constant import Universal
+from rlxf.attention.modules import PendingTerms
 from rlxf.attention.technique import LayerPasses, check_finite_number, check_not_negative
 from rlxf.attention.token_index import may_contain_true
 
@@ -73,7 +74,7 @@ class ACTController(DepthController):
         self.spec = spec
         self.w = nn.Parameter(torch.randn(width) / math.sqrt(width))
         self.b = nn.Parameter(torch.tensor(float(spec.bias)))
-        self._ponder: Tensor | None = None
+        self._ponder: list[Tensor] = PendingTerms()
         self._mean_depth: Tensor | None = None
         self._taken = DepthCounter()
 
@@ -114,11 +115,11 @@ class ACTController(DepthController):
 
     def penalty(self) -> Tensor | None:
         """Return ``ponder_cost mean(N + R)`` of the last forward pass with gradient."""
-        ponder, self._ponder = self._ponder, None
-        return None if ponder is None else self.spec.ponder_cost * ponder
+        ponder, self._ponder = self._ponder, PendingTerms()
+        return self.spec.ponder_cost * ponder[0] if ponder else None
 
     def mean_depth(self) -> Tensor | None:
-        """Return the mean N of the last forward pass."""
+        """Return the mean N of the last `forward`."""
         return self._mean_depth
 
     def pop_mean_acting_depth(self) -> Tensor | None:
@@ -127,8 +128,8 @@ class ACTController(DepthController):
     def _record(self, halting: "HaltingState", filled: Tensor) -> None:
         tokens = filled.sum().clamp(min=1)
         self._mean_depth = halting.count.sum() / tokens
-        if torch.is_grad_enabled():
-            self._ponder = (halting.count + halting.remainder).sum() / tokens
+        steps = [(halting.count + halting.remainder).sum() / tokens] if torch.is_grad_enabled() else []
+        self._ponder = PendingTerms(steps)
 
 
 class HaltingState:

@@ -142,14 +142,14 @@ class DepthController(nn.Module):
         return self(x, passes)
 
     def penalty(self) -> Tensor | None:
-        """Return the auxiliary loss of the last forward pass with gradient, a scalar, or None.
+        """Return the auxiliary loss of the last forward pass, a scalar; None without gradient or loss.
 
-        Each loss is returned once.
+        Each loss is returned once. The next forward pass discards it.
         """
         return None
 
     def mean_depth(self) -> Tensor | None:
-        """Return the mean number of passes per token in the last forward pass; None for a fixed depth."""
+        """Return the mean number of passes per token in the last `forward`; None for a fixed depth."""
         return None
 
     def calibratable_exit(self) -> CalibratableExit | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rlxf.attention.modules import PendingTerms
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.technique import SpecView, Technique
 
@@ -46,7 +47,7 @@ class AttentionKernel(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self.penalty_terms: list[Tensor] = []
+        self.penalty_terms: list[Tensor] = PendingTerms()
 
     @property
     def has_weights(self) -> bool:
@@ -137,8 +138,8 @@ class AttentionKernel(nn.Module, ABC):
         return UNLIMITED
 
     def reset_penalty(self) -> None:
-        """Discard the terms of `penalty` from earlier segments; called before a pass with gradient."""
-        self.penalty_terms = []
+        """Discard the terms of `penalty` from earlier segments; called before each pass."""
+        self.penalty_terms = PendingTerms()
 
     def penalty(self) -> Tensor | None:
         """Return the auxiliary loss, a scalar; None for none.
@@ -147,7 +148,7 @@ class AttentionKernel(nn.Module, ABC):
         depends on tokens, it is that of the last segment. A layer that a segment passes several times adds
         one term for each pass.
         """
-        terms, self.penalty_terms = self.penalty_terms, []
+        terms, self.penalty_terms = self.penalty_terms, PendingTerms()
         return self.penalty_weight * torch.stack(terms).sum() if terms else None
 
     def after_update(self) -> None:

@@ -205,8 +205,14 @@ LOSSES: dict[Loss, type[Reconstruction]] = {
 }
 """Reconstruction losses by name."""
 
+
+def mean_square(error: Tensor) -> Tensor:
+    """Return the mean of the squared errors, a scalar."""
+    return error.square().mean()
+
+
 MEASURES: dict[Measure, Callable[[Tensor], Tensor]] = {
-    "mean-square": lambda error: error.square().mean(),
+    "mean-square": mean_square,
     "norm": torch.linalg.vector_norm,
 }
 """Functions that reduce reconstruction errors to a scalar, by name."""
@@ -258,7 +264,9 @@ class LayerCompression(nn.Module):
 
 def restrict_gradient(loss: Tensor, weights: Iterable[Tensor]) -> Tensor:
     """Return a scalar loss of the same value whose gradient reaches only the given weights."""
-    targets = list(weights)
+    if not loss.requires_grad:
+        return loss
+    targets = [weight for weight in weights if weight.requires_grad]
     gradients = torch.autograd.grad(loss, targets, materialize_grads=True)
     value = loss.detach()
     for weight, gradient in zip(targets, gradients, strict=True):

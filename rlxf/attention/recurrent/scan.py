@@ -16,8 +16,8 @@ BLOCK = 32
 def linear_scan(decay: Tensor, x: Tensor, state: Tensor) -> Tensor:
     """Compute ``h_t = decay_t * h_(t-1) + x_t`` for all t, with ``h_0 = state``.
 
-    Products of decays are only taken over increasing ranges of at most `BLOCK` tokens, and no decay is divided
-    by or taken to the logarithm: a decay of 0 resets a finite state exactly. The cost is linear in T.
+    Products of decays are only taken over increasing ranges of at most `BLOCK` tokens, and no decay is
+    divided by or taken to the logarithm: a decay of 0 resets a finite state exactly. The cost is linear in T.
 
     Args:
         decay: (B, T, ...), broadcastable to x; at most 1 in absolute value.

@@ -164,6 +164,25 @@ def test_penalty_is_returned_once_and_is_0_without_compressed_blocks():
     assert model.penalty() is None
 
 
+def test_penalty_without_gradient_has_the_same_value():
+    model, run = shared_model(SPEC), long_run(SPEC)
+    model(run.x, run.index)
+    expected = model.penalty()
+    model(run.x, run.index)
+    with torch.no_grad():
+        assert torch.equal(model.penalty(), expected)
+
+
+def test_penalty_trains_the_free_weights_of_a_partly_frozen_compression():
+    model, run = new_model(SPEC).double(), long_run(SPEC)
+    convolution = model.blocks[0].compression.compression.convolution
+    convolution.bias.requires_grad_(False)
+    model(run.x, run.index)
+    model.penalty().backward()
+    assert convolution.weight.grad.any()
+    assert convolution.bias.grad is None
+
+
 @pytest.mark.parametrize("method", ["mean", "max", "most-used"])
 def test_methods_without_parameters_have_no_penalty(method):
     spec = replace(SPEC, memory=replace(MEMORY, method=method))
