@@ -3,9 +3,8 @@
 from torch import Tensor, nn
 
 from rlxf.attention.cache import Context
-from rlxf.attention.technique import SpecView
+from rlxf.attention.spec import TransformerSpec
 from rlxf.attention.token_index import TokenIndex
-from rlxf.attention.transformer import Transformer
 
 
 class EncoderDecoder(nn.Module):
@@ -18,10 +17,11 @@ class EncoderDecoder(nn.Module):
         decoder: spec of the decoder, with ``cross_attention=True``.
 
     Raises:
-        ValueError: if the widths differ, or the decoder has no cross-attention.
+        ValueError: if the widths differ, the decoder has no cross-attention, or the encoder has it, or a
+            memory that a single segment does not use, such as `XL`.
     """
 
-    def __init__(self, encoder: SpecView, decoder: SpecView):
+    def __init__(self, encoder: TransformerSpec, decoder: TransformerSpec):
         super().__init__()
         if encoder.width != decoder.width:
             raise ValueError(
@@ -29,8 +29,15 @@ class EncoderDecoder(nn.Module):
             )
         if not decoder.cross_attention:
             raise ValueError("the decoder requires cross_attention=True")
-        self.encoder = Transformer(encoder)
-        self.decoder = Transformer(decoder)
+        if encoder.cross_attention:
+            raise ValueError("the encoder gets no context; set cross_attention=False")
+        if encoder.memory is not None and not encoder.memory.affects_one_segment:
+            raise ValueError(
+                f"the encoder reads the source as one segment, in which memory {encoder.memory} has no "
+                f"effect; use memory=None"
+            )
+        self.encoder = encoder.build()
+        self.decoder = decoder.build()
 
     def forward(
         self, source: Tensor, source_index: TokenIndex, target: Tensor, target_index: TokenIndex

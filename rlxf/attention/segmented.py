@@ -56,14 +56,14 @@ class SegmentedTransformer(Transformer):
     ) -> tuple[Tensor, State | None]:
         if state is not None:
             self._check_finite_state(state, len(x))
-        run = self._run(x, index, state, self._output)
+        run = self._run(x, index, state, context, self._output)
         return run.outputs, self._state_after(run, state, index)
 
     @torch.no_grad()
     def next_state(
         self, x: Tensor, index: TokenIndex, state: State | None = None, context: Context | None = None
     ) -> State:
-        return self._state_after(self._run(x, index, state, self._output), state, index)
+        return self._state_after(self._run(x, index, state, context, self._output), state, index)
 
     def _state_after(self, run: SegmentedRun, state: State | None, index: TokenIndex) -> State:
         state = state or self.initial_state(len(index.episode))
@@ -78,7 +78,7 @@ class SegmentedTransformer(Transformer):
         context: Context | None = None,
         output_slice: slice | None = None,
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        run = self._run(x, index, state, self._output)
+        run = self._run(x, index, state, context, self._output)
         return run.outputs[:, output_slice or slice(None)], run.hidden
 
     def outputs(
@@ -100,7 +100,7 @@ class SegmentedTransformer(Transformer):
         output_slice: slice | None = None,
     ) -> ExitOutputs:
         """Return the outputs of the last pass: the depth is fixed."""
-        run = self._run(x, index, state, self._output_and_stream)
+        run = self._run(x, index, state, context, self._output_and_stream)
         y, stream = run.outputs[None, :, output_slice or slice(None)].chunk(2, dim=-1)
         return ExitOutputs(y, y.new_ones(1), stream)
 
@@ -119,10 +119,16 @@ class SegmentedTransformer(Transformer):
         return self.outputs(x, index, state, None, output_slice)
 
     def _run(
-        self, x: Tensor, index: TokenIndex, state: State | None, finish: Callable[[Tensor], Tensor]
+        self,
+        x: Tensor,
+        index: TokenIndex,
+        state: State | None,
+        context: Context | None,
+        finish: Callable[[Tensor], Tensor],
     ) -> SegmentedRun:
         """Process the segments in order; ``finish`` maps residual streams to outputs, memory tokens first."""
         self._check_tokens(x, index)
+        self._project(context)
         if state is None:
             state = self.initial_state(len(x))
         self._check_state(state, len(x))
@@ -201,7 +207,10 @@ class SegmentedTransformer(Transformer):
     def weights(
         self, x: Tensor, index: TokenIndex, state: State | None, context: Context | None
     ) -> list[Tensor]:
-        run, memory = self._run(x, index, state, self._output), 0 if state is None else state.index.shape[1]
+        run, memory = (
+            self._run(x, index, state, context, self._output),
+            0 if state is None else state.index.shape[1],
+        )
         shape = len(x), self.spec.heads, index.shape[1] + 1, memory + index.shape[1] + 1
         weights = [x.new_zeros(shape) for _ in self.order]
         for slots, passes in run.stacks:
@@ -249,6 +258,7 @@ class SegmentedTransformer(Transformer):
         """Create a KV cache; see `Transformer.cache`. Its first m slots hold the memory tokens."""
         size, count = self.memory.segment_length, self.memory.tokens
         self._check_finite_state(state, len(state.index.episode))
+        self._project(context)
         if capacity < max(1, state.index.shape[1]):
             raise ValueError(
                 f"capacity must be at least the state's length {state.index.shape[1]}, got {capacity}"

@@ -65,6 +65,7 @@ from rlxf.attention import (
     XLRelative,
     XPos,
 )
+from rlxf.attention.inspection import attention_weights
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.positions.base import LayerPosition, PositionEmbedding
 from rlxf.attention.registry import OPTIONAL, TECHNIQUES
@@ -399,12 +400,18 @@ def test_decoder_requires_a_context():
         model.cache(model.initial_state(2), 4)
 
 
-def test_context_without_cross_attention_raises():
-    model, context = shared_model(DEFAULT), Context(X, INDEX)
-    with pytest.raises(ValueError, match="cross_attention is False, but a context was given"):
-        model(X, INDEX, context=context)
-    with pytest.raises(ValueError, match="cross_attention is False, but a context was given"):
-        model.cache(model.initial_state(2), 4, context)
+@pytest.mark.parametrize("memory", [XL(4), RMT(4, 2)], ids=repr)
+def test_context_without_cross_attention_raises(memory):
+    model, context = shared_model(replace(DEFAULT, memory=memory)), Context(X, INDEX)
+    for method in (model, model.next_state, model.encode, model.outputs, model.exits):
+        with pytest.raises(ValueError, match="cross_attention is False, but a context was given"):
+            method(X, INDEX, context=context)
+    for call in (
+        lambda: attention_weights(model, X, INDEX, None, context),
+        lambda: model.cache(model.initial_state(2), 4, context),
+    ):
+        with pytest.raises(ValueError, match="cross_attention is False, but a context was given"):
+            call()
 
 
 def test_encoder_and_decoder_must_be_compatible():
@@ -413,6 +420,20 @@ def test_encoder_and_decoder_must_be_compatible():
         EncoderDecoder(encoder, replace(decoder, width=16))
     with pytest.raises(ValueError, match="requires cross_attention=True"):
         EncoderDecoder(encoder, DEFAULT)
+    with pytest.raises(ValueError, match="encoder gets no context; set cross_attention=False"):
+        EncoderDecoder(decoder, decoder)
+
+
+def test_memory_of_an_encoder_must_have_an_effect():
+    decoder, index = replace(DEFAULT, cross_attention=True), TokenIndex.range(2, 12)
+    x = numbers(2, 12, 8, dtype=torch.float32)
+    for memory in (RMT(4, 2), StreamingXL(2, 1), Compressive(2, 2, 2), KNN(2, 4, 2)):
+        encoder = EncoderDecoder(replace(DEFAULT, memory=memory), decoder).encoder
+        without = replace(DEFAULT, memory=None).build()
+        without.load_state_dict(encoder.state_dict(), strict=False)
+        assert not torch.allclose(encoder.outputs(x, index), without.outputs(x, index), atol=1e-4), memory
+    with pytest.raises(ValueError, match=r"memory XL\(length=4\) has no effect; use memory=None"):
+        EncoderDecoder(replace(DEFAULT, memory=XL(4)), decoder)
 
 
 @pytest.mark.parametrize(

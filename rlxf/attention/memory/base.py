@@ -192,6 +192,11 @@ class Memory(Technique, ABC):
         """Tokens of a segment with memory tokens, for a `SegmentedTransformer`; None without them."""
         return None
 
+    @property
+    def affects_one_segment(self) -> bool:
+        """True if a segment without a state before it differs from one of a transformer without memory."""
+        return type(self).view is not Memory.view
+
     def covers(self, pattern: Pattern) -> bool:
         """Return whether the tokens that a query may see never reach beyond a state."""
         return self.visible_pattern(pattern).max_distance <= self.length

@@ -116,6 +116,11 @@ class RMT(Memory):
         return self.segment
 
     @property
+    def affects_one_segment(self) -> bool:
+        """True: memory tokens are passed between the segments of an episode."""
+        return True
+
+    @property
     def positions(self) -> int:
         """Positions of a segment with its memory tokens: S + 2 m."""
         return self.segment + 2 * self.tokens
