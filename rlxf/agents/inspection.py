@@ -42,7 +42,7 @@ class EpisodeAttention:
             the action, over the tokens of the steps from 0 to t. The sum is below 1 where a part of the
             attention is on other tokens, see `attention_weights`.
         gates: name of each gate, such as ``layer_1/attention_gate`` -> mean of its update gate over the
-            features at each step, (T,); empty if the core has no update gates, or memory tokens.
+            features at each step, (T,); empty if the core has no update gates.
         returns_to_go: return-to-go at each step, (T,); None if the agent is not conditioned on a return.
     """
 
@@ -79,11 +79,14 @@ class InspectedPass:
         Args:
             tokens: number of tokens K of a step.
         """
-        segments: Any = (self.transformer, self.x, self.index, self.state)  # the state may be None
         return {
             layer: [self._by_step(weights[0, :, query], query, tokens) for query in self.queries]
-            for layer, weights in segment_weights(segments).items()
+            for layer, weights in segment_weights(self._segments).items()
         }
+
+    @property
+    def _segments(self) -> Any:
+        return self.transformer, self.x, self.index, self.state  # the state may be None
 
     def _by_step(self, weights: Tensor, query: int, tokens: int) -> Tensor:
         """Sort the weights (H, keys) of a query by step and token, (H, t + 1, K)."""
@@ -100,17 +103,9 @@ class InspectedPass:
         return self.first_step + int(self.index.position[0, query]) // tokens
 
     def gates(self) -> dict[str, Tensor]:
-        """Return the mean of each update gate over the features at the queries, (Q,).
-
-        It is empty for a core that reads its tokens segment by segment, because the gates of each segment
-        also see its memory tokens.
-        """
-        memory, columns = self.transformer.spec.memory, list(self.queries)
-        if memory is not None and memory.segment_length is not None:
-            return {}
-        activations = gate_activations(self.transformer, self.x, self.index, self.state)
-        tokens = {name: z[0, z.shape[1] - self.x.shape[1] :] for name, z in activations.items()}
-        return {group_of(name): z[columns].mean(dim=-1) for name, z in tokens.items()}
+        """Return the mean of each update gate over the features at the queries, (Q,)."""
+        activations, columns = gate_activations(*self._segments), list(self.queries)
+        return {group_of(name): z[0, columns].mean(dim=-1) for name, z in activations.items()}
 
 
 class EpisodeInspector(ABC):

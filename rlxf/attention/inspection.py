@@ -1,5 +1,6 @@
 """Attention weights and gate activations of a transformer."""
 
+from collections import defaultdict
 from contextlib import ExitStack
 
 import torch
@@ -49,20 +50,38 @@ def gate_activations(
     state: State | None = None,
     context: Context | None = None,
 ) -> dict[str, Tensor]:
-    """Return the update gate of every gated residual for a segment. Arguments as in `attention_weights`.
+    """Return the update gates of a segment in each pass. Arguments as in `attention_weights`.
 
     Returns:
-        Module name of each gate -> `Gate.update_gate`, (B, T, C); empty if no residual has an update gate.
+        Name of each gate -> `Gate.update_gate` of the segment's tokens, (B, T, C), undefined at empty slots.
+        The name is that of the module, such as ``blocks.0.attention_norm.residual``, with the number of the
+        pass in place of that of its layer. A pass that no token takes, because all have halted, has zeros.
+        Empty if no residual has an update gate.
     """
+    calls = _gate_calls(transformer, x, index, state, context)
+    activations: dict[str, Tensor] = {}
+    for number, layer in enumerate(transformer.order):
+        for name in (name for name in calls if name.startswith(f"blocks.{layer}.")):
+            values = transformer.by_token(calls[name], index, state)
+            taken = transformer.order[:number].count(layer)
+            key = name.replace(str(layer), str(number), 1)
+            activations[key] = values[taken] if taken < len(values) else torch.zeros_like(values[0])
+    return activations
+
+
+def _gate_calls(
+    transformer: Transformer, x: Tensor, index: TokenIndex, state: State | None, context: Context | None
+) -> dict[str, list[Tensor]]:
+    """Return the update gate of each call of each gate, in order, by the name of its module."""
     names = {module: name for name, module in transformer.named_modules() if isinstance(module, Gate)}
-    activations = {}
+    calls: dict[str, list[Tensor]] = defaultdict(list)
 
     def record(gate: Gate, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         if (activation := gate.update_gate(*inputs)) is not None:
-            activations[names[gate]] = activation
+            calls[names[gate]].append(activation)
 
     with ExitStack() as hooks:
         for gate in names:
             hooks.callback(gate.register_forward_hook(record).remove)
         transformer.encode(x, index, state, context)
-    return activations
+    return calls

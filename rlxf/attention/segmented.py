@@ -132,13 +132,12 @@ class SegmentedTransformer(Transformer):
         if state is None:
             state = self.initial_state(len(x))
         self._check_state(state, len(x))
-        memories = Memories.of(_recurrent(state))
-        segments = EpisodeSegments.of(index, memories.last, self.memory.segment_length)
+        memories, segments = Memories.of(_recurrent(state)), self._segments(index, state)
         outputs: list[Tensor] = []
         hidden: list[list[Tensor]] = []
         stacks: list[tuple[Tensor, SegmentStack]] = []
         for number, (slots, first) in enumerate(zip(segments.slots, segments.offsets, strict=True)):
-            if not slots.shape[1] and number < len(segments.slots) - 1:
+            if number not in segments.used:
                 continue
             here = index.gather(slots)
             memories = memories.at(here.newest())
@@ -150,6 +149,21 @@ class SegmentedTransformer(Transformer):
             stacks.append((slots, passes))
         ordered = [segments.in_order(list(of_pass)) for of_pass in zip(*hidden, strict=True)]
         return SegmentedRun(segments.in_order(outputs), ordered, memories, stacks)
+
+    def _segments(self, index: TokenIndex, state: State) -> EpisodeSegments:
+        """Divide tokens at an index (B, T) after a state."""
+        last = Memories.of(_recurrent(state)).last
+        return EpisodeSegments.of(index, last, self.memory.segment_length)
+
+    def by_token(self, values: Sequence[Tensor], index: TokenIndex, state: State | None) -> list[Tensor]:
+        segments = self._segments(index, state or self.initial_state(len(index.episode)))
+        own = [self._own(segments.slots[number]) for number in segments.used]
+        passes = len(values) // len(own)
+        by_part = [values[start : start + passes] for start in range(0, len(values), passes)]
+        return [
+            segments.in_order([x[:, tokens] for x, tokens in zip(of_pass, own, strict=True)])
+            for of_pass in zip(*by_part, strict=True)
+        ]
 
     def _unfinished(self, state: State, last: TokenIndex) -> State | None:
         """Return the state's tokens in the segment of ``last`` (B, 1), at local positions; None for none."""

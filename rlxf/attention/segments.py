@@ -49,6 +49,12 @@ class EpisodeSegments:
             offsets.append(first)
         return cls(slots, offsets, runs.number, offset)
 
+    @property
+    def used(self) -> list[int]:
+        """Numbers of the parts that are processed: those with tokens in any row, and the last one."""
+        last = len(self.slots) - 1
+        return [number for number, slots in enumerate(self.slots) if slots.shape[1] or number == last]
+
     def in_order(self, parts: Sequence[Tensor]) -> Tensor:
         """Return values of all tokens, (B, T, F), given those of each part, (B, W, F)."""
         widths = [x.shape[1] for x in self.slots]

@@ -316,6 +316,16 @@ class Transformer(TransformerLayers):
             for n in self.attention_passes
         ]
 
+    def by_token(self, values: Sequence[Tensor], index: TokenIndex, state: State | None) -> list[Tensor]:
+        """Return values of a segment's tokens, (B, T, F), given those of all tokens of a call of `encode`.
+
+        Args:
+            values: values that a module of a layer computes in its calls, (B, S, F), in order.
+            index: see `forward`.
+            state: see `forward`.
+        """
+        return [x[:, -index.shape[1] :] for x in values]
+
     def initial_state(self, batch: int) -> State:
         """Return the state before the first token for ``batch`` rows; its length is 0 without memory."""
         state = self.memory.empty(self.spec.layers, batch, next(self.parameters()), self.spec.width)

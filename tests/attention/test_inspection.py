@@ -1,12 +1,17 @@
 """Inspected attention weights and gates equal the ones that the model uses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlxf.attention import (
+    ACT,
+    ETC,
     KNN,
+    RATE,
     RFA,
     RMT,
     Compressive,
@@ -14,12 +19,16 @@ from rlxf.attention import (
     Full,
     GRUGate,
     HeadKernels,
+    HighwayGate,
     Linformer,
     Routing,
     ShawRelative,
     SinkSoftmax,
+    State,
     StreamingXL,
+    TokenIndex,
     TransformerSpec,
+    Universal,
 )
 from rlxf.attention.inspection import attention_weights, gate_activations
 from rlxf.attention.kernels.base import Kernel
@@ -27,7 +36,7 @@ from rlxf.attention.layers import Block
 from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.token_index import EMPTY
 from tests.attention.passes import assert_close_for_dtype, learn
-from tests.attention.specs import CAUSAL, GTRXL, SPECS, each, new_model, remembering, shared_model
+from tests.attention.specs import CAUSAL, DEFAULT, GTRXL, SPECS, each, new_model, remembering, shared_model
 from tests.attention.worlds import ANYWHERE, Segment, numbers, random_index, random_segment, segmented_index
 
 LENGTH = 7
@@ -173,6 +182,66 @@ def test_gate_activations_is_the_interpolation_weight():
     x, y = numbers(3, 4, 6), numbers(3, 4, 6, seed=1)
     y[..., 0] = 1.0
     assert_close_for_dtype((gate(x, y) - x) / (1 - x), gate.update_gate(x, y))
+
+
+def test_update_gate_of_a_highway_is_the_interpolation_weight():
+    gate = HighwayGate().build(6, 2).double()
+    x, y = numbers(3, 4, 6), numbers(3, 4, 6, seed=1)
+    assert_close_for_dtype(gate(x, y), torch.lerp(x, y.relu(), gate.update_gate(x, y)))
+
+
+GATED = {
+    "memory tokens": replace(DEFAULT, memory=RMT(3, 2), residual=GRUGate(1.0)),
+    "memory tokens, shared layer": replace(DEFAULT, memory=RATE(4, 1), residual=GRUGate(), depth=Universal()),
+    "global tokens": replace(DEFAULT, pattern=ETC(1, 2, 4), causal=False, residual=HighwayGate(0.0)),
+    "shared layer": replace(DEFAULT, depth=Universal(), layers=3, residual=GRUGate(0.0)),
+    "compressed memory": replace(DEFAULT, memory=Compressive(2, 2, 2), residual=GRUGate(0.0)),
+}
+
+
+@each(GATED)
+def test_gate_activations_are_those_of_the_tokens_in_each_pass(spec):
+    """Zero weights of the sublayers make the stream its input times known fractions.
+
+    With outputs of the sublayers that are 0 after the ReLU, ``HighwayGate`` and a `GRUGate` with U_g = 0 give
+    ``(1 - z) x`` after each gate, so the activations multiply up to the output.
+    """
+    model = new_model(replace(spec, final_norm=False)).double()
+    with torch.no_grad():
+        for block in model.blocks:
+            for linear in (block.attention.out, block.feed_forward.outer):
+                linear.weight.zero_()
+                linear.bias.fill_(-1.0)
+            for norm in (block.attention_norm, block.feed_forward_norm):
+                if hasattr(norm.residual, "u_g"):
+                    norm.residual.u_g.zero_()
+    run, state = segment_of(model)
+    y, activations = model(run.x, run.index, state)[0], gate_activations(model, run.x, run.index, state)
+    assert list(activations) == [
+        f"blocks.{n}.{sublayer}_norm.residual"
+        for n in range(spec.layers)
+        for sublayer in ("attention", "feed_forward")
+    ]
+    assert all(z.shape == run.x.shape for z in activations.values())
+    kept = torch.stack([1 - z for z in activations.values()]).prod(0)
+    assert_close_for_dtype(y[run.filled], (run.x * kept)[run.filled])
+
+
+def segment_of(model) -> tuple[Segment, State | None]:
+    """Return a segment and the memory state before it; None without memory."""
+    whole = random_segment(model.spec, random_index(3, 2 * LENGTH))
+    state = None if model.spec.memory is None else learn(model, whole, [LENGTH])[1]
+    return whole.part(LENGTH, 2 * LENGTH), state
+
+
+def test_gate_activations_of_a_pass_that_no_token_takes_are_zero():
+    model = new_model(replace(DEFAULT, depth=ACT(bias=50.0), layers=3, residual=GRUGate())).double()
+    x, index = numbers(2, 5, 8), TokenIndex.range(2, 5)
+    activations = gate_activations(model, x, index)
+    assert len(activations) == 6
+    taken = [bool(z.any()) for z in activations.values()]
+    assert taken == [True, True, False, False, False, False]
+    assert all(z.shape == x.shape for z in activations.values())
 
 
 def test_gate_activations_covers_every_gate():

@@ -11,8 +11,8 @@ from rlxf.attention import (
     RFA,
     Add,
     Full,
-    HighwayGate,
     Longformer,
+    OutputGate,
     Reversible,
     TokenIndex,
     TransformerSpec,
@@ -110,7 +110,7 @@ def test_patterns_limit_their_distance(pattern, expected):
 
 def test_only_update_gates_are_recorded():
     x, index = numbers(1, 3, 8, dtype=torch.float32), TokenIndex.range(1, 3)
-    for residual in (HighwayGate(), Reversible()):
+    for residual in (OutputGate(), Reversible()):
         assert gate_activations(new_model(replace(SPEC, residual=residual)), x, index) == {}
 
 

@@ -104,9 +104,9 @@ class MemoryCallback(RolloutCallback):
 
     - ``memory/layer_1/attention_on_memory``: share of attention on steps before the segment.
     - ``memory/layer_1/attended_distance``: mean distance of attention, in steps before the query.
-    - ``memory/layer_1/attention_gate``, ``feed_forward_gate``, only with `GRUGate`: mean of z of the gates
-      after the two sublayers. 0 skips the sublayer, 1 replaces the residual stream. A recurrent layer has the
-      gate of its mixer in place of the first one, and no metrics of attention.
+    - ``memory/layer_1/attention_gate``, ``feed_forward_gate``, only with `GRUGate` and `HighwayGate`: mean
+      update gate after the two sublayers. 0 skips the sublayer, 1 replaces the residual stream. A recurrent
+      layer has the gate of its mixer in place of the first one, and no metrics of attention.
 
     The metrics are means over heads and steps of the last segments of the first 4 environments.
 

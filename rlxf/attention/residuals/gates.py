@@ -217,6 +217,10 @@ class HighwayGateModule(BiasedLinearGate):
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.lerp(y, x, mixed_linear(x, self.w, self.b).sigmoid())
 
+    def update_gate(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return 1 - s of ``forward(x, y)``, (..., C): the replaced fraction of each feature."""
+        return F.linear(x, -self.w, -self.b).sigmoid()
+
 
 @dataclass(frozen=True)
 class SigTanhGate(BiasedGate):
