@@ -147,7 +147,9 @@ class Transformer(TransformerLayers):
             x: see `encode`.
             index: see `encode`.
             state: see `encode`.
-            output_slice: see `encode`.
+            output_slice: tokens that may exit early, and whose outputs are returned; None for all. The others
+                take all passes, as in `exits`, so outputs differ from those of `early_step`, in which earlier
+                tokens have exited.
             confidence_fn: confidence of the outputs, for a depth technique that uses one.
         """
         x, passes = self._begin(x, index, state, None, output_slice, discarded_inputs())
