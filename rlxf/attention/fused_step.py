@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from rlxf.attention.attention import LayerStep, StepKeys
 from rlxf.attention.cache import KVCache
 from rlxf.attention.depth.base import DepthController
-from rlxf.attention.modules import TokenFunction, bound, fused_step
+from rlxf.attention.modules import TokenFunction, bound, current_matmul_dtype, fused_step
 from rlxf.attention.positions.base import PositionEmbedding
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -48,6 +49,7 @@ class FusedStep:
         self._names = [name for table in held for name in table]
         self._values = list(chain.from_iterable(table.values() for table in held))
         self._hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self._hooks += [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
 
     @property
     def is_current(self) -> bool:
@@ -56,10 +58,10 @@ class FusedStep:
         return all(map(is_, map(get, self._tables, self._names), self._values))
 
     def accepts(self, cache: KVCache) -> bool:
-        """Return whether a step with this cache needs no module with hooks, and no state besides keys."""
+        """Return whether a step needs no module with hooks, no other dtype, and no state besides keys."""
         kind: Any = type(cache)
         plain = _has_plain_buffers(kind) and cache.recurrent is None and cache.context is None
-        return plain and not any(self._hooks)
+        return plain and current_matmul_dtype() is None and not any(self._hooks)
 
     def __call__(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Compute `Transformer.step`; arguments and results are the same."""

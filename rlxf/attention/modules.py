@@ -36,6 +36,11 @@ def matmul_dtype(dtype: torch.dtype | None) -> Iterator[None]:
         _dtype.reset(token)
 
 
+def current_matmul_dtype() -> torch.dtype | None:
+    """Return the dtype of `matmul_dtype`; None outside of it."""
+    return _dtype.get()
+
+
 def cast(x: Tensor) -> Tensor:
     """Return an operand of a matrix product in the dtype of `matmul_dtype`; x itself outside of it."""
     dtype = _dtype.get()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from rlxf.agents.gtrxl.core import gtrxl
 from rlxf.attention import (
@@ -35,6 +36,7 @@ from rlxf.attention import (
 )
 from rlxf.attention import transformer as transformer_module
 from rlxf.attention.fused_step import FusedStep, NoFusedStep, build_fused_step
+from rlxf.attention.modules import matmul_dtype
 from rlxf.attention.registry import TECHNIQUES
 from rlxf.attention.technique import LayerPasses
 from tests.attention.passes import act
@@ -230,6 +232,26 @@ def test_a_copy_acts_with_its_own_weights(monkeypatch):
 def test_dropout_is_active_in_training_mode():
     model = new_model(replace(CORE, dropout=0.5)).train()
     assert not torch.equal(acts_alone(model)[0], acts_alone(model)[0])
+
+
+def test_steps_compute_products_in_another_dtype(monkeypatch):
+    model = model_of(CORE)
+    before, _ = acts_alone(model)
+    with matmul_dtype(torch.bfloat16):
+        assert not torch.equal(acts_alone(model)[0], before)
+        assert_same_bits(model, monkeypatch)
+    assert torch.equal(acts_alone(model)[0], before)
+
+
+@pytest.mark.parametrize(
+    "register", [register_module_forward_hook, register_module_forward_pre_hook], ids=["hook", "pre-hook"]
+)
+def test_global_hooks_are_called(register):
+    model, called = model_of(CORE), set()
+    acts_alone(model)
+    with register(lambda module, *_: called.add(module)):
+        acts_alone(model)
+    assert {block.feed_forward for block in model.blocks} < called
 
 
 def test_a_cache_of_a_subclass_is_not_fused():
