@@ -75,13 +75,15 @@ class AGaLiTeMixer(RecurrentMixer):
     def forward(self, x: Tensor, runs: EpisodeRuns, state: MixerState) -> tuple[Tensor, MixerState]:
         k, q, v, beta, gamma = split_heads(self.features(x), self.heads).chunk(5, dim=-1)
         p1, p2, p3 = split_heads(self.expansions(x), self.heads).chunk(3, dim=-1)
-        beta, gamma = beta.sigmoid(), _outer(p3.sigmoid(), gamma.sigmoid())
+        forgotten = runs.decays(_complement(p3, gamma))
+        gamma = _outer(p3.sigmoid(), gamma.sigmoid())
         written, phi = gamma * _outer(p1.relu(), k.relu()), _outer(p2.relu(), q.relu())
         phase = self._oscillators(runs.position).to(x.dtype)[..., None, None]
-        forgotten = runs.decays(1 - gamma)
         keys = linear_scan(forgotten[:, :, None], runs.inputs(phase * written[:, :, None]), state["key"])
         values = linear_scan(
-            runs.decays(1 - beta)[:, :, None], runs.inputs(phase * (beta * v)[:, :, None]), state["value"]
+            runs.decays((-beta).sigmoid())[:, :, None],
+            runs.inputs(phase * (beta.sigmoid() * v)[:, :, None]),
+            state["value"],
         )
         normalizer = linear_scan(forgotten, runs.inputs(written), state["normalizer"])
         weights = (keys * phi[:, :, None]).sum(dim=-1, keepdim=True)
@@ -93,6 +95,12 @@ class AGaLiTeMixer(RecurrentMixer):
         """Return ``cos(omega_j t)`` for positions (B, T), in float64: (B, T, r)."""
         omega = torch.linspace(-math.pi, math.pi, self.spec.rank, dtype=torch.float64, device=position.device)
         return ((position[..., None] + 2) * omega).cos()
+
+
+def _complement(p: Tensor, x: Tensor) -> Tensor:
+    """Return ``1 - sigmoid(p) (x) sigmoid(x)``, (..., eta D), without cancellation."""
+    p, x = p[..., :, None], x[..., None, :]
+    return ((-p).sigmoid() + p.sigmoid() * (-x).sigmoid()).flatten(-2)
 
 
 def _outer(p: Tensor, x: Tensor) -> Tensor:

@@ -45,6 +45,23 @@ def assert_finite_for_10000_steps(mixer: RecurrentMixer) -> None:
         assert all(x.isfinite().all() for x in state.values())
 
 
+def test_saturated_gates_of_agalite_keep_the_digits_of_small_decays():
+    """``1 - gamma`` and ``1 - beta`` are about e^-15, which float32 loses next to 1."""
+    mixer = TECHNIQUES["AGaLiTe"].build(WIDTH, HEADS)
+    with torch.no_grad():
+        for projection in (mixer.features, mixer.expansions):
+            projection.weight.zero_()
+        mixer.features.bias.view(HEADS, 5, -1)[:] = torch.tensor([-1.0, 1.0, 0.0, 15.0, 15.0])[None, :, None]
+        mixer.expansions.bias.fill_(15.0)
+    runs, state = EpisodeRuns.of(TokenIndex.range(1, 1, start=3), torch.zeros(1, dtype=torch.long)), {}
+    for dtype in (torch.float32, torch.float64):
+        before = {name: torch.ones_like(x) for name, x in mixer.to(dtype).initial_state(1).items()}
+        state[dtype] = mixer(torch.zeros(1, 1, WIDTH, dtype=dtype), runs, before)[1]
+    for name, expected in state[torch.float64].items():
+        assert 0 < expected.min() <= expected.max() < 1e-6
+        torch.testing.assert_close(state[torch.float32][name].double(), expected, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_initial_parameters_keep_states_finite_for_10000_steps(name):
     assert_finite_for_10000_steps(initial(name))
