@@ -45,9 +45,9 @@ class ExitTargets:
         return self.index.episode != EMPTY
 
     def average(self, x: Tensor) -> Tensor:
-        """Return the mean of x (..., B, T) over the tokens to learn from."""
+        """Return the mean of x (..., B, T) over the tokens to learn from; others may have any value."""
         filled = self.filled.expand_as(x)
-        return (x * filled).sum() / filled.sum().clamp(min=1)
+        return torch.where(filled, x, 0).sum() / filled.sum().clamp(min=1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,8 +85,14 @@ class DepthAdaptive(ExitDepth):
         return normalized_loss_weights(torch.ones(passes, dtype=torch.float64), self.exit_coef)
 
     def oracle_pass(self, targets: ExitTargets) -> Tensor:
-        """Return the oracle's pass of each token, from 0: (B, T) int64."""
+        """Return the oracle's pass of each token, from 0: (B, T) int64.
+
+        A likelihood that is not finite counts as the lowest or highest number whose sum over T is finite, so
+        that it has no effect on other episodes.
+        """
         score = targets.likelihood if self.oracle == "likelihood" else targets.correct.to(targets.likelihood)
+        most = torch.finfo(score.dtype).max / score.shape[-1]
+        score = score.masked_fill(~targets.filled, 0).nan_to_num(-most).clamp(-most, most)
         episode, position = targets.index.episode, targets.index.position
         weights = ((episode[:, :, None] == episode[:, None]) & targets.filled[:, :, None]).to(score)
         if self.classifier != "sequence":

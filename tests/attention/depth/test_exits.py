@@ -220,6 +220,39 @@ def test_scores_are_smoothed_within_an_episode_only():
     assert [int(actual[t]) for t in (0, 1, 3, 4)] == expected
 
 
+@pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan])
+@pytest.mark.parametrize("slot", [0, 2], ids=["other episode", "empty slot"])
+@pytest.mark.parametrize("depth", [DEPTHS["sequence"], DEPTHS["multinomial"], DEPTHS["geometric"]], ids=str)
+def test_scores_of_other_episodes_and_empty_slots_may_have_any_value(depth, slot, value):
+    depth, index = replace(depth, oracle="likelihood"), index_of([[ON, END, GAP, ON, ON]])
+    score = numbers(3, 1, 5)
+    faulty = score.clone()
+    faulty[1, 0, slot] = value
+    chosen = [
+        depth.oracle_pass(ExitTargets(each, each > 0, each > 0, index))[0, 3:] for each in (score, faulty)
+    ]
+    assert torch.equal(*chosen)
+
+
+def test_token_without_likelihood_exits_elsewhere():
+    """A pass that makes the target impossible is not the oracle's, also for tokens nearby."""
+    score = torch.zeros(3, 1, 4)
+    score[0, 0, 1] = -math.inf
+    index = TokenIndex.range(1, 4)
+    targets = ExitTargets(score, score > 0, score > 0, index)
+    assert DepthAdaptive("multinomial", penalty=0.1, sigma=2.0).oracle_pass(targets).tolist() == [[1] * 4]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_average_skips_empty_slots_of_any_value(value):
+    index = index_of([[ON, GAP, ON, END]])
+    x = torch.tensor([[1.0, value, 2.0, 3.0]], requires_grad=True)
+    mean = ExitTargets(x, x > 0, x > 0, index).average(x.square())
+    assert mean == 14 / 3
+    mean.backward()
+    assert x.grad[0, [0, 2, 3]].isfinite().all()
+
+
 def test_lead_of_several_choices_equals_joint_lead():
     parts = [numbers(5, size, seed=size).softmax(dim=-1) for size in (2, 3, 4)]
     joint = torch.einsum("na,nb,nc->nabc", *parts).flatten(1)
