@@ -317,6 +317,7 @@ class SegmentedTransformer(Transformer):
 
     @torch.no_grad()
     def step(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, Tensor]:
+        self._check_step(x, index, cache)
         assert isinstance(cache, SegmentedCache)
         self._enter_segment(index, cache)
         size, count = self.memory.segment_length, self.memory.tokens

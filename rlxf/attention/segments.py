@@ -168,6 +168,10 @@ class SegmentedCache(KVCache):
     inputs: Tensor
     filled: Tensor
 
+    @property
+    def fixed_slots(self) -> int:
+        return self.count
+
     def write(self, index: TokenIndex) -> int:
         slot = self.count + self.slot
         self.slot = (self.slot + 1) % (self.index.shape[1] - self.count)

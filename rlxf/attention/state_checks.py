@@ -21,23 +21,29 @@ class StateLayout:
         width: features of a token.
         techniques: techniques with a recurrent state, `RecurrentState.techniques`; empty without any.
         shapes: shapes of the recurrent states of one row by name; empty without any.
+        dtypes: dtype of each tensor by name.
     """
 
     layers: int
     width: int
     techniques: tuple[str, ...]
     shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, torch.dtype]
 
     @classmethod
-    def of(cls, layers: int, width: int, recurrent: RecurrentState | None) -> "StateLayout":
-        """Return the layout of a transformer, given its initial recurrent state; None without any."""
+    def of(cls, state: State) -> "StateLayout":
+        """Return the layout of a state."""
+        layers, width, recurrent = state.hidden.shape[0], state.hidden.shape[-1], state.recurrent
+        dtypes = {"inputs of layers": state.hidden.dtype}
         if recurrent is None:
-            return cls(layers, width, (), {})
-        return cls(layers, width, recurrent.techniques, recurrent.layout)
+            return cls(layers, width, (), {}, dtypes)
+        dtypes |= {name: x.dtype for name, x in recurrent.named_tensors().items()}
+        return cls(layers, width, recurrent.techniques, recurrent.layout, dtypes)
 
     def check(self, state: State, batch: int, device: torch.device) -> None:
         """Raise ValueError unless a state has this layout, for ``batch`` rows on a device."""
-        given, own = (*state.hidden.shape[:2], state.hidden.shape[-1]), (self.layers, batch, self.width)
+        layout = StateLayout.of(state)
+        given, own = (layout.layers, state.hidden.shape[1], layout.width), (self.layers, batch, self.width)
         if given != own:
             raise ValueError(
                 f"the state has {given[0]} layers, {given[1]} rows and width {given[2]}, but this core and "
@@ -48,7 +54,14 @@ class StateLayout:
                 f"the state is on {state.hidden.device}, but this core is on {device}; move the core back, "
                 f"or {ADVICE}"
             )
-        self._check_recurrent(StateLayout.of(self.layers, self.width, state.recurrent))
+        _check_rows(state)
+        self._check_recurrent(layout)
+        for name, dtype in self.dtypes.items():
+            if layout.dtypes[name] != dtype and not torch.is_autocast_enabled(device.type):
+                raise ValueError(
+                    f"the state has {name} in {layout.dtypes[name]}, but those of this core are in {dtype}; "
+                    f"{ADVICE}"
+                )
 
     def _check_recurrent(self, given: "StateLayout") -> None:
         """Raise ValueError unless another layout has the same recurrent states."""
@@ -63,6 +76,20 @@ class StateLayout:
                 f"the state is of another core: its recurrent states are {given.shapes}, those of this core "
                 f"{self.shapes}; {ADVICE}"
             )
+
+
+def _check_rows(state: State) -> None:
+    """Raise ValueError unless all parts of a state have the same rows and tokens."""
+    if state.index.shape != state.hidden.shape[1:3]:
+        raise ValueError(
+            f"the index of the state has shape {tuple(state.index.shape)}, but its inputs of layers "
+            f"are those of {tuple(state.hidden.shape[1:3])} rows and tokens; {ADVICE}"
+        )
+    if state.recurrent is not None and len(state.recurrent.episode) != state.hidden.shape[1]:
+        raise ValueError(
+            f"the recurrent state has {len(state.recurrent.episode)} rows, but the inputs of layers have "
+            f"{state.hidden.shape[1]}; {ADVICE}"
+        )
 
 
 def check_finite(state: State, fault: Callable[[RecurrentState | None], str | None]) -> None:

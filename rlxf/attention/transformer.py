@@ -208,7 +208,10 @@ class Transformer(TransformerLayers):
 
     def _check_state(self, state: State, batch: int) -> None:
         """Raise ValueError unless a state is one of this core, on its device, for ``batch`` rows."""
-        self._state_layout.check(state, batch, next(self.parameters()).device)
+        like = next(self.parameters())
+        if like.dtype not in self._state_layouts:
+            self._state_layouts[like.dtype] = StateLayout.of(self.initial_state(1))
+        self._state_layouts[like.dtype].check(state, batch, like.device)
 
     def _check_finite_state(self, state: State, batch: int) -> None:
         """Raise ValueError like `_check_state`, and for a state that is not finite."""
@@ -216,9 +219,18 @@ class Transformer(TransformerLayers):
         check_finite(state, self.recurrent_fault)
 
     @cached_property
-    def _state_layout(self) -> StateLayout:
-        """Layout of the states of this core."""
-        return StateLayout.of(self.spec.layers, self.spec.width, self.initial_recurrent_state(1))
+    def _state_layouts(self) -> dict[torch.dtype, StateLayout]:
+        """Layouts of the states of this core, by the dtype of the core, which may change."""
+        return {}
+
+    def _check_step(self, x: Tensor, index: TokenIndex, cache: KVCache) -> None:
+        """Raise ValueError unless x is (B, C) and the index (B, 1) for the rows of the cache."""
+        rows = cache.index.position.shape[0]
+        if x.shape != (rows, self.spec.width) or index.position.shape != (rows, 1):
+            raise ValueError(
+                f"a step with this cache needs tokens of shape ({rows}, {self.spec.width}) and an index of "
+                f"shape ({rows}, 1); got {tuple(x.shape)} and {tuple(index.shape)}"
+            )
 
     def _recurrent_passes(self, state: RecurrentState | None, index: TokenIndex) -> RecurrentPasses | None:
         """Return the recurrent layers of a call, from a state or from the beginning; None without them."""
@@ -236,7 +248,11 @@ class Transformer(TransformerLayers):
 
         Returns:
             The outputs (B, C), and the inputs of each layer (L, B, C), from which a state can be built.
+
+        Raises:
+            ValueError: if the shapes do not fit the transformer and the cache.
         """
+        self._check_step(x, index, cache)
         if (fused := self._fused_step_for(cache)) is not None:
             return fused(x, index, cache)
         stream, passes = self._begin_step(x, index, cache)
@@ -257,8 +273,10 @@ class Transformer(TransformerLayers):
             confidence_fn: see `early_outputs`.
 
         Raises:
-            ValueError: if the depth technique decides about exits by whole sequences.
+            ValueError: if the shapes do not fit, or the depth technique decides about exits by whole
+                sequences.
         """
+        self._check_step(x, index, cache)
         if not self.spec.depth.exits_token_by_token:
             raise ValueError(
                 f"{self.spec.depth} decides about exits by the mean of a sequence and cannot run single "
@@ -336,6 +354,9 @@ class Transformer(TransformerLayers):
     @torch.no_grad()
     def cache(self, state: State, capacity: int, context: Context | None = None) -> KVCache:
         """Create a KV cache from a memory state with the current weights.
+
+        A cache that is created within ``torch.inference_mode()`` can only be used within it, because steps
+        update it in place.
 
         Args:
             state: memory state; `initial_state` at the start.

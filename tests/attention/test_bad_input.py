@@ -605,6 +605,63 @@ def test_states_of_other_sizes_are_refused(memory, changes, rows, message):
         spec.build()(torch.zeros(2, 3, 8), SEGMENT, state)
 
 
+@pytest.mark.parametrize("spec", [spec for spec, _ in NOT_FINITE.values()], ids=NOT_FINITE)
+def test_states_of_another_dtype_are_refused(spec):
+    transformer = spec.build()
+    _, state = transformer(torch.zeros(2, 3, 8), SEGMENT)
+    transformer.double()
+    for use in (
+        lambda: transformer(torch.zeros(2, 3, 8).double(), SEGMENT, state),
+        lambda: transformer.cache(state, 4),
+    ):
+        with pytest.raises(ValueError, match=r"in torch.float32, but those .* in torch.float64; begin with"):
+            use()
+    _, fresh = transformer(torch.zeros(2, 3, 8).double(), SEGMENT)
+    transformer(torch.zeros(2, 3, 8).double(), SEGMENT, fresh)
+
+
+@pytest.mark.parametrize("memory", [XL(4), RMT(4, 2)], ids=str)
+def test_states_with_an_index_of_another_shape_are_refused(memory):
+    transformer = TransformerSpec(width=8, memory=memory).build()
+    state = transformer.initial_state(2)
+    for shape in ((2, 5), (1, state.index.shape[1])):
+        with pytest.raises(ValueError, match=rf"index of the state has shape {re.escape(str(shape))}, but"):
+            transformer(torch.zeros(2, 3, 8), SEGMENT, replace(state, index=TokenIndex.range(*shape)))
+
+
+@pytest.mark.parametrize("core", [{"recurrence": GRU()}, {"memory": RMT(4, 2)}], ids=str)
+def test_recurrent_states_of_other_rows_are_refused(core):
+    transformer = TransformerSpec(width=8, **core).build()
+    state = replace(transformer.initial_state(2), recurrent=transformer.initial_state(1).recurrent)
+    with pytest.raises(ValueError, match="the recurrent state has 1 rows, but the inputs of layers have 2"):
+        transformer(torch.zeros(2, 3, 8), SEGMENT, state)
+
+
+@pytest.mark.parametrize(
+    ("x", "index"),
+    [((2, 7), (2, 1)), ((3, 8), (3, 1)), ((1, 8), (1, 1)), ((2, 8), (2, 2)), ((2, 1, 8), (2, 1))],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "core",
+    [
+        {},
+        {"memory": RMT(4, 2)},
+        {"recurrence": GRU()},
+        {"position": XLRelative(), "pattern": Window(4), "memory": XL(3)},
+    ],
+    ids=str,
+)
+def test_steps_of_other_shapes_are_refused(core, x, index):
+    transformer = TransformerSpec(width=8, **core).build()
+    cache = transformer.cache(transformer.initial_state(2), 4)
+    message = rf"needs tokens of shape \(2, 8\) .* got {re.escape(str(x))} and {re.escape(str(index))}"
+    for step in (transformer.step, transformer.early_step):
+        with pytest.raises(ValueError, match=message):
+            step(torch.zeros(x), TokenIndex.range(*index), cache)
+    assert (cache.index.episode == EMPTY).sum() == 2 * (cache.index.shape[1] - cache.fixed_slots)
+
+
 @pytest.mark.parametrize(
     ("layers", "error"),
     [(1, TypeError), ("12", TypeError), (None, TypeError), ([-1], ValueError), ([0, 0], ValueError)],
