@@ -197,11 +197,17 @@ class OutputHead(ABC):
 
     def weights(self, near: Neighbors) -> Tensor:
         """Return the weights of the neighbors, ``exp(-d_i^2 / T)`` divided by their sum, (B, k)."""
-        return (-near.squared / self.temperature).softmax(dim=1)
+        return distance_weights(near.squared, self.temperature)
 
     @abstractmethod
     def build(self, width: int) -> "OutputHeadModule":
         """Build the module for transformer outputs of the given width."""
+
+
+def distance_weights(distance: Tensor, temperature: float) -> Tensor:
+    """Return ``exp(-d_i / T)`` divided by the sum over i, for distances d (B, k)."""
+    nearest = distance.amin(dim=1, keepdim=True)  # subtracted first, as d / T may overflow
+    return ((nearest - distance) / temperature).softmax(dim=1)
 
 
 class OutputHeadModule(nn.Module, ABC):

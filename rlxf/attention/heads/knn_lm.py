@@ -7,10 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlxf.attention.heads.base import Neighbors, OutputHead, OutputHeadModule
+from rlxf.attention.heads.base import Neighbors, OutputHead, OutputHeadModule, distance_weights
 from rlxf.attention.technique import check_choice, check_finite_number
 
-_DISTANCES = {"squared_l2": torch.positive, "l2": torch.sqrt}
+
+def _root(squared: Tensor) -> Tensor:
+    """Return the root of squared distances; a distance of 0 has gradient 0."""
+    return squared.clamp(min=torch.finfo(squared.dtype).tiny).sqrt()
+
+
+_DISTANCES = {"squared_l2": torch.positive, "l2": _root}
 """Functions of the squared L2 distance, by the value of `KNNLM.distance`."""
 
 
@@ -54,7 +60,7 @@ class KNNLM(OutputHead):
 
     def weights(self, near: Neighbors) -> Tensor:
         """Return ``exp(-d_i^2 / T)`` or ``exp(-d_i / T)`` of the neighbors, divided by the sum, (B, k)."""
-        return (-_DISTANCES[self.distance](near.squared) / self.temperature).softmax(dim=1)
+        return distance_weights(_DISTANCES[self.distance](near.squared), self.temperature)
 
     def neighbor_distribution(self, near: Neighbors, size: int) -> Tensor:
         """Return p_kNN of each of V = ``size`` values, (B, V)."""
@@ -63,8 +69,14 @@ class KNNLM(OutputHead):
 
     def mixed(self, log_p: Tensor, p_near: Tensor) -> Tensor:
         """Return log p from log p_model and p_kNN, both (B, V)."""
+        if self.weight == 0:
+            return log_p
+        seen = p_near > 0  # the gradient of log 0 is not finite
+        log_near = torch.where(seen, p_near, 1).log().masked_fill(~seen, -torch.inf)
+        if self.weight == 1:
+            return log_near
         share = torch.tensor(self.weight, dtype=log_p.dtype, device=log_p.device)
-        return torch.logaddexp(log_p + (1 - share).log(), p_near.log() + share.log())
+        return torch.logaddexp(log_p + (1 - share).log(), log_near + share.log())
 
 
 class KNNLMModule(OutputHeadModule):

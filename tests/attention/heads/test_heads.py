@@ -60,6 +60,25 @@ def test_temperature_interpolates_between_uniform_and_nearest():
     assert (KNNLM(temperature=1e-6).weights(near)[:, 0] > 0.999).all()
 
 
+@pytest.mark.parametrize("distance", ["squared_l2", "l2"])
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("far", [0.0, 1e3], ids=["near", "weights of 0"])
+def test_gradients_of_neighbors_are_finite(distance, weight, far):
+    """A neighbor at distance 0, a neighbor whose weight underflows, and values without neighbors."""
+    h = H.clone().requires_grad_()
+    keys = h.detach()[:, None] + far * drawn(B, 2, C, seed=7) * torch.tensor([0.0, 1.0])[:, None]
+    near = Neighbors((keys - h[:, None]).square().sum(-1), torch.tensor([[0, 1]]).expand(B, -1))
+    log_p = KNNLM(distance=distance, weight=weight).build(C).log_prob(h, near, W, BIAS)
+    log_p[:, 0].sum().backward()
+    assert h.grad.isfinite().all()
+
+
+def test_small_temperatures_choose_the_nearest_neighbor():
+    near = some_neighbors()
+    for head in (KNNLM(temperature=1e-37), KNNLM(temperature=1e-37, distance="l2"), SPALM(temperature=1e-37)):
+        assert torch.equal(head.weights(near), F.one_hot(torch.zeros(B, dtype=torch.long), K).float())
+
+
 def test_weights_of_distant_neighbors_sum_to_1():
     far = Neighbors(some_neighbors().squared + 1e6, some_neighbors().values)
     torch.testing.assert_close(KNNLM().weights(far).sum(dim=1), torch.ones(B))
