@@ -21,8 +21,9 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 def unit_norm(x: Tensor) -> Tensor:
-    """Divide x (..., D) by its Euclidean norm; 0 stays 0."""
-    return x * (x.square().sum(dim=-1, keepdim=True) + NORM_EPSILON).rsqrt()
+    """Divide x (..., D) by its Euclidean norm; 0 stays 0. It is computed at least in float32."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * (wide.square().sum(dim=-1, keepdim=True) + NORM_EPSILON).rsqrt()).to(x.dtype)
 
 
 class ShortConvolution(nn.Module):

@@ -141,12 +141,16 @@ def features(x: Tensor) -> Tensor:
 def retrieve(q: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
     """Read a memory (B, H, D, D + 1) with q (B, H, N, D).
 
+    Queries without features above 0 are shifted to a largest feature of 0, since all ``sigma(q)`` may be too
+    small for the dtype. This factor cancels.
+
     Returns:
-        ``sigma(q) M / (sigma(q) . z)``, (B, H, N, D), and whether the memory is not empty, (B, H, N, 1) bool.
+        ``sigma(q) M / (sigma(q) . z)``, (B, H, N, D), and whether the memory is not empty, (B, H, 1, 1) bool.
     """
-    value, total = (features(q) @ memory).split([memory.shape[-1] - 1, 1], dim=-1)
-    known = total > 0
-    return value / torch.where(known, total, 1.0), known
+    shift = q.detach().amax(dim=-1, keepdim=True).clamp(max=0)
+    value, total = (features(q - shift) @ memory).split([memory.shape[-1] - 1, 1], dim=-1)
+    known = (memory[..., -1:] > 0).any(dim=-2, keepdim=True)
+    return value / torch.where(total > 0, total, 1.0), known
 
 
 def _local_attention(q: Tensor, keys: Tensor, values: Tensor, part: "Part") -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.attention import InfiniAttention
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, RecurrentMixer
+from rlxf.attention.recurrent.infini import retrieve
 from rlxf.attention.token_index import EMPTY, TokenIndex
 from tests.attention.oracle import load, put
 from tests.attention.worlds import numbers
@@ -102,6 +103,30 @@ def slow_episode(x: Tensor, size: int, update: str, gate: float) -> Tensor:
             added += sigma(k[j])[:, None] * (v[j] - old)
         memory, normalizer = memory + added, normalizer + sigma(k[start:end]).sum(0)
     return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("shift", [-30.0, -200.0, -1e4])
+def test_very_negative_queries_read_the_memory(shift):
+    """All ``sigma(q)`` are 0 in float32, but their ratios are not."""
+    memory = numbers(2, 3, 4, 5, seed=1)
+    memory[..., -1] = memory[..., -1].abs()
+    near = numbers(2, 3, 6, 4).clamp(max=0).requires_grad_()
+    near.data[..., 0] = 0
+    far = (near.detach().float() + shift).requires_grad_()
+    results = []
+    for q, read in ((near, memory), (far, memory.float())):
+        value, known = retrieve(q, read)
+        assert known.all()
+        results.append((value.double(), torch.autograd.grad(value.square().sum(), q)[0].double()))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-3)
+
+
+def test_empty_memories_are_not_read():
+    memory = torch.zeros(2, 1, 4, 5)
+    memory[1, 0, 2, -1] = 1e-30
+    value, known = retrieve(numbers(2, 1, 6, 4).float(), memory)
+    assert known[:, 0, 0, 0].tolist() == [False, True]
+    assert not value.any()
 
 
 @UPDATES

@@ -8,6 +8,7 @@ import torch
 from rlxf.attention import SHM, TransformerSpec, Window
 from rlxf.attention.parameter_checks import parameter_fault
 from rlxf.attention.recurrent.base import LARGEST_GAIN, LARGEST_LOG_GAIN, EpisodeRuns, RecurrentMixer
+from rlxf.attention.recurrent.heads import unit_norm
 from rlxf.attention.recurrent.lru import LRU, MAX_RADIUS
 from rlxf.attention.token_index import EMPTY, TokenIndex
 from tests.attention.recurrent.mixers import HEADS, TECHNIQUES, WIDTH, by_steps
@@ -43,6 +44,14 @@ def assert_finite_for_10000_steps(mixer: RecurrentMixer) -> None:
         episode = torch.zeros(3, dtype=torch.long)
         assert y.isfinite().all()
         assert all(x.isfinite().all() for x in state.values())
+
+
+def test_norm_of_zeros_in_float16_has_finite_gradients():
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float16, requires_grad=True)
+    y = unit_norm(x)
+    assert y.dtype is torch.float16
+    torch.testing.assert_close(y.detach(), torch.tensor([[0.0, 0.0], [0.6, 0.8]], dtype=torch.float16))
+    assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
 
 
 def test_saturated_gates_of_agalite_keep_the_digits_of_small_decays():
