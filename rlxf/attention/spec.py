@@ -147,7 +147,7 @@ class TransformerSpec(SpecView):
         """Create a spec from the result of `to_json`.
 
         Raises:
-            ValueError: if a technique, an option or a field is unknown or out of range.
+            ValueError: if a technique, an option or a field is unknown, out of range or of another type.
         """
         return cls.from_dict(json.loads(text))
 
@@ -158,9 +158,13 @@ class TransformerSpec(SpecView):
             raise ValueError(f"TransformerSpec must be a JSON object, got {data!r}")
         known = {field.name for field in fields(cls)}
         if unknown := set(data) - known:
-            raise ValueError(f"TransformerSpec has no field {sorted(unknown)}; it has {sorted(known)}")
+            names = sorted(unknown, key=str)
+            raise ValueError(f"TransformerSpec has no field {names}; it has {sorted(known)}")
         chosen = {axis: technique_from_json(axis, data[axis]) for axis in TECHNIQUES if axis in data}
-        return cls(**{**data, **chosen})
+        try:
+            return cls(**{**data, **chosen})
+        except TypeError as error:
+            raise ValueError(f"TransformerSpec: {error}") from error
 
     def _check_sizes(self) -> None:
         for name in ("width", "layers", "heads"):

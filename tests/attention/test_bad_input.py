@@ -668,9 +668,25 @@ def test_steps_of_other_shapes_are_refused(core, x, index):
     ids=str,
 )
 def test_attention_layers_that_are_no_layer_numbers_are_refused(layers, error):
-    for make in (TransformerSpec, lambda **options: TransformerSpec.from_dict(options)):
-        with pytest.raises(error, match="attention_layers must be"):
-            make(attention_layers=layers)
+    with pytest.raises(error, match="attention_layers must be"):
+        TransformerSpec(attention_layers=layers)
+    with pytest.raises(ValueError, match="attention_layers must be"):
+        TransformerSpec.from_dict({"attention_layers": layers})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("width", 64.0), ("layers", None), ("causal", 1), ("dropout", "0.1"), ("attention_layers", "ab")],
+    ids=str,
+)
+def test_values_of_another_type_in_json_raise_value_errors(field, value):
+    with pytest.raises(ValueError, match=f"TransformerSpec: {field} must be .* got {value!r}"):
+        TransformerSpec.from_json(json.dumps({field: value}))
+
+
+def test_unknown_keys_of_any_type_raise_value_errors():
+    with pytest.raises(ValueError, match=r"has no field \[1, 'x'\]; it has \["):
+        TransformerSpec.from_dict({1: 2, "x": 3})
 
 
 def test_attention_layers_in_a_list_equal_those_in_a_tuple():
