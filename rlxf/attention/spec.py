@@ -239,5 +239,11 @@ class TransformerSpec(SpecView):
         choice = getattr(self, axis)
         if choice is None and axis in OPTIONAL:
             return
-        if type(choice) not in techniques_of(axis).values():
+        kind, known = type(choice), techniques_of(axis).values()
+        if kind not in known and any(str(other) == str(kind) for other in known):
+            raise TypeError(
+                f"{axis} {choice!r} is of an earlier definition of its class, which has been registered "
+                f"again since; create it again with the present class"
+            )
+        if kind not in known:
             raise TypeError(f"{axis} must be one of {', '.join(TECHNIQUES[axis])}, got {choice!r}")

@@ -75,6 +75,14 @@ def test_a_second_definition_in_the_same_module_replaces_the_first():
     assert TECHNIQUES["pattern"]["Even"] is again
 
 
+def test_instance_of_a_replaced_definition_is_refused_with_the_remedy():
+    earlier = register_technique("pattern")(new_pattern())(step=3)
+    now = register_technique("pattern")(new_pattern())
+    with pytest.raises(TypeError, match=r"Even\(step=3\) is of an earlier definition .* create it again"):
+        TransformerSpec(pattern=earlier)
+    assert TransformerSpec(pattern=now(step=3)).pattern.step == 3
+
+
 def test_the_same_name_is_allowed_on_another_axis():
     assert "XL" in TECHNIQUES["memory"]
     register_technique("pattern")(new_pattern("XL"))
