@@ -46,6 +46,7 @@ class ACT(Universal):
 
     paper: ClassVar[str] = "Graves 2016, arXiv:1603.08983"
     cost: ClassVar[str] = "L, with fewer passes"
+    equal_passes: ClassVar[bool] = False
     ponder_cost: float = 0.01
     epsilon: float = 0.01
     bias: float = 1.0
@@ -56,11 +57,6 @@ class ACT(Universal):
             check_finite_number(name, getattr(self, name))
         if not 0 < self.epsilon < 1:
             raise ValueError(f"epsilon must lie between 0 and 1, got {self.epsilon}")
-
-    def check_equal_passes(self, use: object) -> None:
-        raise ValueError(
-            f"{use} needs the same passes for all tokens, but {self} decides by token; use depth=Fixed()"
-        )
 
     def build(self, width: int, passes: int) -> "ACTController":
         return ACTController(self, width)
