@@ -59,16 +59,16 @@ class EpisodeRuns:
 
     def decays(self, decay: Tensor) -> Tensor:
         """Return factors (B, T, ...) of the state: 0 at resets, 1 at empty slots, else ``decay``."""
-        decay = torch.where(expand_as(self.valid, decay), decay, torch.ones_like(decay))
-        return decay.masked_fill(expand_as(self.reset, decay), 0)
+        decay = torch.where(unsqueeze_like(self.valid, decay), decay, torch.ones_like(decay))
+        return decay.masked_fill(unsqueeze_like(self.reset, decay), 0)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Return inputs (B, T, ...) of the state: 0 at empty slots."""
-        return x.masked_fill(~expand_as(self.valid, x), 0)
+        return x.masked_fill(~unsqueeze_like(self.valid, x), 0)
 
 
-def expand_as(mask: Tensor, x: Tensor) -> Tensor:
-    """Add axes to a mask (B, T) so that it broadcasts over x (B, T, ...)."""
+def unsqueeze_like(mask: Tensor, x: Tensor) -> Tensor:
+    """Add axes to a mask (B,) or (B, T) so that it broadcasts over x (B, ...) or (B, T, ...)."""
     return mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim()))
 
 

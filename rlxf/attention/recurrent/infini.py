@@ -8,7 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.modules import orthogonal_linear
-from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
+from rlxf.attention.recurrent.base import (
+    EpisodeRuns,
+    MixerState,
+    Recurrence,
+    RecurrentMixer,
+    unsqueeze_like,
+    zeros,
+)
 from rlxf.attention.recurrent.heads import split_heads
 from rlxf.attention.technique import check_choice, check_int
 from rlxf.attention.token_index import MISSING
@@ -107,9 +114,13 @@ class InfiniMixer(RecurrentMixer):
         memory, keys, values = state["memory"], state["keys"], state["values"]
         ended = part.begins & ~part.is_new
         if bool(ended.any()):
-            memory = torch.where(_like(ended, memory), self._write(memory, keys, values), memory)
-        keys, values = (x.masked_fill(_like(part.begins, x), 0) for x in (keys, values))
-        return {"memory": memory.masked_fill(_like(part.is_new, memory), 0), "keys": keys, "values": values}
+            memory = torch.where(unsqueeze_like(ended, memory), self._write(memory, keys, values), memory)
+        keys, values = (x.masked_fill(unsqueeze_like(part.begins, x), 0) for x in (keys, values))
+        return {
+            "memory": memory.masked_fill(unsqueeze_like(part.is_new, memory), 0),
+            "keys": keys,
+            "values": values,
+        }
 
     def _read(self, tokens: Tensor, part: "Part", state: MixerState) -> tuple[Tensor, MixerState]:
         """Return the outputs (B, W, H, D) of the tokens of a part, and the state after them."""
@@ -166,11 +177,6 @@ def last_offset(values: Tensor) -> Tensor:
     """Return the offset of the last token of a segment with values (B, S, H, D + 1): (B,); -1 for none."""
     offset = torch.arange(values.shape[1], device=values.device)
     return torch.where(values[:, :, 0, -1] > 0, offset, -1).amax(1)
-
-
-def _like(rows: Tensor, x: Tensor) -> Tensor:
-    """Add axes to rows (B,) bool so that they broadcast over x (B, ...)."""
-    return rows.reshape(-1, *[1] * (x.dim() - 1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlxf.attention.recurrent.base import EpisodeRuns, expand_as
+from rlxf.attention.recurrent.base import EpisodeRuns, unsqueeze_like
 
 BLOCK = 32
 """Tokens whose prefix products are computed together; 16 to 64 take similar time on a CPU."""
@@ -168,4 +168,4 @@ def _gather_in_episode(x: Tensor, slot: Tensor, number: Tensor) -> Tensor:
     """Gather x (B, S, C) at slots (B, S); 0 where the slot is negative or belongs to another episode."""
     source = slot.clamp(min=0)
     same = (slot >= 0) & (number.gather(1, source) == number)
-    return x.gather(1, source[..., None].expand_as(x)) * expand_as(same, x)
+    return x.gather(1, source[..., None].expand_as(x)) * unsqueeze_like(same, x)
