@@ -72,7 +72,7 @@ class KVCache:
         layers: for each pass, a ring buffer, or the state of a recurrent kernel; `NoKeys` for a pass through
             a layer with a recurrent mixer.
         index: (B, S), position and episode of the token in each slot.
-        slot: slot of the next token.
+        slot: slot of the next token in the ring buffer, after the `fixed_slots`.
         tables: distances for which position tables are computed, and the table that all layers share.
         context: projected context for cross-attention; None without it.
         recurrent: states of the recurrent layers; None without them.
@@ -106,10 +106,11 @@ class KVCache:
 
     def write(self, index: TokenIndex) -> int:
         """Store the position and episode of the next token (B, 1) and return its slot."""
-        slot = self.slot
+        first = self.fixed_slots
+        slot = first + self.slot
         write_slots(self.index.position, 1, slot, index.position)
         write_slots(self.index.episode, 1, slot, index.episode)
-        self.slot = (slot + 1) % self.index.shape[1]
+        self.slot = (self.slot + 1) % (self.index.shape[1] - first)
         return slot
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:

@@ -12,7 +12,7 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import Context, KVCache
 from rlxf.attention.depth.base import ConfidenceFn, ExitOutputs
 from rlxf.attention.layer_stack import SegmentStack
-from rlxf.attention.memory.base import State, extend_mask
+from rlxf.attention.memory.base import State, extend_masks
 from rlxf.attention.recurrent.base import RecurrentState
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.segments import EpisodeSegments, Memories, SegmentedCache, TokenGroupMask, segment_keys
@@ -262,8 +262,7 @@ class SegmentedTransformer(Transformer):
         if self.memory.mask == "causal" or tables is not None:
             return masks
         groups = {"first": self.memory.tokens, "last": self.memory.tokens + self.memory.segment_length}
-        grouped = {id(mask): extend_mask(TokenGroupMask, mask, **groups) for mask in masks}
-        return [grouped[id(mask)] for mask in masks]
+        return list(extend_masks(TokenGroupMask, masks, **groups))
 
     # Acting.
 

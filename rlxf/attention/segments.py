@@ -172,12 +172,6 @@ class SegmentedCache(KVCache):
     def fixed_slots(self) -> int:
         return self.count
 
-    def write(self, index: TokenIndex) -> int:
-        slot = self.count + self.slot
-        self.slot = (self.slot + 1) % (self.index.shape[1] - self.count)
-        self.index.write(slice(None), slot, index)
-        return slot
-
     def clear(self, rows: Tensor) -> None:
         """Remove the segment's tokens of rows (R,)."""
         self.index.episode[rows, self.count :] = EMPTY

@@ -139,6 +139,12 @@ def extend_mask(kind: type[Mask], mask: AttentionMask, **options: Any) -> Mask:
     return kind(**{field.name: getattr(mask, field.name) for field in fields(AttentionMask)}, **options)
 
 
+def extend_masks(kind: type[Mask], masks: Sequence[AttentionMask], **options: Any) -> list[Mask]:
+    """Return `extend_mask` of each mask; passes that share a mask still share one."""
+    extended = {id(mask): extend_mask(kind, mask, **options) for mask in masks}
+    return [extended[id(mask)] for mask in masks]
+
+
 class Memory(Technique, ABC):
     """Base of the memory techniques: frozen dataclasses that define what a segment sees of earlier tokens."""
 
@@ -153,6 +159,14 @@ class Memory(Technique, ABC):
             raise ValueError(
                 f"memory {self} needs causal=True, since stored tokens cannot attend to future ones; use "
                 f"memory=None in a bidirectional transformer"
+            )
+
+    def check_full_pattern(self, choices: SpecView) -> None:
+        """Raise ValueError unless the pattern is `Full`, for a memory that defines the visible tokens."""
+        if not choices.pattern.sees_all:
+            raise ValueError(
+                f"{self} defines the visible tokens itself, and pattern {choices.pattern} would hide some of "
+                f"them; use pattern=Full()"
             )
 
     def check_attention_everywhere(self, choices: SpecView) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from rlxf.attention.attention import LayerCache
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache
-from rlxf.attention.memory.base import Memory, MemoryView, State, extend_mask
+from rlxf.attention.memory.base import Memory, MemoryView, State, extend_masks
 from rlxf.attention.memory.compression import ContentLayer, LayerCompression, ReconstructionInput
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.relative import DistanceTables
@@ -131,12 +131,6 @@ class BlockMask(AttentionMask):
     memory: BlockMemory
     summaries: int
 
-    @classmethod
-    def of(cls, masks: Sequence[AttentionMask], memory: BlockMemory, summaries: int) -> "list[BlockMask]":
-        """Convert masks to ones whose first keys are compressed blocks; shared objects stay shared."""
-        converted = {id(mask): extend_mask(cls, mask, memory=memory, summaries=summaries) for mask in masks}
-        return [converted[id(mask)] for mask in masks]
-
     @cached_property
     def allowed_by_head(self) -> Tensor:
         i, j = self.query.position[:, :, None], self.key.position[:, None, :]
@@ -193,7 +187,7 @@ class BlockView(MemoryView):
         return self.ends.concatenate(self.token_index.last(self._raw + self.index.shape[1]))
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        return BlockMask.of(masks, self.memory, self.ends.shape[1])
+        return extend_masks(BlockMask, masks, memory=self.memory, summaries=self.ends.shape[1])
 
     def tokens(self, pass_index: int, x: Tensor) -> Tensor:
         layer = self.layers[pass_index]
@@ -282,7 +276,7 @@ class BlockCache(KVCache):
     plan: WritePlan | None = None
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        return BlockMask.of(masks, self.memory, self.memory.cached_blocks)
+        return extend_masks(BlockMask, masks, memory=self.memory, summaries=self.fixed_slots)
 
     @property
     def fixed_slots(self) -> int:
@@ -294,17 +288,14 @@ class BlockCache(KVCache):
         While tracing, every token counts as one that completes a block. If it does not, the block is written
         to the token's own slot of the ring buffer, which the token overwrites.
         """
-        first, ratio = self.fixed_slots, self.memory.ratio
-        slot = first + self.slot
-        self.slot = (self.slot + 1) % (self.index.shape[1] - first)
-        self.index.write(slice(None), slot, index)
+        slot, ratio = super().write(index), self.memory.ratio
         position, episode = index.position[:, 0], index.episode[:, 0]
         rows = selected_rows(episode != EMPTY)
         places = position[rows] % ratio
         self.input_index.write(rows, places, index.rows(rows))
         completes = self._completes_block(position, episode) & (episode != EMPTY)
         completed = selected_rows(completes)
-        slots = torch.where(completes, position // ratio % first, slot)[completed]
+        slots = torch.where(completes, position // ratio % self.fixed_slots, slot)[completed]
         self.plan = WritePlan(rows, places, completed, slots, index.rows(completed))
         self.index.write(completed, self.plan.slots, self.plan.ends)
         return slot

@@ -83,11 +83,7 @@ class Compressive(BlockMemory):
         """
         super().check(choices)
         self.check_attention_everywhere(choices)
-        if not choices.pattern.sees_all:
-            raise ValueError(
-                f"{self} defines the visible tokens itself, and pattern {choices.pattern} would hide some of "
-                f"them; use pattern=Full()"
-            )
+        self.check_full_pattern(choices)
         if not choices.kernel.softmax_distance:
             raise ValueError(
                 f"{self} requires a softmax kernel over raw and compressed tokens, got {choices.kernel}; "

@@ -89,11 +89,7 @@ class RMT(Memory):
             raise ValueError(
                 f"{self} cannot be combined with cross_attention=True; use memory=XL(M) in a decoder"
             )
-        if not choices.pattern.sees_all:
-            raise ValueError(
-                f"{self} defines the visible tokens itself, and pattern {choices.pattern} would hide some of "
-                f"them; use pattern=Full()"
-            )
+        self.check_full_pattern(choices)
         if choices.kernel.softmax_distance != UNLIMITED:
             raise ValueError(
                 f"{self} requires a softmax over memory tokens and segment, got {choices.kernel}; "

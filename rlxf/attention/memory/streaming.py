@@ -11,7 +11,7 @@ from torch import Tensor
 from rlxf.attention.attention import LayerCache
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache
-from rlxf.attention.memory.base import Memory, MemoryView, State, extend_mask
+from rlxf.attention.memory.base import Memory, MemoryView, State, extend_masks
 from rlxf.attention.patterns.attention_sinks import AttentionSinks
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState
@@ -62,11 +62,7 @@ class StreamingXL(Memory):
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless the pattern is `Full` and the kernel a softmax over all visible keys."""
         super().check(choices)
-        if not choices.pattern.sees_all:
-            raise ValueError(
-                f"{self} defines the visible tokens itself, and pattern {choices.pattern} would hide some of "
-                f"them; use pattern=Full()"
-            )
+        self.check_full_pattern(choices)
         if choices.kernel.softmax_distance != UNLIMITED:
             raise ValueError(
                 f"{self} requires a softmax over the sinks and the recent tokens, got {choices.kernel}; "
@@ -154,12 +150,6 @@ class StreamingMask(AttentionMask):
     memory: StreamingXL
     copies: int
 
-    @classmethod
-    def of(cls, masks: Sequence[AttentionMask], memory: StreamingXL, copies: int) -> "list[StreamingMask]":
-        """Convert masks to ones whose first keys are copies; shared objects stay shared."""
-        converted = {id(mask): extend_mask(cls, mask, memory=memory, copies=copies) for mask in masks}
-        return [converted[id(mask)] for mask in masks]
-
     @cached_property
     def distance(self) -> Tensor:
         """Distance of each pair in the cache, (B, Tq, Tk): at most M + s - j for a sink j."""
@@ -239,7 +229,7 @@ class StreamingView(MemoryView):
         return super().key if self.state is None else self._first[0].concatenate(super().key)
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        return StreamingMask.of(masks, self.memory, self._copies)
+        return extend_masks(StreamingMask, masks, memory=self.memory, copies=self._copies)
 
     def tokens(self, pass_index: int, x: Tensor) -> Tensor | None:
         if self.state is None:
@@ -264,7 +254,7 @@ class StreamingCache(KVCache):
     layer_modules: Sequence[Any]
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        return StreamingMask.of(masks, self.memory, self.memory.sinks)
+        return extend_masks(StreamingMask, masks, memory=self.memory, copies=self.memory.sinks)
 
     @property
     def fixed_slots(self) -> int:
@@ -275,12 +265,9 @@ class StreamingCache(KVCache):
 
         While tracing, every token counts as a sink. If it is none, it is written to its own slot twice.
         """
-        first = self.fixed_slots
-        slot = first + self.slot
-        self.slot = (self.slot + 1) % (self.index.shape[1] - first)
-        self.index.write(slice(None), slot, index)
+        slot = super().write(index)
         position, episode = index.position[:, 0], index.episode[:, 0]
-        is_sink = (episode != EMPTY) & (position < first)
+        is_sink = (episode != EMPTY) & (position < self.memory.sinks)
         self._rows = selected_rows(is_sink)
         self._new, self._places = index.rows(self._rows), torch.where(is_sink, position, slot)[self._rows]
         self.index.write(self._rows, self._places, self._new)
