@@ -605,9 +605,9 @@ def test_states_of_other_sizes_are_refused(memory, changes, rows, message):
         spec.build()(torch.zeros(2, 3, 8), SEGMENT, state)
 
 
-@pytest.mark.parametrize("spec", [spec for spec, _ in NOT_FINITE.values()], ids=NOT_FINITE)
-def test_states_of_another_dtype_are_refused(spec):
-    transformer = spec.build()
+@pytest.mark.parametrize("stateful", [spec for spec, _ in NOT_FINITE.values()], ids=NOT_FINITE)
+def test_states_of_another_dtype_are_refused(stateful):
+    transformer = stateful.build()
     _, state = transformer(torch.zeros(2, 3, 8), SEGMENT)
     transformer.double()
     for use in (

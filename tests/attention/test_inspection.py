@@ -199,27 +199,25 @@ GATED = {
 }
 
 
-@each(GATED)
-def test_gate_activations_are_those_of_the_tokens_in_each_pass(spec):
+@pytest.mark.parametrize("core", GATED.values(), ids=GATED)
+def test_gate_activations_are_those_of_the_tokens_in_each_pass(core):
     """Zero weights of the sublayers make the stream its input times known fractions.
 
     With outputs of the sublayers that are 0 after the ReLU, ``HighwayGate`` and a `GRUGate` with U_g = 0 give
     ``(1 - z) x`` after each gate, so the activations multiply up to the output.
     """
-    model = new_model(replace(spec, final_norm=False)).double()
+    model = new_model(replace(core, final_norm=False)).double()
     with torch.no_grad():
-        for block in model.blocks:
-            for linear in (block.attention.out, block.feed_forward.outer):
-                linear.weight.zero_()
-                linear.bias.fill_(-1.0)
-            for norm in (block.attention_norm, block.feed_forward_norm):
-                if hasattr(norm.residual, "u_g"):
-                    norm.residual.u_g.zero_()
+        for name, parameter in model.named_parameters():
+            if name.endswith(("out.weight", "outer.weight", "u_g")):
+                parameter.zero_()
+            elif name.endswith(("out.bias", "outer.bias")):
+                parameter.fill_(-1.0)
     run, state = segment_of(model)
     y, activations = model(run.x, run.index, state)[0], gate_activations(model, run.x, run.index, state)
     assert list(activations) == [
         f"blocks.{n}.{sublayer}_norm.residual"
-        for n in range(spec.layers)
+        for n in range(core.layers)
         for sublayer in ("attention", "feed_forward")
     ]
     assert all(z.shape == run.x.shape for z in activations.values())
