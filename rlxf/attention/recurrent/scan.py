@@ -1,6 +1,7 @@
 """Linear recurrences over time, computed in parallel: elementwise states and convolution windows."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ BLOCK = 32
 def linear_scan(decay: Tensor, x: Tensor, state: Tensor) -> Tensor:
     """Compute ``h_t = decay_t * h_(t-1) + x_t`` for all t, with ``h_0 = state``.
 
-    Products of decays are only taken over increasing ranges of at most `BLOCK` tokens, and no decay is
-    divided by or taken to the logarithm: a decay of 0 resets a finite state exactly. The cost is linear in T.
+    Products of decays are only taken over increasing ranges, and no decay is divided by or taken to the
+    logarithm: a decay of 0 resets a finite state exactly. The cost is linear in T.
 
     Args:
         decay: (B, T, ...), broadcastable to x; at most 1 in absolute value.
@@ -27,24 +28,34 @@ def linear_scan(decay: Tensor, x: Tensor, state: Tensor) -> Tensor:
     Returns:
         h_1 ... h_T, (B, T, ...), in the dtype of the state.
     """
-    return _apply(decay, x, state, torch.mul)
+    return _apply(decay, x, state, DECAYING)
 
 
 def growing_scan(factor: Tensor, x: Tensor, state: Tensor) -> Tensor:
     """Compute `linear_scan` for factors above 1, with which states may overflow.
 
-    A factor of 0 resets the state exactly, also if it is infinite or NaN. This takes twice the time.
+    A factor of 0 resets the state exactly, also if it is infinite or NaN. Factors are multiplied only within
+    blocks of `BLOCK` tokens, which are computed one after another. This takes at least twice the time.
 
     Args:
         factor: (B, T, ...), broadcastable to x; at most 2, so that products over a block are finite.
         x: see `linear_scan`.
         state: see `linear_scan`.
     """
-    return _apply(factor, x, state, _exact_product)
+    return _apply(factor, x, state, GROWING)
 
 
-Product = Callable[[Tensor, Tensor], Tensor]
-"""Product of states with factors that broadcast to them."""
+@dataclass(frozen=True)
+class _Method:
+    """How a scan computes products, and what blocks hand on to the next one.
+
+    Args:
+        product: product of states with factors that broadcast to them.
+        carries: states before each of N blocks, given their factors and their last states (B, N, ...).
+    """
+
+    product: Callable[[Tensor, Tensor], Tensor]
+    carries: Callable[[Tensor, Tensor], Tensor]
 
 
 def _exact_product(x: Tensor, factor: Tensor) -> Tensor:
@@ -52,9 +63,25 @@ def _exact_product(x: Tensor, factor: Tensor) -> Tensor:
     return (x * factor).masked_fill_(factor == 0, 0)
 
 
-def _apply(factor: Tensor, x: Tensor, state: Tensor, product: Product) -> Tensor:
+def _parallel_carries(decay: Tensor, x: Tensor) -> Tensor:
+    start = torch.zeros_like(x[:, 0])
+    return torch.cat([start[:, None], _scan(decay[:, :-1], x[:, :-1], start, DECAYING)], dim=1)
+
+
+def _successive_carries(factor: Tensor, x: Tensor) -> Tensor:
+    carries = [torch.zeros_like(x[:, 0])]
+    for each, last in zip(factor[:, :-1].unbind(1), x[:, :-1].unbind(1), strict=True):
+        carries.append(last + _exact_product(carries[-1], each))
+    return torch.stack(carries, dim=1)
+
+
+DECAYING = _Method(torch.mul, _parallel_carries)
+GROWING = _Method(_exact_product, _successive_carries)
+
+
+def _apply(factor: Tensor, x: Tensor, state: Tensor, method: _Method) -> Tensor:
     factor, x = factor.to(state.dtype), x.to(state.dtype)
-    states: Tensor = _LinearScan.apply(factor, x, state, product)  # type: ignore[no-untyped-call]
+    states: Tensor = _LinearScan.apply(factor, x, state, method)  # type: ignore[no-untyped-call]
     return states
 
 
@@ -62,10 +89,10 @@ class _LinearScan(torch.autograd.Function):
     """`linear_scan`, whose backward pass is a scan in reverse order over the saved states."""
 
     @staticmethod
-    def forward(ctx: Any, decay: Tensor, x: Tensor, state: Tensor, product: Product) -> Tensor:
-        states = _scan(decay, x, state, product)
+    def forward(ctx: Any, decay: Tensor, x: Tensor, state: Tensor, method: _Method) -> Tensor:
+        states = _scan(decay, x, state, method)
         ctx.save_for_backward(decay, states, state)
-        ctx.product = product
+        ctx.method = method
         return states
 
     @staticmethod
@@ -74,15 +101,15 @@ class _LinearScan(torch.autograd.Function):
         decay, states, state = ctx.saved_tensors
         decay = decay.conj()
         following = torch.cat([decay[:, 1:], torch.zeros_like(decay[:, :1])], dim=1)
-        grad_x = _scan(following.flip(1), grad.flip(1), torch.zeros_like(state), ctx.product).flip(1)
+        grad_x = _scan(following.flip(1), grad.flip(1), torch.zeros_like(state), ctx.method).flip(1)
         previous = torch.cat([state[:, None], states[:, :-1]], dim=1)
         grad_decay = (grad_x * previous.conj()).sum_to_size(decay.shape)
-        return grad_decay, grad_x, ctx.product(grad_x[:, 0], decay[:, 0]), None
+        return grad_decay, grad_x, ctx.method.product(grad_x[:, 0], decay[:, 0]), None
 
 
-def _scan(decay: Tensor, x: Tensor, state: Tensor, product: Product) -> Tensor:
+def _scan(decay: Tensor, x: Tensor, state: Tensor, method: _Method) -> Tensor:
     """Return h_1 ... h_T of `linear_scan`: in parallel within blocks, then from block to block."""
-    length = x.shape[1]
+    length, product = x.shape[1], method.product
     x = torch.cat([x[:, :1] + product(state, decay[:, 0])[:, None], x[:, 1:]], dim=1)
     if length == 1:
         return x
@@ -96,16 +123,8 @@ def _scan(decay: Tensor, x: Tensor, state: Tensor, product: Product) -> Tensor:
         decay = torch.cat([decay[:, :, :shift], decay[:, :, shift:] * decay[:, :, :-shift]], dim=2)
         shift *= 2
     if x.shape[1] > 1:
-        x = x + product(_carries(decay[:, :, -1], x[:, :, -1], product)[:, :, None], decay)
+        x = x + product(method.carries(decay[:, :, -1], x[:, :, -1])[:, :, None], decay)
     return x.flatten(1, 2)[:, :length]
-
-
-def _carries(decay: Tensor, x: Tensor, product: Product) -> Tensor:
-    """Return the states before each of N blocks, given their decays and their last states (B, N, ...)."""
-    carries = [torch.zeros_like(x[:, 0])]
-    for factor, last in zip(decay[:, :-1].unbind(1), x[:, :-1].unbind(1), strict=True):
-        carries.append(last + product(carries[-1], factor))
-    return torch.stack(carries, dim=1)
 
 
 def _pad_time(x: Tensor, length: int) -> Tensor:
