@@ -269,4 +269,4 @@ class Part:
     def write(self, buffer: Tensor, x: Tensor) -> Tensor:
         """Write x (B, W, H, D) to a buffer (B, S, H, D) of the segment by offset."""
         place = self.offset[..., None, None].expand_as(x)
-        return F.pad(buffer, (0, 0, 0, 0, 0, 1)).scatter(1, place, x)[:, : self.size]
+        return F.pad(buffer, (0, 0, 0, 0, 0, 1)).scatter(1, place, x.to(buffer.dtype))[:, : self.size]

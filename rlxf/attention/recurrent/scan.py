@@ -47,7 +47,7 @@ def growing_scan(factor: Tensor, x: Tensor, state: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Method:
-    """How a scan computes products, and what blocks hand on to the next one.
+    """Products of a scan, and the states that its blocks begin with.
 
     Args:
         product: product of states with factors that broadcast to them.

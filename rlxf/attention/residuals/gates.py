@@ -215,7 +215,8 @@ class HighwayGateModule(BiasedLinearGate):
     """Module of `HighwayGate`: W_g (C, C) and b (C,)."""
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.lerp(y, x, mixed_linear(x, self.w, self.b).sigmoid())
+        gate = mixed_linear(x, self.w, self.b).sigmoid()
+        return torch.lerp(y.to(x.dtype), x, gate.to(x.dtype))  # autocast may give them other dtypes
 
     def update_gate(self, x: Tensor, y: Tensor) -> Tensor:
         """Return 1 - s of ``forward(x, y)``, (..., C): the replaced fraction of each feature."""
