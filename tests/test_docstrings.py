@@ -40,6 +40,7 @@ BRITISH_SPELLING = re.compile(
 FOREIGN_NAMES = {
     *("DataCollector", "combine_datasets", "create_dataset_from_buffers", "get_normalized_score"),  # Minari
     *(
+        "AtariWrapper",
         "DistributedDataParallel",
         "ReLU",
         "exp_avg",
