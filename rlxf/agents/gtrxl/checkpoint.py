@@ -18,7 +18,7 @@ from rlxf.agents.common.checkpoint import (
     stored_settings,
 )
 from rlxf.agents.common.weights import check_stored_parameters
-from rlxf.agents.gtrxl.config import BOUNDS, SCHEDULES
+from rlxf.agents.gtrxl.config import BOUNDS, SCHEDULES, PPOConfig
 from rlxf.agents.gtrxl.heads import check_statistics
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
 from rlxf.attention import TransformerSpec
@@ -45,6 +45,8 @@ NOT_SETTINGS = (
     "_init_setup_model",
 )
 """Arguments of the constructor that are not stored as settings in a file."""
+ADDED_SETTINGS = {"use_sde": PPOConfig.use_sde, "sde_sample_freq": PPOConfig.sde_sample_freq}
+"""Settings that earlier files do not have: they mean the defaults."""
 EXTRACTORS = (FlattenExtractor, NatureCNN, CombinedExtractor)
 OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD)
 CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*EXTRACTORS, *OPTIMIZERS)}
@@ -74,7 +76,7 @@ def read_settings(archive: Archive, agent: type[Any]) -> dict[str, Any]:
     Raises:
         CheckpointError: if the agent's class does not have a stored argument, or a value is invalid.
     """
-    stored = stored_settings(archive, setting_rules(agent, setting_names(agent), BOUNDS))
+    stored = stored_settings(archive, setting_rules(agent, setting_names(agent), BOUNDS), ADDED_SETTINGS)
     stored["core"] = TransformerSpec.from_dict(stored["core"])
     check_layers(stored["core"].distinct_layers, archive.tensors["policy"])
     for name in SCHEDULES:

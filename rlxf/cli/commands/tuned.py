@@ -32,11 +32,14 @@ class Tuned(Command):
 
 
 def _print_list() -> None:
+    from rich.table import Column
+
     from rlxf.cli.output import print_out
     from rlxf.tuned import description, tuned_files
     from rlxf.utils.tables import Table
 
-    table = Table("name", "task", "result", title="Tuned settings of rlxf train gtrxl")
+    name_column = Column("name", no_wrap=True)
+    table = Table(name_column, "task", "result", title="Tuned settings of rlxf train gtrxl")
     for name, file in tuned_files("train gtrxl").items():
         task, result, *_ = description(file)
         table.add_row(name, task, result)
