@@ -263,16 +263,17 @@ def test_finished_training_can_be_extended(tmp_path):
 
 
 def test_resumption_from_a_file_without_settings_of_later_versions(tmp_path):
-    cut_off(tmp_path, lively, 2)
+    boxes = WORLDS["Box actions"]
+    cut_off(tmp_path, boxes, 2)
     file = newest_checkpoint_file(tmp_path)
     archive = read_archive(file)
     for name in ADDED_SETTINGS:
         del archive.documents["agent"]["settings"][name]
     write_archive(file, archive.documents, archive.tensors)
-    straight, resumed = begin(lively).learn(TOTAL), begin(lively).learn(TOTAL, resume_from=tmp_path)
+    straight, resumed = begin(boxes).learn(TOTAL), begin(boxes).learn(TOTAL, resume_from=file)
     assert same(parameters(straight), parameters(resumed))
     with pytest.raises(ValueError, match="use_sde"):
-        begin(WORLDS["Box actions"], use_sde=True).learn(TOTAL, resume_from=tmp_path)
+        begin(boxes, use_sde=True).learn(TOTAL, resume_from=tmp_path)
 
 
 LOST = {
