@@ -110,7 +110,7 @@ class AttentionMask:
         same &= (self.key.episode != EMPTY)[:, None, :]
         if self.causal:
             same &= self.distance >= 0
-        i, j = self.query.position[:, :, None], self.key.position[:, None, :]
+        i, j = self.query.filled_position[:, :, None], self.key.filled_position[:, None, :]
         if len(self.head_patterns) == 1:
             return (same & next(iter(self.head_patterns)).mask_mod(i, j))[:, None]
         allowed = {
@@ -166,7 +166,7 @@ class AttentionMask:
         if not (self.query.known_on_cpu and self.key.known_on_cpu) and self.sparse_plan is None:
             return False
         query = self.query.on_cpu
-        position, filled = query.position, query.episode != EMPTY
+        position, filled = query.filled_position, query.episode != EMPTY
         visible = filled & (self.key.on_cpu.find(query) >= 0)
         for rule in self.head_patterns:
             visible &= rule.mask_mod(position, position)

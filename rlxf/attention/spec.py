@@ -147,9 +147,13 @@ class TransformerSpec(SpecView):
         """Create a spec from the result of `to_json`.
 
         Raises:
-            ValueError: if a technique, an option or a field is unknown, out of range or of another type.
+            ValueError: if the text is not JSON, or a technique, an option or a field is unknown, out of range
+                or of another type.
         """
-        return cls.from_dict(json.loads(text))
+        try:
+            return cls.from_dict(json.loads(text))
+        except RecursionError as error:
+            raise ValueError("the JSON text of a TransformerSpec is nested too deeply") from error
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "TransformerSpec":

@@ -264,6 +264,11 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError, MemoryError)
+"""Exceptions of h5py for damaged files: OSError and RuntimeError by its own checks, KeyError for missing
+names, and the others for damaged types and sizes."""
+
+
 def find_damage(folder: Path) -> str | None:
     """Describe the damage of an incomplete download or copy; return None if none is detected.
 
@@ -296,7 +301,7 @@ def _find_damage(episodes: Path, stated: Any) -> str | None:
     try:
         with h5py.File(episodes, "r") as file:
             number = len(file)
-    except OSError as error:
+    except DAMAGE as error:
         return f"{episodes}: the file is truncated or altered ({error})"
     if type(stated) is int and stated == number:
         return None

@@ -13,7 +13,7 @@ from minari.dataset.minari_storage import is_image_space
 from numpy.typing import NDArray
 from PIL import Image
 
-from rlxf.data.dataset_source import Source
+from rlxf.data.dataset_source import DAMAGE, Source
 from rlxf.data.spaces import is_text, parts_of
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
@@ -21,9 +21,6 @@ from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 END_FLAGS = ("terminations", "truncations")
 ARRAY_NAMES = ("observations", "actions", "rewards", *END_FLAGS)
 """Names of the arrays that are read from an episode."""
-# Exceptions of h5py for damaged files: OSError and RuntimeError by its own checks, KeyError for missing
-# names, and the others for damaged types and sizes.
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError, MemoryError)
 
 
 class EpisodeFile:
@@ -139,7 +136,7 @@ class EpisodeFile:
     def _error_context(self, episode: int | None = None) -> Iterator[None]:
         try:
             yield
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise self._damaged(str(error), episode) from error
 
     def _damaged(self, fault: str, episode: int | None = None) -> DatasetError:

@@ -5,6 +5,8 @@ from difflib import SequenceMatcher
 
 MIN_SIMILARITY = 0.6
 """Minimum similarity of a proposed name, from 0 to 1: the default of `difflib`, which measures it."""
+MAX_LENGTH = 200
+"""Maximum characters of a name for which a proposal is searched; the time is quadratic."""
 
 
 def plain_name(text: str) -> str:
@@ -18,6 +20,9 @@ def similar_name(name: str, known: Iterable[str]) -> str | None:
     Options of one group have a common prefix, e.g. ``core.``. If there is a dot in ``name``, only the words
     after the last dots are therefore compared, and whole names only if these words are equally similar.
     """
+
+    if len(name) > MAX_LENGTH:
+        return None
 
     def similarity(other: str) -> tuple[float, float, str]:
         ends = (other.rpartition(".")[2], name.rpartition(".")[2]) if "." in name else (other, name)

@@ -70,7 +70,7 @@ from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.positions.base import LayerPosition, PositionEmbedding
 from rlxf.attention.registry import OPTIONAL, TECHNIQUES
 from rlxf.attention.token_index import EMPTY
-from tests.attention.specs import CAUSAL, DEFAULT, SPECS, each, shared_model
+from tests.attention.specs import ALONE, CAUSAL, DEFAULT, SPECS, each, shared_model
 from tests.attention.worlds import numbers, random_segment
 
 X = numbers(2, 5, DEFAULT.width)
@@ -474,6 +474,21 @@ def test_position_of_an_empty_slot_is_arbitrary(position, of_empty_slot):
     tokens = zip(indices, caches, strict=True)
     steps = [model.step(X[:, 3], index.at(slice(3, 4)), cache)[0] for index, cache in tokens]
     torch.testing.assert_close(*steps)
+
+
+@pytest.mark.parametrize("of_empty_slot", [-3, 2**40])
+@each({name: spec for name, spec in ALONE.items() if not spec.cross_attention})
+def test_position_of_an_empty_slot_is_arbitrary_for_every_technique(spec, of_empty_slot):
+    model, empty = shared_model(spec), torch.tensor([False, False, True])
+    start, x = TokenIndex.range(2, 3), numbers(2, 6, spec.width)
+    outputs = []
+    for slot in (0, of_empty_slot):
+        padded = TokenIndex(start.position.masked_fill(empty, slot), start.episode.masked_fill(empty, EMPTY))
+        first, state = model(x[:, :3], padded)
+        second, _ = model(x[:, 3:], TokenIndex.range(2, 3, start=2), state)
+        outputs.append(torch.cat([first, second], dim=1))
+    others = torch.arange(6) != 2
+    torch.testing.assert_close(*(y[:, others] for y in outputs))
 
 
 def test_specs_are_frozen():

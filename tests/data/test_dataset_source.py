@@ -251,3 +251,12 @@ def test_parts_of_a_combined_dataset_are_downloaded(server_folder, minari_root, 
     load_trajectories(ID, download=True)
     assert sorted(minari.list_local_datasets()) == ["test/here-v0", "test/new-v0", ID]
     assert (minari_root / "test/here-v0/marker").exists()
+
+
+@pytest.mark.parametrize("signature", [b"TREE", b"SNOD", b"HEAP"])
+def test_a_damaged_table_of_episodes_is_an_error_of_the_dataset(minari_root, signature):
+    """The names of the episodes are in a group table, whose damage h5py reports as a RuntimeError."""
+    file = data_file(record_random())
+    file.write_bytes(file.read_bytes().replace(signature, b"XXXX"))
+    with pytest.raises(DatasetError, match=r"truncated or altered|cannot be read"):
+        load_trajectories(ID)

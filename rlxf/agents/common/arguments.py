@@ -277,7 +277,8 @@ SB3_ONLINE_ARGUMENTS = {
 
 
 _GSDE_OPTION = (
-    "with use_sde, there is a deviation for each feature and action, and no gradient flows into the features"
+    "with use_sde, there is a deviation for each feature and action, and no gradient flows into the "
+    "features; leave it out"
 )
 _OWN_BUFFER = UnsupportedArgument(
     "the rollout buffer stores segments with their memory and cannot be replaced; its sizes are n_steps, "
@@ -308,7 +309,9 @@ SB3_POLICY_ARGUMENTS = {
         "weights outside of the transformer are always orthogonal; leave it out", neutral=(True,)
     ),
     "full_std": UnsupportedArgument(_GSDE_OPTION, neutral=(True,)),
-    "use_expln": UnsupportedArgument("the deviations of use_sde are exponentials", neutral=(False,)),
+    "use_expln": UnsupportedArgument(
+        "deviations of use_sde are exponentials; leave it out", neutral=(False,)
+    ),
     "squash_output": UnsupportedArgument(
         "Box actions are clipped to their bounds, not squashed; leave it out", neutral=(False, None)
     ),

@@ -1,6 +1,5 @@
 """Calibration of the exit threshold of a GTrXL: early-exit actions are compared with full-depth actions."""
 
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -123,7 +122,7 @@ class ExitComparison:
         obs, _ = self.policy.obs_to_tensor(raw)
         start = torch.as_tensor(episode_start, device=self.policy.device)
         latent, _ = self.policy.act(obs, self._full, self._full.advance(start))
-        full = copy(self.policy.heads(latent)[0])
+        full = self.policy.heads(latent)[0]
         same = [self._step_early_exit(k, obs, start, full) for k in range(len(self.thresholds))]
         self.different = ~torch.stack(same, dim=1).cpu().numpy()
         actions = full.get_actions(deterministic)

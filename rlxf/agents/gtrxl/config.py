@@ -26,6 +26,7 @@ from rlxf.agents.gtrxl.policy import (
     default_policy_name,
 )
 from rlxf.attention import TransformerSpec
+from rlxf.attention.technique import MAX_INT, check_bool, check_int
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.step_checks import with_checked_steps
@@ -104,6 +105,8 @@ class PPOConfig:
     n_envs: int = 32
 
     def __post_init__(self) -> None:
+        check_bool("use_sde", self.use_sde)
+        check_int("sde_sample_freq", self.sde_sample_freq, -MAX_INT)
         for names, allowed, holds, _ in RANGES:
             for name in names:
                 value = getattr(self, name)

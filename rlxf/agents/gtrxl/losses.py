@@ -1,6 +1,5 @@
 """Mathematics of PPO: generalized advantage estimation, the clipped objective, and losses of early exits."""
 
-from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -170,9 +169,9 @@ def early_exit_losses(policy: GTrXLPolicy, exits: ExitOutputs, batch: SegmentBat
 
     The rollout uses the last output, so PPO and distillation train the last output. Each earlier output n is
     trained with ``KL(last || n) + vf_coef (V_n - V_last)^2``, weighted by its loss weight divided by that of
-    the last output. The sum is "exit_loss". The standard deviation of Box actions is shared by all outputs
-    and gets no gradient from this KL, so only the last output controls exploration. "exit_prediction_loss" is
-    the loss that trains the depth controller when to exit.
+    the last output. The sum is "exit_loss". The standard deviation of Box actions gets no gradient from this
+    KL, so only the last output controls exploration. It is shared by all outputs, but differs between them
+    with ``use_sde``. "exit_prediction_loss" is the loss that trains the depth controller when to exit.
     """
     if exits.auxiliary_loss is None:
         return {}
@@ -192,15 +191,12 @@ def early_exit_losses(policy: GTrXLPolicy, exits: ExitOutputs, batch: SegmentBat
 
 
 def _heads(policy: GTrXLPolicy, output: Tensor) -> tuple[Distribution, Tensor]:
-    """Return `GTrXLPolicy.heads` with standard deviations detached, and as a new distribution object.
-
-    SB3 reuses a single distribution object for all calls.
-    """
+    """Return `GTrXLPolicy.heads` with standard deviations detached."""
     distribution, values = policy.heads(output)
-    own = copy(distribution)
-    if isinstance(own, DiagGaussianDistribution):
-        own.distribution = Normal(own.distribution.mean, own.distribution.stddev.detach())
-    return own, values
+    if isinstance(distribution, DiagGaussianDistribution):
+        normal = distribution.distribution
+        distribution.distribution = Normal(normal.mean, normal.stddev.detach())
+    return distribution, values
 
 
 def _exit_targets(errors: Tensor, same: Tensor, batch: SegmentBatch) -> ExitTargets:

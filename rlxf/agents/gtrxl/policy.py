@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import Any, ClassVar
 
@@ -160,19 +161,20 @@ class GTrXLPolicy(RecurrentPolicy):
             return make_proba_distribution(self.action_space)
         return StateDependentNoise(spaces.utils.flatdim(self.action_space))
 
-    @contextmanager
-    def exploration(self) -> Iterator[None]:
-        """End the use of noise matrices of `reset_noise` at the end of this context, also after an error."""
-        try:
-            yield
-        finally:
-            if isinstance(self.action_dist, StateDependentNoise):
-                self.action_dist.discard_noise()
-
     def reset_noise(self, n_envs: int = 1) -> None:
-        """Draw the noise matrices of ``n_envs`` environments, as in SB3; nothing without ``use_sde``."""
+        """Draw the noise of `explore` in ``n_envs`` environments, as in SB3; nothing without ``use_sde``."""
         if isinstance(self.action_dist, StateDependentNoise):
             self.action_dist.draw_noise(self.log_std, n_envs)
+
+    def explore(self, distribution: Distribution) -> Tensor:
+        """Sample the actions (E, ...) of a step of a rollout from a result of `action_distribution`.
+
+        With ``use_sde``, they have the noise of `reset_noise`. Other samples, such as those of `predict`,
+        have independent noise.
+        """
+        if isinstance(distribution, StateDependentNoise):
+            return distribution.explore()
+        return distribution.sample()
 
     def initial_state(self, batch: int) -> RecurrentPolicyState:
         """Return the initial state for ``batch`` environments before their first episode."""
@@ -279,11 +281,13 @@ class GTrXLPolicy(RecurrentPolicy):
         return self.action_distribution(latent), values
 
     def action_distribution(self, latent: Tensor) -> Distribution:
-        """Return the action distribution for outputs (N, C)."""
-        parameters: tuple[Tensor, ...] = (self.action_net(latent),)
-        if isinstance(self.action_dist, DiagGaussianDistribution):
-            parameters += (self.log_std, latent) if self.use_sde else (self.log_std,)
-        return self.action_dist.proba_distribution(*parameters)
+        """Return the action distribution for outputs (N, C), as a new object."""
+        distribution, mean = copy(self.action_dist), self.action_net(latent)
+        if isinstance(distribution, StateDependentNoise):
+            return distribution.proba_distribution(mean, self.log_std, latent)
+        if isinstance(distribution, DiagGaussianDistribution):
+            return distribution.proba_distribution(mean, self.log_std)
+        return distribution.proba_distribution(mean)
 
     def most_likely_actions(self, latent: Tensor) -> Tensor:
         """Return the mode (N, ...) of the action distribution for outputs (N, C).

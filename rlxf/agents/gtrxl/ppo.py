@@ -26,7 +26,7 @@ from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.agents.gtrxl.state_dependent_noise import mean_action_std
+from rlxf.agents.gtrxl.state_dependent_noise import check_sde, mean_action_std
 from rlxf.agents.gtrxl.training_algorithm import Actor, DistillationTraining, PPOTraining
 from rlxf.agents.gtrxl.training_loop import TrainingLoop
 from rlxf.attention import TransformerSpec
@@ -194,6 +194,8 @@ class GTrXLPPO(TrainingLoop):
         torch.set_flush_denormal(True)
         self.ranks = process_group()
         training_env = as_training_env(env, n_envs, seed)
+        if training_env is not None:
+            check_sde(use_sde, training_env.action_space)
         super().__init__(
             policy,  # type: ignore[arg-type]  # SB3 annotates its own actor-critic policy
             training_env,
@@ -228,17 +230,13 @@ class GTrXLPPO(TrainingLoop):
         self.clip_range_vf_schedule = None if bound is None else FloatSchedule(bound)
         self.set_random_seed(self.seed)
         self.order = torch.Generator().manual_seed(int(torch.randint(2**62, (), device="cpu")))
+        names = ("core", "previous_action", "persist_memory_across_episodes", "precision", "use_sde")
+        own = {name: getattr(self, name) for name in names}
+        own["reconstruct"] = self.reconstruction_coef > 0
+        for name in own.keys() & self.policy_kwargs.keys():
+            raise TypeError(f"policy_kwargs must not contain {name!r}, which is set by GTrXLPPO")
         self.policy = self.policy_class(  # type: ignore[assignment]
-            self.observation_space,
-            self.action_space,
-            self.lr_schedule,
-            core=self.core,
-            previous_action=self.previous_action,
-            persist_memory_across_episodes=self.persist_memory_across_episodes,
-            reconstruct=self.reconstruction_coef > 0,
-            precision=self.precision,
-            use_sde=self.use_sde,
-            **self.policy_kwargs,
+            self.observation_space, self.action_space, self.lr_schedule, **own, **self.policy_kwargs
         ).to(self.device)
         if self.compile:
             self.policy.network_step = CompiledStep()
@@ -348,8 +346,9 @@ class GTrXLPPO(TrainingLoop):
             teacher: the agent to imitate; it is not changed. Its sizes, techniques and memory may differ.
             total_timesteps: steps to train for, over all environments.
             distillation: the distillation loss; None for ``Distillation()``.
-            actor: the agent that acts, "student" or "teacher". If the student acts, it learns to correct its
-                own mistakes. If it is too weak to make progress, let the teacher act first.
+            actor: the agent that acts, "student" or "teacher"; the noise of a teacher is independent in each
+                step. If the student acts, it learns to correct its own mistakes. If it is too weak to make
+                progress, let the teacher act first.
             callback: callback or callbacks, as in SB3.
             log_interval: rollouts between two log lines.
             tb_log_name: name of the run in TensorBoard.

@@ -27,7 +27,6 @@ from rlxf.utils.errors import EpisodeLostError
 
 RUN = "run"
 ENVIRONMENT, AGENT_STATE, WRAPPERS, EPISODES = "environment", "rollout_state", "wrappers", "episodes"
-"""Key of the reason why the current episodes cannot be continued."""
 GRADIENTS = "gradients"
 """Tensor group of the last update's gradients, which `HistogramCallback` logs after the next rollout."""
 MATCHING_FIELDS = ("policy", "observation_space", "action_space")

@@ -17,11 +17,11 @@ class StateDependentNoise(DiagGaussianDistribution):
 
     The entries of theta (C, A) are drawn from ``N(0, sigma^2)``, with learned deviations sigma (C, A). Given
     the outputs y (C,) of the transformer, an action is therefore Gaussian with variance ``(y^2)^T sigma^2``.
-    While a matrix is kept, the noise is a function of the state instead of independent in each step. It
-    reaches distant states where independent noise averages out, such as in MountainCarContinuous.
+    `explore` keeps a matrix for several steps, so that the noise is a function of the state instead of
+    independent in each step. It reaches distant states where independent noise averages out, such as in
+    MountainCarContinuous. `sample` draws independent noise of the same distribution.
 
-    No gradient flows through y into the noise. Without a noise matrix, samples of different steps are
-    independent, with the same distribution.
+    No gradient flows through y into the noise.
 
     Source: Raffin et al. 2022, arXiv:2005.05719, section 3.
 
@@ -38,9 +38,10 @@ class StateDependentNoise(DiagGaussianDistribution):
         """Return the layer of the means, and the log deviations (C, A) of the noise matrix.
 
         Args:
-            latent_dim: features C of the transformer's outputs, which have variance 1.
-            log_std_init: initial log standard deviation of actions, as without state-dependent noise. The
-                deviations of the C terms are smaller by the square root of C.
+            latent_dim: features C of the transformer's outputs.
+            log_std_init: initial log standard deviation of actions, as without state-dependent noise, for
+                outputs of variance 1. Those of the last normalization have it; with ``final_norm=False``,
+                the deviation is larger or smaller in proportion to the outputs.
         """
         entry = log_std_init - 0.5 * math.log(latent_dim)
         log_std = torch.full((latent_dim, self.action_dim), entry)
@@ -63,28 +64,35 @@ class StateDependentNoise(DiagGaussianDistribution):
 
     @torch.no_grad()
     def draw_noise(self, log_std: Tensor, rows: int) -> None:
-        """Draw a noise matrix for each of ``rows`` environments, for samples until the next call.
-
-        Samples for other numbers of environments stay independent.
-        """
+        """Draw the noise matrices of ``rows`` environments, for `explore` until the next call."""
         noise = torch.randn(rows, *log_std.shape, dtype=log_std.dtype, device=log_std.device)
         self._noise = noise * log_std.exp()
 
-    def discard_noise(self) -> None:
-        """Make samples of different steps independent again."""
-        self._noise = None
-
-    def sample(self) -> Tensor:
-        """Return actions (N, A): with the noise matrices if there is one for each row, else independent."""
-        if self._noise is None or len(self._noise) != len(self._features):
-            return super().sample()
+    def explore(self) -> Tensor:
+        """Return the actions (N, A) of N environments with their noise matrices of `draw_noise`."""
+        assert self._noise is not None
         return self.distribution.mean + torch.einsum("nc,nca->na", self._features, self._noise)
+
+    def actions_from_params(  # type: ignore[override]
+        self, mean_actions: Tensor, log_std: Tensor, features: Tensor, deterministic: bool = False
+    ) -> Tensor:
+        """Set the parameters as `proba_distribution` does, and return actions (N, A) as in SB3."""
+        return self.proba_distribution(mean_actions, log_std, features).get_actions(deterministic)
+
+    def log_prob_from_params(  # type: ignore[override]
+        self, mean_actions: Tensor, log_std: Tensor, features: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Set the parameters as `proba_distribution` does, and return samples with their log densities."""
+        actions = self.actions_from_params(mean_actions, log_std, features)
+        return actions, self.log_prob(actions)
 
 
 def check_sde(use_sde: bool, action_space: Space) -> None:
     """Raise ValueError if ``use_sde`` is True and the actions are not Box."""
     if use_sde and not isinstance(action_space, spaces.Box):
-        raise ValueError(f"use_sde=True requires Box actions, got {action_space}; leave use_sde out")
+        raise ValueError(
+            f"use_sde=True (--use-sde) requires Box actions, got {action_space}; leave use_sde out"
+        )
 
 
 def mean_action_std(log_std: Tensor) -> Tensor:

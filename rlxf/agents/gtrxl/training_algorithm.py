@@ -162,7 +162,7 @@ class PPOTraining(TrainingAlgorithm):
 
     def choose(self, obs: PyTorchObs, index: TokenIndex, own: Distribution) -> Tensor:
         """Sample from the distribution of the policy."""
-        return own.get_actions()
+        return self.policy.explore(own)
 
     def start_update(
         self, loss: PPOLoss, max_grad_norm: float, target_kl: float | None, accumulation_steps: int = 1
@@ -288,7 +288,7 @@ class DistillationTraining(TrainingAlgorithm):
         output, _ = self.teacher.act(obs, self._state, index)
         self._outputs.append(output)
         distribution, _ = self.teacher.heads(output)
-        actions = {"student": own, "teacher": distribution}[self.actor].get_actions()
+        actions = self.policy.explore(own) if self.actor == "student" else distribution.sample()
         self._state.store_encoded_action(self.teacher.encode_actions(actions), index)
         return actions
 

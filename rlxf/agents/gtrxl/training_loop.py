@@ -82,7 +82,7 @@ class TrainingLoop(GTrXLAgent):
         self.ranks.broadcast_rng_state()
         self._between_rollouts = False
         envs = rollout_envs(env, self.policy, self.collector.env_numbers)
-        with restore_stats_on_error(env), self.policy.exploration():
+        with restore_stats_on_error(env):
             for step in range(n_rollout_steps):
                 self._reset_noise(step)
                 if not self._take_step(envs, callback):

@@ -9,13 +9,15 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import StateDependentNoiseDistribution
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl.policy import MlpGTrXLPolicy
 from rlxf.agents.gtrxl.state_dependent_noise import StateDependentNoise, mean_action_std
+from rlxf.training import CheckpointError, read_archive, write_archive
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
+    RECURRENT_CORES,
     VECTOR,
     parameters,
     same,
@@ -49,7 +51,7 @@ def test_densities_entropies_and_samples_are_those_of_sb3():
     own._noise = theirs.exploration_matrices
     for each in (own, theirs):
         each.proba_distribution(mean, log_std, features)
-    actions = own.sample()
+    actions = own.explore()
     torch.testing.assert_close(actions, theirs.sample())
     torch.testing.assert_close(own.log_prob(actions), theirs.log_prob(actions))
     torch.testing.assert_close(own.entropy(), theirs.entropy())
@@ -63,7 +65,7 @@ def test_samples_over_many_noise_matrices_have_the_moments_of_the_distribution()
     noise.proba_distribution(mean.expand(many, -1), log_std, features.expand(many, -1))
     torch.manual_seed(0)
     noise.draw_noise(log_std, many)
-    for samples in (noise.sample(), (noise.discard_noise(), noise.sample())[1]):
+    for samples in (noise.explore(), noise.sample()):
         deviation = noise.distribution.stddev[0]
         assert ((samples.mean(0) - mean[0]).abs() < 5 * deviation / many**0.5).all()
         torch.testing.assert_close(samples.std(0), deviation, rtol=0.02, atol=0)
@@ -75,7 +77,7 @@ def test_noise_is_a_linear_function_of_the_features_until_it_is_drawn_again():
     noise.draw_noise(log_std, ROWS)
 
     def noise_of(x):
-        return noise.proba_distribution(mean, log_std, x).sample() - mean
+        return noise.proba_distribution(mean, log_std, x).explore() - mean
 
     first, other = noise_of(features), noise_of(features.flip(0))
     torch.testing.assert_close(noise_of(2 * features + features.flip(0)), 2 * first + other)
@@ -83,13 +85,21 @@ def test_noise_is_a_linear_function_of_the_features_until_it_is_drawn_again():
     assert (noise_of(features) != first).all()
 
 
-@pytest.mark.parametrize("rows", [1, ROWS + 1])
-def test_samples_for_another_number_of_environments_are_independent(rows):
-    mean, log_std, features = parts(rows)
+def test_other_samples_are_independent():
+    mean, log_std, features = parts()
     noise = StateDependentNoise(SIZE)
     noise.draw_noise(log_std, ROWS)
     noise.proba_distribution(mean, log_std, features)
     assert (noise.sample() != noise.sample()).all()
+    assert torch.equal(noise.explore(), noise.explore())
+
+
+def test_the_interface_of_sb3_has_the_features_in_addition():
+    mean, log_std, features = parts()
+    noise = StateDependentNoise(SIZE)
+    assert torch.equal(noise.actions_from_params(mean, log_std, features, deterministic=True), mean)
+    actions, log_prob = noise.log_prob_from_params(mean, log_std, features)
+    torch.testing.assert_close(log_prob, noise.log_prob(actions))
 
 
 def test_gradients_reach_the_deviations_and_not_the_features():
@@ -146,22 +156,20 @@ def test_rollouts_keep_the_noise_for_the_given_number_of_steps(frequency):
     assert len(different) == 3, "each environment has its own noise"
 
 
-def test_after_a_rollout_samples_are_independent_also_after_an_error():
-    agent = box_agent()
-    agent.learn(48)
-    assert agent.policy.action_dist._noise is None
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_predictions_in_a_rollout_are_independent_of_its_noise(n_envs):
+    """Also for as many observations as there are environments, e.g. in an evaluation by a callback."""
+    agent = small_agent(scripts(shifted(n_envs), action_space=ACTIONS["Box"]), use_sde=True)
+    obs, different = np.zeros((n_envs, 3), np.float32), []
 
-    class Broken(BaseCallback):
+    class Predict(BaseCallback):
         def _on_step(self):
-            assert agent.policy.action_dist._noise is not None
-            raise RuntimeError("stop")
+            first, second = (agent.policy.predict(obs, deterministic=False)[0] for _ in range(2))
+            different.append((first != second).any())
+            return True
 
-    with pytest.raises(RuntimeError, match="stop"):
-        agent.learn(48, Broken())
-    assert agent.policy.action_dist._noise is None
-    obs = np.zeros((3, 3), np.float32)
-    first, second = (agent.predict(obs, deterministic=False)[0] for _ in range(2))
-    assert (first != second).any()
+    agent.learn(16 * n_envs, Predict())
+    assert all(different)
 
 
 def test_importance_ratios_of_the_first_minibatch_are_1():
@@ -196,7 +204,8 @@ def test_files_keep_the_setting_and_the_deviations(tmp_path):
     assert same(parameters(agent), parameters(loaded))
 
 
-def test_a_policy_can_be_copied_during_a_rollout():
+@pytest.mark.parametrize("name", ACTIONS)
+def test_policies_can_be_copied_during_and_after_training(name):
     copies = []
 
     class Copy(BaseCallback):
@@ -204,8 +213,75 @@ def test_a_policy_can_be_copied_during_a_rollout():
             copies.append(copy.deepcopy(self.model.policy))
             return True
 
-    box_agent().learn(48, Copy())
+    env = scripts(shifted(3), action_space=ACTIONS[name])
+    agent = small_agent(env, use_sde=name.startswith("Box")).learn(48, Copy())
     assert len(copies) == 16
+    assert same(list(copy.deepcopy(agent.policy).parameters()), parameters(agent))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"compile": True},
+        {"core": RECURRENT_CORES["CALM"]},
+        {"core": RECURRENT_CORES["GatedDeltaNet"], "precision": "bf16-mixed"},
+        {"gradient_accumulation_steps": 2, "recompute_memory": True},
+    ],
+    ids=["compile", "CALM", "recurrence", "micro-batches"],
+)
+def test_trainings_with_other_options(changes):
+    agent = box_agent(sde_sample_freq=4, **changes).learn(96)
+    assert all(x.isfinite().all() for x in agent.policy.parameters())
+
+
+def test_box_of_two_axes_and_normalized_observations():
+    env = VecNormalize(scripts(shifted(3), action_space=ACTIONS["Box of two axes"]))
+    agent = small_agent(env, use_sde=True).learn(48)
+    assert agent.policy.log_std.shape == (16, 6)
+    assert agent.predict(np.zeros((3, 3), np.float32))[0].shape == (3, 2, 3)
+
+
+@pytest.mark.parametrize("actor", ["student", "teacher"])
+@pytest.mark.parametrize("of_student", [False, True])
+@pytest.mark.parametrize("of_teacher", [False, True])
+def test_distillation(actor, of_student, of_teacher):
+    student, teacher = box_agent(use_sde=of_student), box_agent(use_sde=of_teacher, seed=5)
+    student.distill(teacher, 96, actor=actor)
+    assert all(x.isfinite().all() for x in student.policy.parameters())
+
+
+def discrete(documents, _):
+    documents["agent"]["action_space"] = {"type": "Discrete", "n": 3, "start": 0, "dtype": "int64"}
+
+
+def setting(name, value):
+    return lambda documents, _: documents["agent"]["settings"].update({name: value})
+
+
+def other_shape(_, tensors):
+    tensors["policy"]["log_std"] = torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        discrete,
+        setting("use_sde", 1),
+        setting("sde_sample_freq", 2.5),
+        setting("sde_sample_freq", -2),
+        other_shape,
+    ],
+)
+def test_altered_files_are_refused(tmp_path, change):
+    path = tmp_path / "agent.zip"
+    box_agent().save(path)
+    archive = read_archive(path)
+    documents, tensors = archive.documents, {name: dict(group) for name, group in archive.tensors.items()}
+    change(documents, tensors)
+    write_archive(path, documents, tensors)
+    with pytest.raises(CheckpointError) as error:
+        GTrXLPPO.load(path)
+    assert "\n" not in str(error.value)
 
 
 def test_two_trainings_have_the_same_bits():
@@ -216,9 +292,10 @@ def test_two_trainings_have_the_same_bits():
 @pytest.mark.parametrize("name", ["Discrete", "MultiDiscrete", "MultiBinary"])
 def test_other_actions_than_box_are_refused(name):
     agent = small_agent(scripts(shifted(3), action_space=ACTIONS[name]))
-    with pytest.raises(ValueError, match=r"gSDE.* can only be used with continuous actions"):
+    message = r"use_sde=True \(--use-sde\) requires Box actions, got .*; leave use_sde out"
+    with pytest.raises(ValueError, match=message):
         small_agent(agent.env, use_sde=True)
-    with pytest.raises(ValueError, match=r"use_sde=True requires Box actions, got .*; leave use_sde out"):
+    with pytest.raises(ValueError, match=message):
         MlpGTrXLPolicy(VECTOR, ACTIONS[name], lambda _: 0.1, core=small_core(), use_sde=True)
 
 
@@ -228,6 +305,17 @@ def test_an_invalid_frequency_is_refused(frequency):
         ValueError, match=r"sde_sample_freq must be at least 1, or -1 for once in each rollout"
     ):
         box_agent(sde_sample_freq=frequency)
+
+
+@pytest.mark.parametrize("wrong", [{"use_sde": "yes"}, {"use_sde": 1}, {"sde_sample_freq": 2.5}])
+def test_arguments_of_another_type_are_refused(wrong):
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        box_agent(**wrong)
+
+
+def test_the_policy_takes_the_argument_from_the_agent():
+    with pytest.raises(TypeError, match="policy_kwargs must not contain 'use_sde', which is set by GTrXLPPO"):
+        box_agent(policy_kwargs={"use_sde": True})
 
 
 def test_a_frequency_without_the_noise_is_refused():
