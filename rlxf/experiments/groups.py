@@ -164,13 +164,13 @@ def make_labels(settings: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> 
         settings: settings of runs by name.
         tasks: task of each run.
     """
-    siblings: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    siblings: dict[tuple[str, bool, str], list[Mapping[str, Any]]] = {}
     for task, each in zip(tasks, settings, strict=True):
-        siblings.setdefault((task, _agent(each)), []).append(each)
-    differing: dict[str, dict[str, None]] = {}
-    for (_, agent), members in siblings.items():
-        differing[agent] = differing.get(agent, {}) | dict.fromkeys(_differing(members))
-    labels = [_label(each, [*differing[_agent(each)]]) for each in settings]
+        siblings.setdefault((task, *_kind(each)), []).append(each)
+    differing: dict[tuple[bool, str], dict[str, None]] = {}
+    for (_, *kind), members in siblings.items():
+        differing.setdefault((kind[0], kind[1]), {}).update(dict.fromkeys(_differing(members)))
+    labels = [_label(each, [*differing[_kind(each)]]) for each in settings]
     return _numbered(labels, settings, tasks)
 
 
@@ -189,8 +189,10 @@ def _numbered(
     return numbered
 
 
-def _agent(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("group", settings.get(AGENT, "run")))
+def _kind(settings: Mapping[str, Any]) -> tuple[bool, str]:
+    """Return whether the user has named the group of a run, and the name of this group or of the agent."""
+    is_named = "group" in settings
+    return is_named, str(settings["group"] if is_named else settings.get(AGENT, "run"))
 
 
 def _differing(siblings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -201,7 +203,7 @@ def _differing(siblings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _label(settings: Mapping[str, Any], names: Iterable[str]) -> str:
-    parts = [_agent(settings), *(f"{name}={_text(settings.get(name))}" for name in names)]
+    parts = [_kind(settings)[1], *(f"{name}={_text(settings.get(name))}" for name in names)]
     return _shortened([" ".join(printable(part).split()) for part in parts])
 
 

@@ -281,6 +281,13 @@ def labels(*configs):
     return make_labels([settings_of(config) for config in configs], ["task"] * len(configs))
 
 
+def test_a_group_that_has_the_name_of_an_agent_is_not_compared_with_its_runs():
+    agent = {"agent": "gtrxl", "a": 1, "b": 2}
+    assert make_labels([agent, {"group": "gtrxl"}, {"group": "own"}], ["task"] * 3) == [
+        *("gtrxl #1", "gtrxl #2", "own")
+    ]
+
+
 GRU = {"name": "GRU", "width": 8}
 
 
