@@ -20,7 +20,6 @@ def similar_name(name: str, known: Iterable[str]) -> str | None:
     Options of one group have a common prefix, e.g. ``core.``. If there is a dot in ``name``, only the words
     after the last dots are therefore compared, and whole names only if these words are equally similar.
     """
-
     if len(name) > MAX_LENGTH:
         return None
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlxf.utils.names import choose_one_of, did_you_mean, plain_name, similar_name
+from rlxf.utils.names import MAX_LENGTH, choose_one_of, did_you_mean, plain_name, similar_name
 
 OPTIONS = ["total-timesteps", "core.memory.length", "core.position.base", "n-envs"]
 
@@ -29,6 +29,12 @@ def test_without_known_names_nothing_is_proposed():
     assert similar_name("name", []) is None
     assert did_you_mean("name", []) == ""
     assert did_you_mean("name", [], "there are none") == "; there are none"
+
+
+def test_no_proposal_is_searched_for_a_long_name():
+    name = "n" * (MAX_LENGTH + 1)
+    assert similar_name(name, [name + "s"]) is None
+    assert similar_name(name[1:], [name]) == name
 
 
 def test_messages_continue_with_a_semicolon():
