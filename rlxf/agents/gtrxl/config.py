@@ -74,7 +74,8 @@ class PPOConfig:
     Raises:
         ValueError: if a number is out of range, rollouts or minibatches do not consist of whole segments, or
             there are more micro-batches than segments in a minibatch.
-        TypeError: if a schedule is neither a number nor a function that returns one.
+        TypeError: if a schedule is neither a number nor a function that returns one, or an argument that is
+            True or False by default has another type.
     """
 
     learning_rate: float | Schedule = LinearSchedule(1e-3, 0.0, 1.0)  # noqa: RUF009  # it is immutable
@@ -105,7 +106,9 @@ class PPOConfig:
     n_envs: int = 32
 
     def __post_init__(self) -> None:
-        check_bool("use_sde", self.use_sde)
+        for field in fields(self):
+            if field.type is bool:
+                check_bool(field.name, getattr(self, field.name))
         check_int("sde_sample_freq", self.sde_sample_freq, -MAX_INT)
         for names, allowed, holds, _ in RANGES:
             for name in names:

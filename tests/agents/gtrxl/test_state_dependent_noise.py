@@ -307,7 +307,9 @@ def test_an_invalid_frequency_is_refused(frequency):
         box_agent(sde_sample_freq=frequency)
 
 
-@pytest.mark.parametrize("wrong", [{"use_sde": "yes"}, {"use_sde": 1}, {"sde_sample_freq": 2.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"use_sde": "yes"}, {"use_sde": 1}, {"sde_sample_freq": 2.5}, {"normalize_advantage": 1}]
+)
 def test_arguments_of_another_type_are_refused(wrong):
     with pytest.raises(TypeError, match=next(iter(wrong))):
         box_agent(**wrong)
