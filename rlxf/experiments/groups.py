@@ -168,8 +168,8 @@ def make_labels(settings: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> 
     for task, each in zip(tasks, settings, strict=True):
         siblings.setdefault((task, *_kind(each)), []).append(each)
     differing: dict[tuple[bool, str], dict[str, None]] = {}
-    for (_, *kind), members in siblings.items():
-        differing.setdefault((kind[0], kind[1]), {}).update(dict.fromkeys(_differing(members)))
+    for (_, is_named, name), members in siblings.items():
+        differing.setdefault((is_named, name), {}).update(dict.fromkeys(_differing(members)))
     labels = [_label(each, [*differing[_kind(each)]]) for each in settings]
     return _numbered(labels, settings, tasks)
 
