@@ -221,10 +221,8 @@ class SegmentedTransformer(Transformer):
     def weights(
         self, x: Tensor, index: TokenIndex, state: State | None, context: Context | None
     ) -> list[Tensor]:
-        run, memory = (
-            self._run(x, index, state, context, self._output),
-            0 if state is None else state.index.shape[1],
-        )
+        run = self._run(x, index, state, context, self._output)
+        memory = 0 if state is None else state.index.shape[1]
         shape = len(x), self.spec.heads, index.shape[1] + 1, memory + index.shape[1] + 1
         weights = [x.new_zeros(shape) for _ in self.order]
         for slots, passes in run.stacks:

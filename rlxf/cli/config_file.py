@@ -254,9 +254,8 @@ def run_settings(
     if _flag(args, "trust") is not True:
         kwargs = flat.get("env_kwargs", {})
         env = flat.get("env", given_options(args, "env").get("env") if kwargs else None)
-        own = (
-            {"workers": 0} if given_options(args, "workers") else {}
-        )  # the number of the user needs no trust
+        # A number of workers that the user gives needs no trust.
+        own = {"workers": 0} if given_options(args, "workers") else {}
         command.check_trust(RunFolder(run.path, flat | {"env": env, "env_kwargs": kwargs} | own))
     return flat
 

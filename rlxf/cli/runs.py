@@ -12,6 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
+from rlxf.agents.gtrxl.checkpoint import ADDED_SETTINGS
 from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
 from rlxf.agents.offline.agent import OfflineAgent
 from rlxf.agents.pretraining import MaskedPretraining
@@ -24,7 +25,7 @@ from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
 NOT_SAVED = ("run", "config", "tuned", "trust", "progress_bar", "quiet", "download")
 """Options of a command that do not affect the results of its run."""
-ADDED_OPTIONS = ("track", "compile", "videos", "attention_maps", "use_sde", "sde_sample_freq")
+ADDED_OPTIONS = ("track", "compile", "videos", "attention_maps", *ADDED_SETTINGS)
 """Options that earlier versions did not have: a ``config.json`` without them means their defaults."""
 GTRXL, OFFLINE, PRETRAINING = "gtrxl", "decision_transformer", "pretraining"
 CLONING, RVS = "behavior_cloning", "return_conditioned_mlp"

@@ -24,7 +24,7 @@ from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES, technique_from_json
 from rlxf.cli.options import given_options
-from rlxf.utils.names import plain_name, similar_name
+from rlxf.utils.names import choose_one_of, plain_name
 
 NONE, FIT_MEMORY = "None", "fitting"
 OPTIONS_OF = "{}_options"
@@ -57,9 +57,8 @@ def match_name(axis: str, text: str) -> str:
     """
     name = _match(axis, text)
     if name is None:
-        near = similar_name(text, choosable(axis)) or _described_name(axis, text)
-        hint = f"did you mean {near}? Choose" if near else "choose"
-        raise ValueError(f"unknown {axis} {text!r}; {hint} one of {', '.join(choosable(axis))}")
+        hint = choose_one_of(text, choosable(axis), _described_name(axis, text))
+        raise ValueError(f"unknown {axis} {text!r}{hint}")
     return name
 
 

@@ -27,8 +27,8 @@ def similar_name(name: str, known: Iterable[str]) -> str | None:
         ends = (other.rpartition(".")[2], name.rpartition(".")[2]) if "." in name else (other, name)
         return _ratio(*ends), _ratio(other, name), other
 
-    best = max(known, key=similarity, default=None)
-    return best if best is not None and similarity(best)[0] >= MIN_SIMILARITY else None
+    likeness, _, best = max(map(similarity, known), default=(0.0, 0.0, ""))
+    return best if likeness >= MIN_SIMILARITY else None
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
@@ -41,13 +41,13 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"; {advice}" if advice else ""
 
 
-def choose_one_of(name: str, known: Iterable[str]) -> str:
+def choose_one_of(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """Return "; did you mean NAME? Choose one of NAMES", to be added to a message.
 
-    If none is similar, the question is left out.
+    If none is similar, the question is about the name ``otherwise``, or is left out without it.
     """
     names = list(known)
-    near = similar_name(name, names)
+    near = similar_name(name, names) or otherwise
     question = f"did you mean {near}? Choose" if near else "choose"
     return f"; {question} one of {', '.join(names)}"
 

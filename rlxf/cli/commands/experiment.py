@@ -95,8 +95,10 @@ class Experiment(Command):
         from rlxf.experiments.summary import Summary, write_summary
 
         with only_process(self.folder):
-            complete = [job for _, job in jobs if is_complete(job)]
-            missing = [job for _, job in jobs if job not in complete]
+            complete: list[Job] = []
+            missing: list[Job] = []
+            for _, job in jobs:
+                (complete if is_complete(job) else missing).append(job)
             for job in complete:
                 run_job(job)  # completes the record of a run that outlived the program that started it
             print_out(f"{len(jobs)} runs, {len(complete)} of them complete: {self.folder}")
