@@ -11,7 +11,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.cli.options import check_counts, check_not_negative
+from rlxf.cli.options import check_counts, check_not_negative, check_stop_return
 from rlxf.cli.output import print_out
 from rlxf.cli.reports import (
     CHECKPOINTS,
@@ -28,6 +28,7 @@ from rlxf.cli.training_session import EVALUATION_STATE, save_statistics
 from rlxf.evaluation import EvaluationCallback
 from rlxf.evaluation.environment import preserve_rng_state
 from rlxf.training import RunFolder
+from rlxf.training.distributed import process_group
 from rlxf.training.tensorboard import evaluation_events
 
 DEFAULT_EVALUATIONS = 10
@@ -50,6 +51,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
     episodes: int
     evaluate_every: int | None
     evaluation_episodes: int
+    stop_return: float | None
     evaluation_budget: float
     """Default largest number of environment steps of evaluations for each step or update of the training."""
 
@@ -80,6 +82,9 @@ class EvaluatedTrainingCommand(TrainingCommand):
         """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
         check_counts(self, "evaluation_episodes")
         check_not_negative(self, "evaluate_every")
+        if self.stop_return is not None:
+            process_group().check_single_process("--stop-return")
+        check_stop_return(self.stop_return, self.evaluate_every, self.episodes)
         super().check()
 
     def describe_completion(self, run: RunFolder) -> str:
@@ -103,6 +108,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
                     best_path=run.best,
                     on_new_best=partial(save_statistics, agent, run.best_normalizer),
                     budget=self.evaluation_budget if self.evaluate_every is None else None,
+                    stop_return=self.stop_return,
                     **self.callback_options(agent),
                 )
             ]
@@ -127,7 +133,12 @@ class EvaluatedTrainingCommand(TrainingCommand):
         save_reports(run, reports)
         track_reports(agent.logger, reports, agent.num_timesteps)
         print_reports(agents, reports)
-        if summary := self._describe_best(run):
+        if agent.num_timesteps < self.total:
+            print_out(
+                f"an evaluation reached --stop-return {self.stop_return:g}: the training ended after "
+                f"{agent.num_timesteps:,} of {self.total:,} {self.unit}"
+            )
+        elif summary := self._describe_best(run):
             print_out(summary)
         plot_targets(reports, {"last": run.path, **folders})
         self.compare_reports(agent, run, reports)

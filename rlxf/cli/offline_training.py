@@ -79,8 +79,9 @@ class OfflineTraining(TrainingCommand):
         return process_group().main_first(partial(load_trajectories, self.dataset, **loading))
 
     def build_for_resume(self, start: StartPoint) -> Any:
-        """Return the agent to continue. If all updates are done, the datasets are not loaded."""
-        if start.file is not None and start.steps >= self.updates:
+        """Return the agent to continue. If no update is left, the datasets are not loaded."""
+        if not start.needs_training(self.updates):
+            assert start.file is not None
             return AGENTS[self.agent_name].load(start.file, device=self.learner.device)
         return self.build()
 
@@ -140,7 +141,7 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
         return replace(self, trust_data=True)  # type: ignore[type-var]  # subclasses are dataclasses
 
     def build_for_resume(self, start: StartPoint) -> Any:
-        """Return the agent to continue. If all updates are done, only trusted data are loaded."""
+        """Return the agent to continue. If no update is left, only trusted data are loaded."""
         return self.build() if self.trust_data else super().build_for_resume(start)
 
     def resolved_options(self, agent: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
-from math import inf
+from math import inf, isnan
 from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, dataclass_transform
@@ -213,6 +213,15 @@ CheckpointSeconds = Annotated[
     float, arg(help='Seconds between two checkpoints for "rlxf resume". The last three are kept.')
 ]
 """Option of all commands whose training can be resumed."""
+StopReturn = Annotated[
+    float | None,
+    arg(
+        help="Mean return of an evaluation during training at which the training ends, with the weights of "
+        "this evaluation, e.g. the return of a solved task. The evaluation at the end, on other episodes, "
+        "shows whether the task is solved. None means to train for all steps or updates."
+    ),
+]
+"""Option of all commands that evaluate during training."""
 LogInterval = Annotated[int, arg(help="Number of updates between two log entries.")]
 """Option of all commands that train on datasets."""
 
@@ -239,6 +248,17 @@ def check_not_negative(options: Any, *names: str) -> None:
         value = getattr(options, name)
         if value is not None and not 0 <= value < inf:
             raise ValueError(f"--{name.replace('_', '-')} must be finite and at least 0, got {value}")
+
+
+def check_stop_return(stop_return: float | None, evaluate_every: int | None, episodes: int) -> None:
+    """Raise ValueError if ``--stop-return`` is NaN, or given without evaluations."""
+    if stop_return is None:
+        return
+    if isnan(stop_return):
+        raise ValueError("--stop-return must be a number or None, got nan")
+    for name, value in (("--evaluate-every", evaluate_every), ("--episodes", episodes)):
+        if value == 0:
+            raise ValueError(f"--stop-return needs evaluations during training, got {name} 0: leave one out")
 
 
 @options

@@ -84,8 +84,14 @@ class TrainingCommand(Command):
         """Return the options of a run with another total number of steps or updates.
 
         Raises:
-            ValueError: if ``total`` is less than 1, or than the steps or updates that the run has made.
+            ValueError: if ``total`` is less than 1, or than the steps or updates that the run has made, or if
+                the run ended early.
         """
+        if run.completion is not None and run.completion.ended_early:
+            raise ValueError(
+                f"{run.path} ended after {run.completion.steps:,} {self.unit}, because an evaluation reached "
+                f"its --stop-return: to train for longer, start a new run without it"
+            )
         done = StartPoint.of(run).steps
         if run.completion is not None:
             done = max(done, run.completion.steps)

@@ -50,11 +50,13 @@ class StartPoint:
         file: checkpoint to resume from; None to start from the beginning.
         steps: number of steps or updates before this point.
         log: position in the log files at this point.
+        ended_early: whether an evaluation at or before this point reached ``--stop-return``.
     """
 
     file: Path | None = None
     steps: int = 0
     log: LogPosition = field(default_factory=LogPosition)
+    ended_early: bool = False
 
     @classmethod
     def of(cls, run: RunFolder) -> Self:
@@ -71,16 +73,22 @@ class StartPoint:
         file = run.resume_checkpoints.newest()
         with checkpoint_errors():
             documents = read_archive(file).documents
-            steps = int(documents["agent"]["progress"]["num_timesteps"])
-            return cls(file, steps, LogPosition.from_json(documents[STATEFUL_DOCUMENT][LOG_STATE]))
+            steps, states = int(documents["agent"]["progress"]["num_timesteps"]), documents[STATEFUL_DOCUMENT]
+            best, stop_return = states.get(EVALUATION_STATE, {}).get("best"), run.config.get("stop_return")
+            ended_early = None not in (best, stop_return) and best >= stop_return
+            return cls(file, steps, LogPosition.from_json(states[LOG_STATE]), ended_early)
+
+    def needs_training(self, total: int) -> bool:
+        """Return whether a run with ``total`` steps or updates has to be trained from this point."""
+        return self.file is None or (self.steps < total and not self.ended_early)
 
 
 def is_complete(run: RunFolder, total: int) -> bool:
-    """Return whether the run has a completion marker for ``total`` steps.
+    """Return whether the run has a completion marker that covers ``total`` steps.
 
     The answer of the process of rank 0 holds for all processes.
     """
-    done = process_group().is_main and run.completion is not None and run.completion.steps >= total
+    done = process_group().is_main and run.completion is not None and run.completion.covers(total)
     return bool(process_group().all_reduce_max(int(done)))
 
 
@@ -102,14 +110,15 @@ def train_to_completion(
         run: folder of the run.
         start: point to continue from.
         total: steps or updates of the run.
-        learn: trains up to ``total``, e.g. with `learn_resumably`; skipped if ``start`` is at ``total``.
+        learn: trains to the end, e.g. with `learn_resumably`; skipped if ``start`` needs no training.
         finish: final stages in the process of rank 0, e.g. the last evaluation; they can be interrupted at
             any time and repeated.
     """
     with stop_on_signals() as stop:
-        if start.file is None or start.steps < total:
+        if start.needs_training(total):
             learn(stop)
         else:
+            assert start.file is not None
             agent.load_training_state(start.file)
             save_agent(agent, run)
         try:
@@ -119,7 +128,7 @@ def train_to_completion(
                 if process_group().is_main:
                     finish()
                     agent.logger.close()
-                    run.complete(agent.num_timesteps)
+                    run.complete(agent.num_timesteps, ended_early=agent.num_timesteps < total)
         except Interrupted as stopped:
             _exit_resumable(stopped.signal, run)
 

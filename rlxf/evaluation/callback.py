@@ -1,5 +1,6 @@
 """Callbacks that act at regular intervals of steps, and the one that evaluates the agent."""
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -115,6 +116,12 @@ class PeriodicCallback(BaseCallback):
         self.played = state["played"]
 
 
+def check_stop_return(stop_return: float | None) -> None:
+    """Raise ValueError if a ``stop_return`` is NaN, which no mean return reaches."""
+    if stop_return is not None and math.isnan(stop_return):
+        raise ValueError("stop_return must be a number or None, got nan")
+
+
 DEFAULT_SEED = 500_000
 """Default seed. It differs from that of `evaluate`, so the best checkpoint is scored on other episodes."""
 
@@ -143,6 +150,9 @@ class EvaluationCallback(PeriodicCallback):
         best_path: path at which the agent is saved after each new highest mean return; None to save nothing.
         on_new_best: function without arguments, called before each such save, e.g. to save related files.
         budget: see `PeriodicCallback`; None for an evaluation at every interval.
+        stop_return: mean return of an evaluation, of the first target, at which the training ends; None to
+            train to the end. The weights are then those of this evaluation, and of the best agent. The mean
+            is that of few episodes, so report an evaluation on other episodes, for example with `evaluate`.
         episode_length: expected number of steps of an episode before the first evaluation, for an agent that
             has no training episodes.
 
@@ -153,7 +163,7 @@ class EvaluationCallback(PeriodicCallback):
         best_step: number of steps before the best evaluation; None before the first.
 
     Raises:
-        ValueError: if episodes or every_steps is less than 1.
+        ValueError: if episodes or every_steps is less than 1, or stop_return is NaN.
     """
 
     def __init__(
@@ -169,15 +179,17 @@ class EvaluationCallback(PeriodicCallback):
         best_path: str | Path | None = None,
         on_new_best: Callable[[], object] | None = None,
         budget: float | None = None,
+        stop_return: float | None = None,
         episode_length: float = 0.0,
     ):
         super().__init__(every_steps, budget)
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {episodes}")
+        check_stop_return(stop_return)
         self.env, self.episodes, self.target_returns = env, episodes, target_returns
         self.deterministic, self.n_envs, self.seed = deterministic, n_envs, seed
         self.best_path, self.on_new_best = best_path, on_new_best
-        self.episode_length = episode_length
+        self.stop_return, self.episode_length = stop_return, episode_length
         self.reports: dict[int, Report] = {}
         self.last: Report | TargetSweep | None = None
         self.best: float | None = None
@@ -186,6 +198,12 @@ class EvaluationCallback(PeriodicCallback):
     def is_due(self, step: int) -> bool:
         """Return whether an evaluation is due after ``step`` training steps, or must be the only one."""
         return super().is_due(step) or self._must_be_last(step)
+
+    def _on_step(self) -> bool:
+        """Evaluate if it is due; return False if this evaluation reaches `stop_return`."""
+        super()._on_step()
+        report = self.reports.get(self.num_timesteps)
+        return self.stop_return is None or report is None or not report.mean >= self.stop_return
 
     def _must_be_last(self, step: int) -> bool:
         unevaluated = self.budget is not None and self.best is None and self.model._n_updates > 0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlxf.experiments.execution import ExperimentError, Job, Outcome, is_complete
 from rlxf.experiments.plan import Cell, Plan, Task
-from rlxf.training.run_folder import EVALUATION
+from rlxf.training.run_folder import EVALUATION, Completion
 from rlxf.training.serialization import load_json_file
 
 
@@ -23,12 +23,14 @@ class RunResult:
         returns: float64 (n,), return of each evaluation episode; None if the run is not complete.
         outcome: outcome of the last attempt; None before the first.
         checkpoint: evaluated checkpoint, "last" or "best".
+        completion: completion marker of the run; None if the run is not complete.
     """
 
     cell: Cell
     returns: NDArray[np.float64] | None
     outcome: Outcome | None
     checkpoint: str = "last"
+    completion: Completion | None = None
 
     @property
     def failure(self) -> str:
@@ -106,8 +108,9 @@ def read_results(plan: Plan, jobs: Sequence[tuple[Cell, Job]]) -> Results:
 def _read_run(cell: Cell, job: Job, checkpoint: str) -> RunResult:
     if not is_complete(job):
         return RunResult(cell, None, Outcome.read(job))
-    returns, used = read_returns(Path(job.folder) / EVALUATION, checkpoint)
-    return RunResult(cell, returns, Outcome.read(job), used)
+    folder = Path(job.folder)
+    returns, used = read_returns(folder / EVALUATION, checkpoint)
+    return RunResult(cell, returns, Outcome.read(job), used, Completion.read(folder))
 
 
 def read_returns(file: Path, checkpoint: str) -> tuple[NDArray[np.float64], str]:

@@ -21,10 +21,10 @@ IGNORED = {
     *TASK_KEYS,
     *("seed", "validation_seed", "run", "program", "trust_data"),
     *("device", "workers", "env_timeout", "env_restarts", "checkpoint_seconds", "log_interval"),
-    *("episodes", "evaluate_every", "evaluation_episodes"),
+    *("episodes", "evaluate_every", "evaluation_episodes", "stop_return"),
     *("attention_maps", "attention_maps_every", "memory_every", "histograms_every", "videos"),
 }
-"""Settings in which runs of one group may differ: seeds, and settings that do not affect the training."""
+"""Settings in which runs of one group may differ: seeds, and settings that do not affect the updates."""
 TASK_CHARACTERS = 120
 """Maximum length of the name of a task."""
 AGENT = "agent"

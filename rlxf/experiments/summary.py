@@ -37,12 +37,15 @@ from rlxf.utils.tables import Table
 METRIC = "eval/mean_reward"
 """Metric of the learning curves."""
 TASK_COLUMNS = ("agent", "seeds", "IQM (95% interval)", "mean", "median", "worst seed", "minutes")
+STEPS = "steps"
+"""Additional column of a task whose trainings can end early."""
 ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap", "better than the first")
 FIGURES = CURVES, PROFILE = "curves.png", "profile.png"
 NOTE = (
     "IQM: mean of the middle half of all episodes of all seeds. Intervals: stratified bootstrap over seeds "
     "and episodes. Minutes: median wall-clock time of a run."
 )
+STEPS_NOTE = "Steps: median steps or updates of a run, which ends once an evaluation reaches stop_return."
 
 
 @dataclass(frozen=True)
@@ -89,10 +92,25 @@ class Summary:
 
 
 def _task_table(results: Results, task: Task) -> Table:
-    table = Table(*TASK_COLUMNS, title=f"{task.name}: returns, {results.plan.checkpoint} checkpoint")
+    columns = (*TASK_COLUMNS, STEPS) if _can_end_early(results, task) else TASK_COLUMNS
+    table = Table(*columns, title=f"{task.name}: returns, {results.plan.checkpoint} checkpoint")
     for agent in _agents(results.plan, task):
-        table.add_row(results.label(agent, [task.name]), *_task_cells(results, task, agent))
+        cells = [*_task_cells(results, task, agent), _steps(results, task, agent)]
+        table.add_row(results.label(agent, [task.name]), *cells[: len(columns) - 1])
     return table
+
+
+def _can_end_early(results: Results, task: Task) -> bool:
+    """Return whether a run on a task has a return at which its training ends."""
+    cells = [run.cell for run in results.runs if run.cell.task == task.name]
+    return any(cell.settings.get("stop_return") is not None for cell in cells)
+
+
+def _steps(results: Results, task: Task, agent: str) -> str:
+    """Return the median number of steps or updates of the complete runs as text; "" if there are none."""
+    runs = results.of(task.name, agent)
+    steps = [run.completion.steps for run in runs if run.completion is not None]
+    return f"{np.median(steps):,.0f}" if steps else ""
 
 
 def _agents(plan: Plan, task: Task) -> list[str]:
@@ -155,7 +173,10 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
     tables = [table.markdown() for table in summary.tables]
     figures = dict(_figures(summary, folder))
     left_out = _left_out(summary.results.plan, figures)
-    text = "\n\n".join([*tables, NOTE, *left_out, *_failures(summary.results)])
+    results = summary.results
+    early = any(_can_end_early(results, task) for task in results.plan.tasks)
+    note = f"{NOTE} {STEPS_NOTE}" if early else NOTE
+    text = "\n\n".join([*tables, note, *left_out, *_failures(results)])
     yield _written(folder / "table.md", f"{text}\n".encode())
     yield _written(folder / "results.json", dump_json(_as_json(summary), indent=1))
     for name in FIGURES:
@@ -203,6 +224,7 @@ def _as_json(summary: Summary) -> dict[str, Any]:
                 "returns": None if run.returns is None else run.returns.tolist(),
                 "checkpoint": None if run.returns is None else run.checkpoint,
                 "seconds": None if run.outcome is None else run.outcome.seconds,
+                "steps": None if run.completion is None else run.completion.steps,
                 "failure": run.failure or None,
             }
             for run in summary.results.runs

@@ -28,10 +28,13 @@ class Completion:
     Args:
         steps: steps or updates of the run.
         sha256: hexadecimal digests by name of the file in the run folder.
+        ended_early: whether the training ended before the given number of steps, because an evaluation
+            reached ``--stop-return``.
     """
 
     steps: int
     sha256: dict[str, str]
+    ended_early: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
@@ -39,10 +42,15 @@ class Completion:
         try:
             document = load_json_file(folder / COMPLETED)
             steps, digests = document["steps"], dict(document["sha256"])
+            ended_early = document.get("ended_early", False) is True
         except (FileNotFoundError, IsADirectoryError, ValueError, KeyError, TypeError):
             return None
         is_complete = type(steps) is int and all((folder / name).is_file() for name in digests)
-        return cls(steps, digests) if is_complete else None
+        return cls(steps, digests, ended_early) if is_complete else None
+
+    def covers(self, total: int) -> bool:
+        """Return whether the run needs no further training for a total of ``total`` steps or updates."""
+        return self.steps >= total or self.ended_early
 
     def changed(self, folder: Path) -> list[str]:
         """Return the names of the result files that changed after the run, e.g. by ``rlxf calibrate``."""
@@ -216,11 +224,12 @@ class RunFolder:
         """Completion marker of the run; None while the run is incomplete."""
         return Completion.read(self.path)
 
-    def complete(self, steps: int) -> None:
+    def complete(self, steps: int, ended_early: bool = False) -> None:
         """Sync the logs to the disk, then write the completion marker as the last file of the run.
 
         Args:
             steps: steps or updates of the run.
+            ended_early: see `Completion`.
 
         Raises:
             OSError: if a file cannot be written or synced.
@@ -228,7 +237,7 @@ class RunFolder:
         self.log_files.sync()
         results = [self.path / name for name in RESULTS]
         digests = {file.name: file_sha256(file) for file in results if file.is_file()}
-        text = dump_json({"steps": steps, "sha256": digests}, indent=2)
+        text = dump_json({"steps": steps, "ended_early": ended_early, "sha256": digests}, indent=2)
         atomic_write(self.path / COMPLETED, lambda handle: handle.write(text))
 
 

@@ -146,6 +146,39 @@ def test_arguments_less_than_one_raise(given):
         EvaluationCallback(Countdown(), **given)
 
 
+# End of the training
+
+
+def test_the_training_ends_with_the_first_evaluation_that_reaches_the_return(tmp_path):
+    callback = EvaluationCallback(
+        Countdown(4), episodes=2, every_steps=8, stop_return=10.0, best_path=tmp_path / "best.zip"
+    )
+    agent = learn(64, callback)
+    assert agent.num_timesteps == 8
+    assert list(callback.reports) == [8]
+    saved = PPO.load(tmp_path / "best.zip").policy.state_dict()
+    assert all(torch.equal(saved[name], value) for name, value in agent.policy.state_dict().items())
+
+
+def test_a_return_that_is_not_reached_does_not_end_the_training():
+    callback = EvaluationCallback(Countdown(4), episodes=2, every_steps=8, stop_return=10.5)
+    assert learn(32, callback).num_timesteps == 32
+
+
+def test_a_training_continues_after_it_ended_early():
+    """A training without a new evaluation is not ended by an earlier one."""
+    callback = EvaluationCallback(Countdown(4), episodes=2, every_steps=16, stop_return=10.0)
+    agent = learn(64, callback)
+    assert agent.num_timesteps == 16
+    agent.learn(8, callback, reset_num_timesteps=False)
+    assert agent.num_timesteps == 24
+
+
+def test_a_return_of_nan_is_refused():
+    with pytest.raises(ValueError, match="stop_return must be a number or None, got nan"):
+        EvaluationCallback(Countdown(), stop_return=float("nan"))
+
+
 # Cost
 
 

@@ -11,6 +11,7 @@ from rlxf.experiments.figures import MAX_LINES
 from rlxf.experiments.plan import Plan
 from rlxf.experiments.results import Results, RunResult
 from rlxf.experiments.summary import Summary, write_summary
+from rlxf.training.run_folder import Completion
 
 FILE = """\
 seeds = 3
@@ -68,6 +69,26 @@ def test_statistics_of_a_task(plan):
     assert [float(cell) for cell in table[2:]] == pytest.approx(
         [returns.mean(), np.median(returns.mean(1)), returns.mean(1).min(), 2.0], rel=1e-3
     )
+
+
+def test_steps_are_shown_for_a_task_whose_trainings_can_end_early(plan, tmp_path):
+    assert "steps" not in summary(plan).tables[0].markdown()
+    (tmp_path / "file.toml").write_text(FILE.replace("score_range", "stop_return = 400\nscore_range"))
+    plan = Plan.read(tmp_path / "file.toml")
+    runs = [
+        replace(run, completion=None if run.returns is None else Completion(1000 * (run.cell.seed + 1), {}))
+        for run in summary(plan, ("pole/ppo/seed-2",)).results.runs
+    ]
+    shown = Summary(Results(plan, tuple(runs)))
+    pole, maze = (rows(table) for table in shown.tables[:2])
+    assert pole["agent"][-1] == "steps"
+    assert (pole["ppo"][-1], pole["random"][-1]) == ("1,500", "2,000")
+    assert "steps" not in maze["agent"]
+    list(write_summary(shown, tmp_path))
+    assert "ends once an evaluation reaches stop_return" in (tmp_path / "table.md").read_text()
+    written = json.loads((tmp_path / "results.json").read_text())["runs"]
+    steps = [run["steps"] for run in written if (run["task"], run["agent"]) == ("pole", "ppo")]
+    assert steps == [1000, 2000, None]
 
 
 def test_failed_runs_are_counted_and_named(plan, tmp_path):

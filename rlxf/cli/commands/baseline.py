@@ -16,9 +16,11 @@ from rlxf.cli.options import (
     EnvOptions,
     Json,
     Quiet,
+    StopReturn,
     Track,
     check_counts,
     check_not_negative,
+    check_stop_return,
     options,
 )
 
@@ -62,6 +64,7 @@ class Baseline(Command):
     training; 0 means no evaluation during training."""
     evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training."""
+    stop_return: StopReturn = None
     n_envs: int = 1
     """Number of parallel environments. The default is that of Stable-Baselines3."""
     frame_stack: int = 1
@@ -85,6 +88,7 @@ class Baseline(Command):
         check_tracker(self.track)
         check_counts(self, "total_timesteps", "episodes", "evaluation_episodes", "n_envs", "frame_stack")
         check_not_negative(self, "seed", "evaluate_every")
+        check_stop_return(self.stop_return, self.evaluate_every, self.episodes)
         path = self.run or Path("runs", f"{self.algorithm}-{self.task.env}-{self.seed}".replace("/", "-"))
         names = {"program": "rlxf baseline", "agent": self.algorithm}
         if path.exists():
@@ -159,9 +163,8 @@ class Baseline(Command):
             agent.learn(self.total_timesteps)
             return
         with closing(self._envs(min(32, self.evaluation_episodes), None)) as env:
-            agent.learn(
-                self.total_timesteps, callback=EvaluationCallback(env, self.evaluation_episodes, every)
-            )
+            callback = EvaluationCallback(env, self.evaluation_episodes, every, stop_return=self.stop_return)
+            agent.learn(self.total_timesteps, callback=callback)
 
 
 def algorithm_class(name: str) -> "type[BaseAlgorithm]":

@@ -28,6 +28,7 @@ from rlxf.cli.options import (
     PrecisionOption,
     Pretrained,
     Quiet,
+    StopReturn,
     Track,
     check_counts,
     check_worker_trust,
@@ -252,6 +253,7 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     training time; there is at least one evaluation, at the end. 0 means no evaluation during training."""
     evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training. The training waits for it."""
+    stop_return: StopReturn = None
     policy: Annotated[str | None, arg(metavar=f"{{None,{','.join(POLICIES)}}}")] = None
     """Policy class, which determines the feature extractor. None selects it by the observation space.
     The names of Stable-Baselines3, e.g. MlpPolicy, are accepted, too."""

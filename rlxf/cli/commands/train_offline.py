@@ -29,6 +29,7 @@ from rlxf.cli.options import (
     LogInterval,
     Pretrained,
     Quiet,
+    StopReturn,
     Track,
     given_options,
     options,
@@ -175,6 +176,7 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
     training time; there is at least one evaluation, at the end. 0 means no evaluation during training."""
     evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training, per target return. The training waits for it."""
+    stop_return: StopReturn = None
     videos: bool = True
     """Record a video of an episode as often as evaluations are made, if the environment renders images.
     By default videos are left out if they would take more than about 5% of the training time, at 10 ms for a
