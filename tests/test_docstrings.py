@@ -48,6 +48,7 @@ FOREIGN_NAMES = {
         "use_deterministic_algorithms",
     ),  # torch
     *("sync_tensorboard",),  # W&B
+    *("record_mean",),  # Stable-Baselines3
     *("TORCH_DISABLE_SHARE_RDZV_TCP_STORE",),
     *("JaxToTorch", "NumpyToTorch", "VectorWrapper", "final_observation"),  # Gymnasium and ManiSkill
     *("CnnPolicy", "MultiInputPolicy", "get_parameters"),  # Stable-Baselines3

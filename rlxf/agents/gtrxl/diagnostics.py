@@ -120,7 +120,7 @@ class ValueLossCheck:
             warnings.warn(
                 f"the value loss explodes: {value_loss:.3g} is {ratio:.3g} times that of a constant "
                 f"prediction, and the median of this ratio so far is {usual:.3g}; lower the learning rate or "
-                f"max_grad_norm, or scale down the rewards",
+                f"max_grad_norm",
                 stacklevel=2,
             )
 
