@@ -17,6 +17,7 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.data import ReferenceScores
+from rlxf.envs.specs import single_spec
 from rlxf.evaluation import evaluate
 from rlxf.evaluation.environment import reference_scores_of, with_training_normalization
 from rlxf.evaluation.episodes import validate_targets
@@ -24,8 +25,6 @@ from rlxf.evaluation.episodes import validate_targets
 Agent = PolicyPredictor | None
 SCORED_EPISODES = 100
 """Number of episodes to measure the mean return of a random policy, and of the agent."""
-VECTOR_ARGUMENTS = ("num_envs", "vectorization_mode", "vector_kwargs")
-"""Arguments that `gymnasium.make_vec` adds to those of the environment."""
 MONITOR = "stable_baselines3.common.monitor:Monitor"
 
 
@@ -167,9 +166,8 @@ def recreatable_spec(env: VecEnv) -> EnvSpec | None:
 
 def _single_spec(spec: EnvSpec, env: VecEnv) -> EnvSpec:
     """Return the spec of one environment of ``env``, after a check that it recreates the spaces."""
-    kwargs = {name: value for name, value in spec.kwargs.items() if name not in VECTOR_ARGUMENTS}
     wrappers = tuple(each for each in spec.additional_wrappers if each.entry_point != MONITOR)
-    spec = replace(spec, kwargs=kwargs, additional_wrappers=wrappers)
+    spec = replace(single_spec(spec), additional_wrappers=wrappers)
     recreated = gymnasium.make(EnvSpec.from_json(spec.to_json()))
     spaces = recreated.observation_space, recreated.action_space
     recreated.close()

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.spaces import check_playable
-from rlxf.envs.specs import creation_errors, find_spec, make_single, package_of
+from rlxf.envs.specs import creation_errors, find_spec, make_single, package_of, single_spec
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.worker_pool import Workers
 from rlxf.envs.worker_vec_env import WorkerVecEnv
@@ -119,7 +119,7 @@ def make_vec_env(
     kwargs = env_kwargs or {}
     spec = find_spec(env_id)
     single = wrapper_class is not None or previous_reward or previous_transition or workers is not None
-    if spec.vector_entry_point is not None and not single:
+    if spec.vector_entry_point is not None and not single and "max_episode_steps" not in kwargs:
         vec_env = _vector_entry_point_env(spec, n_envs, kwargs)
         if vec_env is not None:
             vec_env.seed(seed)
@@ -163,9 +163,10 @@ def make_env(
 ) -> gymnasium.Env:
     """Create one environment with the wrappers of `make_vec_env`; arguments and errors are the same.
 
-    ``env_id`` can also be the spec of an environment, e.g. of another instance.
+    ``env_id`` can also be the spec of an environment, e.g. of another instance. Arguments of a vector
+    environment, such as its number of copies, are left out.
     """
-    spec = find_spec(env_id) if isinstance(env_id, str) else env_id
+    spec = find_spec(env_id) if isinstance(env_id, str) else single_spec(env_id)
     wrap = _wrapper(spec.id, wrapper_class, previous_reward, previous_transition)
     return wrap(make_single(spec, **(env_kwargs or {})))
 

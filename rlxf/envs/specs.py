@@ -45,12 +45,12 @@ _TMAZES = (
 """Ids of the T-Mazes, with their vector environments and whether they are active."""
 _STITCHING_MAZE = "rlxf.envs.stitching_maze:StitchingMaze"
 _MASKED = {
-    "rlxf/CartPoleNoVel-v1": "cart_pole",
-    "rlxf/PendulumNoVel-v1": "pendulum",
-    "rlxf/MountainCarContinuousNoVel-v0": "mountain_car_continuous",
-    "rlxf/LunarLanderNoVel-v3": "lunar_lander",
+    "rlxf/CartPoleNoVel-v1": ("cart_pole", 500),
+    "rlxf/PendulumNoVel-v1": ("pendulum", 200),
+    "rlxf/MountainCarContinuousNoVel-v0": ("mountain_car_continuous", 999),
+    "rlxf/LunarLanderNoVel-v3": ("lunar_lander", 1000),
 }
-"""Id of a task without velocities -> its function in `rlxf.envs.masked_velocities`."""
+"""Id of a task without velocities -> its function in `rlxf.envs.masked_velocities`, and its time limit."""
 _TMAZE_ARGUMENTS = {"corridor_length", "active", "penalty", "penalty_rule"}
 
 
@@ -72,9 +72,9 @@ def register_envs() -> None:
             register(
                 env_id, entry_point=_STITCHING_MAZE, max_episode_steps=40, kwargs={"continuous": continuous}
             )
-    for env_id, function in _MASKED.items():
+    for env_id, (function, steps) in _MASKED.items():
         if env_id not in registry:
-            register(env_id, entry_point=f"rlxf.envs.masked_velocities:{function}")
+            register(env_id, entry_point=f"rlxf.envs.masked_velocities:{function}", max_episode_steps=steps)
 
 
 _PACKAGES = {"popgym-": "popgym", "MiniGrid-": "minigrid"}
@@ -181,6 +181,16 @@ _EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
 """Module of environments -> extra of rlxf with the packages that they need."""
 
 
+VECTOR_ARGUMENTS = ("num_envs", "vectorization_mode", "vector_kwargs")
+"""Arguments that `gymnasium.make_vec` adds to those of an environment."""
+
+
+def single_spec(spec: EnvSpec) -> EnvSpec:
+    """Return the spec of one environment, without the arguments that `gymnasium.make_vec` adds."""
+    kwargs = {name: value for name, value in spec.kwargs.items() if name not in VECTOR_ARGUMENTS}
+    return replace(spec, kwargs=kwargs)
+
+
 def make_single(spec: EnvSpec, **kwargs: Any) -> gymnasium.Env:
     """Call ``gymnasium.make(spec, **kwargs)`` with the errors of `creation_errors`."""
     with creation_errors(spec, kwargs):
@@ -215,11 +225,15 @@ def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
 
 def _advice(spec: EnvSpec, name: str) -> str:
     accepted = _accepted_arguments(spec)
-    return did_you_mean(name, accepted, f"it takes {', '.join(accepted) or 'none'}")
+    listing = "" if accepted is None else f"it takes {', '.join(accepted) or 'none'}"
+    return did_you_mean(name, accepted or (), listing)
 
 
-def _accepted_arguments(spec: EnvSpec) -> list[str]:
-    """Return the names of the arguments of an environment, including those passed on to base classes."""
+def _accepted_arguments(spec: EnvSpec) -> list[str] | None:
+    """Return the names of the arguments of an environment, including those passed on to base classes.
+
+    They are unknown, None, if a function creates it and passes on any argument.
+    """
     if spec.entry_point is None:
         return []
     creator = _creator(spec)
@@ -230,8 +244,8 @@ def _accepted_arguments(spec: EnvSpec) -> list[str]:
         parameters = inspect.signature(function).parameters.values()
         names |= {each.name: None for each in parameters if each.kind in _NAMED and each.name != "self"}
         if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters):
-            break
-    return list(names)
+            return list(names)
+    return list(names) if classes else None
 
 
 def _creator(spec: EnvSpec) -> Any:

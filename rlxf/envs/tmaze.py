@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 import gymnasium
@@ -16,6 +16,11 @@ PenaltyRule = Literal["schedule", "step"]
 MAX_CORRIDOR_LENGTH = 1_000_000
 """Largest corridor length. It bounds memory: the tables take about 60 bytes for each cell."""
 RIGHT, UP, LEFT, DOWN = range(4)
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    """Return whether a value is a number of this kind and no bool, which would count as 0 or 1."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,8 @@ class TMazeRules:
         penalty_rule: definition of idle steps, "schedule" or "step".
 
     Raises:
-        ValueError: if corridor_length is not an integer from 1 to 1,000,000, penalty is above 0 or not
-            finite, or penalty_rule is unknown.
+        ValueError: if corridor_length is not an integer from 1 to 1,000,000, active is not a bool, penalty is
+            not a finite number of at most 0, or penalty_rule is unknown.
     """
 
     corridor_length: int = 50
@@ -66,13 +71,16 @@ class TMazeRules:
     penalty_rule: PenaltyRule = "schedule"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.corridor_length, Integral) or self.corridor_length < 1:
+        if not _is_number(self.corridor_length, Integral) or self.corridor_length < 1:
             raise ValueError(f"corridor_length must be an integer >= 1, got {self.corridor_length!r}")
         if self.corridor_length > MAX_CORRIDOR_LENGTH:
             raise ValueError(
                 f"corridor_length must be at most {MAX_CORRIDOR_LENGTH:,}, got {self.corridor_length!r}"
             )
-        if self.penalty is not None and not -math.inf < self.penalty <= 0:
+        if not isinstance(self.active, bool | np.bool_):
+            raise ValueError(f"active must be True or False, got {self.active!r}")
+        penalty = 0.0 if self.penalty is None else self.penalty
+        if not _is_number(penalty, Real) or not -math.inf < penalty <= 0:
             raise ValueError(f"penalty must be finite and at most 0, got {self.penalty!r}")
         if self.penalty_rule not in get_args(PenaltyRule):
             raise ValueError(

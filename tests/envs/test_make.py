@@ -97,11 +97,12 @@ def test_unknown_id_raises_with_similar_ids(env_id, expected):
         ("rlxf/TMaze-v0", "corridor_lenght", r"did you mean corridor_length\?$"),
         ("CartPole-v1", "gravity", "it takes sutton_barto_reward, render_mode$"),
         ("Acrobot-v1", "wind", "it takes render_mode$"),
+        ("rlxf/CartPoleNoVel-v1", "wind", "$"),
     ],
 )
 @pytest.mark.parametrize("make", [partial(make_vec_env, n_envs=1), make_env], ids=["several", "one"])
 def test_unknown_argument_raises_with_advice(make, env_id, argument, advice):
-    with pytest.raises(TypeError, match=rf"^{env_id} takes no argument '{argument}'; {advice}"):
+    with pytest.raises(TypeError, match=rf"^{env_id} takes no argument '{argument}'(; )?{advice}"):
         make(env_id, env_kwargs={argument: 1})
 
 
@@ -236,3 +237,27 @@ def test_wrapper_class_replaces_the_family_wrappers():
 
     env = make_vec_env("MiniGrid-Fetch-5x5-N2-v0", 1, wrapper_class=direction_only)
     assert env.observation_space == spaces.Dict({"direction": spaces.Discrete(4)})
+
+
+@pytest.mark.parametrize("env_id", ["rlxf/TMaze-v0", "rlxf/CartPoleNoVel-v1", "CartPole-v1"])
+def test_a_time_limit_is_an_argument(env_id):
+    env = make_vec_env(env_id, 2, seed=0, env_kwargs={"max_episode_steps": 7})
+    env.reset()
+    action = np.zeros(2, int)
+    for step in range(1, 8):
+        _, _, dones, infos = env.step(action)
+        assert dones.tolist() == [step == 7] * 2
+    assert all(info["TimeLimit.truncated"] for info in infos)
+
+
+def test_a_time_limit_can_be_longer_than_the_registered_one():
+    env = make_env("rlxf/PendulumNoVel-v1", {"max_episode_steps": 300})
+    env.reset(seed=0)
+    truncated = [env.step(env.action_space.sample())[3] for _ in range(300)]
+    assert truncated == [False] * 299 + [True]
+    assert gymnasium.spec("rlxf/PendulumNoVel-v1").max_episode_steps == 200
+
+
+def test_one_environment_is_made_from_the_spec_of_a_vector_environment():
+    spec = make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 7}).get_attr("spec", 0)[0]
+    assert make_env(spec).unwrapped.rules.corridor_length == 7

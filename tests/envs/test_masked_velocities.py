@@ -4,7 +4,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-import rlxf  # noqa: F401  # registers the tasks
+from rlxf import collect, evaluate
+from rlxf.agents.mlp import BehaviorCloning
 
 TASKS = {
     "rlxf/CartPoleNoVel-v1": ("CartPole-v1", [1, 3]),
@@ -42,3 +43,12 @@ def test_spaces_and_time_limit_are_the_original_ones(task, original, hidden):
     assert (env.observation_space, env.action_space) == (other.observation_space, other.action_space)
     assert env.observation_space.contains(env.reset(seed=0)[0])
     assert env.get_wrapper_attr("_max_episode_steps") == gymnasium.spec(original).max_episode_steps
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if "Lunar" not in task])
+def test_agents_of_recorded_data_can_be_evaluated(task, minari_root):
+    """The wrapper is a part of the registered task, so a dataset does not describe it as an addition."""
+    collect(None, task, "test/masked-v0", episodes=2, n_envs=1)
+    agent = BehaviorCloning("test/masked-v0", hidden_sizes=(4,), seed=0)
+    report = evaluate(agent, episodes=1, n_envs=1)
+    assert report.lengths.max() <= gymnasium.spec(task).max_episode_steps

@@ -159,7 +159,12 @@ def test_rgb_rendering_follows_the_agent():
     [
         ({"corridor_length": 0}, "corridor_length.*0"),
         ({"corridor_length": 2.5}, "corridor_length.*2.5"),
+        ({"corridor_length": True}, "corridor_length.*True"),
+        ({"active": 10**9}, "active must be True or False, got 1000000000"),
+        ({"active": "3"}, "active.*'3'"),
         ({"penalty": 0.1}, "penalty.*0.1"),
+        ({"penalty": "-1"}, "penalty.*'-1'"),
+        ({"penalty": False}, "penalty.*False"),
         ({"penalty_rule": "late"}, "penalty_rule.*late"),
         ({"penalty": float("nan")}, "penalty.*nan"),
         ({"penalty": float("-inf")}, "penalty.*-inf"),

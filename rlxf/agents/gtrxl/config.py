@@ -29,6 +29,7 @@ from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import MAX_INT, check_bool, check_int
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.spaces import check_spaces
+from rlxf.envs.specs import single_spec
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.vector import shows_filler_rows
@@ -267,8 +268,6 @@ def warn_of_flattened_images(policy: BasePolicy) -> None:
 
 EXCLUDED_FROM_HPARAMS = ("stats_window_size", "verbose", "policy_kwargs", "core")
 """Arguments that `hyperparameters` omits or replaces by their contents."""
-MAKE_VEC_KEYWORDS = ("num_envs", "vectorization_mode")
-"""Keywords that ``gymnasium.make_vec`` adds to the arguments of an environment."""
 Plain = bool | int | float | str
 
 
@@ -308,8 +307,7 @@ def _task(env: VecEnv | None) -> dict[str, Any]:
     spec = getattr(getattr(first, "unwrapped", None), "spec", None)
     if not isinstance(spec, EnvSpec):
         return {}
-    own = {name: value for name, value in spec.kwargs.items() if name not in MAKE_VEC_KEYWORDS}
-    return {"env": spec.id} | {f"env.{name}": value for name, value in own.items()}
+    return {"env": spec.id} | {f"env.{name}": value for name, value in single_spec(spec).kwargs.items()}
 
 
 def _plain(value: Any) -> Plain:
