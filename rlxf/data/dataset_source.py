@@ -1,8 +1,10 @@
 """Lookup, download and validation of Minari datasets before their episodes are read."""
 
+import errno
 import hashlib
 import json
 import os
+import reprlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from minari.dataset.minari_storage import METADATA_FILE_NAME, is_image_space
 from minari.namespace import NAMESPACE_METADATA_FILENAME
 from minari.storage.datasets_root_dir import get_dataset_path
 from minari.storage.remotes import DEFAULT_REMOTE
+from PIL import Image
 
 from rlxf.data.spaces import leaves
 from rlxf.utils.errors import DatasetError
@@ -36,7 +39,7 @@ METADATA_BYTES = 4 * 2**20
 SPACES = ("observation_space", "action_space")
 _UNREADABLE = (
     *(ValueError, TypeError, OSError, KeyError, AttributeError, AssertionError, ImportError),
-    *(NotImplementedError, RecursionError, OverflowError, MemoryError),
+    *(NotImplementedError, RecursionError, OverflowError, MemoryError, IndexError),
 )
 """Exceptions that Minari and Gymnasium raise for invalid metadata."""
 Dataset: TypeAlias = str | minari.MinariDataset
@@ -46,7 +49,8 @@ def local_ids() -> list[str]:
     """Return the ids of all datasets on this machine, sorted by namespace, name and version.
 
     Each folder with a subfolder ``data`` is a dataset, and its path is the id. Damaged datasets are included,
-    and folders whose path is not a Minari id, which come last. Hidden folders are skipped.
+    and folders whose path is not a Minari id, which come last. Hidden folders and symbolic links to a folder
+    above them are skipped.
     """
     root, found = get_dataset_path(), []
     for folder, children, _ in os.walk(root, followlinks=True):
@@ -54,8 +58,14 @@ def local_ids() -> list[str]:
         if path != root and "data" in children:
             found.append(path.relative_to(root).as_posix())
             children.clear()
-        children[:] = [name for name in children if not name.startswith(".")]
+        children[:] = [each for each in children if each[0] != "." and not _is_cycle(path / each, root)]
     return sorted(found, key=_sort_key)
+
+
+def _is_cycle(folder: Path, root: Path) -> bool:
+    """Return whether a folder is a symbolic link to a folder above it, up to ``root``."""
+    above = [parent for parent in folder.parents if parent.is_relative_to(root)]
+    return folder.is_symlink() and any(folder.samefile(parent) for parent in above)
 
 
 def _sort_key(dataset_id: str) -> tuple[bool, str, str, int]:
@@ -143,7 +153,8 @@ def open_source(dataset: Dataset, download_missing: bool = False) -> Source:
         download_missing: True to download a dataset that is missing or incomplete on this machine.
 
     Raises:
-        DatasetError: if the dataset is unknown, empty, damaged, or not stored as HDF5.
+        DatasetError: if the dataset is unknown, empty, damaged, or not stored as HDF5, if its file cannot be
+            read at present, or if an index of a selected episode does not exist.
         TypeError: if ``dataset`` is neither an id nor a ``MinariDataset``.
         ConnectionError: if the download fails.
     """
@@ -151,13 +162,25 @@ def open_source(dataset: Dataset, download_missing: bool = False) -> Source:
     if not isinstance(opened, minari.MinariDataset):
         raise TypeError(f"a dataset must be a Minari id or a MinariDataset, got {dataset!r}")
     _check_format(opened.id, opened.storage.metadata)
-    selected = tuple(np.asarray(opened.episode_indices).tolist())
-    if not selected:
-        raise DatasetError(
-            f"dataset {opened.id} has no episodes; record some, or select more with the filter"
-        )
-    complete = np.array_equal(selected, np.arange(int(opened.storage.total_episodes)))
+    total = int(opened.storage.total_episodes)
+    selected = _checked_selection(opened, total)
+    complete = np.array_equal(selected, np.arange(total))
     return Source(opened, None if complete else selected)
+
+
+def _checked_selection(dataset: minari.MinariDataset, total: int) -> tuple[int, ...]:
+    """Return the indices of the selected episodes of a dataset with ``total`` episodes."""
+    indices = np.asarray(dataset.episode_indices)
+    if not indices.size:
+        raise DatasetError(
+            f"dataset {dataset.id} has no episodes; record some, or select more with the filter"
+        )
+    if indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= total:
+        raise DatasetError(
+            f"the selected episodes of dataset {dataset.id} must be integers from 0 to {total - 1}, got "
+            f"{reprlib.repr(indices.tolist())}; select them with MinariDataset.filter_episodes"
+        )
+    return tuple(indices.tolist())
 
 
 def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
@@ -191,12 +214,17 @@ def _missing_message(dataset_id: str, folder: Path, damage: str) -> str:
 
 
 def _check_readable(dataset_id: str, folder: Path) -> None:
-    """Reject metadata for which Minari would run code or take unbounded memory.
+    """Reject metadata of another id, or for which Minari would run code or take unbounded memory.
 
     Minari creates the environment if a space is missing, and imports the readers of other formats than HDF5.
     It makes an array of the numbers of all episodes, and arrays of the dtypes of the spaces.
     """
     metadata = json.loads((folder / "data" / METADATA_FILE_NAME).read_bytes())
+    if (stated := metadata.get("dataset_id")) != dataset_id:
+        raise DatasetError(
+            f"dataset {dataset_id} in {folder} cannot be opened: its metadata.json has the id "
+            f"{reprlib.repr(stated)}. Correct the id, or move the folder to the place of this id"
+        )
     if missing := [name for name in SPACES if not isinstance(metadata.get(name), str)]:
         raise DatasetError(
             f"dataset {dataset_id} in {folder} cannot be opened: its metadata.json lacks {missing[0]}. It is "
@@ -215,7 +243,7 @@ def _dtype_fault(metadata: dict[str, Any]) -> str | None:
     for name in SPACES:
         try:
             dtypes = set(_dtypes(json.loads(metadata[name])))
-        except (ValueError, RecursionError):
+        except (ValueError, TypeError, RecursionError):
             return None  # Minari names the error
         if unknown := sorted(dtype for dtype in dtypes if not _is_numeric(dtype)):
             return f"{name} in its metadata.json has the dtype {unknown[0][:20]!r}, which is not numeric"
@@ -264,9 +292,23 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError, MemoryError)
-"""Exceptions of h5py for damaged files: OSError and RuntimeError by its own checks, KeyError for missing
-names, and the others for damaged types and sizes."""
+DAMAGE = (
+    *(OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError, MemoryError),
+    Image.DecompressionBombError,
+)
+"""Exceptions of h5py and Pillow for damaged files: OSError and RuntimeError by the checks of h5py, KeyError
+for missing names, and the others for damaged types and sizes."""
+_ACCESS_ERRORS = {errno.EAGAIN, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO}
+"""Codes of errors of the system: the file is locked, not permitted, one too many, or on a failing disk."""
+
+
+def raise_if_inaccessible(file: Path, error: Exception) -> None:
+    """Raise DatasetError if the system refused to read a file, which then need not be damaged."""
+    if isinstance(error, OSError) and error.errno in _ACCESS_ERRORS:
+        raise DatasetError(
+            f"{file} cannot be read ({os.strerror(error.errno)}), but need not be damaged: end other "
+            f"processes that write to it, or check its permissions and the disk, then try again"
+        ) from error
 
 
 def find_damage(folder: Path) -> str | None:
@@ -277,6 +319,9 @@ def find_damage(folder: Path) -> str | None:
 
     Args:
         folder: folder of one dataset, which contains the folder ``data``.
+
+    Raises:
+        DatasetError: if the system refuses to read a file, e.g. because another process writes to it.
     """
     metadata, episodes = folder / "data" / METADATA_FILE_NAME, folder / "data" / HDF5
     if not metadata.is_file():
@@ -286,7 +331,8 @@ def find_damage(folder: Path) -> str | None:
         return f"{metadata} has {size:,} bytes, the maximum is {METADATA_BYTES:,}"
     try:
         fields = dict(json.loads(metadata.read_bytes()))
-    except (ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise_if_inaccessible(metadata, error)
         return f"{metadata}: the file is truncated or altered ({error})"
     is_hdf5 = fields.get("data_format", "hdf5") == "hdf5"
     return _find_damage(episodes, fields.get("total_episodes")) if is_hdf5 else None
@@ -302,6 +348,7 @@ def _find_damage(episodes: Path, stated: Any) -> str | None:
         with h5py.File(episodes, "r") as file:
             number = len(file)
     except DAMAGE as error:
+        raise_if_inaccessible(episodes, error)
         return f"{episodes}: the file is truncated or altered ({error})"
     if type(stated) is int and stated == number:
         return None

@@ -1,10 +1,15 @@
 """Tests of the lookup, the download and the validation of datasets."""
 
+import errno
+import fcntl
+import json
 import os
 import shutil
 import socket
 
+import h5py
 import minari
+import numpy as np
 import pytest
 from huggingface_hub import constants
 from minari.storage.datasets_root_dir import get_dataset_path
@@ -259,4 +264,70 @@ def test_a_damaged_table_of_episodes_is_an_error_of_the_dataset(minari_root, sig
     file = data_file(record_random())
     file.write_bytes(file.read_bytes().replace(signature, b"XXXX"))
     with pytest.raises(DatasetError, match=r"truncated or altered|cannot be read"):
+        load_trajectories(ID)
+
+
+# Datasets that are not damaged, but cannot be read
+
+
+def test_a_dataset_that_another_program_holds_open_is_not_replaced(server_folder, minari_root):
+    shutil.copytree(server_folder / ID, minari_root / ID)
+    (minari_root / ID / "marker").touch()
+    with open(minari_root / ID / "data/main_data.hdf5", "rb") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        for download in (False, True):
+            with pytest.raises(DatasetError, match=r"main_data\.hdf5 cannot be read \(Resource"):
+                load_trajectories(ID, download=download)
+    assert load_trajectories(ID).steps == 9
+    assert (minari_root / ID / "marker").exists()
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.EIO])
+def test_errors_of_the_system_are_no_damage(minari_root, monkeypatch, code):
+    dataset = record_random()
+
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(h5py, "File", refuse)
+    for each in (ID, dataset):
+        with pytest.raises(DatasetError) as error:
+            load_trajectories(each)
+        assert f"cannot be read ({os.strerror(code)})" in str(error.value)
+
+
+@pytest.mark.parametrize("indices", [[7], [-1], [0.0, 1.0], [True, False, True], ["0"]])
+def test_selections_of_missing_episodes_are_refused(minari_root, indices):
+    folder = data_file(record_random()).parent
+    dataset = minari.MinariDataset(folder, episode_indices=np.array(indices))
+    with pytest.raises(DatasetError) as error:
+        load_trajectories(dataset)
+    assert f"selected episodes of dataset {ID} must be integers from 0 to 2, got {indices}" in str(
+        error.value
+    )
+    assert "altered" not in str(error.value)
+
+
+@pytest.mark.parametrize("stated", ["test/other-v0", "test/\x1b[31m-v0", ["x"], None])
+def test_metadata_of_another_id_are_refused(minari_root, stated):
+    path = data_file(record_random()).with_name("metadata.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dataset_id": stated}))
+    with pytest.raises(DatasetError, match=f"dataset {ID} in .* has the id .*move the folder") as error:
+        load_trajectories(ID)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"type": "Tuple", "subspaces": 5},
+        {"type": "Dict", "subspaces": [1]},
+        {"type": "Dict", "subspaces": {"a": {"type": "Tuple", "subspaces": None}}},
+        {"type": "Tuple"},
+    ],
+)
+def test_malformed_spaces_are_errors_of_the_dataset(minari_root, space):
+    path = data_file(record_random()).with_name("metadata.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"observation_space": json.dumps(space)}))
+    with pytest.raises(DatasetError, match=f"dataset {ID} in .* cannot be opened"):
         load_trajectories(ID)

@@ -168,6 +168,16 @@ def test_all_local_datasets_are_listed(minari_root):
     assert local_folder() == minari_root
 
 
+def test_links_to_folders_above_are_not_followed(minari_root):
+    record_random(dataset_id="test/a-v0")
+    for name in ("x", "y", "test/z"):
+        (minari_root / name).symlink_to(minari_root)
+    (minari_root.parent / "elsewhere").mkdir()
+    (minari_root / "test").rename(minari_root.parent / "elsewhere/test")
+    (minari_root / "moved").symlink_to(minari_root.parent / "elsewhere")
+    assert local_ids() == ["moved/test/a-v0"]
+
+
 def test_summaries_equal_minari(minari_root):
     dataset = record_random((3, 1, 5))
     summary = summarize(ID)
