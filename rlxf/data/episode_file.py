@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from minari.dataset.minari_storage import is_image_space
 from numpy.typing import NDArray
 from PIL import Image
 
-from rlxf.data.dataset_source import DAMAGE, Source
+from rlxf.data.dataset_source import DAMAGE, Source, raise_if_inaccessible
 from rlxf.data.spaces import is_text, parts_of
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
@@ -26,7 +26,8 @@ ARRAY_NAMES = ("observations", "actions", "rewards", *END_FLAGS)
 class EpisodeFile:
     """Context manager that opens the HDF5 file of a source for reading.
 
-    Every method raises DatasetError, with the name of the file, if data are missing or damaged.
+    Every method raises DatasetError, with the name of the file, if data are missing or damaged, require more
+    memory than the budget, or cannot be read at present.
 
     Args:
         source: source of the file.
@@ -38,6 +39,7 @@ class EpisodeFile:
     def __enter__(self) -> "EpisodeFile":
         with self._error_context():
             self._file = h5py.File(self.source.file, "r")
+            self._size = self.source.file.stat().st_size
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,7 +69,7 @@ class EpisodeFile:
             arrays = [(name, array) for name in ARRAY_NAMES for array in _local_arrays(group, name)]
             steps = len(group["rewards"])
             counts = [(name, len(array)) for name, array in arrays]
-            stated = int(group.attrs.get("total_steps", steps))
+            stated = int(_number_attribute(group, "total_steps", steps))
         faults = [
             f"{rows} rows of {name}" for name, rows in counts if rows != steps + (name == "observations")
         ]
@@ -85,17 +87,14 @@ class EpisodeFile:
             fault = _episode_mismatch(group, self.source)
         if fault:
             raise self._damaged(fault, episode)
-        chunk = max(map(_chunk_bytes, arrays))
-        try:
-            check_budget({"a chunk of an array": chunk}, self.source.file.stat().st_size)
-        except MemoryBudgetError as error:
-            raise DatasetError(f"{self.source.file}, episode {episode}: {error}") from error
+        with self._error_context(episode):
+            check_budget({"a chunk of an array": max(map(_chunk_bytes, arrays))}, self._size)
 
     def rewards(self, episode: int) -> NDArray[np.float64]:
         """Return the rewards of an episode, (T,); check their sum if the file has ``rewards_sum``."""
         with self._group(episode) as group:
             rewards = np.asarray(_open_local_node(group, "rewards")[()], np.float64).reshape(-1)
-            stated = float(group.attrs.get("rewards_sum", np.nan))
+            stated = float(_number_attribute(group, "rewards_sum", np.nan))
         total = rewards.sum()
         if np.isfinite(stated + total) and not np.isclose(total, stated, rtol=1e-3, atol=1e-3):
             raise self._damaged(f"its rewards sum to {total}, but rewards_sum is {stated}", episode)
@@ -120,7 +119,11 @@ class EpisodeFile:
         source, steps = self.source, slice(start, stop)
         with self._group(episode) as group:
             node = _open_local_node(group, "observations")
-            return _read(node, source.observation_space, steps, source.has_jpeg)
+            return _read(node, source.observation_space, steps, self._decode if source.has_jpeg else None)
+
+    def _decode(self, array: h5py.Dataset, steps: slice, space: spaces.Space[Any]) -> NDArray[np.uint8]:
+        """Read JPEG images of the space. Other formats are rejected: Pillow may run programs for them."""
+        return np.stack([_decode_frame(frame, space) for frame in _encoded_frames(array, steps, self._size)])
 
     def actions(self, episode: int, start: int, stop: int) -> Any:
         """Return the actions of these steps, (n, ...)."""
@@ -136,26 +139,41 @@ class EpisodeFile:
     def _error_context(self, episode: int | None = None) -> Iterator[None]:
         try:
             yield
+        except MemoryBudgetError as error:
+            raise DatasetError(f"{self._place(episode)}: {error}") from error
         except DAMAGE as error:
+            raise_if_inaccessible(self.source.file, error)
             raise self._damaged(str(error), episode) from error
 
+    def _place(self, episode: int | None) -> str:
+        return f"{self.source.file}" if episode is None else f"{self.source.file}, episode {episode}"
+
     def _damaged(self, fault: str, episode: int | None = None) -> DatasetError:
-        part = "" if episode is None else f", episode {episode}"
         return DatasetError(
-            f"{self.source.file}{part}: the file is truncated or altered ({fault}); delete it, then download "
+            f"{self._place(episode)}: the file is truncated or altered ({fault}); delete it, then download "
             f"or record {self.source.id} again"
         )
 
 
-def _read(node: Any, space: spaces.Space[Any], steps: slice, jpeg: bool) -> Any:
-    """Read these steps as arrays, nested like the space; None for text. ``jpeg``: images are JPEG files."""
+_Decode = Callable[[h5py.Dataset, slice, spaces.Space[Any]], NDArray[np.uint8]]
+
+
+def _read(node: Any, space: spaces.Space[Any], steps: slice, decode: _Decode | None) -> Any:
+    """Read these steps as arrays, nested like the space; None for text.
+
+    Args:
+        node: group or array of the space.
+        space: the space.
+        steps: the steps.
+        decode: function that reads images; None if they are stored as arrays.
+    """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = _stored_parts(space).items()
-        values = {name: _read(_open_local_node(node, name), part, steps, jpeg) for name, part in parts}
+        values = {name: _read(_open_local_node(node, name), part, steps, decode) for name, part in parts}
         return values if isinstance(space, spaces.Dict) else tuple(values.values())
     if is_text(space):
         return None
-    return _decode(node[steps], space) if jpeg and is_image_space(space) else node[steps]
+    return decode(node, steps, space) if decode and is_image_space(space) else node[steps]
 
 
 def _stored_parts(space: spaces.Dict | spaces.Tuple) -> dict[str, spaces.Space[Any]]:
@@ -164,9 +182,26 @@ def _stored_parts(space: spaces.Dict | spaces.Tuple) -> dict[str, spaces.Space[A
     return {key if keyed else f"_index_{key}": part for key, part in parts_of(space).items()}
 
 
-def _decode(frames: Any, space: spaces.Space[Any]) -> NDArray[np.uint8]:
-    """Decode frames, each a JPEG image. Other formats are rejected: Pillow may run programs for them."""
-    return np.stack([_decode_frame(frame.tobytes(), space) for frame in frames])
+def _encoded_frames(array: h5py.Dataset, steps: slice, file_bytes: int) -> Iterator[bytes]:
+    """Yield the encoded images of these steps, one at a time if their sizes differ.
+
+    Rows of variable length can refer to the same bytes of the file, and fill values are not in the file. The
+    sum of all sizes is therefore compared with the memory budget.
+
+    Raises:
+        MemoryBudgetError: if the images require more than the budget.
+    """
+    rows = range(len(array))[steps]
+    size = len(rows) * math.prod(array.shape[1:]) * array.dtype.itemsize
+    check_budget({"encoded images": size}, file_bytes)
+    if h5py.check_vlen_dtype(array.dtype) is None:
+        yield from (frame.tobytes() for frame in array[steps])
+        return
+    for row in rows:
+        frame = array[row]
+        size += frame.nbytes
+        check_budget({"encoded images": size}, file_bytes)
+        yield frame.tobytes()
 
 
 def _decode_frame(frame: bytes, space: spaces.Space[Any]) -> NDArray[np.uint8]:
@@ -176,6 +211,20 @@ def _decode_frame(frame: bytes, space: spaces.Space[Any]) -> NDArray[np.uint8]:
         if numbers != math.prod(space.shape or ()):
             raise ValueError(f"an image has {image.height} x {image.width} pixels, its space is {space}")
         return np.asarray(image).reshape(space.shape or ())
+
+
+def _number_attribute(group: h5py.Group, name: str, default: float) -> Any:
+    """Return an attribute of a group that is a single number; the default if it does not exist.
+
+    Raises:
+        ValueError: if it is not a single number. Its value, which can be large, is then not read.
+    """
+    if name not in group.attrs:
+        return default
+    attribute = group.attrs.get_id(name)
+    if attribute.shape != () or attribute.dtype.kind not in "biuf":
+        raise ValueError(f"{name} is not a single number")
+    return group.attrs[name]
 
 
 FILTERS = {

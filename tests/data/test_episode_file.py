@@ -1,8 +1,10 @@
 """Tests of errors for dataset files that are truncated, altered, or contradict their metadata."""
 
+import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -11,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
+from PIL import Image
 
 from rlxf.data import DatasetError, load_trajectories
 from rlxf.data.loading import cache_root, summarize
@@ -117,6 +120,71 @@ def test_a_damaged_image_is_reported(minari_root):
         frames = file["episode_0/observations"]
         frames[1] = np.zeros(9, np.uint8) if frames.ndim == 1 else 0
     check_damaged()
+
+
+IMAGES = spaces.Box(0, 255, (32, 32, 3), np.uint8)
+
+
+def jpeg(padding=0):
+    """Return a black image of the size of `IMAGES`, followed by bytes without meaning."""
+    data = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(data, "JPEG")
+    return np.frombuffer(data.getvalue() + bytes(padding), np.uint8)
+
+
+def with_frames(frames):
+    """Record images, replace them by an array of variable length, and return the dataset."""
+    dataset = record_random((len(frames) - 1,), observation_space=IMAGES, jpeg_encoding=True)
+    with opened(dataset) as file:
+        del file["episode_0/observations"]
+        array = file.create_dataset("episode_0/observations", (len(frames),), h5py.vlen_dtype(np.uint8))
+        for row, frame in enumerate(frames):
+            array[row] = frame
+    return dataset
+
+
+def test_images_of_variable_length_are_read(minari_root):
+    with_frames([jpeg(row) for row in range(5)])
+    assert (load_trajectories(ID).observations == 0).all()
+
+
+def test_rows_that_share_bytes_have_a_memory_budget(minari_root):
+    """Each row of variable length refers to its bytes in the file, and all can refer to the same bytes."""
+    dataset = with_frames([jpeg(100_000)] + [jpeg()] * 40)
+    with opened(dataset) as file:
+        first = file["episode_0/observations"].id.get_offset()
+    data = bytearray(data_file(dataset).read_bytes())
+    data[first : first + 16 * 41] = data[first : first + 16] * 41
+    data_file(dataset).write_bytes(data)
+    assert load_trajectories(ID).steps == 40
+    shutil.rmtree(cache_root())
+    with memory_budget(1):
+        check_refused("main_data.hdf5, episode 0: the file requires .* for encoded images")
+
+
+def test_fill_values_of_images_have_a_memory_budget(minari_root):
+    """Rows that were never written take no space in the file."""
+    dataset = record_random((3,), observation_space=IMAGES, jpeg_encoding=True)
+    with opened(dataset) as file:
+        del file["episode_0/observations"]
+        file.create_dataset("episode_0/observations", (4, 10**9), np.uint8, chunks=(1, 1000))
+    check_refused("main_data.hdf5, episode 0: the file requires .* for encoded images")
+
+
+def test_images_with_a_huge_size_in_their_header_are_reported(minari_root):
+    frame = jpeg().copy()
+    start = frame.tobytes().index(b"\xff\xc0")
+    frame[start + 5 : start + 9] = 0xFF
+    with_frames([frame, jpeg()])
+    check_damaged("pixels")
+
+
+@pytest.mark.parametrize("name", ["total_steps", "rewards_sum"])
+@pytest.mark.parametrize("value", ["30", np.zeros(2000), np.array([30])], ids=["text", "array", "list"])
+def test_attributes_that_are_no_numbers_are_reported(dataset, name, value):
+    with opened(dataset) as file:
+        file["episode_0"].attrs[name] = value
+    check_damaged(f"{name} is not a single number")
 
 
 def test_a_changed_byte_in_compressed_data_is_reported(dataset):
