@@ -20,17 +20,21 @@ _D4RL = (
 )
 
 
+SMALLEST_RANGE = float(np.finfo(np.float32).tiny)
+"""Smallest difference of reference scores: normalized scores of float32 returns are then finite."""
+
+
 @dataclass(frozen=True)
 class ReferenceScores:
     """Reference returns of the normalized score.
 
     Args:
         minimum: return of a random policy, with score 0.
-        maximum: return of an expert, with score 100; greater than minimum.
+        maximum: return of an expert, with score 100; greater than minimum, by at least `SMALLEST_RANGE`.
         source: source of the two numbers.
 
     Raises:
-        ValueError: if minimum or maximum is not finite, or maximum is not greater than minimum.
+        ValueError: if minimum or maximum is not finite, or maximum is not greater than minimum by this range.
     """
 
     minimum: float
@@ -38,10 +42,10 @@ class ReferenceScores:
     source: str
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.maximum - self.minimum) and self.maximum > self.minimum):
-            given = f"{self.minimum} and {self.maximum} from {self.source}"
+        if not SMALLEST_RANGE <= self.maximum - self.minimum < math.inf:
             raise ValueError(
-                f"reference scores must be finite, and the maximum greater than the minimum, got {given}"
+                f"reference scores must be finite, and the maximum greater than the minimum by at least "
+                f"{SMALLEST_RANGE:.2g}, got {self.minimum} and {self.maximum} from {self.source}"
             )
 
     def normalize(self, returns: ArrayLike) -> NDArray[np.float64]:
@@ -91,7 +95,7 @@ def reference_scores(metadata: dict[str, Any], env_spec: EnvSpec | None) -> Refe
     if own[0] is not None and own[1] is not None:
         try:
             return ReferenceScores(float(own[0]), float(own[1]), f"metadata of {metadata['dataset_id']}")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             warnings.warn(f"{error}; those of {metadata['dataset_id']} are ignored", stacklevel=2)
     return None if env_spec is None else scores_from_table(env_spec.id)
 

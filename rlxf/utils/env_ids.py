@@ -11,5 +11,5 @@ def is_other_version(one: str, other: str) -> bool:
     """
     try:
         return one != other and parse_env_id(one)[:-1] == parse_env_id(other)[:-1]
-    except gymnasium.error.Error:
+    except (gymnasium.error.Error, ValueError):  # ValueError: a version of more digits than Python reads
         return False

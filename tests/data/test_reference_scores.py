@@ -78,13 +78,13 @@ def test_the_table_is_the_fallback_for_a_known_environment():
     assert reference_scores({"dataset_id": "a/b-v0"}, None) is None
 
 
-@pytest.mark.parametrize(("low", "high"), [(1, 1), (2, 1), (float("nan"), 1), (0, float("inf"))])
+@pytest.mark.parametrize(("low", "high"), [(1, 1), (2, 1), (float("nan"), 1), (0, float("inf")), (0, 1e-310)])
 def test_invalid_scores_are_refused(low, high):
     with pytest.raises(ValueError, match=f"got {low} and {high} from here"):
         ReferenceScores(low, high, "here")
 
 
-@pytest.mark.parametrize("own", [(2.0, 1.0), (float("nan"), 1.0), (1.0, 1.0), ("low", "high")])
+@pytest.mark.parametrize("own", [(2.0, 1.0), (float("nan"), 1.0), (1.0, 1.0), ("low", "high"), (0, 10**400)])
 def test_invalid_scores_of_a_dataset_are_ignored_with_a_warning(own):
     metadata = {"dataset_id": "a/b-v0", "ref_min_score": own[0], "ref_max_score": own[1]}
     with pytest.warns(UserWarning, match="those of a/b-v0 are ignored"):

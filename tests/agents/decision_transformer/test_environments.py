@@ -298,6 +298,7 @@ def test_the_recorded_environment_counts_not_that_of_evaluations(cartpole):
         ("Walker2d", "Walker2d-v5", True),
         ("", "Walker2d-v5", False),
         ("no id!", "Walker2d-v5", False),
+        ("Walker2d-v" + "1" * 5000, "Walker2d-v5", False),
     ],
 )
 def test_is_other_version(one, other, differ):
