@@ -39,8 +39,13 @@ class Episodes(Protocol):
 
 
 def returns_differ(data: Episodes) -> bool:
-    """Return whether not all episodes have the same return, up to the rounding of float32 sums."""
-    low, high = float(data.returns.min()), float(data.returns.max())
+    """Return whether not all episodes have the same return, as `differ_beyond_rounding`."""
+    return differ_beyond_rounding(data.returns)
+
+
+def differ_beyond_rounding(returns: NDArray[np.float32]) -> bool:
+    """Return whether returns (E,) are not all the same, up to the rounding of float32 sums."""
+    low, high = float(returns.min()), float(returns.max())
     return high - low > EQUAL_RETURNS * max(abs(low), abs(high))
 
 
@@ -118,17 +123,23 @@ def no_terminations(report: "DatasetReport") -> str | None:
 
 
 def uniform_rewards(report: "DatasetReport") -> str | None:
-    """Find constant and sparse rewards. Rewards of 0 in all steps are a case of `equal_returns`."""
+    """Find rewards that are equal in all or nearly all steps. If all are 0, `equal_returns` reports them."""
     rewards = report.rewards
     if rewards.constant and rewards.common:
         return (
             f"the reward is {rewards.common:g} in every step, so the return of an episode is proportional to "
             f"its length: a target return is a target length"
         )
-    if rewards.sparse:
+    if rewards.nearly_constant and rewards.common:
         return (
-            f"rewards are sparse, nearly all are {rewards.common:g}: the return-to-go says little about a "
-            f"single action, and a critic needs many updates until rewards affect early steps"
+            f"the reward is {rewards.common:g} in nearly every step: apart from other rewards, the "
+            f"return-to-go is {rewards.common:g} times the number of remaining steps, so a target return is "
+            f"mostly a target length"
+        )
+    if rewards.nearly_constant:
+        return (
+            "rewards are sparse, nearly all are 0: the return-to-go says little about a single action, and a "
+            "critic needs many updates until rewards affect early steps"
         )
     return None
 

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlxf.data.findings import differ_beyond_rounding
+
 
 class SamplingScheme(ABC):
     """Base class of the probabilities with which training windows are drawn from episodes.
@@ -91,9 +93,9 @@ class ReturnWeighted(SamplingScheme):
     def episode_weights(
         self, lengths: NDArray[np.int64], returns: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """Return the weights; raise ValueError if all episodes have the same return."""
+        """Return the weights; raise ValueError unless they `differ_beyond_rounding`."""
         low, high = float(returns.min()), float(returns.max())
-        if low == high:
+        if not differ_beyond_rounding(returns):
             raise ValueError(
                 f"sampling={self} prefers high returns, but all {len(returns)} episodes to train on have the "
                 f"return {low:g}; use sampling=UniformSteps() or UniformEpisodes()"

@@ -15,8 +15,8 @@ COUNTED_VALUES = 4096
 """Maximum number of discrete actions that are counted, over all components."""
 SHOWN_VALUES = 8
 """Maximum number of discrete actions whose frequencies are shown."""
-SPARSE_SHARE = 0.95
-"""Rewards are sparse from this share of equal rewards on."""
+NEARLY_ALL = 0.95
+"""Share of equal rewards from which on rewards are nearly constant."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,16 @@ class RewardStatistics:
         return self.minimum == self.maximum
 
     @property
-    def sparse(self) -> bool:
-        """True if the share ``common_share`` is at least `SPARSE_SHARE`, but not all rewards are equal."""
-        return self.common_share >= SPARSE_SHARE and not self.constant
+    def nearly_constant(self) -> bool:
+        """True if the share ``common_share`` is at least `NEARLY_ALL`, but not all rewards are equal."""
+        return self.common_share >= NEARLY_ALL and not self.constant
 
     def __str__(self) -> str:
         if self.constant:
             return f"{self.common:.4g} in every step"
         text = f"mean {self.mean:.4g}, from {self.minimum:.4g} to {self.maximum:.4g}"
         share = np.floor(1000 * self.common_share) / 10  # never rounded to 100%
-        return f"{text}; {self.common:.4g} in {share:g}% of the steps" if self.sparse else text
+        return f"{text}; {self.common:.4g} in {share:g}% of the steps" if self.nearly_constant else text
 
 
 @dataclass(frozen=True, eq=False)

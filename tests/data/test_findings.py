@@ -55,6 +55,11 @@ def test_usual_data_have_no_findings():
             {"rewards": [[2.0] * (1 + n) for n in range(12)]},
         ),
         ("uniform_rewards", "are sparse, nearly all are 0", {"rewards": [[0.0] * 40, [1.0]] * 6}),
+        (
+            "uniform_rewards",
+            "the reward is -1 in nearly every step: .* -1 times the number of remaining steps, so a target",
+            {"rewards": [[-1.0] * (39 + n) + [0.0] for n in range(12)]},
+        ),
         ("constant_actions", "all actions are equal", CONSTANT),
         (
             "constant_actions",

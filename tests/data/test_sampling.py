@@ -91,6 +91,15 @@ def equal_returns():
     return some_trajectories(lengths=(3,) * 4, rewards=rewards, return_to_go=togo)
 
 
+def test_returns_that_differ_by_rounding_cannot_be_weighted():
+    """Sums of 53 rewards of 0.3 and a single reward of 15.9 differ in float32."""
+    rewards = [np.full(53, np.float32(0.3)), np.r_[np.zeros(52), np.float32(15.9)]]
+    returns = np.array([return_to_go(each)[0] for each in rewards], np.float32)
+    assert returns[0] != returns[1]
+    with pytest.raises(ValueError, match=r"all 2 episodes to train on have the return 15\.9"):
+        ReturnWeighted().episode_weights(np.array([53, 53]), returns)
+
+
 def test_equal_returns_cannot_be_weighted():
     message = r"sampling=ReturnWeighted\(temperature=0.5\) .* all 4 episodes .* return 3; use .*UniformSteps"
     with pytest.raises(ValueError, match=message):

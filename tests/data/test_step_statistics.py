@@ -38,11 +38,11 @@ def test_rewards_are_counted_as_in_a_loop(rewards):
     assert statistics.constant == (len(counts) == 1)
 
 
-@pytest.mark.parametrize(("zeros", "sparse"), [(94, False), (95, True), (99, True), (100, False)])
-def test_rewards_are_sparse_if_nearly_all_are_equal(zeros, sparse):
+@pytest.mark.parametrize(("zeros", "nearly"), [(94, False), (95, True), (99, True), (100, False)])
+def test_rewards_are_nearly_constant_if_nearly_all_are_equal(zeros, nearly):
     rewards = np.ones(100, np.float32)
     rewards[:zeros] = 0
-    assert RewardStatistics.of(rewards).sparse is sparse
+    assert RewardStatistics.of(rewards).nearly_constant is nearly
 
 
 def test_a_share_below_one_is_not_rounded_to_all_steps():
