@@ -162,9 +162,8 @@ class _Arrays:
         """Append an episode."""
         where = f"dataset {file.source.id}, episode {episode}"
         rewards = file.rewards(episode)
-        _check_rewards(rewards, f"{where}: the reward")
-        self._rewards.append(rewards)
-        self._return_to_go.append(return_to_go(rewards))
+        self._rewards.append(_finite(rewards, f"{where}: the reward"))
+        self._return_to_go.append(_finite(return_to_go(rewards), f"{where}: the return-to-go"))
         read = partial(file.observations, episode)
         observe = observation_encoder(file.source.observation_space)  # its image channel axis may differ
         for rows in _pieces(read, observe, length, f"{where}: the observation"):
@@ -253,12 +252,15 @@ def _pieces(
         yield rows
 
 
-def _check_rewards(rewards: NDArray[np.float64], what: str) -> None:
+def _finite(values: NDArray[np.float64], what: str) -> NDArray[np.float32]:
+    """Return the values of the steps as float32; raise DatasetError if one is not finite."""
     with np.errstate(over="ignore"):
-        finite = np.isfinite(rewards.astype(np.float32))
+        rounded = values.astype(np.float32)
+    finite = np.isfinite(rounded)
     if not finite.all():
         step = int(np.argmin(finite))
-        raise _bad_value(what, step, f"is {rewards[step]}")
+        raise _bad_value(what, step, f"is {values[step]}, not a finite number in float32")
+    return rounded
 
 
 def _bad_value(what: str, step: int, fault: str) -> DatasetError:

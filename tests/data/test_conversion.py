@@ -172,6 +172,14 @@ def test_a_non_finite_reward_is_reported_with_episode_and_step(minari_root, valu
         load_trajectories(ID)
 
 
+def test_a_non_finite_return_is_reported_with_episode_and_step(minari_root):
+    episodes = random_episodes((3, 8))
+    episodes[1].rewards[5:7] = 3e38
+    record(episodes)
+    with pytest.raises(DatasetError, match=f"{ID}, episode 1: the return-to-go of step 0 is 6e\\+38"):
+        load_trajectories(ID)
+
+
 def test_the_final_observation_is_not_read(minari_root):
     episodes = random_episodes((3,))
     episodes[0].observations[3] = np.nan

@@ -169,7 +169,7 @@ class DatasetInfo:
 
 
 def _check_returns(trajectories: Trajectories) -> None:
-    """Raise DatasetError unless all returns-to-go are finite; those of Minari datasets always are."""
+    """Raise DatasetError unless all returns-to-go are finite; those of `load_trajectories` are."""
     finite = np.isfinite(trajectories.return_to_go)
     if not finite.all():
         step = int(np.argmin(finite))
