@@ -18,6 +18,7 @@ from rich.table import Table
 
 from rlxf import exit_on_interrupt
 from rlxf.utils.errors import FaultyEnvironmentError
+from rlxf.utils.tables import printable
 
 CLOSED_PIPE = 128 + 13
 """Exit status that shells report for a program that was ended by SIGPIPE."""
@@ -185,5 +186,5 @@ def exit_with(message: str, status: int) -> NoReturn:
 
 
 def _print_line(message: str, style: str) -> None:
-    line = " ".join(f"rlxf: {message}".split())
+    line = printable(" ".join(f"rlxf: {message}".split()))
     console(stderr=True).print(line, style=style, soft_wrap=True)

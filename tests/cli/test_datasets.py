@@ -89,6 +89,24 @@ def test_a_damaged_dataset_does_not_hide_the_others(run):
     assert "main_data.hdf5: the file is truncated or altered" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("observation_space", '{"type": "Tuple", "subspaces": 5}'),
+        ("observation_space", '{"type": "Dict", "subspaces": [1]}'),
+        ("dataset_id", "test/\x1b[31m-v0"),
+    ],
+)
+def test_malformed_metadata_do_not_hide_the_others(run, name, value):
+    record_random(dataset_id="test/whole-v0")
+    path = data_file(record_random(dataset_id="test/broken-v0")).with_name("metadata.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    text = run()
+    assert " test/whole-v0 unknown " in " ".join(text.split())
+    assert "test/broken-v0 cannot be read:" in text
+    assert "\x1b" not in text
+
+
 def test_a_folder_with_a_malformed_id_does_not_hide_the_others(run, minari_root, capsys):
     whole = data_file(record_random(dataset_id="test/whole-v0"))
     shutil.copytree(whole.parents[1], minari_root / "t/cart12-v0")

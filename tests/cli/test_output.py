@@ -26,6 +26,10 @@ def test_markup_in_messages_is_not_interpreted(capsys):
     assert exit_status(capsys, ValueError("[bold]x"), ValueError) == (2, "rlxf: [bold]x\n")
 
 
+def test_control_characters_do_not_reach_the_terminal(capsys):
+    assert exit_status(capsys, ValueError("a\x1b[31m\x07b"), ValueError) == (2, "rlxf: a\\x1b[31m\\x07b\n")
+
+
 def test_other_errors_propagate():
     with pytest.raises(ValueError, match="slip"), report_errors(OSError):
         raise ValueError("slip")

@@ -87,14 +87,14 @@ def _show_datasets() -> None:
     for dataset_id in local_ids():
         try:
             summaries.append(summarize(dataset_id))
-        except DatasetError as error:
+        except (DatasetError, OSError) as error:
             errors.append(f"{dataset_id} cannot be read: {error}")
     if summaries:
         show_summaries(f"datasets in {local_folder()}", summaries)
     else:
         print_out(f"no datasets in {local_folder()}; record one with rlxf collect, or run minari download ID")
     for error_text in errors:
-        print_out(error_text)
+        print_out(printable(error_text))
 
 
 def _check_plot(plot: Path) -> None:
@@ -155,8 +155,8 @@ def row(summary: "DatasetSummary") -> list[str]:
     """
     returns = summary.returns
     return [
-        summary.id,
-        (summary.environment or "unknown") + " (JPEG)" * summary.lossy_images,
+        printable(summary.id),
+        printable(summary.environment or "unknown") + " (JPEG)" * summary.lossy_images,
         f"{summary.lengths.sum():,}",
         f"{len(summary.lengths):,}",
         *(f"{value:,.1f}" for value in (returns.min(), returns.mean(), returns.max())),
