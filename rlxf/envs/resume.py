@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import (
     VecTransposeImage,
 )
 
-from rlxf.envs.vector import GymnasiumVecEnv
+from rlxf.envs.vector import GymnasiumVecEnv, has_filler_rows
 from rlxf.envs.worker_vec_env import WorkerVecEnv
 from rlxf.envs.wrappers import ReturnToGo, TransparentWrapper
 from rlxf.utils.errors import EpisodeLostError
@@ -198,8 +198,8 @@ def episode_state(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             `StatefulVectorEnv`, or the state of a wrapper class is not known.
     """
     _check_known(env)
-    if isinstance(env.unwrapped, GymnasiumVecEnv):
-        return {"state": env.unwrapped.state()}, {}
+    if (stateful := _stateful(env)) is not None:
+        return {"state": stateful.state()}, {}
     workers = _workers(env)
     records = _records(env, [i for i in range(env.num_envs) if i not in _failed(workers)])
     failed = _failed(workers)  # includes environments that failed during the calls; their records are stale
@@ -211,7 +211,10 @@ def episode_state(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     records |= failed
     restarts = [] if workers is None else workers.restart_state()
     counts = [{"restarts": each} for each in restarts] or [{}] * env.num_envs
-    return {"records": [records[i] | counts[i] for i in range(env.num_envs)]}, arrays
+    document: dict[str, Any] = {"records": [records[i] | counts[i] for i in range(env.num_envs)]}
+    if isinstance(env.unwrapped, GymnasiumVecEnv):
+        document["counts"] = env.unwrapped.counts()
+    return document, arrays
 
 
 def resume_episodes(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -222,8 +225,8 @@ def resume_episodes(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[st
             counts of restarts and lost steps are loaded anyway.
     """
     _check_known(env)
-    if isinstance(env.unwrapped, GymnasiumVecEnv):
-        env.unwrapped.load_state(document["state"])
+    if (stateful := _stateful(env)) is not None:
+        stateful.load_state(document["state"])
         return
     records = dict(enumerate(document["records"]))
     failed = {i: record for i, record in records.items() if "failure_reported" in record}
@@ -235,6 +238,8 @@ def resume_episodes(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[st
         if failed:
             raise EpisodeLostError(f"environment {min(failed)} had failed when the run was saved")
         _check_not_lost([env.env_method("replay", record, indices=i)[0] for i, record in replays.items()])
+        if isinstance(env.unwrapped, GymnasiumVecEnv):
+            env.unwrapped.load_counts(document["counts"])
         return
     workers.load_restart_state([_counts_of(record) for record in records.values()])
     _check_not_lost(workers.replay(replays).values())
@@ -266,6 +271,18 @@ def try_resume_episodes(
     except EpisodeLostError as error:
         return str(error)
     return None
+
+
+def _stateful(env: VecEnv) -> GymnasiumVecEnv | None:
+    """Return the `GymnasiumVecEnv` inside all wrappers, unless its environments can be replayed.
+
+    These are all `ActionReplay`. Filler rows cannot be replayed, because the vector environment owns them.
+    """
+    inner = env.unwrapped
+    if not isinstance(inner, GymnasiumVecEnv):
+        return None
+    replayed = all(inner.env_is_wrapped(ActionReplay)) and not has_filler_rows(env)
+    return None if replayed else inner
 
 
 def _workers(env: VecEnv) -> WorkerVecEnv | None:

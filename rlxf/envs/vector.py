@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.utils.env_checker import data_equivalence
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
@@ -29,6 +29,9 @@ def has_filler_rows(env: VecEnv) -> bool:
 def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
     """Return whether an observation is the latest of the environments and the next step has a filler row.
 
+    The result is False after `GymnasiumVecEnv.load_state` until the next step, because the latest observation
+    is unknown.
+
     Args:
         env: the environments, possibly in wrappers that pass observations on or normalize them.
         observation: observation of all environments.
@@ -37,6 +40,8 @@ def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
     if not isinstance(inner, GymnasiumVecEnv) or not inner.filler_next.any():
         return False
     normalizer, last = unwrap_vec_normalize(env), inner.last_observation
+    if last is None:
+        return False
     shown = last if normalizer is None else normalizer.normalize_obs(last)
     return data_equivalence(shown, observation, exact=True)
 
@@ -93,7 +98,8 @@ class GymnasiumVecEnv(VecEnv):
 
     Attributes:
         filler_next: mask of the environments whose next step is a filler, bool (N,).
-        last_observation: observation of the last `step` or `reset`; None before the first.
+        last_observation: observation of the last `step` or `reset`; None before the first, also after
+            `load_state`.
 
     Raises:
         TypeError: if env is not a `VectorEnv` or a space is not supported (`check_playable`).
@@ -149,18 +155,26 @@ class GymnasiumVecEnv(VecEnv):
         Raises:
             EpisodeLostError: if the vector environment is not `StatefulVectorEnv`.
         """
+        return {"env": self._resumable.state(), **self.counts()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Load a `state` without a reset."""
+        self._resumable.load_state(state["env"])
+        self.load_counts(state)
+        self.last_observation = None
+
+    def counts(self) -> dict[str, Any]:
+        """Return the returns and lengths of the current episodes, and which are at a filler, as JSON."""
         return {
-            "env": self._resumable.state(),
             "returns": self._returns.tolist(),
             "lengths": self._lengths.tolist(),
             "filler": self.filler_next.tolist(),
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Load a `state` without a reset."""
-        self._resumable.load_state(state["env"])
-        self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
-        self.filler_next = np.array(state["filler"])
+    def load_counts(self, counts: dict[str, Any]) -> None:
+        """Load the result of `counts`."""
+        self._returns, self._lengths = np.array(counts["returns"]), np.array(counts["lengths"])
+        self.filler_next = np.array(counts["filler"])
 
     @property
     def _resumable(self) -> StatefulVectorEnv:
@@ -220,17 +234,21 @@ class GymnasiumVecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of every environment.
+        """Call a method of each selected environment.
 
         Raises:
-            NotImplementedError: if env has no ``call``, or only some environments are selected, which
-                Gymnasium does not support.
+            NotImplementedError: if env has no ``call``, or only some environments are selected that do not
+                run in this process, which Gymnasium does not support.
         """
+        selected = list(self._get_indices(indices))
+        if isinstance(vector := self.env.unwrapped, SyncVectorEnv):
+            methods = [vector.envs[i].get_wrapper_attr(method_name) for i in selected]
+            return [method(*method_args, **method_kwargs) for method in methods]
         if not hasattr(self.env, "call"):
             raise NotImplementedError(
                 f"{self.env} has no call: cannot call {method_name!r} in its environments"
             )
-        if len(list(self._get_indices(indices))) != self.num_envs:
+        if len(selected) != self.num_envs:
             raise NotImplementedError(
                 f"a VectorEnv calls {method_name!r} in all environments, not only in {indices!r}: pass "
                 f"indices=None"

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf.envs import ActionReplay, PreviousTransition, Workers, WorkerVecEnv, make_vec_env
+from rlxf.envs.make import make_vec_env_from
 from rlxf.envs.resume import (
     MAX_RECORDED_STEPS,
     episode_state,
@@ -143,6 +144,46 @@ def test_previous_transition_persists_across_episodes_in_an_action_replay():
     done = [env.step(np.array([1]))[0]["previous_done"][0, 0] for _ in range(40)]
     assert sum(done) > 1
     assert env.env_is_wrapped(PreviousTransition) == env.env_is_wrapped(ActionReplay) == [True]
+
+
+class Nested(gymnasium.Env):
+    """Random observations of a nested Tuple space, in episodes of 7 steps."""
+
+    observation_space = spaces.Tuple((VECTOR, spaces.Dict({"a": spaces.Discrete(9)})))
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observation(0), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self._observation(action), float(action), False, self.steps == 7, {}
+
+    def _observation(self, action):
+        vector = self.np_random.normal(size=VECTOR.shape).astype(np.float32)
+        return vector + action, {"a": self.np_random.integers(9)}
+
+
+@pytest.mark.parametrize("steps", [0, 4, 7, 10])
+def test_episodes_with_nested_observations_are_resumed(tmp_path, steps):
+    def played_rows(env, steps):
+        """Return observations, rewards, ends, and returns and lengths of ended episodes, by step."""
+        rows = []
+        for step in range(steps):
+            (vectors, parts), rewards, dones, infos = env.step(np.arange(3) * step % 3)
+            ended = [(info["episode"]["r"], info["episode"]["l"]) for info in infos if "episode" in info]
+            rows.append([vectors.tolist(), parts["a"].tolist(), rewards.tolist(), dones.tolist(), ended])
+        return rows
+
+    env, resumed = (make_vec_env_from(Nested, 3, 5, ActionReplay) for _ in range(2))
+    env.reset()
+    played_rows(env, steps)
+    resume_episodes(resumed, *stored(tmp_path / "state", *episode_state(env)))
+    expected = played_rows(env, 20)
+    assert any(row[-1] for row in expected)
+    assert played_rows(resumed, 20) == expected
 
 
 @contextmanager

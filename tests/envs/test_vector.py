@@ -15,7 +15,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from rlxf.envs import TMaze, TMazeVector, as_vec_env
-from rlxf.envs.vector import has_filler_rows
+from rlxf.envs.tmaze_tensor import TMazeTensor
+from rlxf.envs.vector import has_filler_rows, shows_filler_rows
 from tests.envs.small_envs import Counter
 
 SB3_MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
@@ -31,6 +32,22 @@ def adapted(mode: AutoresetMode, n: int = 3, **kwargs: Any) -> VecEnv:
 def test_has_filler_rows_through_wrappers(mode):
     assert has_filler_rows(VecNormalize(adapted(mode))) == (mode is AutoresetMode.NEXT_STEP)
     assert not has_filler_rows(by_sb3())
+
+
+@pytest.mark.parametrize("kind", [TMazeVector, TMazeTensor])
+def test_filler_rows_are_unknown_after_loading(kind):
+    """The loaded state has no observation, in particular not that of steps before it was loaded."""
+    env, other = (as_vec_env(kind(2, 1, autoreset_mode=AutoresetMode.NEXT_STEP)) for _ in range(2))
+    for each in (env, other):
+        each.seed(0)
+        observation = each.reset()
+    while not env.filler_next.any():
+        observation, *_ = env.step(np.zeros(2, int))
+    assert shows_filler_rows(env, observation)
+    other.load_state(env.state())
+    assert other.filler_next.any()
+    for each in (other, VecNormalize(other, norm_reward=False)):
+        assert not shows_filler_rows(each, observation)
 
 
 def by_sb3(n: int = 3, **kwargs: Any) -> VecEnv:
@@ -185,8 +202,7 @@ def test_attributes_and_methods_of_the_environments():
     env.set_attr("label", ["a", "list"])
     assert env.get_attr("label", indices=1) == [["a", "list"]]
     assert env.env_method("shout", "hey") == ["HEY"] * 3
-    with pytest.raises(NotImplementedError, match="all environments"):
-        env.env_method("shout", "hey", indices=[0])
+    assert env.env_method("shout", "hey", indices=[0]) == ["HEY"]
     with pytest.raises(AttributeError):
         env.get_attr("nothing")
 
