@@ -1,6 +1,9 @@
 """Tests of ``rlxf export``."""
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import register, registry
 
 from rlxf import GTrXLPPO
 from rlxf.cli import main
@@ -19,6 +22,31 @@ def test_exported_run_acts_as_its_agent(capsys):
         action, own = player.predict(observation, own)
         expected, state = agent.predict(observation, state, deterministic=True)
         np.testing.assert_array_equal(action, expected)
+
+
+class Images(gymnasium.Env):
+    """Episodes of two random images with channels in the last axis."""
+
+    observation_space = spaces.Box(0, 255, (40, 36, 3), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.integers(256, size=(40, 36, 3), dtype=np.uint8), {}
+
+    def step(self, action):
+        return self.np_random.integers(256, size=(40, 36, 3), dtype=np.uint8), 1.0, True, False, {}
+
+
+def test_images_have_the_axes_of_the_environment():
+    register("test/Images-v0", Images)
+    try:
+        train("--run", "images", "--core.layers", "1", "--env", "test/Images-v0", "--env-kwargs", "{}")
+        main(["export", "images"])
+    finally:
+        del registry["test/Images-v0"]
+    action, _ = Player("images/export/policy.onnx").predict(Images().reset(seed=0)[0])
+    assert action in (0, 1)
 
 
 def test_wrong_options_are_one_line(capsys):

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.preprocessing import preprocess_obs
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage
 from torch import Tensor, nn
 
 from rlxf.agents.common.cores import check_exportable
@@ -38,23 +39,31 @@ class GTrXLActingStep(ActingStep):
         policy: policy of the agent; it is copied.
         normalizer: the ``VecNormalize`` of the training; None for raw observations.
         envs: number of environments E.
+        raw_space: observation space of the environments, which may have images with channels in the last
+            axis; None for that of the normalizer, else that of the policy.
 
     Raises:
         ValueError: if the core cannot be exported, or the observation space is nested deeper than a Dict.
     """
 
-    def __init__(self, policy: GTrXLPolicy, normalizer: VecNormalize | None, envs: int):
+    def __init__(
+        self,
+        policy: GTrXLPolicy,
+        normalizer: VecNormalize | None,
+        envs: int,
+        raw_space: spaces.Space[Any] | None = None,
+    ):
         check_exportable(policy.core)
         with torch.no_grad():  # the distribution of the last update has gradients and cannot be copied
             policy.heads(torch.zeros(1, policy.core.width, device=policy.device))
         policy = copy_for_export(policy)
-        space = policy.observation_space
-        raw = space if normalizer is None else normalizer.venv.observation_space
+        statistics = policy.observation_space if normalizer is None else normalizer.venv.observation_space
+        raw = statistics if raw_space is None else raw_space
         examples = {name: zeros_of(part, envs) for name, part in observation_parts(raw).items()}
         template = policy.initial_state(envs)
         template = replace(template, cache=without_empty_keys(template.cache))
-        super().__init__("GTrXLPPO", (space, policy.action_space), examples, named_tensors(template))
-        self.policy, self._template = policy, template
+        super().__init__("GTrXLPPO", (raw, policy.action_space), examples, named_tensors(template))
+        self.policy, self._template, self._statistics = policy, template, statistics
         self.normalization = None if normalizer is None else ObservationNormalization(normalizer)
         dtype = torch.as_tensor(policy.to_environment(self._example_action())).dtype
         self.decode = EnvironmentActions(policy.action_space, dtype)
@@ -67,7 +76,7 @@ class GTrXLActingStep(ActingStep):
     def forward(
         self, observations: dict[str, Tensor], episode_start: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        obs = observations if self.normalization is None else self.normalization(observations)
+        obs = self._policy_observations(observations)
         before = with_tensors(self._template, copies(state))
         here = replace(before, cache=free_last_slot(before.cache))
         index = here.advance(episode_start)
@@ -77,10 +86,44 @@ class GTrXLActingStep(ActingStep):
         return self.decode(actions), named_tensors(here)
 
     def user_parts(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
-        policy, obs = self.policy, self.observations
-        obs = obs if self.normalization is None else self.normalization(obs)
+        policy, obs = self.policy, self._policy_observations(self.observations)
         inputs = preprocess_obs(as_observation(obs), policy.observation_space, policy.normalize_images)
         return {"features extractor": (policy.features_extractor, (inputs,))}
+
+    def _policy_observations(self, observations: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Normalize raw observations, and move the channels of images where the policy expects them."""
+        if self.normalization is not None:
+            observations = self.normalization(_in_axes_of(self._statistics, observations))
+        return _in_axes_of(self.policy.observation_space, observations)
+
+
+def raw_observation_space(env: VecEnv) -> spaces.Space[Any]:
+    """Return the observation space inside of the outermost ``VecNormalize`` and ``VecTransposeImage``.
+
+    Wrappers that do not change the space are ignored. The first other one, e.g. ``VecFrameStack``, counts as
+    a part of the environments.
+    """
+    space = env.observation_space
+    while isinstance(env, VecEnvWrapper):
+        converts, inside = isinstance(env, VecNormalize | VecTransposeImage), env.venv.observation_space
+        if not converts and inside != space:
+            return space
+        env, space = env.venv, inside
+    return space
+
+
+def _in_axes_of(space: spaces.Space[Any], observations: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Move the last axis of images (E, H, W, C) to the front, (E, C, H, W), where a space has it there."""
+    parts = observation_parts(space)
+    return {
+        name: x.movedim(-1, 1) if _has_channels_last(x, parts[name].shape) else x
+        for name, x in observations.items()
+    }
+
+
+def _has_channels_last(x: Tensor, shape: tuple[int, ...] | None) -> bool:
+    """Return whether images (E, H, W, C) have this shape (C, H, W) only after a move of their last axis."""
+    return x.dim() == 4 and tuple(x.shape[1:]) != shape and (x.shape[3], *x.shape[1:3]) == shape
 
 
 class ObservationNormalization(nn.Module):

@@ -29,7 +29,7 @@ from rlxf.agents.common.retrieval import (
 )
 from rlxf.agents.common.weights import core_error_context, transfer_weights
 from rlxf.agents.gtrxl import checkpoint
-from rlxf.agents.gtrxl.acting_step import GTrXLActingStep
+from rlxf.agents.gtrxl.acting_step import GTrXLActingStep, raw_observation_space
 from rlxf.agents.gtrxl.calibration import check_independent_episodes, measure_exits
 from rlxf.agents.gtrxl.config import as_training_env, warn_of_filler_rows
 from rlxf.agents.gtrxl.core import check_episode_length
@@ -227,7 +227,9 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         """Write the acting step as a file that runs without rlxf; see `rlxf.export.files.export_step`.
 
         The step maps raw observations, the state and ``episode_start`` to the most likely actions and the
-        next state. It contains the normalization of a ``VecNormalize`` around the agent's environments.
+        next state. It contains the normalization of a ``VecNormalize`` around the agent's environments, and
+        the transposition of images whose channels are in the last axis. An agent without environments cannot
+        know their order of axes: images then have channels first, as in the agent's ``observation_space``.
 
         Args:
             path: file to write.
@@ -245,7 +247,8 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         target = check_target(path, format, opset)
         check_int("n_envs", n_envs)
         check_export_without_datastore(self.datastore)
-        step = GTrXLActingStep(self.policy, self._observation_normalizer(), n_envs)
+        space = None if self.env is None else raw_observation_space(self.env)
+        step = GTrXLActingStep(self.policy, self._observation_normalizer(), n_envs, space)
         export_step(step, vars(self.core), target, opset)
 
     def _observation_normalizer(self) -> VecNormalize | None:

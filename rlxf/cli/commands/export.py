@@ -12,6 +12,7 @@ from rlxf.cli.output import print_out
 
 if TYPE_CHECKING:
     from rlxf.export.formats import Format
+    from rlxf.training import RunFolder
 
 
 @options
@@ -43,7 +44,7 @@ class Export(Command):
     def prepare(self) -> Callable[[], None]:
         """Load the agent, and return the export to run."""
         from rlxf.cli.reports import select_checkpoints
-        from rlxf.cli.runs import TRANSFORMERS, agent_name, load_agent_alone
+        from rlxf.cli.runs import TRANSFORMERS, agent_name
         from rlxf.export.files import check_target
         from rlxf.export.formats import SUFFIXES
         from rlxf.training import RunFolder
@@ -58,7 +59,22 @@ class Export(Command):
             make_folder(run.path / "export", exist_ok=True)
             output = run.path / "export" / f"policy{SUFFIXES[self.format]}"
         path, format = check_target(output, self.format, self.opset)
-        return partial(self._export, load_agent_alone(run, checkpoint, "cpu", self.trust), path, format)
+        return partial(self._export, self._load(run, checkpoint), path, format)
+
+    def _load(self, run: "RunFolder", checkpoint: Path) -> Any:
+        """Load the agent; with the environment of its run if it sees images, for their order of axes."""
+        from stable_baselines3.common.preprocessing import is_image_space
+
+        from rlxf.agents.gtrxl import GTrXLPPO
+        from rlxf.cli.runs import load_agent, load_agent_alone, make_env
+        from rlxf.export.acting_step import observation_parts
+
+        agent = load_agent_alone(run, checkpoint, "cpu", self.trust)
+        if not isinstance(agent, GTrXLPPO) or agent.env is not None:
+            return agent
+        if not any(map(is_image_space, observation_parts(agent.observation_space).values())):
+            return agent
+        return load_agent(run, make_env(run, None, {}, 1, self.trust), checkpoint, "cpu")
 
     def _export(self, agent: Any, path: Path, format: "Format") -> None:
         agent.export(path, format, self.n_envs, self.opset)

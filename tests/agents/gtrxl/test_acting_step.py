@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize, VecTransposeImage
 
-from rlxf.agents.gtrxl.acting_step import GTrXLActingStep
+from rlxf.agents.gtrxl.acting_step import GTrXLActingStep, raw_observation_space
 from rlxf.attention import (
     ACT,
     CALM,
@@ -135,6 +136,52 @@ def test_exported_step_reads_all_observations(policy):
     agent = small(policy=policy, policy_kwargs=SMALL_EXTRACTOR[policy])
     step = GTrXLActingStep(agent.policy, None, ENVS).eval()
     assert largest_difference(agent, traced(agent, step), step) < 1e-5
+
+
+LAST = spaces.Box(0, 255, (40, 36, 3), np.uint8)
+"""Image with channels in the last axis, which SB3 transposes for the policy."""
+IMAGES = {
+    "CnnGTrXLPolicy": LAST,
+    "MultiInputGTrXLPolicy": spaces.Dict({"image": LAST, "vector": spaces.Box(-1.0, 1.0, (3,), np.float32)}),
+}
+
+
+def check_raw_images(agent, env):
+    step = GTrXLActingStep(agent.policy, agent._observation_normalizer(), ENVS, raw_observation_space(env))
+    step.eval()
+    state, tensors, worst = None, step.state, 0.0
+    for number in range(8):
+        raw, start = sampled(env.unwrapped.observation_space, ENVS), np.full(ENVS, number == 0)
+        given = env.normalize_obs(raw) if isinstance(env, VecNormalize) else raw
+        expected, state = agent.predict(given, state, start, deterministic=True)
+        actions, tensors = step(named(raw), torch.as_tensor(start), tensors)
+        worst = max(worst, float(np.abs(actions.numpy() - expected).max()))
+    assert worst < 1e-5
+    assert step.spaces[0] == env.unwrapped.observation_space
+    assert {name: tuple(x.shape[1:]) for name, x in step.observations.items()} == {
+        name: x.shape[1:] for name, x in named(raw).items()
+    }
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("policy", IMAGES)
+def test_step_transposes_the_images_of_the_environment(policy):
+    env = scripts(shifted(ENVS), IMAGES[policy], ACTIONS["Box"])
+    check_raw_images(small_agent(env, policy), env)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keys", [["vector"], ["vector", "image"]])
+def test_step_normalizes_and_transposes(keys):
+    policy = "MultiInputGTrXLPolicy"
+    env = VecNormalize(scripts(shifted(ENVS), IMAGES[policy], ACTIONS["Box"]), norm_obs_keys=["vector"])
+    if "image" in keys:
+        env = VecNormalize(VecTransposeImage(env.venv), norm_obs_keys=["vector"])
+    env.reset()
+    for _ in range(5):
+        env.step(np.stack([env.action_space.sample() for _ in range(ENVS)]))
+    env.training = False
+    check_raw_images(small_agent(env, policy), env)
 
 
 @pytest.mark.parametrize("policy", ["MlpGTrXLPolicy", "MultiInputGTrXLPolicy"])
