@@ -36,18 +36,23 @@ def encode_observations(space: Space, values: Tensor | Mapping[str, Tensor]) -> 
 def encode_actions(space: Space, actions: Tensor) -> Tensor:
     """Encode actions (E, ...): Box flattened to float32 (E, A), discrete ones counted from 0, int64."""
     if isinstance(space, spaces.Box):
-        return actions.flatten(1).float()
+        return _rows(actions).float()
     return (actions.long() - _start(space)).long()
 
 
 def _encode_features(space: Space, values: Tensor) -> Tensor:
     """Encode values (E, ...) of a space that is not nested as features (E, D)."""
     if isinstance(space, spaces.Box | spaces.MultiBinary):
-        features = values.flatten(1).float()
+        features = _rows(values).float()
         return features / 255 if is_image(space) else features
-    choices = (values.long() - _start(space)).reshape(len(values), -1).unbind(1)
+    choices = _rows(values.long() - _start(space)).unbind(1)
     one_hot = (F.one_hot(each, int(n)) for each, n in zip(choices, discrete_sizes(space), strict=True))  # type: ignore[arg-type]
     return torch.cat(list(one_hot), dim=1).float()
+
+
+def _rows(values: Tensor) -> Tensor:
+    """Flatten values (E, ...) to rows (E, D); values (E,) have D = 1."""
+    return values.reshape(len(values), -1)
 
 
 def _start(space: Space) -> Tensor:

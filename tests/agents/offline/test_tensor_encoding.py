@@ -22,6 +22,7 @@ PARTS = {
     "bits": spaces.MultiBinary(3),
     "small image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
 }
+PARTS["number"] = NUMBER = spaces.Box(-1.0, 1.0, (), np.float32)
 OBSERVATIONS = IMAGES | PARTS | {"Dict": spaces.Dict(PARTS)}
 
 
@@ -45,7 +46,7 @@ def test_observations_are_encoded_as_in_datasets(space):
     np.testing.assert_array_equal(encoded, expected)
 
 
-@pytest.mark.parametrize("space", ACTIONS.values(), ids=ACTIONS)
+@pytest.mark.parametrize("space", [*ACTIONS.values(), NUMBER], ids=[*ACTIONS, "number"])
 def test_actions_are_encoded_as_in_datasets(space):
     values = samples(space)
     expected = action_encoder(space)(values)
