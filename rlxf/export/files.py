@@ -27,6 +27,8 @@ from rlxf.utils.files import atomic_write
 
 PLAYER = Path(__file__).with_name("onnx_player.py")
 """Module that is copied next to an exported .onnx file."""
+DESCRIPTION_KEYS = {"agent", "rlxf", "n_envs", "observations", "action", "state"}
+"""Keys of the result of `describe` by which a description is recognized."""
 
 
 def check_target(path: str | os.PathLike[str], format: str | None, opset: int | None) -> tuple[Path, Format]:
@@ -41,6 +43,7 @@ def check_target(path: str | os.PathLike[str], format: str | None, opset: int | 
         ValueError: if the format is unknown, its suffix is another, or the opset is too old.
         ImportError: if a package is missing.
         FileNotFoundError: if the folder does not exist.
+        FileExistsError: if the description would replace a .json file that is no description of an agent.
     """
     target = Path(path)
     known = {suffix: name for name, suffix in SUFFIXES.items()}
@@ -52,7 +55,23 @@ def check_target(path: str | os.PathLike[str], format: str | None, opset: int | 
         raise FileNotFoundError(f"{target.parent} is not a folder: create it, or choose another path")
     check_opset(opset)
     check_installed(chosen)
+    _check_replaceable(target.with_suffix(".json"))
     return target, chosen
+
+
+def _check_replaceable(description: Path) -> None:
+    """Raise FileExistsError if a .json file exists that is not the description of an exported agent."""
+    if not description.exists():
+        return
+    try:
+        fields = json.loads(description.read_bytes())
+    except (ValueError, RecursionError):
+        fields = None
+    if not (isinstance(fields, dict) and fields.keys() >= DESCRIPTION_KEYS):
+        raise FileExistsError(
+            f"{description} would be replaced by the description of the agent, but is another file: choose "
+            f"another name for the export, or move this file"
+        )
 
 
 def export_step(

@@ -148,6 +148,19 @@ def test_a_converter_that_changes_results_is_detected(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("content", ['{"mine": 1}', "[1]", "no JSON"])
+def test_other_json_files_are_not_replaced(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(FileExistsError, match=r"config\.json would be replaced .* choose another name"):
+        box_agent().export(tmp_path / "config.onnx")
+    assert [file.read_text() for file in tmp_path.iterdir()] == [content]
+
+
+def test_an_export_can_be_repeated(exported):
+    agent, folder = exported
+    agent.export(folder / "policy.onnx")
+
+
 def test_missing_folder_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere is not a folder: create it"):
         box_agent().export(tmp_path / "nowhere" / "policy.onnx")
