@@ -1,7 +1,9 @@
 """Model card of an agent: the README.md of its repository, with the metadata that the Hub reads."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from rlxf import __version__
@@ -45,7 +47,7 @@ def read_scores(report: Any) -> list[Score]:
     """
     try:
         return [_score(each) for each in report.get("targets", [report])]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"evaluation.json is not a report of an evaluation ({error!r}); remove it"
         ) from error
@@ -159,7 +161,7 @@ class ModelCard:
 
     @property
     def _evaluate(self) -> str:
-        return f"rlxf evaluate {self.folder}{self.trust}"
+        return f"rlxf evaluate {quote(self.folder)}{self.trust}"
 
     def _usage(self) -> str:
         trust = (
@@ -168,10 +170,10 @@ class ModelCard:
         )
         program = (
             f"from rlxf import {self.agent}\n\n"
-            f'agent = {self.agent}.load("{self.folder}/checkpoint.zip")\n'
+            f"agent = {self.agent}.load({json.dumps(f'{self.folder}/checkpoint.zip', ensure_ascii=False)})\n"
             f"action, state = agent.predict(observation, deterministic=True)"
         )
         download = [] if self.repository is None else [f"rlxf pull {self.repository}"]
-        commands = "\n".join([*download, self._evaluate, f"rlxf play {self.folder}{self.trust}"])
+        commands = "\n".join([*download, self._evaluate, f"rlxf play {quote(self.folder)}{self.trust}"])
         blocks = f"```bash\n{commands}\n```\n\n```python\n{program}\n```"
         return f"## Usage\n\n{blocks}{trust * bool(self.trust)}"

@@ -1,5 +1,8 @@
 """Tests of model cards."""
 
+import ast
+import shlex
+
 import pytest
 from huggingface_hub import ModelCard as Parsed
 
@@ -58,6 +61,19 @@ def test_trust_is_part_of_the_commands():
     assert "--trust" not in card()
 
 
+@pytest.mark.parametrize("folder", ["my agents/a", 'say "hi"', "it's; ls", "a\\b"])
+def test_folders_are_quoted_in_commands_and_programs(folder):
+    text = card(folder=folder, repository=None)
+    bash, python = (block.split("```")[0] for block in text.partition("## Usage")[2].split("```", 4)[1::2])
+    assert [shlex.split(line)[2] for line in bash.splitlines()[1:]] == [folder] * 2
+    (call,) = (node for node in ast.walk(ast.parse(python.partition("\n")[2])) if is_load(node))
+    assert ast.literal_eval(call.args[0]) == f"{folder}/checkpoint.zip"
+
+
+def is_load(node):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load"
+
+
 def test_scores_of_all_targets_are_shown():
     report = {"episodes": 3, "mean": 1.0, "std": 0.5, "ci": [0.5, 1.5]}
     scores = read_scores({"targets": [report | {"target": 5}, report | {"target": 9.5, "mean": 2.0}]})
@@ -67,7 +83,11 @@ def test_scores_of_all_targets_are_shown():
 
 
 @pytest.mark.parametrize(
-    "report", [None, [], 5, {}, {"targets": 5}, {"targets": [None]}, {"episodes": 1, "mean": "x"}]
+    "report",
+    [
+        *(None, [], 5, {}, {"targets": 5}, {"targets": [None]}, {"episodes": 1, "mean": "x"}),
+        {"episodes": float("inf"), "mean": 1, "std": 1, "ci": [0, 1]},
+    ],
 )
 def test_malformed_reports_are_refused(report):
     with pytest.raises(ValueError, match=r"evaluation\.json is not a report"):
