@@ -195,7 +195,7 @@ def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
     try:
         return minari.load_dataset(dataset_id)
     except _UNREADABLE as error:
-        reason = str(error) or f"its metadata.json lacks what Minari needs ({type(error).__name__})"
+        reason = f"its metadata.json is malformed ({type(error).__name__}: {error})"
         raise DatasetError(f"dataset {dataset_id} in {folder} cannot be opened: {reason}") from error
 
 

@@ -96,7 +96,8 @@ def reference_scores(metadata: dict[str, Any], env_spec: EnvSpec | None) -> Refe
         try:
             return ReferenceScores(float(own[0]), float(own[1]), f"metadata of {metadata['dataset_id']}")
         except (TypeError, ValueError, OverflowError) as error:
-            warnings.warn(f"{error}; those of {metadata['dataset_id']} are ignored", stacklevel=2)
+            name = metadata["dataset_id"]
+            warnings.warn(f"the reference scores of {name} are ignored: {error}", stacklevel=2)
     return None if env_spec is None else scores_from_table(env_spec.id)
 
 

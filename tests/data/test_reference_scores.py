@@ -87,5 +87,5 @@ def test_invalid_scores_are_refused(low, high):
 @pytest.mark.parametrize("own", [(2.0, 1.0), (float("nan"), 1.0), (1.0, 1.0), ("low", "high"), (0, 10**400)])
 def test_invalid_scores_of_a_dataset_are_ignored_with_a_warning(own):
     metadata = {"dataset_id": "a/b-v0", "ref_min_score": own[0], "ref_max_score": own[1]}
-    with pytest.warns(UserWarning, match="those of a/b-v0 are ignored"):
+    with pytest.warns(UserWarning, match="the reference scores of a/b-v0 are ignored: "):
         assert reference_scores(metadata, HOPPER) == scores_from_table("Hopper-v5")

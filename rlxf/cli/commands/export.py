@@ -20,8 +20,9 @@ class Export(Command):
     """Write the acting step of the agent of a run as a file that runs without rlxf.
 
     The step maps raw observations and the state of the agent to the most likely actions and the next state.
-    It contains the normalization of observations. For ONNX, the folder also gets onnx_player.py, a module
-    that plays the file with onnxruntime and numpy alone.
+    It contains the normalization of observations, and the transposition of images, for which the environment
+    of the run is made. For ONNX, the folder also gets onnx_player.py, a module that plays the file with
+    onnxruntime and numpy alone.
 
     Example: rlxf export runs/gtrxl-rlxf-TMaze-v0-0 --output policy.onnx
     """
