@@ -78,7 +78,7 @@ def test_options_are_fixed_and_searched_ones(read):
     ],
 )
 def test_draws_are_suggestions_of_optuna(dimension):
-    """Random draws, which find out whether a combination is valid, have the values that Optuna can suggest."""
+    """Random draws, which find out whether a combination is valid, are values that Optuna can suggest."""
     rng = random.Random(0)
     draws = [dimension.draw(rng) for _ in range(200)]
     assert all(dimension.contains(draw) for draw in draws)
