@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -262,16 +262,3 @@ CONDITIONINGS: dict[str, type[Conditioning]] = {
     choice.__name__: choice
     for choice in (TargetReturn, MaxReturn, ElasticHistory, HighestValueReturn, SampledReturn)
 }
-
-
-def conditioning_from_json(data: dict[str, Any]) -> Conditioning:
-    """Restore a conditioning from the result of `rlxf.attention.registry.technique_to_json`.
-
-    Raises:
-        ValueError: if the name is unknown.
-    """
-    options = dict(data)
-    name = options.pop("name", None)
-    if name not in CONDITIONINGS:
-        raise ValueError(f"unknown conditioning {name!r}; use one of {', '.join(CONDITIONINGS)}")
-    return CONDITIONINGS[name](**options)

@@ -139,13 +139,16 @@ class OfflineAlgorithm(ValidatedAlgorithm):
             trained = deepcopy(self.policy)
             self._average = WeightAverage(trained, self.policy, self.weight_averaging, UNCLIPPED)
         self.optimizer = make_optimizer(trained, self.lr_schedule(1), self.weight_decay)
+        self._update = self._make_update(trained)
+
+    def _make_update(self, trained: OfflineModel) -> OfflineUpdate:
+        """Return an update of a model without pending metrics."""
         options = self.max_grad_norm, self._average, self.gradient_accumulation_steps
-        self._update = OfflineUpdate(trained, self.optimizer, *options)
+        return OfflineUpdate(trained, self.optimizer, *options)
 
     def _new_update(self) -> OfflineUpdate:
         """Return an update of the trained model without pending metrics."""
-        options = self.max_grad_norm, self._average, self.gradient_accumulation_steps
-        return OfflineUpdate(self._update.trained, self.optimizer, *options)
+        return self._make_update(self._update.trained)
 
     def _models(self) -> nn.ModuleList:
         """Return the model that acts, and with `weight_averaging` also the one that is trained."""

@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from numbers import Real
 from typing import Any, ClassVar, Self
 
@@ -17,14 +18,20 @@ from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.attention.registry import technique_to_json
 from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories
-from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingScheme, sampling_from_json
+from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingScheme
 from rlxf.data.splits import check_fraction
 from rlxf.training import CheckpointError
 from rlxf.training.compat import NOTHING, Rule, number, whole
 from rlxf.training.schedules import schedule_from_json, schedule_to_json, schedule_to_text
+from rlxf.utils.names import instance_from_json
 
 Plain = bool | int | float | str
 Converter = Callable[[Any], Any]
+
+
+def technique_converter(kind: str, classes: Mapping[str, type[Any]]) -> tuple[Converter, Converter]:
+    """Return the conversion of an object of one of these classes, by name, to JSON, and back."""
+    return technique_to_json, partial(instance_from_json, kind, classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +59,7 @@ class OfflineConfig:
     """Ranges of stored numbers; the annotations define the types of the other settings."""
     JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = {
         "learning_rate": (schedule_to_json, schedule_from_json),
-        "sampling": (technique_to_json, sampling_from_json),
+        "sampling": technique_converter("sampling", SAMPLINGS),
     }
     """Settings that are not JSON values: name -> conversion to JSON, and back."""
     TYPES: ClassVar[dict[str, tuple[type, ...]]] = {}
