@@ -194,6 +194,7 @@ class PretrainingConfig(TrajectoryConfig):
 
     def check(self) -> None:
         """Check all numbers; errors as in `OfflineConfig`."""
+        super().check()
         if not 0 < self.mask_probability <= 1:
             raise ValueError(
                 f"mask_probability must be more than 0 and at most 1, got {self.mask_probability}"
@@ -204,7 +205,6 @@ class PretrainingConfig(TrajectoryConfig):
                 f"got gradient_accumulation_steps={self.gradient_accumulation_steps}; use 1, and a smaller "
                 f"batch_size to save memory"
             )
-        super().check()
 
 
 class MaskedPretraining(TrajectoryAlgorithm):

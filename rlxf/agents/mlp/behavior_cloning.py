@@ -14,7 +14,7 @@ from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning,
 from rlxf.agents.common.precision import Precision
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel
-from rlxf.agents.offline.config import as_hidden_sizes, check_number
+from rlxf.agents.offline.config import as_hidden_sizes
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import EncodedObservation
 from rlxf.data import Trajectories, Windows
@@ -37,7 +37,6 @@ class BehaviorCloningConfig(MLPConfig):
     def check(self) -> None:
         """Check all numbers; errors as in `MLPConfig`."""
         super().check()
-        check_number("best", self.best)
         if not 0 < self.best <= 1:
             raise ValueError(f"best must be a share of the episodes above 0 and at most 1, got {self.best}")
 

@@ -18,7 +18,6 @@ from rlxf.agents.offline.config import (
     MAX_HIDDEN_LAYERS,
     Converter,
     OfflineConfig,
-    check_number,
     technique_converter,
 )
 from rlxf.agents.offline.dataset_info import DatasetInfo
@@ -79,7 +78,6 @@ class MLPConfig(OfflineConfig):
         """
         super().check()
         self.objective.check_windows(1)
-        check_number("dropout", self.dropout)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and less than 1, got {self.dropout}")
 

@@ -14,11 +14,12 @@ from rlxf.agents.common.precision import Precision
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel
 from rlxf.agents.offline.agent import ReturnConditionedAgent
-from rlxf.agents.offline.config import as_hidden_sizes, check_positive
+from rlxf.agents.offline.config import as_hidden_sizes
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import default_return_scale
+from rlxf.attention.technique import check_positive
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import returns_differ
@@ -39,7 +40,8 @@ class ReturnConditionedMLPConfig(MLPConfig):
     def check(self) -> None:
         """Check all numbers; errors as in `MLPConfig`."""
         super().check()
-        check_positive("return_scale", self.return_scale)
+        if self.return_scale is not None:
+            check_positive("return_scale", self.return_scale)
 
     def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
         """Return the scale of returns."""

@@ -17,12 +17,13 @@ from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.checkpoint import state_memory, window_memory
 from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.common.weights import check_stored_parameters, core_error_context
-from rlxf.agents.offline.config import Converter, OfflineConfig, check_positive, check_sizes
+from rlxf.agents.offline.config import Converter, OfflineConfig, check_sizes
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
 from rlxf.attention import TokenIndex, Transformer, TransformerSpec
 from rlxf.attention.modules import Dropout
 from rlxf.attention.recurrent.base import RecurrentMixer
+from rlxf.attention.technique import check_positive
 from rlxf.attention.token_index import EMPTY
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training.compat import Rule, number, whole
@@ -71,7 +72,8 @@ class TrajectoryConfig(OfflineConfig):
         """Check all numbers; errors as in `OfflineConfig`."""
         super().check()
         check_sizes(episode_length=self.episode_length)
-        check_positive("return_scale", self.return_scale)
+        if self.return_scale is not None:
+            check_positive("return_scale", self.return_scale)
 
     def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
         """Return the scale of returns, and the number of time-step embeddings."""

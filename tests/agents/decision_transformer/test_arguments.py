@@ -17,6 +17,7 @@ from rlxf.data import DatasetError
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import linear
+from rlxf.training.schedules import CosineSchedule
 from rlxf.training.serialization import dump_json, load_json
 from tests.agents.decision_transformer.worlds import SIZES, VECTOR, shown, small_agent, some_trajectories
 
@@ -161,10 +162,16 @@ def test_load_accepts_custom_objects(tmp_path):
         ({"episode_length": -3}, "episode_length must be at least 1, got -3"),
         ({"learning_rate": -1e-4}, "learning_rate must be finite and at least 0, got -0.0001"),
         ({"learning_rate": float("nan")}, "learning_rate must be finite and at least 0, got nan"),
-        ({"weight_decay": -1.0}, "weight_decay must be finite and at least 0, got -1.0"),
-        ({"warmup_updates": -1}, "warmup_updates must be finite and at least 0, got -1"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm must be finite and more than 0, got 0.0"),
-        ({"return_scale": 0.0}, "return_scale must be finite and more than 0, got 0.0"),
+        ({"learning_rate": linear(1e-3, -1e-3)}, "learning_rate must be .* got -0.001 at progress 0"),
+        ({"learning_rate": CosineSchedule(1e-3, -1e-3)}, "learning_rate must be .* got -0.001 at progress 0"),
+        ({"weight_decay": -1.0}, "weight_decay must not be negative, got -1.0"),
+        ({"warmup_updates": -1}, "warmup_updates must be at least 0, got -1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be above 0, got 0.0"),
+        ({"return_scale": 0.0}, "return_scale must be above 0, got 0.0"),
+        ({"return_scale": 1e40}, "return_scale must be 0 or from 1.2e-38 to 3.4e"),
+        ({"verbose": -1}, "verbose must be at least 0, got -1"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": 2**40}, "seed must be at most 4294967295, got"),
         ({"core": TransformerSpec(causal=False)}, "its core needs causal=True"),
         ({"core": TransformerSpec(cross_attention=True)}, "cross_attention=False"),
         ({"core": TransformerSpec(**SIZES, position=LearnedAbsolute(14))}, "position 14 has no vector"),
@@ -175,9 +182,44 @@ def test_settings_out_of_range_are_refused(settings, message):
         DecisionTransformer(some_trajectories(), **({"context_length": 5} | settings))
 
 
-def test_a_non_integer_size_is_refused():
-    with pytest.raises(TypeError, match=r"context_length must be a whole number, got 2\.5"):
-        DecisionTransformer(some_trajectories(), context_length=2.5)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"context_length": 2.5}, r"context_length must be an integer, got 2\.5"),
+        ({"warmup_updates": 10.5}, r"warmup_updates must be an integer or None, got 10\.5"),
+        ({"weight_decay": True}, "weight_decay must be a number, got True"),
+        ({"weight_decay": "x"}, "weight_decay must be a number, got 'x'"),
+        ({"max_grad_norm": None}, "max_grad_norm must be a number, got None"),
+        ({"return_scale": "x"}, "return_scale must be a number or None, got 'x'"),
+        ({"learning_rate": "1e-3"}, "learning_rate must be a number or a function .* got '1e-3'"),
+        ({"learning_rate": True}, "learning_rate must be a number or a function .* got True"),
+        ({"verbose": True}, "verbose must be an integer, got True"),
+        ({"seed": "x"}, "seed must be an integer or None, got 'x'"),
+    ],
+)
+def test_settings_of_other_types_are_refused(settings, message):
+    with pytest.raises(TypeError, match=message):
+        DecisionTransformer(some_trajectories(), **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"learning_rate": np.float32(0.1), "weight_decay": np.float32(0.1), "max_grad_norm": np.float64(0.5)},
+        {"context_length": np.int64(4), "episode_length": np.int32(20), "seed": np.int64(3)},
+        {
+            "state_loss_weight": np.float32(0.5),
+            "return_scale": np.float32(2),
+            "validation_share": np.float16(0.3),
+        },
+    ],
+)
+def test_scalars_of_numpy_can_be_saved_and_loaded(settings, tmp_path):
+    agent = small_agent(**settings)
+    agent.learn(1)
+    agent.save(tmp_path / "agent")
+    loaded = DecisionTransformer.load(tmp_path / "agent", device="cpu")
+    assert {name: getattr(loaded, name) for name in settings} == settings
 
 
 def test_an_unknown_argument_is_refused():
@@ -198,6 +240,14 @@ def test_an_unknown_dataset_is_refused(minari_root):
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"target_entropy": float("nan")}])
 def test_objective_settings_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=r"got 0\.0|got nan"):
+        MaximumEntropy(**options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": True}, {"temperature": np.float32(1)}, {"target_entropy": "x"}]
+)
+def test_objective_settings_of_other_types_are_refused(options):
+    with pytest.raises(TypeError, match=r"MaximumEntropy .* must be a number, got"):
         MaximumEntropy(**options)
 
 
