@@ -52,6 +52,11 @@ class DecisionTransformerConfig(TrajectoryConfig):
     return_loss_weight: float = 0.0
 
     @property
+    def acting_windows(self) -> int:
+        """See `TrajectoryConfig`."""
+        return self.conditioning.acting_windows(self.context_length)
+
+    @property
     def auxiliary(self) -> AuxiliaryWeights:
         """Weights of the auxiliary losses."""
         return AuxiliaryWeights(self.state_loss_weight, self.return_loss_weight)

@@ -19,7 +19,7 @@ from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.common.weights import check_stored_parameters, core_error_context
 from rlxf.agents.offline.config import Converter, OfflineConfig, check_sizes
 from rlxf.agents.offline.dataset_info import DatasetInfo
-from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
+from rlxf.agents.offline.model import ObservationFeatures, OfflineModel, feature_width
 from rlxf.attention import TokenIndex, Transformer, TransformerSpec
 from rlxf.attention.modules import Dropout
 from rlxf.attention.recurrent.base import RecurrentMixer
@@ -61,12 +61,18 @@ class TrajectoryConfig(OfflineConfig):
 
     def inference_memory(self, info: DatasetInfo) -> dict[str, int]:
         """See `OfflineConfig`."""
-        numbers = math.prod(info.encoder.shape) + action_encoder(info.action_space).width
-        steps = self.context_length + memory_steps(self.core)
+        shape, steps = info.encoder.shape, self.context_length + memory_steps(self.core)
+        numbers = feature_width(shape) + action_encoder(info.action_space).width
         return {
             "acting with the core's memory": state_memory(self.core),
-            "the context of an episode": window_memory(steps, numbers, self.core.width),
+            "an observation": window_memory(1, math.prod(shape), 0),
+            "the context of an episode": self.acting_windows * window_memory(steps, numbers, self.core.width),
         }
+
+    @property
+    def acting_windows(self) -> int:
+        """Number of context windows that an acting step of one environment processes at once."""
+        return 1
 
     def check(self) -> None:
         """Check all numbers; errors as in `OfflineConfig`."""

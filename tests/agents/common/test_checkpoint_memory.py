@@ -7,7 +7,12 @@ import sys
 import pytest
 
 from rlxf import DecisionTransformer
-from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.decision_transformer import (
+    ElasticHistory,
+    HighestValueReturn,
+    QRegularized,
+    decision_transformer,
+)
 from rlxf.training import CheckpointError, memory_budget, read_archive, write_archive
 from tests.agents.common.test_checkpoint import put
 from tests.agents.decision_transformer import worlds as offline
@@ -137,6 +142,27 @@ def test_error_names_setting_that_raises_budget(tmp_path):
     needed = int(str(refusal.value).rpartition("memory_budget(")[2].rstrip(")"))
     with memory_budget(needed):
         assert DecisionTransformer.load(tmp_path / "long.zip", device="cpu").context_length == 10**5
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "value"),
+    [
+        (
+            {"conditioning": HighestValueReturn(), "objective": QRegularized(hidden_sizes=(8,))},
+            ("settings", "conditioning", "candidates"),
+            2**31 - 1,
+        ),
+        ({"conditioning": ElasticHistory(step=1)}, ("settings", "context_length"), 3000),
+    ],
+    ids=["candidates", "histories"],
+)
+def test_windows_that_an_acting_step_repeats_count_for_the_budget(tmp_path, settings, path, value):
+    offline.small_agent(**settings).save(tmp_path / "whole.zip")
+    archive = read_archive(tmp_path / "whole.zip")
+    agent = put(archive.documents["agent"], path, value)
+    write_archive(tmp_path / "large.zip", archive.documents | {"agent": agent}, archive.tensors)
+    with pytest.raises(CheckpointError, match="the context of an episode"):
+        DecisionTransformer.load(tmp_path / "large.zip", device="cpu")
 
 
 def test_size_of_file_extends_budget(tmp_path):
