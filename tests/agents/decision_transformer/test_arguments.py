@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from stable_baselines3.common.vec_env import VecNormalize
 
-from rlxf import DecisionTransformer, TransformerSpec, evaluate
+from rlxf import BehaviorCloning, DecisionTransformer, TransformerSpec, evaluate
 from rlxf.agents.common.arguments import OFFLINE_SB3_ARGUMENTS, SB3_LEARN_ARGUMENTS, SB3_ONLINE_ARGUMENTS
-from rlxf.agents.decision_transformer import KZL, ODT, Imitation, MaximumEntropy
+from rlxf.agents.decision_transformer import KZL, ODT, Imitation, MaximumEntropy, MaxReturn
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import LearnedAbsolute
@@ -20,6 +20,7 @@ from rlxf.training import linear
 from rlxf.training.schedules import CosineSchedule
 from rlxf.training.serialization import dump_json, load_json
 from tests.agents.decision_transformer.worlds import SIZES, VECTOR, shown, small_agent, some_trajectories
+from tests.agents.mlp.worlds import small_mlp
 
 CHEN_2021 = {
     "context_length": 20,
@@ -330,6 +331,55 @@ def test_environments_of_other_spaces_are_refused(cartpole, env_id):
         evaluate(agent, env_id, episodes=1, target_returns=[1.0])
     with pytest.raises(DatasetError, match="space"):
         agent.set_env(ReturnToGo(make_vec_env(env_id, 1), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("return_to_go", np.zeros((2, 2)), r"return_to_go .* must have shape \(2, 1\), got \(2, 2\)"),
+        ("previous_action", np.zeros((3, 2)), r"previous_action .* shape \(2, 2\), got \(3, 2\)"),
+        ("previous_action", np.zeros((2, 1)), r"previous_action .* shape \(2, 2\), got \(2, 1\)"),
+        (
+            "time_step",
+            np.zeros((3, 1)),
+            r"time_step of 2 environments must have shape \(2, 1\), got \(3, 1\)",
+        ),
+        ("observation", np.zeros((1, 3)), r"observation of 2 environments must .*\(2, 3\), got \(1, 3\)"),
+        ("time_step", np.array([[0], [-1]]), "the time step of environment 1 is -1; it must be at least 0"),
+        ("time_step", np.array([[np.nan], [0]]), "the time step of environment 0 is nan; it must be"),
+    ],
+)
+@pytest.mark.parametrize("agent", [small_agent, lambda: small_mlp("ReturnConditionedMLP")], ids=["DT", "MLP"])
+def test_inconsistent_parts_of_observations_are_refused(agent, part, value, message):
+    agent = agent()
+    with pytest.raises(ValueError, match=message):
+        agent.predict(shown(agent.trajectories, np.array([0, 1])) | {part: value})
+
+
+@pytest.mark.parametrize("norm_reward", [True, False])
+def test_normalized_observations_are_refused(cartpole, norm_reward):
+    """The agents normalize observations themselves, with the statistics of their data."""
+    normalized = VecNormalize(make_vec_env("CartPole-v1", 1), norm_reward=norm_reward)
+    agent = DecisionTransformer(
+        cartpole, 3, objective=MaximumEntropy(), conditioning=MaxReturn(), device="cpu"
+    )
+    calls = [
+        lambda: agent.learn_online(10, env=normalized),
+        lambda: evaluate(agent, normalized, episodes=1),
+        lambda: evaluate(BehaviorCloning(cartpole, device="cpu"), normalized, episodes=1),
+        lambda: BehaviorCloning(cartpole, device="cpu", env=normalized),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"a VecNormalize around .* set its norm_obs=False"):
+            call()
+
+
+def test_scaled_rewards_are_refused_without_a_target(cartpole):
+    agent = DecisionTransformer(
+        cartpole, 3, objective=MaximumEntropy(), conditioning=MaxReturn(), device="cpu"
+    )
+    with pytest.raises(ValueError, match=r"compares returns .* set its norm_reward=False"):
+        agent.learn_online(10, env=VecNormalize(make_vec_env("CartPole-v1", 1), norm_obs=False))
 
 
 def test_scaled_rewards_are_refused(cartpole):
