@@ -1,9 +1,10 @@
 """Behavior cloning: imitation of all episodes of the data, or of those with the highest returns."""
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from stable_baselines3.common.type_aliases import Schedule
@@ -150,13 +151,20 @@ class BehaviorCloning(MLPAgent):
 
     def _set_dataset(self, trajectories: Trajectories) -> None:
         check_share(trajectories, self.best)
-        if self.best < 1 and not returns_differ(trajectories):
-            warnings.warn(
-                f"best={self.best:g} has no meaning: all {trajectories.episodes} episodes have the return "
-                f"{trajectories.returns[0]:g}; the first ones are chosen",
-                stacklevel=5,
-            )
+        warn_of_equal_returns(trajectories, self.best, stacklevel=6)
         super()._set_dataset(trajectories)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *args: Any, **settings: Any) -> Self:  # type: ignore[override]
+        """Load an agent that `save` wrote; see `OfflineAgent.load`.
+
+        Warns:
+            UserWarning: if ``best`` is below 1 and all episodes of the training data have the same return.
+        """
+        agent = super().load(path, *args, **settings)
+        if agent.trajectories is not None:
+            warn_of_equal_returns(agent.trajectories, agent.best, stacklevel=3)
+        return agent
 
     def windows(self, trajectories: Trajectories) -> Windows:
         """Return the windows that end at the steps of the chosen episodes, with K observations each.
@@ -172,6 +180,16 @@ class BehaviorCloning(MLPAgent):
 
     def _encode(self, observation: Any) -> tuple[EncodedObservation, Tensor | None]:
         return EncodedObservation.encode(observation, self.dataset_info, self.device), None
+
+
+def warn_of_equal_returns(data: Trajectories, best: float, stacklevel: int) -> None:
+    """Warn if a share of the episodes below 1 is requested of episodes with the same return."""
+    if best < 1 and not returns_differ(data):
+        warnings.warn(
+            f"best={best:g} has no meaning: all {data.episodes} episodes have the return "
+            f"{data.returns[0]:g}; the first ones are chosen",
+            stacklevel=stacklevel,
+        )
 
 
 def check_share(data: Trajectories, best: float) -> None:
