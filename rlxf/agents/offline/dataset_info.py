@@ -102,7 +102,7 @@ class DatasetInfo:
                 f"{self.env_kwargs}"
             ) from error
 
-    def space_mismatches(self, other: "DatasetInfo") -> Iterator[tuple[str, str]]:
+    def space_mismatches(self, other: "DatasetInfo | Trajectories") -> Iterator[tuple[str, str]]:
         """Yield each difference of the spaces: "observation" or "action", and its description."""
         own = self.observation_space, self.action_space
         return space_mismatches(own, (other.observation_space, other.action_space))
