@@ -248,7 +248,9 @@ class MaskedPretraining(TrajectoryAlgorithm):
         download: True to download a dataset that is not on this machine.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
-        seed: seed of weights, windows, masks and dropout; None for a random one.
+        seed: seed of weights, windows, masks and dropout; None for a random one. This seeds torch's
+            global generator, which dropout uses, as in SB3: to repeat results, train an agent before the next
+            one is built.
         device: "auto", "cpu" or "cuda".
 
     Raises:

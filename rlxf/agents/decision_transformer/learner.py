@@ -114,7 +114,8 @@ class DecisionTransformer(OnlineFinetuning):
             for no such head (`AuxiliaryHeads`).
         return_loss_weight: the same for the return-to-go of the next step.
         gradient_accumulation_steps: number of micro-batches into which each batch is divided. The update is
-            that of the whole batch, apart from rounding, and without dropout; the activations of one
+            that of the whole batch, apart from rounding, if its loss samples nothing: dropout, and the
+            entropy of Box actions in `MaximumEntropy`, draw other random numbers. The activations of one
             micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
             `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
@@ -126,7 +127,9 @@ class DecisionTransformer(OnlineFinetuning):
             use, without ``env``, the environment registered under that id. Not saved.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
-        seed: seed of weights, windows and dropout; None for a random one.
+        seed: seed of weights, windows and dropout; None for a random one. This seeds torch's global
+            generator, which dropout and samples use, as in SB3: to repeat results, train an agent before the
+            next one is built.
         device: "auto", "cpu" or "cuda".
 
     Raises:

@@ -107,7 +107,8 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
         sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
             likely; or `UniformEpisodes` or `ReturnWeighted`.
         gradient_accumulation_steps: number of micro-batches into which each batch is divided. The update is
-            that of the whole batch, apart from rounding, and without dropout; the activations of one
+            that of the whole batch, apart from rounding, if its loss samples nothing: dropout, and the
+            entropy of Box actions in `MaximumEntropy`, draw other random numbers. The activations of one
             micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
             `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
@@ -118,7 +119,9 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
             arguments and wrappers, which can run code. Not saved.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
-        seed: seed of weights, batches and dropout; None for a random one.
+        seed: seed of weights, batches and dropout; None for a random one. This seeds torch's global
+            generator, which dropout and samples use, as in SB3: to repeat results, train an agent before the
+            next one is built.
         device: "auto", "cpu" or "cuda".
 
     Raises:
