@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from rlxf import DecisionTransformer
@@ -163,6 +164,14 @@ def test_windows_that_an_acting_step_repeats_count_for_the_budget(tmp_path, sett
     write_archive(tmp_path / "large.zip", archive.documents | {"agent": agent}, archive.tensors)
     with pytest.raises(CheckpointError, match="the context of an episode"):
         DecisionTransformer.load(tmp_path / "large.zip", device="cpu")
+
+
+def test_repeated_windows_of_images_are_within_budget(tmp_path):
+    """The windows hold the features of images, which are fewer than their pixels."""
+    data = offline.some_trajectories(observation_space=offline.spaces.Box(0, 255, (84, 84, 4), np.uint8))
+    options = {"conditioning": HighestValueReturn(), "objective": QRegularized(hidden_sizes=(8,))}
+    offline.small_agent(data, context_length=20, **options).save(tmp_path / "images.zip")
+    assert DecisionTransformer.load(tmp_path / "images.zip", device="cpu").context_length == 20
 
 
 def test_size_of_file_extends_budget(tmp_path):
