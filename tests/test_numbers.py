@@ -13,6 +13,7 @@ from rlxf.experiments.execution import Outcome
 from rlxf.experiments.plan import Plan
 from rlxf.experiments.results import Results, RunResult
 from rlxf.experiments.summary import Summary
+from rlxf.training.run_folder import Completion
 from tests.sources import ROOT
 
 NUMBERS = ROOT / "docs" / "numbers"
@@ -78,7 +79,9 @@ def test_table_of_online_fine_tuning():
         assert f"| {run.seed} | {' | '.join(cells)} |\n" in page
 
 
-@pytest.mark.parametrize("name", ["minigrid-memory", "no-velocity", "pendulum-sweep"])
+@pytest.mark.parametrize(
+    "name", ["minigrid-memory", "no-velocity", "pendulum-sweep", "tmaze-active", "tmaze-passive"]
+)
 def test_tables_of_experiments(name):
     runs = json.loads((NUMBERS / f"{name}.json").read_text())["runs"]
     for task in dict.fromkeys(run["task"] for run in runs):
@@ -109,7 +112,9 @@ def experiment_table(name, task, runs):
 def result(cell, run):
     """Return the result of a run in the ``results.json`` of an experiment."""
     returns = None if run["returns"] is None else np.array(run["returns"])
-    return RunResult(cell, returns, Outcome([], 0, "", run["seconds"] or 0.0, 1))
+    completion = Completion(run["steps"], {}) if run.get("steps") else None
+    outcome = Outcome([], 0, "", run["seconds"] or 0.0, 1)
+    return RunResult(cell, returns, outcome, completion=completion)
 
 
 def assert_on_page(name, cells):

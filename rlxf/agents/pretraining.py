@@ -194,6 +194,7 @@ class PretrainingConfig(TrajectoryConfig):
 
     def check(self) -> None:
         """Check all numbers; errors as in `OfflineConfig`."""
+        super().check()
         if not 0 < self.mask_probability <= 1:
             raise ValueError(
                 f"mask_probability must be more than 0 and at most 1, got {self.mask_probability}"
@@ -204,7 +205,6 @@ class PretrainingConfig(TrajectoryConfig):
                 f"got gradient_accumulation_steps={self.gradient_accumulation_steps}; use 1, and a smaller "
                 f"batch_size to save memory"
             )
-        super().check()
 
 
 class MaskedPretraining(TrajectoryAlgorithm):
@@ -248,7 +248,9 @@ class MaskedPretraining(TrajectoryAlgorithm):
         download: True to download a dataset that is not on this machine.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
-        seed: seed of weights, windows, masks and dropout; None for a random one.
+        seed: seed of weights, windows, masks and dropout; None for a random one. This seeds torch's
+            global generator, which dropout uses, as in SB3: to repeat results, train an agent before the next
+            one is built.
         device: "auto", "cpu" or "cuda".
 
     Raises:

@@ -21,7 +21,7 @@ from rlxf.cli.config_values import (
     known_options,
     technique_name,
 )
-from rlxf.cli.options import given_options
+from rlxf.cli.options import given_options, with_dashes
 from rlxf.cli.runs import (
     NOT_SAVED,
     PRETRAINING,
@@ -276,7 +276,8 @@ def _core_settings(core: TransformerSpec, default: TransformerSpec) -> dict[str,
 def _flag(args: Sequence[str], name: str) -> bool | None:
     """Return the value of the last ``--NAME`` or ``--no-NAME``; None if neither is given."""
     values = {f"--{name}": True, f"--no-{name}": False}
-    return next((values[word] for word in reversed(args) if word in values), None)
+    words = map(with_dashes, reversed(args))
+    return next((values[word] for word in words if word in values), None)
 
 
 def _without_overridden(
@@ -292,7 +293,7 @@ def _without_overridden(
         if core is None or name != technique_name(axis, flat, core):
             replaced.append(f"core.{axis}")
     given = given_options(args, "env", "env-kwargs")
-    if given.get("env", flat.get("env")) != flat.get("env"):
+    if "env" in flat and given.get("env", flat["env"]) != flat["env"]:
         replaced += ["env_kwargs"]
     replaced += [name.replace("-", "_") for name in given]
     replaced += [] if _flag(args, "trust-data") is None else ["trust_data"]

@@ -124,12 +124,16 @@ def _settings_arguments(words: str, command: type[Command], args: Sequence[str])
     """Return the words for the settings file that ``--config`` or ``--tuned`` names; none without them.
 
     Raises:
-        ValueError: if both are given.
+        ValueError: if both are given, or the name is empty.
     """
     names = {field.name for field in fields(command)}  # type: ignore[arg-type]  # commands are dataclasses
     given = given_options(args, *names & {"config", "tuned"})
+    given = {name: value for name, value in given.items() if value != "None"}  # the default
     if not given:
         return []
+    for name, value in given.items():
+        if not value:
+            raise ValueError(f"--{name} is empty: name the settings, or leave it out")
     if len(given) > 1:
         raise ValueError("--config and --tuned both name settings: use one of them")
     from rlxf.cli.config_file import file_arguments

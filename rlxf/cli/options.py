@@ -227,11 +227,22 @@ LogInterval = Annotated[int, arg(help="Number of updates between two log entries
 
 
 def given_options(args: Sequence[str], *names: str) -> dict[str, str]:
-    """Return name -> value of the options ``--NAME VALUE`` and ``--NAME=VALUE`` that are in ``args``."""
+    """Return name -> value of the options ``--NAME VALUE`` and ``--NAME=VALUE`` that are in ``args``.
+
+    As for tyro, ``_`` and ``-`` in names are equivalent.
+    """
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     for name in names:
         parser.add_argument(f"--{name}", dest=name, nargs="?")
-    return {name: value for name, value in vars(parser.parse_known_args(args)[0]).items() if value}
+    words = [with_dashes(word) for word in args]
+    given = vars(parser.parse_known_args(words)[0])
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def with_dashes(word: str) -> str:
+    """Return a word of a command line with dashes in place of underscores in the name of an option."""
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
 
 
 def check_counts(options: Any, *names: str) -> None:

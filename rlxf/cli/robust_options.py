@@ -23,8 +23,8 @@ class RobustOptions:
     """Probabilities with which windows are drawn: UniformSteps, UniformEpisodes or ReturnWeighted, or a JSON
     object with options, e.g. '{"name": "ReturnWeighted", "temperature": 0.2}'."""
     gradient_accumulation_steps: int = 1
-    """Number of micro-batches into which each batch is divided to save memory. The update stays the same,
-    without dropout apart from rounding."""
+    """Number of micro-batches into which each batch is divided to save memory. The update stays the same
+    apart from rounding, without dropout and sampled entropies."""
     precision: PrecisionOption = "float32"
 
     def robust_arguments(self) -> dict[str, Any]:

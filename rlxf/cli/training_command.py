@@ -87,14 +87,13 @@ class TrainingCommand(Command):
             ValueError: if ``total`` is less than 1, or than the steps or updates that the run has made, or if
                 the run ended early.
         """
-        if run.completion is not None and run.completion.ended_early:
+        start, completion = StartPoint.of(run), run.completion
+        done = start.steps if completion is None else max(start.steps, completion.steps)
+        if start.ended_early or (completion is not None and completion.ended_early):
             raise ValueError(
-                f"{run.path} ended after {run.completion.steps:,} {self.unit}, because an evaluation reached "
-                f"its --stop-return: to train for longer, start a new run without it"
+                f"{run.path} ended after {done:,} {self.unit}, because an evaluation reached its "
+                f"--stop-return: to train for longer, start a new run without it"
             )
-        done = StartPoint.of(run).steps
-        if run.completion is not None:
-            done = max(done, run.completion.steps)
         if total < max(done, 1):
             raise ValueError(
                 f"{run.path} has made {done:,} {self.unit}, got --{self.total_name.replace('_', '-')} "

@@ -38,11 +38,13 @@ def observation_encoder(space: Space) -> "VectorEncoder | ImageEncoder":
 
     Raises:
         TypeError: if a part is not a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, or is a larger
-            image, or if the space contains only text.
+            image, or if the space is empty or contains only text.
     """
     if is_image(space):
         assert isinstance(space, spaces.Box)
         return ImageEncoder(space)
+    if not any(True for _ in leaves(space)):
+        raise TypeError(f"observation space {space} is empty; use a space with at least one part")
     if is_text_only(space):
         raise TypeError(f"observation space {space} contains only text, which is not supported")
     _check_vector(space, "observation space")

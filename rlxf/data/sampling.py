@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -113,19 +113,6 @@ SAMPLINGS: dict[str, type[Sampling]] = {
     choice.__name__: choice for choice in (UniformSteps, UniformEpisodes, ReturnWeighted)
 }
 """Name -> class of each choice of `Sampling`."""
-
-
-def sampling_from_json(data: dict[str, Any]) -> Sampling:
-    """Restore a sampling scheme from its name and options.
-
-    Raises:
-        ValueError: if the name is unknown.
-    """
-    options = dict(data)
-    name = options.pop("name", None)
-    if name not in SAMPLINGS:
-        raise ValueError(f"unknown sampling {name!r}; use one of {', '.join(SAMPLINGS)}")
-    return SAMPLINGS[name](**options)
 
 
 class EpisodeSampler:

@@ -132,8 +132,8 @@ class EvaluationCallback(PeriodicCallback):
     With a ``seed``, all evaluations use the same episodes, so they differ only by the agent.
     Observations are normalized as in training; a ``VecNormalize`` around ``env`` gets its statistics.
     Evaluations do not affect the training: the states of the global random generators are restored.
-    With a ``budget``, the agent is not evaluated before its first update, and then at least once: at the end,
-    if it could not be evaluated before.
+    With a ``budget`` or a ``stop_return``, the agent is not evaluated before its first update. With a
+    ``budget``, it is then evaluated at least once: at the end, if it could not be evaluated before.
 
     The maximum of many evaluations is biased upwards. Evaluate the agent in ``best_path`` on other episodes,
     for example with `evaluate`, and report it in addition to the last checkpoint, not instead of it.
@@ -210,7 +210,8 @@ class EvaluationCallback(PeriodicCallback):
         return unevaluated and step >= self.model._total_timesteps
 
     def _allowed(self) -> bool:
-        updated = self.budget is None or self.model._n_updates > 0
+        anytime = self.budget is None and self.stop_return is None
+        updated = anytime or self.model._n_updates > 0
         return (updated and super()._allowed()) or self._must_be_last(self.num_timesteps)
 
     def expected_steps(self) -> float:

@@ -72,13 +72,15 @@ def parse_patterns(texts: Iterable[str]) -> dict[str, str]:
     """Return pattern -> name of the texts NAME=PATTERN.
 
     Raises:
-        ValueError: if a text has another form.
+        ValueError: if a text has another form, or a pattern occurs twice.
     """
-    patterns = {}
+    patterns: dict[str, str] = {}
     for text in texts:
         name, equals, pattern = text.partition("=")
         if not (name and equals and pattern):
             raise ValueError(f"--groups must be NAME=PATTERN, such as ppo='*ppo*', got {text}")
+        if pattern in patterns:
+            raise ValueError(f"--groups has the pattern {pattern} twice, for {patterns[pattern]} and {name}")
         patterns[pattern] = name
     return patterns
 

@@ -29,6 +29,8 @@ KEYS = {
     "agent": ("command",),
 }
 """Keys of an experiment file, of a task and of an agent that are not options of a training command."""
+RESULT_FILES = ("table.md", "results.json", "curves.png", "profile.png")
+"""Files of a summary in the folder of an experiment, next to the folders of tasks."""
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 """Names of tasks and agents, which are names of folders."""
 
@@ -258,6 +260,8 @@ class _Reader(TomlReader):
                     f"{where}.{name}: names must have letters, digits, dots, dashes and underscores only, "
                     f"and begin with a letter or digit, because they are names of folders",
                 )
+            if name in RESULT_FILES:
+                raise self.error(name, f"{where}.{name}: {name} is the name of a file with results")
             yield name, self.table(table, f"{where}.{name}")
 
     def check_pairs(self, plan: Plan) -> None:
@@ -275,6 +279,13 @@ class _Reader(TomlReader):
                 needed = COMMANDS[agent.command]
                 raise self.error(
                     agent.name, f"agent {agent.name} needs a task with {needed}, but none has it"
+                )
+        for task, agent in pairs:
+            if plan.options(task, agent).get("episodes") == 0:
+                raise self.error(
+                    "episodes",
+                    f"runs of {agent.name} on {task.name} have episodes = 0, so nothing could be compared: "
+                    f"give at least 1",
                 )
         if len(pairs) * len(plan.seeds) > MAX_RUNS:
             raise PlanError(

@@ -19,7 +19,7 @@ TASK_KEYS = ("env", "env_kwargs", "dataset")
 """Settings that define the task."""
 IGNORED = {
     *TASK_KEYS,
-    *("seed", "validation_seed", "run", "program", "trust_data"),
+    *("seed", "validation_seed", "run", "program", "trust_data", "track", "baselines"),
     *("device", "workers", "env_timeout", "env_restarts", "checkpoint_seconds", "log_interval"),
     *("episodes", "evaluate_every", "evaluation_episodes", "stop_return"),
     *("attention_maps", "attention_maps_every", "memory_every", "histograms_every", "videos"),

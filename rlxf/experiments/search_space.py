@@ -4,15 +4,17 @@ Options are written as in a settings file, with their full names, e.g. ``core.me
 """
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
+STEP_TOLERANCE = 1e-9
+"""Rounding error of a number of steps between two bounds, as in Optuna."""
 MAX_INT = 10**18
 """Largest absolute value of a bound."""
 Condition = Mapping[str, tuple[str, ...]]
@@ -100,7 +102,14 @@ class Range:
 
     def draw(self, rng: random.Random) -> Any:
         """Return a random suggestion."""
-        return rng.randint(self.low, self.high) if self.whole else rng.uniform(self.low, self.high)  # type: ignore[arg-type]
+        if self.log:
+            number = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+            return round(number) if self.whole else min(max(number, self.low), self.high)
+        step = 1 if self.whole and self.step is None else self.step
+        if step is None:
+            return rng.uniform(self.low, self.high)
+        steps = int((self.high - self.low) / step + STEP_TOLERANCE)
+        return min(self.low + step * rng.randint(0, steps), self.high)
 
     def as_json(self) -> Any:
         """Return the range as a JSON value."""
@@ -189,7 +198,7 @@ class SearchSpace:
 def check_range(low: Any, high: Any, log: Any, step: Any) -> None:
     """Raise ValueError, with the end of a sentence as its message, unless these make a `Range`."""
     for key, bound in (("low", low), ("high", high)):
-        if type(bound) not in (int, float) or not isfinite(bound) or abs(bound) > MAX_INT:
+        if type(bound) not in (int, float) or not math.isfinite(bound) or abs(bound) > MAX_INT:
             raise ValueError(f"must have numbers low and high, got {key} = {bound!r}")
     if low >= high:
         raise ValueError(f"must have low < high, got low = {low} and high = {high}")

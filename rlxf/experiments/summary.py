@@ -28,7 +28,7 @@ from rlxf.experiments.figures import (
     save_figure,
 )
 from rlxf.experiments.groups import Group
-from rlxf.experiments.plan import Plan, Task
+from rlxf.experiments.plan import RESULT_FILES, Plan, Task
 from rlxf.experiments.results import Results
 from rlxf.training.serialization import dump_json
 from rlxf.utils.files import atomic_write
@@ -40,7 +40,8 @@ TASK_COLUMNS = ("agent", "seeds", "IQM (95% interval)", "mean", "median", "worst
 STEPS = "steps"
 """Additional column of a task whose trainings can end early."""
 ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap", "better than the first")
-FIGURES = CURVES, PROFILE = "curves.png", "profile.png"
+TABLE, NUMBERS, CURVES, PROFILE = RESULT_FILES
+FIGURES = CURVES, PROFILE
 NOTE = (
     "IQM: mean of the middle half of all episodes of all seeds. Intervals: stratified bootstrap over seeds "
     "and episodes. Minutes: median wall-clock time of a run."
@@ -177,8 +178,8 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
     early = any(_can_end_early(results, task) for task in results.plan.tasks)
     note = f"{NOTE} {STEPS_NOTE}" if early else NOTE
     text = "\n\n".join([*tables, note, *left_out, *_failures(results)])
-    yield _written(folder / "table.md", f"{text}\n".encode())
-    yield _written(folder / "results.json", dump_json(_as_json(summary), indent=1))
+    yield _written(folder / TABLE, f"{text}\n".encode())
+    yield _written(folder / NUMBERS, dump_json(_as_json(summary), indent=1))
     for name in FIGURES:
         if name in figures:
             save_figure(figures[name], folder / name)

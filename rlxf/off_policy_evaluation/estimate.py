@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.utils import get_device
 
 from rlxf.agents.common.arguments import check_device
+from rlxf.agents.common.checkpoint import MAX_SEED
+from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.evaluation.episodes import data_range, unconditioned_message, validate_targets
@@ -166,13 +168,13 @@ def estimate_return(
         deterministic: evaluate the most likely actions; False for the stochastic policy.
         behavior_probabilities: probability of each logged action under the policy that took it, (N,), for
             "dr" and "wdr". None to estimate it by behavior cloning of the data.
-        seed: seed of all random numbers.
+        seed: seed of all random numbers, from 0 to 2^32 - 1.
         device: "auto", "cpu" or "cuda", for the Q functions.
         progress_bar: show progress bars.
 
     Raises:
         ValueError: before training, if an argument is out of range, a target is given for another agent,
-            the rewards are all 0, or the discount is 1 and not all episodes are terminated.
+            the rewards are all 0 or not finite, or the discount is 1 and not all episodes are terminated.
         DatasetError: if the dataset is invalid or does not fit the agent.
         TypeError: if the agent has no ``predict``, or observations are large images.
         NumericalError: if the Q functions diverge, or importance ratios overflow.
@@ -183,6 +185,7 @@ def estimate_return(
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    check_int("seed", seed, least=0, most=MAX_SEED)
     config = FittedQConfig(discount=discount, updates=updates, members=members)
     check_device(device)
     data = as_trajectories(dataset)
@@ -191,6 +194,10 @@ def estimate_return(
     target = _target(agent, data, target_return)
     given = None if behavior_probabilities is None else check_probabilities(behavior_probabilities, data)
     notes = _data_notes(data, config)
+    if given is not None and method == "fqe":
+        notes.append(
+            "behavior_probabilities has no effect on method='fqe'; use 'dr' or 'wdr', or leave it out"
+        )
     acted = replay(agent, data, target, deterministic, seed, progress_bar)
     chosen = _defined_method(method, acted, data, notes)
     seeds = np.random.SeedSequence(seed).spawn(2)
@@ -286,11 +293,14 @@ def _ratios(
 def _effective_size(log: LoggedEpisodes, notes: list[str]) -> float:
     """Return the effective sample size; notes get an entry if it is low."""
     size = effective_sample_size(log.corrected_ratios)
+    cause = (
+        "the agent rarely takes the logged actions, so few episodes decide; prefer method='fqe', or "
+        "deterministic=False"
+    )
+    if size > log.episodes / 2:
+        cause = "the data have few episodes; use more, or method='fqe'"
     if size < FEW_SAMPLES:
-        notes.append(
-            f"the effective sample size is {size:.1f} episodes: the agent rarely takes the logged actions, "
-            f"so few episodes decide; prefer method='fqe', or deterministic=False"
-        )
+        notes.append(f"the effective sample size is {size:.1f} of {log.episodes} episodes: {cause}")
     return size
 
 

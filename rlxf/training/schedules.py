@@ -114,6 +114,31 @@ def schedule_from_json(data: dict[str, Any] | float | None) -> float | Schedule 
         raise ValueError(f"{data!r} does not describe a schedule ({error})") from error
 
 
+def check_schedule(name: str, value: Any, progress: float = 1.0) -> None:
+    """Check that a number, or the value of a schedule, is finite and at least 0.
+
+    Args:
+        name: name of the setting.
+        value: number, or function of the remaining progress.
+        progress: remaining progress at which a function is evaluated: 1 at the start, 0 at the end.
+
+    Raises:
+        TypeError: if the value is not a number.
+        ValueError: if it is negative or not finite.
+    """
+    given = value(progress) if callable(value) else value
+    if isinstance(given, bool | str) or not hasattr(given, "__float__"):
+        raise TypeError(f"{name} must be a number or a function of the progress remaining, got {given!r}")
+    if not 0 <= given < math.inf:
+        raise ValueError(f"{name} must be finite and at least 0, got {given} at progress {progress:g}")
+
+
+def is_custom_schedule(value: Any) -> bool:
+    """Return whether a setting is a user-defined function, or the placeholder of one."""
+    described = schedule_to_json(value)
+    return isinstance(described, dict) and described["name"] == "custom"
+
+
 def parse_schedule(text: str) -> float | Schedule:
     """Parse a schedule of the command line: ``"1e-3"`` is constant, ``"linear:1e-3:0"`` decreases to 0.
 

@@ -1,7 +1,10 @@
-"""Names in messages: comparison of names, and proposals for unknown ones."""
+"""Names: comparison, proposals for unknown ones in messages, and the classes that files name."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MIN_SIMILARITY = 0.6
 """Minimum similarity of a proposed name, from 0 to 1: the default of `difflib`, which measures it."""
@@ -50,6 +53,24 @@ def choose_one_of(name: str, known: Iterable[str], otherwise: str | None = None)
     near = similar_name(name, names) or otherwise
     question = f"did you mean {near}? Choose" if near else "choose"
     return f"; {question} one of {', '.join(names)}"
+
+
+def instance_from_json(kind: str, classes: Mapping[str, type[T]], data: Mapping[str, Any]) -> T:
+    """Return an instance of the class with the name ``data["name"]``; the other entries are its arguments.
+
+    Args:
+        kind: name of the kind of the classes, for the message.
+        classes: classes by name.
+        data: JSON object.
+
+    Raises:
+        ValueError: if the name is unknown.
+    """
+    options = dict(data)
+    name = options.pop("name", None)
+    if name not in classes:
+        raise ValueError(f"unknown {kind} {name!r}; use one of {', '.join(classes)}")
+    return classes[name](**options)
 
 
 def _ratio(first: str, second: str) -> float:

@@ -299,6 +299,20 @@ def test_another_environment_has_no_arguments_of_the_file():
     for env, kwargs in (("one", {"a": 1}), ("two", {})):
         write(text)
         assert parse([*GTRXL_WORDS, "--env", env]).task.env_kwargs == kwargs
+    write("env_kwargs = {a = 1}")
+    assert parse([*GTRXL_WORDS, "--env", "one"]).task.env_kwargs == {"a": 1}, "the file names no environment"
+
+
+def test_names_of_options_may_have_underscores():
+    write("env = 'one'\nenv_kwargs = {a = 1}")
+    assert parse([*GTRXL_WORDS, "--env_kwargs", '{"b": 2}']).task.env_kwargs == {"b": 2}
+
+
+@pytest.mark.parametrize("option", ["--config", "--tuned"])
+def test_an_empty_name_of_settings_is_refused(option, capsys):
+    message = refused(capsys, "train", "gtrxl", "--env", "CartPole-v1", option, "")
+    assert f"{option} is empty: name the settings, or leave it out" in message
+    assert parse(["train", "gtrxl", "--env", "CartPole-v1", option, "None"]).task.env == "CartPole-v1"
 
 
 def test_the_last_settings_file_counts():

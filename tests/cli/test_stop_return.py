@@ -122,6 +122,20 @@ def test_a_complete_run_is_not_trained_further(capsys):
     assert Path("run/checkpoint.zip").read_bytes() == before
 
 
+def test_a_run_killed_before_its_marker_cannot_be_extended(capsys):
+    train("bc", "run")
+    Path("run/completed.json").unlink()
+    assert "run ended after 4 updates" in refused(capsys, "resume", "run", "--updates", "99")
+    assert RunFolder.open("run").config["updates"] == 9
+
+
+def test_an_agent_is_not_evaluated_before_its_first_update():
+    """A return that is reached without training ends the run after the first update, with files."""
+    run = train("gtrxl", "run", "--evaluate-every", "25", "--stop-return", "0.5")
+    assert run.completion.steps == 50
+    assert run.best.read_bytes() == run.final_checkpoint.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("case", "words", "message"),
     [

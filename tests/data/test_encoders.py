@@ -106,6 +106,8 @@ def test_unsupported_actions_are_refused(space, message):
     ("space", "message"),
     [
         (spaces.Text(5), "contains only text"),
+        (spaces.Dict(), "is empty; use a space with at least one part"),
+        (spaces.Dict({"a": spaces.Tuple([])}), "is empty; use a space with at least one part"),
         (spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), "contains only text"),
         (
             spaces.Dict({"a": VECTOR, "b": spaces.Tuple([GRAPH])}),
@@ -113,7 +115,7 @@ def test_unsupported_actions_are_refused(space, message):
         ),
         (spaces.Dict({"a": VECTOR, "view": LAST}), r"\['view'\].*an image of 4320 values .* at most 4096"),
     ],
-    ids=["text", "nested text", "graph", "large image in a dict"],
+    ids=["text", "empty", "nested empty", "nested text", "graph", "large image in a dict"],
 )
 def test_unsupported_observations_are_refused(space, message):
     with pytest.raises(TypeError, match=f"(?s)observation space.*{message}"):

@@ -14,7 +14,6 @@ from rlxf.data import (
     Windows,
     return_to_go,
 )
-from rlxf.data.sampling import sampling_from_json
 from rlxf.data.splits import split_episodes
 from tests.agents.decision_transformer.worlds import some_trajectories
 
@@ -114,7 +113,6 @@ def test_equal_returns_cannot_be_weighted():
         (lambda: ReturnWeighted(-1.0), ValueError, "temperature must be finite and above 0, got -1"),
         (lambda: ReturnWeighted(float("inf")), ValueError, "temperature must be finite"),
         (lambda: ReturnWeighted("1"), TypeError, "temperature must be a number, got '1'"),
-        (lambda: sampling_from_json({"name": "Foo"}), ValueError, "unknown sampling 'Foo'; use one of"),
     ],
 )
 def test_bad_schemes_are_errors(make, error, message):

@@ -154,8 +154,8 @@ def test_the_training_ends_with_the_first_evaluation_that_reaches_the_return(tmp
         Countdown(4), episodes=2, every_steps=8, stop_return=10.0, best_path=tmp_path / "best.zip"
     )
     agent = learn(64, callback)
-    assert agent.num_timesteps == 8
-    assert list(callback.reports) == [8]
+    assert agent.num_timesteps == 16, "step 8 is before the first update"
+    assert list(callback.reports) == [16]
     saved = PPO.load(tmp_path / "best.zip").policy.state_dict()
     assert all(torch.equal(saved[name], value) for name, value in agent.policy.state_dict().items())
 

@@ -22,6 +22,8 @@ def test_options_of_all_runs_are_valid(file):
         values = plan.options(task, agent)
         options = parse([*agent.command.split(), *to_arguments(values)])
         assert options.total_timesteps == values["total_timesteps"]
+        steps = getattr(options, "learner", None) and options.learner.n_steps
+        assert not steps or steps % options.learner.segment_length == 0, (task.name, agent.name)
     assert len(plan.cells()) == len(plan.seeds) * len(list(plan.pairs()))
 
 

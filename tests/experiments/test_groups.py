@@ -217,6 +217,11 @@ def test_patterns_have_a_name(text):
         parse_patterns([text])
 
 
+def test_a_pattern_occurs_once():
+    with pytest.raises(ValueError, match=r"--groups has the pattern \*a twice, for one and two"):
+        parse_patterns(["one=*a", "two=*a"])
+
+
 def test_a_pattern_must_match():
     write_run("runs/a")
     with pytest.raises(ValueError, match="--groups x=b matches no run, such as runs/a"):

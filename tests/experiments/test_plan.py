@@ -152,6 +152,8 @@ def test_a_number_of_seeds_begins_at_0(read):
         ('dataset = "cartpole/random-v0"', "", "line 16: task logged must have either env or dataset"),
         ("total_timesteps = 64", 'dataset = "x"', "task short must have either env or dataset"),
         ("short.agents.gru", "short.agents.gur", "unknown key gur; did you mean gru?"),
+        ("tasks.logged", 'tasks."table.md"', "table.md is the name of a file with results"),
+        ("episodes = 5", "episodes = 0", "have episodes = 0, so nothing could be compared"),
         ('[agents.bc]\ncommand = "train bc"', "", "line 16: no agent trains on task logged"),
         ('dataset = "cartpole/random-v0"', 'env = "CartPole-v1"', "agent bc needs a task with dataset"),
         ("[agents.ppo]", "[agents.gru]", "is not a TOML file"),

@@ -1,5 +1,8 @@
 """Tests of sweep files: fixed options, search spaces, conditions, and messages for invalid files."""
 
+import random
+
+import numpy as np
 import pytest
 
 from rlxf.experiments.search_space import Choices, Range
@@ -61,6 +64,32 @@ def test_options_are_fixed_and_searched_ones(read):
         assert options["learning_rate"].startswith("linear:")
         assert 1 <= options["n_epochs"] <= 8
         assert ("core.memory.length" in options) == (options["core.recurrence"] == "None")
+
+
+@pytest.mark.parametrize(
+    "dimension",
+    [
+        Range(64, 256, step=64),
+        Range(3, 11, step=4),
+        Range(0.1, 0.7, step=0.2),
+        Range(1, 1000, log=True),
+        Range(1e-4, 1e-2, log=True),
+        Range(1, 3),
+    ],
+)
+def test_draws_are_suggestions_of_optuna(dimension):
+    """Random draws, which find out whether a combination is valid, are values that Optuna can suggest."""
+    rng = random.Random(0)
+    draws = [dimension.draw(rng) for _ in range(200)]
+    assert all(dimension.contains(draw) for draw in draws)
+    if dimension.step is not None:
+        steps = np.array(draws, float) - dimension.low
+        np.testing.assert_allclose(steps / dimension.step, (steps / dimension.step).round(), atol=1e-9)
+        assert (
+            len({round(x, 9) for x in draws}) == round((dimension.high - dimension.low) / dimension.step) + 1
+        )
+    if dimension.log:
+        assert np.median(draws) < (dimension.low + dimension.high) / 5
 
 
 def test_a_condition_can_hold_for_a_fixed_option(read):

@@ -100,6 +100,37 @@ def test_few_effective_episodes_are_stated():
         )
 
 
+def test_few_episodes_are_the_cause_of_a_small_effective_sample_size():
+    data = MDP.record(AGENT.policy_table, 8, 0)
+    result = estimated(data, "dr", updates=5, behavior_probabilities=np.ones(data.steps))
+    assert result.effective_sample_size == 8
+    assert "the effective sample size is 8.0 of 8 episodes: the data have few episodes; use more, or" in str(
+        result.warnings
+    )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rewards_that_are_not_finite_are_refused(value):
+    data = MDP.record(BEHAVIOR, 10, 0)
+    rewards = data.rewards.copy()
+    rewards[5] = value
+    with pytest.raises(ValueError, match=rf"the reward of step 5 of .* is {value}; correct the rewards"):
+        estimated(replace(data, rewards=rewards))
+
+
+@pytest.mark.parametrize(("seed", "error"), [(-1, ValueError), (2**32, ValueError), ("a", TypeError)])
+def test_wrong_seeds_are_refused_before_the_agent_acts(seed, error, monkeypatch):
+    monkeypatch.setattr(estimate, "replay", lambda *_: 1 / 0)
+    with pytest.raises(error, match="seed must be"):
+        estimated(MDP.record(BEHAVIOR, 10, 0), seed=seed)
+
+
+def test_probabilities_without_effect_are_stated():
+    data = MDP.record(BEHAVIOR, 10, 0)
+    result = estimated(data, updates=5, behavior_probabilities=np.full(data.steps, 0.5))
+    assert "behavior_probabilities has no effect on method='fqe'" in str(result.warnings)
+
+
 @pytest.mark.parametrize("method", ["dr", "wdr"])
 def test_corrections_use_values_of_other_episodes(method, monkeypatch):
     """The values that are applied to an episode come from a Q function that was trained without it."""

@@ -28,7 +28,8 @@ def accumulate_gradients(
     "loss" is that of the last term: its ``backward`` completes the gradient of L. Gradients must be cleared
     before. The gradients of this process are weighted by its share of the real steps of all processes.
 
-    Dropout draws other random numbers than for the whole batch. A loss that is not a mean over real steps,
+    Dropout, and the sampled entropy of Box actions in `MaximumEntropy`, draw other random numbers than for
+    the whole batch. A loss that is not a mean over real steps,
     e.g. a quotient of means, cannot be divided.
 
     Args:

@@ -19,10 +19,13 @@ SAME_ACTION_TOLERANCE = 0.05
 class BoxActions(nn.Module):
     """Box actions scaled to [-1, 1]: ``u = (a - center) / radius``.
 
-    Numbers without a lower or an upper bound are not scaled: u = a.
+    Numbers without a lower or an upper bound, or with a range beyond float32, are not scaled: u = a.
 
     Args:
         space: action space.
+
+    Raises:
+        TypeError: if the space is boolean.
     """
 
     center: Tensor
@@ -31,11 +34,15 @@ class BoxActions(nn.Module):
 
     def __init__(self, space: spaces.Box[Any]):
         super().__init__()
-        low, high = torch.as_tensor(space.low).flatten(), torch.as_tensor(space.high).flatten()
-        bounded = torch.isfinite(low) & torch.isfinite(high) & (high > low)
+        if space.dtype == np.bool_:
+            raise TypeError(f"Box actions must be numbers, got {space}; use MultiBinary({space.shape})")
+        bounds = (torch.from_numpy(np.ravel(bound).astype(np.float64)) for bound in (space.low, space.high))
+        low, high = bounds  # in float64: sums of bounds overflow in small integers and in float32
+        center, span = ((low + high) / 2).float(), (high - low).float()
+        bounded = center.isfinite() & span.isfinite() & (span > 0)
         self.register_buffer("bounded", bounded, persistent=False)
-        self.register_buffer("center", torch.where(bounded, (low + high) / 2, 0).float(), persistent=False)
-        self.register_buffer("radius", torch.where(bounded, (high - low) / 2, 1).float(), persistent=False)
+        self.register_buffer("center", torch.where(bounded, center, 0), persistent=False)
+        self.register_buffer("radius", torch.where(bounded, span / 2, 1), persistent=False)
         self.width = len(low)
 
     def forward(self, actions: Tensor) -> Tensor:
@@ -107,7 +114,7 @@ def action_encoder(space: spaces.Space[Any]) -> BoxActions | DiscreteActions:
     """Return the encoder for actions of the space.
 
     Raises:
-        TypeError: if the space is not Box, Discrete, MultiDiscrete or MultiBinary.
+        TypeError: if the space is not Box, Discrete, MultiDiscrete or MultiBinary, or is a boolean Box.
     """
     if isinstance(space, spaces.Box):
         return BoxActions(space)

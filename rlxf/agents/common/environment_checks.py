@@ -40,6 +40,26 @@ def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
     return now
 
 
+def check_raw_observations(env: VecEnv) -> None:
+    """Raise ValueError if a ``VecNormalize`` normalizes observations, for agents that do so themselves."""
+    normalizer = unwrap_vec_normalize(env)
+    if normalizer is not None and normalizer.norm_obs:
+        raise ValueError(
+            "the agent normalizes observations itself, with the statistics of its data, but a VecNormalize "
+            "around the environments normalizes them, too: set its norm_obs=False, or remove it"
+        )
+
+
+def check_raw_rewards(env: VecEnv) -> None:
+    """Raise ValueError if a ``VecNormalize`` scales rewards, for agents that compare them with their data."""
+    normalizer = unwrap_vec_normalize(env)
+    if normalizer is not None and normalizer.norm_reward:
+        raise ValueError(
+            "the agent compares returns with those of its data, but a VecNormalize around the environments "
+            "scales rewards: set its norm_reward=False, or remove it"
+        )
+
+
 @contextmanager
 def restore_stats_on_error(env: VecEnv | None) -> Iterator[None]:
     """Restore the statistics of a ``VecNormalize`` if the body raises `FaultyEnvironmentError`.

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from rlxf.agents.decision_transformer.auxiliary import AuxiliaryWeights
-from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, Conditioning, conditioning_from_json
-from rlxf.agents.offline.config import Converter
-from rlxf.agents.offline.objectives import OBJECTIVES, MaximumEntropy, Objective, objective_from_json
+from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, Conditioning
+from rlxf.agents.offline.config import Converter, technique_converter
+from rlxf.agents.offline.objectives import OBJECTIVES, MaximumEntropy, Objective
 from rlxf.agents.offline.trajectory_model import (
     TrajectoryConfig,
 )
 from rlxf.attention import Add, TransformerSpec
-from rlxf.attention.registry import technique_to_json
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.technique import check_choice
 from rlxf.training.compat import Rule, number
@@ -31,8 +30,8 @@ class DecisionTransformerConfig(TrajectoryConfig):
         "return_loss_weight": number(0),
     }
     JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = TrajectoryConfig.JSON | {
-        "objective": (technique_to_json, objective_from_json),
-        "conditioning": (technique_to_json, conditioning_from_json),
+        "objective": technique_converter("objective", OBJECTIVES),
+        "conditioning": technique_converter("conditioning", CONDITIONINGS),
     }
     TYPES: ClassVar[dict[str, tuple[type, ...]]] = TrajectoryConfig.TYPES | {
         "objective": tuple(OBJECTIVES.values()),
@@ -51,6 +50,11 @@ class DecisionTransformerConfig(TrajectoryConfig):
     conditioning: Conditioning
     state_loss_weight: float = 0.0
     return_loss_weight: float = 0.0
+
+    @property
+    def acting_windows(self) -> int:
+        """See `TrajectoryConfig`."""
+        return self.conditioning.acting_windows(self.context_length)
 
     @property
     def auxiliary(self) -> AuxiliaryWeights:

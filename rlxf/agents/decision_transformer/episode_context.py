@@ -80,12 +80,7 @@ class EpisodeModel(DecisionTransformerModel):
         super().__init__(info, normalization, config)
 
     def windows(self, trajectories: Trajectories) -> Windows:
-        """Return the windows that divide the episodes.
-
-        Raises:
-            ValueError: if an episode has more tokens than the core has positions.
-        """
-        check_positions(self.transformer.spec, TOKENS_PER_STEP * int(trajectories.lengths.max()))
+        """Return the windows that divide the episodes."""
         return EpisodeWindows(trajectories, self.context_length)
 
     def window_start(self, batch: WindowBatch | ContextWindow) -> int:
@@ -213,14 +208,16 @@ def check_episode_core(core: TransformerSpec) -> None:
     """Raise ValueError unless the core can act on whole episodes token by token as it learns.
 
     Its state must have a constant size, its outputs must equal those in training, and its positions must have
-    neither a limit nor a cost that grows with the episode.
+    neither a limit nor a cost that grows with the episode: an episode may be longer than those of the data.
+    Positions that count from the start of a segment, as those of `RMT`, may have a limit.
     """
     try:
         check_state(core, AGENT)
         check_token_by_token(core, AGENT)
     except ValueError as error:
         raise ValueError(f"{error}, {WINDOW_ADVICE}") from error
-    if core.position is None or core.position.max_positions is not None:
+    within_segments = core.memory is not None and core.memory.segment_length is not None
+    if core.position is None or within_segments:
         return
     try:
         core.position.check_unlimited()
@@ -229,14 +226,3 @@ def check_episode_core(core: TransformerSpec) -> None:
             f"context='episode' counts positions from the start of the episode, but {error}; use a relative "
             f"position, e.g. position=XLRelative(), {WINDOW_ADVICE}"
         ) from error
-
-
-def check_positions(core: TransformerSpec, tokens: int) -> None:
-    """Raise ValueError if the core has fewer positions than an episode has tokens."""
-    most = None if core.position is None else core.position.max_positions
-    local = core.memory is not None and core.memory.segment_length is not None
-    if most is not None and most < tokens and not local:
-        raise ValueError(
-            f"context='episode' needs a position for each of the {tokens} tokens of the longest episode, but "
-            f"{core.position} has only {most}; use max_length={tokens}, a relative position, {WINDOW_ADVICE}"
-        )

@@ -42,7 +42,7 @@ from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_choice, check_int
-from rlxf.data import Trajectories, Windows, as_trajectories
+from rlxf.data import DatasetError, Trajectories, Windows, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.sampling import UNIFORM_STEPS, Sampling
 
@@ -114,7 +114,8 @@ class DecisionTransformer(OnlineFinetuning):
             for no such head (`AuxiliaryHeads`).
         return_loss_weight: the same for the return-to-go of the next step.
         gradient_accumulation_steps: number of micro-batches into which each batch is divided. The update is
-            that of the whole batch, apart from rounding, and without dropout; the activations of one
+            that of the whole batch, apart from rounding, if its loss samples nothing: dropout, and the
+            entropy of Box actions in `MaximumEntropy`, draw other random numbers. The activations of one
             micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
             `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
@@ -126,7 +127,9 @@ class DecisionTransformer(OnlineFinetuning):
             use, without ``env``, the environment registered under that id. Not saved.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
-        seed: seed of weights, windows and dropout; None for a random one.
+        seed: seed of weights, windows and dropout; None for a random one. This seeds torch's global
+            generator, which dropout and samples use, as in SB3: to repeat results, train an agent before the
+            next one is built.
         device: "auto", "cpu" or "cuda".
 
     Raises:
@@ -212,6 +215,9 @@ class DecisionTransformer(OnlineFinetuning):
             ValueError: if the weights do not fit (the message names the first difference), or if the agent
                 has a datastore (`attach_datastore`); nothing is changed. Cores must be equal except for
                 causal, memory, pattern and dropout.
+
+        Warns:
+            UserWarning: if the agent has a critic and the return scale is less than 1% of that of its data.
         """
         check_no_datastore(self.datastore)
         if isinstance(source, TrajectoryAlgorithm):
@@ -222,6 +228,8 @@ class DecisionTransformer(OnlineFinetuning):
             models: Any = self._models()
             for model in models:
                 model.tokens.return_scale = source.return_scale
+            if self.trajectories is not None:
+                self.policy.check_return_scale(self.trajectories)
         else:
             transfer_weights(source, self.policy)
         reset_calibration(self.policy.transformer)
@@ -267,10 +275,39 @@ class DecisionTransformer(OnlineFinetuning):
             progress_bar: show a progress bar.
 
         Raises:
-            ValueError: if a number is less than 1, the agent was loaded without a dataset, the teacher has
-                different spaces, a different kind of head or a different device, an agent has a datastore or
-                ``context="episode"`` or predicts the return, or several processes run.
+            TypeError: if the teacher is not a `DecisionTransformer`, or distillation not a `Distillation`.
+            ValueError: if a number is less than 1, the agent was loaded without a dataset, the teacher is
+                this agent or has different spaces, a different kind of head or a different device, an agent
+                has a datastore or ``context="episode"`` or predicts the return, or several processes run.
         """
+        distillation = Distillation() if distillation is None else distillation
+        self._check_teacher(teacher, distillation)
+        update = DistillationUpdate(
+            self._new_update(),
+            teacher.policy,
+            (self.context_length, teacher.context_length),
+            distillation,
+            self.generator,
+        )
+        windows = self._training_windows(update.windows(self._data()))
+        return self._learn(
+            update, windows, steps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+        )
+
+    def _check_teacher(self, teacher: Any, distillation: Any) -> None:
+        """Raise an error unless this agent can be trained by `distill` with these arguments."""
+        if not isinstance(teacher, DecisionTransformer):
+            raise TypeError(
+                f"teacher must be a DecisionTransformer, got {teacher!r}; open a file with "
+                f"DecisionTransformer.load"
+            )
+        if teacher is self:
+            raise ValueError("the teacher must be another agent than the student, got the student itself")
+        if not isinstance(distillation, Distillation):
+            raise TypeError(
+                f"distillation must be a Distillation, e.g. Distillation(temperature=2.0), or None, got "
+                f"{distillation!r}"
+            )
         self.ranks.check_single_process("distill")
         for policy in (self.policy, teacher.policy):
             policy.check_window("distill")
@@ -284,17 +321,6 @@ class DecisionTransformer(OnlineFinetuning):
                 )
         for kind, mismatch in teacher.dataset_info.space_mismatches(self.dataset_info):
             raise ValueError(f"the {kind}s of teacher and student must match: {mismatch}")
-        update = DistillationUpdate(
-            self._new_update(),
-            teacher.policy,
-            (self.context_length, teacher.context_length),
-            distillation or Distillation(),
-            self.generator,
-        )
-        windows = self._training_windows(update.windows(self._data()))
-        return self._learn(
-            update, windows, steps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
-        )
 
     def calibrate(
         self,
@@ -332,6 +358,7 @@ class DecisionTransformer(OnlineFinetuning):
                 "episode", the thresholds do not descend, or a threshold, alpha, delta or steps is out of
                 range.
             TypeError: if one of them is not a number.
+            DatasetError: if the spaces of ``dataset`` differ from those of the training data.
         """
         self.policy.check_window("calibrate")
         return self._calibrate(partial(self._measure_exits, steps, dataset), thresholds, alpha, delta)
@@ -341,6 +368,8 @@ class DecisionTransformer(OnlineFinetuning):
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         check_int("steps", steps)
         data = self._data() if dataset is None else as_trajectories(dataset, False)
+        for kind, mismatch in self.dataset_info.space_mismatches(data):
+            raise DatasetError(f"the {kind}s of dataset must match those of the training data: {mismatch}")
         windows = Windows(data, 1, burn_in=self.context_length + self.policy.burn_in_steps - 1)
         generator = torch.Generator().manual_seed(self.seed or 0)
         return measure_exits(self.policy.eval(), windows, thresholds, steps, generator)

@@ -82,9 +82,13 @@ class DecisionTransformerModel(TrajectoryModel):
             UserWarning: if there is a critic and the scale of returns is far below that of the data.
         """
         self.loss.check_data(data)
+        self.check_return_scale(data)
+        super().check_data(data, device)
+
+    def check_return_scale(self, data: Trajectories) -> None:
+        """Warn if there is a critic and the scale of returns is far below that of the data."""
         if self.loss.has_critic:
             warn_of_small_scale(self.tokens.return_scale, default_return_scale(data))
-        super().check_data(data, device)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows.

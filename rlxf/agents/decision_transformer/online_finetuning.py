@@ -16,6 +16,7 @@ from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.arguments import SB3_ONLINE_ARGUMENTS, reject_unknown_arguments
+from rlxf.agents.common.environment_checks import check_raw_rewards
 from rlxf.agents.decision_transformer.acting import ReturnConditionedPolicy
 from rlxf.agents.decision_transformer.online_rounds import (
     ONLINE,
@@ -110,8 +111,9 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         Raises:
             ValueError: if a number is out of range, the agent was loaded without a dataset, its policy is
                 deterministic and has no critic (train it with ``objective=MaximumEntropy()`` or
-                ``QRegularized()``), target_return is missing or the agent predicts the return instead, or its
-                settings or data differ from those in ``resume_from``.
+                ``QRegularized()``), target_return is missing or the agent predicts the return instead, its
+                settings or data differ from those in ``resume_from``, or ``env`` is a ``VecNormalize`` that
+                normalizes observations or rewards.
             DatasetError: if the environment's spaces differ from those of the dataset.
             FileNotFoundError: if ``resume_from`` does not exist.
             CheckpointError: if the file is truncated, altered or of a different format, or was not written
@@ -234,6 +236,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         before, vec_env = self.env, self._environments(env, n_envs)
         try:
             self.check_env(vec_env)
+            check_raw_rewards(vec_env)
             self.set_env(vec_env if target_return is None else ReturnToGo(vec_env, target_return))
             yield
         finally:

@@ -36,6 +36,7 @@ from rlxf.envs.vector import shows_filler_rows
 from rlxf.training import schedule_to_text
 from rlxf.training.compat import MAPPING, NOTHING, Rule, number, whole
 from rlxf.training.distributed import process_group
+from rlxf.training.schedules import check_schedule
 
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 """Hyperparameters that may be schedules."""
@@ -186,11 +187,7 @@ def check_schedules(settings: Any, progress: float = 1.0) -> None:
         value = getattr(settings, name)
         if value is None and name == "clip_range_vf":
             continue
-        given = value(progress) if callable(value) else value
-        if not hasattr(given, "__float__"):
-            raise TypeError(f"{name} must be a number or a function of the progress remaining, got {given!r}")
-        if not 0 <= given < float("inf"):
-            raise ValueError(f"{name} must be finite and at least 0, got {given} at progress {progress:g}")
+        check_schedule(name, value, progress)
 
 
 def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, seed: int | None) -> Any:

@@ -1,9 +1,10 @@
 """Behavior cloning: imitation of all episodes of the data, or of those with the highest returns."""
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from stable_baselines3.common.type_aliases import Schedule
@@ -14,7 +15,7 @@ from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning,
 from rlxf.agents.common.precision import Precision
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel
-from rlxf.agents.offline.config import as_hidden_sizes, check_number
+from rlxf.agents.offline.config import as_hidden_sizes
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import EncodedObservation
 from rlxf.data import Trajectories, Windows
@@ -37,7 +38,6 @@ class BehaviorCloningConfig(MLPConfig):
     def check(self) -> None:
         """Check all numbers; errors as in `MLPConfig`."""
         super().check()
-        check_number("best", self.best)
         if not 0 < self.best <= 1:
             raise ValueError(f"best must be a share of the episodes above 0 and at most 1, got {self.best}")
 
@@ -82,7 +82,8 @@ class BehaviorCloning(MLPAgent):
         sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
             likely; or `UniformEpisodes` or `ReturnWeighted`.
         gradient_accumulation_steps: number of micro-batches into which each batch is divided. The update is
-            that of the whole batch, apart from rounding, and without dropout; the activations of one
+            that of the whole batch, apart from rounding, if its loss samples nothing: dropout, and the
+            entropy of Box actions in `MaximumEntropy`, draw other random numbers. The activations of one
             micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
             `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
@@ -93,7 +94,9 @@ class BehaviorCloning(MLPAgent):
             arguments and wrappers, which can run code. Not saved.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
-        seed: seed of weights, batches and dropout; None for a random one.
+        seed: seed of weights, batches and dropout; None for a random one. This seeds torch's global
+            generator, which dropout and samples use, as in SB3: to repeat results, train an agent before the
+            next one is built.
         device: "auto", "cpu" or "cuda".
 
     Raises:
@@ -151,13 +154,20 @@ class BehaviorCloning(MLPAgent):
 
     def _set_dataset(self, trajectories: Trajectories) -> None:
         check_share(trajectories, self.best)
-        if self.best < 1 and not returns_differ(trajectories):
-            warnings.warn(
-                f"best={self.best:g} has no meaning: all {trajectories.episodes} episodes have the return "
-                f"{trajectories.returns[0]:g}; the first ones are chosen",
-                stacklevel=5,
-            )
+        warn_of_equal_returns(trajectories, self.best, stacklevel=6)
         super()._set_dataset(trajectories)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *args: Any, **settings: Any) -> Self:  # type: ignore[override]
+        """Load an agent that `save` wrote; see `OfflineAgent.load`.
+
+        Warns:
+            UserWarning: if ``best`` is below 1 and all episodes of the training data have the same return.
+        """
+        agent = super().load(path, *args, **settings)
+        if agent.trajectories is not None:
+            warn_of_equal_returns(agent.trajectories, agent.best, stacklevel=3)
+        return agent
 
     def windows(self, trajectories: Trajectories) -> Windows:
         """Return the windows that end at the steps of the chosen episodes, with K observations each.
@@ -173,6 +183,16 @@ class BehaviorCloning(MLPAgent):
 
     def _encode(self, observation: Any) -> tuple[EncodedObservation, Tensor | None]:
         return EncodedObservation.encode(observation, self.dataset_info, self.device), None
+
+
+def warn_of_equal_returns(data: Trajectories, best: float, stacklevel: int) -> None:
+    """Warn if a share of the episodes below 1 is requested of episodes with the same return."""
+    if best < 1 and not returns_differ(data):
+        warnings.warn(
+            f"best={best:g} has no meaning: all {data.episodes} episodes have the return "
+            f"{data.returns[0]:g}; the first ones are chosen",
+            stacklevel=stacklevel,
+        )
 
 
 def check_share(data: Trajectories, best: float) -> None:

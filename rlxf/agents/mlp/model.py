@@ -14,12 +14,16 @@ from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.checkpoint import window_memory
 from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.common.numerics import check_parameters
-from rlxf.agents.offline.config import MAX_HIDDEN_LAYERS, Converter, OfflineConfig, check_number
+from rlxf.agents.offline.config import (
+    MAX_HIDDEN_LAYERS,
+    Converter,
+    OfflineConfig,
+    technique_converter,
+)
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
-from rlxf.agents.offline.objectives import OBJECTIVES, Objective, objective_from_json
+from rlxf.agents.offline.objectives import OBJECTIVES, Objective
 from rlxf.attention.modules import Dropout, Linear
-from rlxf.attention.registry import technique_to_json
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training import NumericalError
 from rlxf.training.compat import Rule, number, whole
@@ -44,7 +48,7 @@ class MLPConfig(OfflineConfig):
     }
     JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = OfflineConfig.JSON | {
         "hidden_sizes": (list, tuple),
-        "objective": (technique_to_json, objective_from_json),
+        "objective": technique_converter("objective", OBJECTIVES),
     }
     TYPES: ClassVar[dict[str, tuple[type, ...]]] = {
         "hidden_sizes": (Sequence,),
@@ -74,7 +78,6 @@ class MLPConfig(OfflineConfig):
         """
         super().check()
         self.objective.check_windows(1)
-        check_number("dropout", self.dropout)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and less than 1, got {self.dropout}")
 

@@ -14,11 +14,12 @@ from rlxf.agents.common.precision import Precision
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel
 from rlxf.agents.offline.agent import ReturnConditionedAgent
-from rlxf.agents.offline.config import as_hidden_sizes, check_positive
+from rlxf.agents.offline.config import as_hidden_sizes
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import default_return_scale
+from rlxf.attention.technique import check_positive
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import returns_differ
@@ -39,7 +40,8 @@ class ReturnConditionedMLPConfig(MLPConfig):
     def check(self) -> None:
         """Check all numbers; errors as in `MLPConfig`."""
         super().check()
-        check_positive("return_scale", self.return_scale)
+        if self.return_scale is not None:
+            check_positive("return_scale", self.return_scale)
 
     def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
         """Return the scale of returns."""
@@ -105,7 +107,8 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
         sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
             likely; or `UniformEpisodes` or `ReturnWeighted`.
         gradient_accumulation_steps: number of micro-batches into which each batch is divided. The update is
-            that of the whole batch, apart from rounding, and without dropout; the activations of one
+            that of the whole batch, apart from rounding, if its loss samples nothing: dropout, and the
+            entropy of Box actions in `MaximumEntropy`, draw other random numbers. The activations of one
             micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
             `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
@@ -116,7 +119,9 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
             arguments and wrappers, which can run code. Not saved.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
-        seed: seed of weights, batches and dropout; None for a random one.
+        seed: seed of weights, batches and dropout; None for a random one. This seeds torch's global
+            generator, which dropout and samples use, as in SB3: to repeat results, train an agent before the
+            next one is built.
         device: "auto", "cpu" or "cuda".
 
     Raises:

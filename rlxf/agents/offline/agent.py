@@ -12,6 +12,7 @@ from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 
+from rlxf.agents.common.environment_checks import check_raw_observations
 from rlxf.agents.offline.algorithm import OfflineAlgorithm
 from rlxf.agents.offline.config import check_sizes
 from rlxf.agents.offline.dataset_info import warn_on_version_mismatch
@@ -84,13 +85,18 @@ class OfflineAgent(OfflineAlgorithm):
         return self.dataset_info.env_spec(self.trust, given)
 
     def check_env(self, env: VecEnv) -> None:
-        """Raise DatasetError unless the environments have the spaces of the dataset.
+        """Check that the environments have the spaces of the dataset, and return raw observations.
 
         The wrapper `ReturnToGo` is allowed if the agent is conditioned on a return.
+
+        Raises:
+            DatasetError: if a space differs.
+            ValueError: if a ``VecNormalize`` normalizes observations, which the agent does itself.
 
         Warns:
             UserWarning: once, if they are a different version of the dataset's environment.
         """
+        check_raw_observations(env)
         wrapper = unwrap_vec_wrapper(env, ReturnToGo) if self.return_conditioned else None
         unwrapped = env if wrapper is None else wrapper.venv
         check_spaces_match(self.dataset_info, unwrapped.observation_space, unwrapped.action_space)
@@ -130,7 +136,7 @@ class OfflineAgent(OfflineAlgorithm):
         Raises:
             TypeError: if it is not a VecEnv, or the agent is conditioned on a return and the wrapper is
                 missing.
-            DatasetError: if its spaces differ from those of the dataset.
+            DatasetError, ValueError: as `check_env`.
         """
         if not isinstance(env, VecEnv):
             raise TypeError(f"{env!r} is not a VecEnv: make one, e.g. rlxf.envs.make_vec_env(id, n_envs)")
@@ -178,9 +184,10 @@ class OfflineAgent(OfflineAlgorithm):
             device: "auto", "cpu" or "cuda".
             sha256: expected SHA-256 of the file in hexadecimal digits, from a trusted source. It is compared
                 before anything is parsed. None to accept any file.
-            settings: arguments of the constructor that override the file's. ``trust`` and
-                ``tensorboard_log`` are never taken from the file. SB3's ``custom_objects`` may contain them,
-                too; ``print_system_info`` prints the versions of this machine.
+            settings: arguments of the constructor that override the file's. With ``seed``, windows are drawn
+                from this seed; without it, further training draws those that would have followed. ``trust``,
+                ``download`` and ``tensorboard_log`` are never taken from the file. SB3's ``custom_objects``
+                may contain them, too; ``print_system_info`` prints the versions of this machine.
 
         Raises:
             FileNotFoundError: if the file does not exist.
@@ -224,7 +231,7 @@ class ReturnConditionedAgent(OfflineAgent):
 
         Raises:
             TypeError: if it is not a VecEnv with that wrapper.
-            DatasetError: if its spaces differ from those of the dataset.
+            DatasetError, ValueError: as `check_env`.
         """
         wrapped = isinstance(env, VecEnv) and is_return_conditioned(env.observation_space)
         if self.return_conditioned and not wrapped:

@@ -1,5 +1,6 @@
 """Base class of algorithms that are trained offline on windows of trajectories."""
 
+import math
 import os
 import time
 from collections import deque
@@ -139,13 +140,16 @@ class OfflineAlgorithm(ValidatedAlgorithm):
             trained = deepcopy(self.policy)
             self._average = WeightAverage(trained, self.policy, self.weight_averaging, UNCLIPPED)
         self.optimizer = make_optimizer(trained, self.lr_schedule(1), self.weight_decay)
+        self._update = self._make_update(trained)
+
+    def _make_update(self, trained: OfflineModel) -> OfflineUpdate:
+        """Return an update of a model without pending metrics."""
         options = self.max_grad_norm, self._average, self.gradient_accumulation_steps
-        self._update = OfflineUpdate(trained, self.optimizer, *options)
+        return OfflineUpdate(trained, self.optimizer, *options)
 
     def _new_update(self) -> OfflineUpdate:
         """Return an update of the trained model without pending metrics."""
-        options = self.max_grad_norm, self._average, self.gradient_accumulation_steps
-        return OfflineUpdate(self._update.trained, self.optimizer, *options)
+        return self._make_update(self._update.trained)
 
     def _models(self) -> nn.ModuleList:
         """Return the model that acts, and with `weight_averaging` also the one that is trained."""
@@ -167,7 +171,8 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         Args:
             steps: number of updates, each on one batch of windows.
             callback: SB3 callback, called after each update.
-            log_interval: number of updates between log outputs.
+            log_interval: number of updates between log outputs. Updates after the last output are not
+                logged, so a longer training has the same log.
             tb_log_name: name of the run in TensorBoard; None for `NAME`.
             reset_num_timesteps: restart warm-up and schedules; False to continue them. With
                 ``warmup_updates=None``, the warm-up is a tenth of the new total, so a continued training may
@@ -180,7 +185,8 @@ class OfflineAlgorithm(ValidatedAlgorithm):
 
         Raises:
             ValueError: if steps or log_interval is less than 1, the agent was loaded without a dataset, or
-                its settings or data differ from those in ``resume_from``. The agent stays unchanged.
+                its settings or data differ from those in ``resume_from``. The agent stays unchanged. During
+                training, if the schedule of the learning rate becomes negative or is not finite.
             FileNotFoundError: if ``resume_from`` does not exist.
             CheckpointError: if the file is truncated, altered or of another format.
             NumericalError: before the first update, if a parameter is not finite or would make a recurrent
@@ -249,8 +255,14 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         """Run one update on a batch of windows.
 
         Raises:
+            ValueError: before the optimizer step, if the learning rate is negative or not finite.
             NumericalError: before the optimizer step, if the loss or a gradient is NaN or infinite.
         """
+        if not 0 <= learning_rate < math.inf:
+            raise ValueError(
+                f"the schedule learning_rate={self.learning_rate!r} gives {learning_rate} in update "
+                f"{self._n_updates + 1}; it must be finite and at least 0 until the end of the training"
+            )
         update_learning_rate(self.optimizer, learning_rate)
         self._update.begin()
         batch = self._batch(windows)
@@ -401,9 +413,12 @@ class OfflineAlgorithm(ValidatedAlgorithm):
                     cls.config_class.of(stored).inference_memory(checkpoint.read_dataset_info(archive)),
                 )
                 agent: Self = build(device)
+            seeded = agent.generator.get_state()
             agent._restore(archive)
+            if "seed" in settings:
+                agent.generator.set_state(seeded)
         if dataset is not None:
-            data = agent.trajectories = as_trajectories(dataset)
+            data = agent.trajectories = as_trajectories(dataset, stored.get("download", False))
             check_spaces_match(agent.dataset_info, data.observation_space, data.action_space)
             agent.policy.check_data(data, agent.device)
         return agent

@@ -5,9 +5,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
-from numbers import Real
+from functools import partial
 from typing import Any, ClassVar, Self
 
+import numpy as np
 from stable_baselines3.common.type_aliases import Schedule
 
 from rlxf.agents.common.accumulation import check_accumulation_steps
@@ -15,16 +16,28 @@ from rlxf.agents.common.checkpoint import MAX_SEED, SEED_RULE, SEED_VALUE, setti
 from rlxf.agents.common.precision import PRECISION_RULE, Precision
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.attention.registry import technique_to_json
-from rlxf.attention.technique import check_int
+from rlxf.attention.technique import check_int, check_not_negative, check_positive
 from rlxf.data import Trajectories
-from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingScheme, sampling_from_json
+from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingScheme
 from rlxf.data.splits import check_fraction
 from rlxf.training import CheckpointError
 from rlxf.training.compat import NOTHING, Rule, number, whole
-from rlxf.training.schedules import schedule_from_json, schedule_to_json, schedule_to_text
+from rlxf.training.schedules import (
+    check_schedule,
+    is_custom_schedule,
+    schedule_from_json,
+    schedule_to_json,
+    schedule_to_text,
+)
+from rlxf.utils.names import instance_from_json
 
 Plain = bool | int | float | str
 Converter = Callable[[Any], Any]
+
+
+def technique_converter(kind: str, classes: Mapping[str, type[Any]]) -> tuple[Converter, Converter]:
+    """Return the conversion of an object of one of these classes, by name, to JSON, and back."""
+    return technique_to_json, partial(instance_from_json, kind, classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +65,7 @@ class OfflineConfig:
     """Ranges of stored numbers; the annotations define the types of the other settings."""
     JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = {
         "learning_rate": (schedule_to_json, schedule_from_json),
-        "sampling": (technique_to_json, sampling_from_json),
+        "sampling": technique_converter("sampling", SAMPLINGS),
     }
     """Settings that are not JSON values: name -> conversion to JSON, and back."""
     TYPES: ClassVar[dict[str, tuple[type, ...]]] = {}
@@ -91,6 +104,8 @@ class OfflineConfig:
     def of(cls, arguments: Mapping[str, Any]) -> Self:
         """Pick the fields of the configuration from arguments or attributes by name.
 
+        Scalars of NumPy become numbers of Python.
+
         Raises:
             TypeError: if a setting is not of one of its `TYPES`.
         """
@@ -98,31 +113,46 @@ class OfflineConfig:
             if not isinstance(arguments[name], types):
                 names = " or ".join(each.__name__ for each in types)
                 raise TypeError(f"{name} must be an object of class {names}, got {arguments[name]!r}")
-        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
+        values = {field.name: arguments[field.name] for field in fields(cls)}
+        return cls(**{name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()})
 
     def check(self) -> None:
-        """Check that sizes are integers of at least 1 and that coefficients are in their range.
+        """Check the types and the ranges of all settings.
 
         Raises:
-            TypeError: if a size is not an integer, or sampling is not a sampling scheme.
-            ValueError: if a value is out of range.
+            TypeError: if a setting has another type than its annotation.
+            ValueError: if a value is out of range, or a schedule of rlxf or SB3 ends with such a value.
         """
-        rate = self.learning_rate(1.0) if callable(self.learning_rate) else self.learning_rate
-        check_number("learning_rate", rate)
-        values = vars(self) | {"learning_rate": rate}
-        for name in ("context_length", "batch_size"):
-            check_int(name, values[name], most=sys.maxsize)
-        check_accumulation_steps(self.gradient_accumulation_steps, self.batch_size, "number of windows")
-        for name in ("learning_rate", "weight_decay", "warmup_updates"):
-            if values[name] is not None and not 0 <= values[name] < float("inf"):
-                raise ValueError(f"{name} must be finite and at least 0, got {values[name]}")
-        check_positive("max_grad_norm", self.max_grad_norm)
-        check_fraction("weight_averaging", self.weight_averaging)
-        check_fraction("validation_share", self.validation_share)
-        check_int("validation_seed", self.validation_seed, least=0, most=MAX_SEED)
+        check_schedule("learning_rate", self.learning_rate)
+        if not is_custom_schedule(self.learning_rate):
+            check_schedule("learning_rate", self.learning_rate, progress=0.0)
         if not isinstance(self.sampling, SamplingScheme):
             choices = ", ".join(f"{name}()" for name in SAMPLINGS)
             raise TypeError(f"sampling must be one of {choices}, got {self.sampling!r}")
+        self._check_types()
+        self._check_ranges()
+        check_accumulation_steps(self.gradient_accumulation_steps, self.batch_size, "number of windows")
+
+    def _check_types(self) -> None:
+        """Raise TypeError unless each setting has a type that `from_json` accepts."""
+        values, names = self._json_values(), [field.name for field in fields(self)]
+        for name, rule in setting_rules(type(self), names, {}).items():
+            value = 0.5 if isinstance(values[name], float) else values[name]  # ranges are checked later
+            if not rule.holds(value):
+                allowed = rule.allowed.replace("null", "None")
+                raise TypeError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+
+    def _check_ranges(self) -> None:
+        """Raise ValueError unless each number is in its range."""
+        check_sizes(context_length=self.context_length, batch_size=self.batch_size)
+        check_not_negative("weight_decay", self.weight_decay)
+        check_positive("max_grad_norm", self.max_grad_norm)
+        check_fraction("weight_averaging", self.weight_averaging)
+        check_fraction("validation_share", self.validation_share)
+        counts = {"warmup_updates": sys.maxsize, "verbose": sys.maxsize}
+        for name, most in (counts | {"validation_seed": MAX_SEED, "seed": MAX_SEED}).items():
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), least=0, most=most)
 
     def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
         """Return the settings that are None and follow from the training data, with their values."""
@@ -171,11 +201,14 @@ class OfflineConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Return the configuration as JSON data, without arguments that have their default."""
-        stored = vars(self) | {name: to(getattr(self, name)) for name, (to, _) in self.JSON.items()}
-        defaults = self.default_json()
+        values, defaults = self._json_values(), self.default_json()
         return {
-            name: value for name, value in stored.items() if name not in defaults or value != defaults[name]
+            name: value for name, value in values.items() if name not in defaults or value != defaults[name]
         }
+
+    def _json_values(self) -> dict[str, Any]:
+        """Return all arguments as JSON data."""
+        return vars(self) | {name: to(getattr(self, name)) for name, (to, _) in self.JSON.items()}
 
     @classmethod
     def default_json(cls) -> dict[str, Any]:
@@ -225,12 +258,6 @@ def check_sizes(**sizes: int | None) -> None:
             check_int(name, value, most=sys.maxsize)
 
 
-def check_number(name: str, value: Any) -> None:
-    """Raise TypeError unless a setting is a number."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-
-
 MAX_HIDDEN_LAYERS = 100
 """Largest number of hidden layers of a multilayer perceptron."""
 
@@ -249,12 +276,6 @@ def as_hidden_sizes(name: str, sizes: Any) -> tuple[int, ...]:
     for size in sizes:
         check_int(name, size, most=sys.maxsize)
     return tuple(sizes)
-
-
-def check_positive(name: str, value: float | None) -> None:
-    """Raise ValueError unless the setting is None, or a finite number of more than 0."""
-    if value is not None and not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be finite and more than 0, got {value}")
 
 
 def check_no_policy(dataset: Any) -> None:

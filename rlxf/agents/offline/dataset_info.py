@@ -15,8 +15,29 @@ from rlxf.data.encoders import ImageEncoder, VectorEncoder
 from rlxf.data.spaces import space_mismatches
 from rlxf.data.trajectories import ScaleImages, Standardize
 from rlxf.envs.specs import DescribedEnv, find_spec, registered_spec
+from rlxf.training.compat import MAPPING, NOTHING, TEXT, TEXTS, Rule, check_fields, number, whole
+from rlxf.training.serialization import dump_json
 from rlxf.training.spaces import space_from_json, space_to_json
 from rlxf.utils.env_ids import is_other_version
+
+_NUMBER = number()
+RULES = {
+    "dataset_ids": TEXTS,
+    "observation_space": MAPPING,
+    "action_space": MAPPING,
+    "return_range": Rule(
+        "a list of the smallest and the largest return",
+        lambda x: isinstance(x, list) and len(x) == 2 and all(map(_NUMBER.holds, x)) and x[0] <= x[1],
+    ),
+    "env_id": TEXT | NOTHING,
+    "env_kwargs": MAPPING,
+    "max_episode_steps": whole() | NOTHING,
+    "reference_scores": MAPPING | NOTHING,
+    "env_wrappers": TEXTS,
+}
+"""Rules of the fields of `DatasetInfo` in a file."""
+SCORE_RULES = {"minimum": _NUMBER, "maximum": _NUMBER, "source": TEXT}
+"""Rules of the fields of `ReferenceScores` in a file."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +72,12 @@ class DatasetInfo:
         """Return the information about these trajectories.
 
         Raises:
-            DatasetError: if a return-to-go is NaN or infinite.
+            DatasetError: if a return-to-go is NaN or infinite, or a file cannot hold the information.
         """
         _check_returns(trajectories)
         spec = trajectories.eval_env_spec
         returns = trajectories.returns
-        return cls(
+        info = cls(
             dataset_ids=trajectories.dataset_ids,
             observation_space=trajectories.observation_space,
             action_space=trajectories.action_space,
@@ -67,8 +88,21 @@ class DatasetInfo:
             reference_scores=trajectories.reference_scores,
             env_wrappers=() if spec is None else tuple(wrapper.name for wrapper in spec.additional_wrappers),
         )
+        info._check_storable()
+        return info
 
-    def space_mismatches(self, other: "DatasetInfo") -> Iterator[tuple[str, str]]:
+    def _check_storable(self) -> None:
+        """Raise DatasetError unless a file can hold this information."""
+        try:
+            dump_json(self.to_json())
+        except (TypeError, ValueError) as error:
+            raise DatasetError(
+                f"a file cannot hold the description of {', '.join(self.dataset_ids)}: {error}; use numbers, "
+                f"texts, lists and dicts as arguments of its environment (eval_env_spec.kwargs), got "
+                f"{self.env_kwargs}"
+            ) from error
+
+    def space_mismatches(self, other: "DatasetInfo | Trajectories") -> Iterator[tuple[str, str]]:
         """Yield each difference of the spaces: "observation" or "action", and its description."""
         own = self.observation_space, self.action_space
         return space_mismatches(own, (other.observation_space, other.action_space))
@@ -155,15 +189,21 @@ class DatasetInfo:
             file_bytes: bytes of the arrays in the file that contains it.
 
         Raises the errors of its parts, such as those of `space_from_json`.
+
+        Raises:
+            CheckpointError: if a field is missing or has a value that breaks its rule.
         """
+        check_fields(data, RULES, "dataset_info")
         scores = data["reference_scores"]
+        if scores is not None:
+            check_fields(scores, SCORE_RULES, "reference_scores")
         fields = {
             "dataset_ids": tuple(data["dataset_ids"]),
             "observation_space": space_from_json(data["observation_space"], file_bytes),
             "action_space": space_from_json(data["action_space"], file_bytes),
             "return_range": tuple(data["return_range"]),
             "reference_scores": None if scores is None else ReferenceScores(**scores),
-            "env_wrappers": tuple(data.get("env_wrappers", ())),
+            "env_wrappers": tuple(data["env_wrappers"]),
         }
         return cls(**{**data, **fields})
 

@@ -1,5 +1,6 @@
 """Base class of the models of offline agents, and features of observations."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -68,6 +69,18 @@ class OfflineModel(nn.Module, ABC):
 
 MIN_IMAGE_SIZE = 36
 """Smallest height and width, in pixels, of an image for SB3's `NatureCNN`."""
+IMAGE_FEATURES = 512
+"""Number of features of `NatureCNN`."""
+
+
+def has_image_extractor(shape: tuple[int, ...]) -> bool:
+    """Return whether encoded observations of this shape are images that pass through `NatureCNN`."""
+    return len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIZE
+
+
+def feature_width(shape: tuple[int, ...]) -> int:
+    """Return the number of features of an encoded observation, (D,) or (C, H, W)."""
+    return IMAGE_FEATURES if has_image_extractor(shape) else math.prod(shape)
 
 
 class ObservationFeatures(nn.Module):
@@ -86,10 +99,9 @@ class ObservationFeatures(nn.Module):
         self.axes = len(shape)
         self.normalization = normalization
         self.extractor: nn.Module = nn.Flatten()
-        self.width = int(np.prod(shape))
-        if len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIZE:
-            self.extractor = NatureCNN(spaces.Box(0, 255, shape, np.uint8))
-            self.width = self.extractor.features_dim
+        self.width = feature_width(shape)
+        if has_image_extractor(shape):
+            self.extractor = NatureCNN(spaces.Box(0, 255, shape, np.uint8), IMAGE_FEATURES)
 
     def forward(self, observations: Tensor) -> Tensor:
         """Extract features (B, W, F) from observations (B, W, D) or (B, W, C, H, W)."""

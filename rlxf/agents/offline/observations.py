@@ -92,13 +92,15 @@ class ConditionedObservation(EncodedObservation):
 
         Raises:
             TypeError: if ``observation`` is not a mapping with the keys of `ReturnToGo`.
-            ValueError: if its shape differs from that of the dataset.
-            FaultyEnvironmentError: if a number in it is NaN or infinite, or the previous action is invalid.
+            ValueError: if the shape of a part differs from that of `ReturnToGo` for the dataset.
+            FaultyEnvironmentError: if a number in it is NaN or infinite, the previous action is invalid, or a
+                time step is negative.
         """
         _check_keys(observation)
         batched = np.ndim(observation["return_to_go"]) == 2
         axis = ... if batched else None
         parts = {key: np.asarray(value)[axis] for key, value in observation.items()}
+        _check_parts(parts, dataset_info)
         return_to_go = parts["return_to_go"].reshape(-1).astype(np.float32)
         if not np.isfinite(return_to_go).all():
             row = int(np.argmin(np.isfinite(return_to_go)))
@@ -230,6 +232,29 @@ def _as_environment_error(name: str) -> Iterator[None]:
         yield
     except RowError as error:
         raise FaultyEnvironmentError(f"the {name} of environment {error.row} {error.fault}") from error
+
+
+def _check_parts(parts: Mapping[str, NDArray[Any]], dataset_info: DatasetInfo) -> None:
+    """Raise an error unless all parts of E observations of `ReturnToGo` have E rows, and steps are counts."""
+    envs, times = len(parts["return_to_go"]), parts["time_step"]
+    shapes = {
+        "return_to_go": (1,),
+        "time_step": (1,),
+        "previous_action": dataset_info.action_space.shape or (),
+        "observation": parts["observation"].shape[1:],  # checked when it is encoded
+    }
+    for key, shape in shapes.items():
+        if parts[key].shape != (envs, *shape):
+            raise ValueError(
+                f"{key} of {envs} environments must have shape {(envs, *shape)}, got {parts[key].shape}: "
+                f"pass observations of rlxf.envs.ReturnToGo"
+            )
+    valid = np.isfinite(times) & (times >= 0)
+    if not valid.all():
+        row = int(np.argmin(valid))
+        raise FaultyEnvironmentError(
+            f"the time step of environment {row} is {times[row, 0]}; it must be at least 0"
+        )
 
 
 def _check_keys(observation: Any) -> None:

@@ -17,12 +17,13 @@ from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.checkpoint import state_memory, window_memory
 from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.common.weights import check_stored_parameters, core_error_context
-from rlxf.agents.offline.config import Converter, OfflineConfig, check_positive, check_sizes
+from rlxf.agents.offline.config import Converter, OfflineConfig, check_sizes
 from rlxf.agents.offline.dataset_info import DatasetInfo
-from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
+from rlxf.agents.offline.model import ObservationFeatures, OfflineModel, feature_width
 from rlxf.attention import TokenIndex, Transformer, TransformerSpec
 from rlxf.attention.modules import Dropout
 from rlxf.attention.recurrent.base import RecurrentMixer
+from rlxf.attention.technique import check_positive
 from rlxf.attention.token_index import EMPTY
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training.compat import Rule, number, whole
@@ -60,18 +61,25 @@ class TrajectoryConfig(OfflineConfig):
 
     def inference_memory(self, info: DatasetInfo) -> dict[str, int]:
         """See `OfflineConfig`."""
-        numbers = math.prod(info.encoder.shape) + action_encoder(info.action_space).width
-        steps = self.context_length + memory_steps(self.core)
+        shape, steps = info.encoder.shape, self.context_length + memory_steps(self.core)
+        numbers = feature_width(shape) + action_encoder(info.action_space).width
         return {
             "acting with the core's memory": state_memory(self.core),
-            "the context of an episode": window_memory(steps, numbers, self.core.width),
+            "an observation": window_memory(1, math.prod(shape), 0),
+            "the context of an episode": self.acting_windows * window_memory(steps, numbers, self.core.width),
         }
+
+    @property
+    def acting_windows(self) -> int:
+        """Number of context windows that an acting step of one environment processes at once."""
+        return 1
 
     def check(self) -> None:
         """Check all numbers; errors as in `OfflineConfig`."""
         super().check()
         check_sizes(episode_length=self.episode_length)
-        check_positive("return_scale", self.return_scale)
+        if self.return_scale is not None:
+            check_positive("return_scale", self.return_scale)
 
     def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
         """Return the scale of returns, and the number of time-step embeddings."""

@@ -44,9 +44,10 @@ class ValidatedAlgorithm(CheckpointedAlgorithm):
     def validation_losses(self) -> dict[str, float]:
         """Measure the "loss" of the policy on the held-out episodes, without an environment.
 
-        Each step of these episodes is predicted once, from the logged steps before it in its window (teacher
-        forcing), without dropout. Windows are consecutive, so the context has 1 to K steps, as in training. A
-        core with memory predicts the steps before the last, shorter window of an episode twice.
+        Each step of these episodes is predicted from the logged steps before it in its window (teacher
+        forcing), without dropout. Windows are consecutive, so the context has 1 to K steps, as in training.
+        Steps count once, except that a core with memory predicts the steps before the last window of an
+        episode twice if that window is shorter than K.
         The loss is the mean error of the action head: squared error, cross-entropy or negative
         log-likelihood. If the model predicts the return, the error of the return is added, and both are
         returned, too. Equal weights have equal losses. Random states are not changed.

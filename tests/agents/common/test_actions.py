@@ -1,10 +1,11 @@
 """Conversion of actions to the action space."""
 
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 
-from rlxf.agents.common.actions import to_environment
+from rlxf.agents.common.actions import action_encoder, to_environment
 
 
 def test_box_actions_are_clipped_and_shaped():
@@ -31,3 +32,36 @@ def test_discrete_actions_are_shifted_by_start():
 def test_bits_have_dtype_of_space():
     actual = to_environment(torch.tensor([[1, 0, 1]]), spaces.MultiBinary(3))
     assert (actual.tolist(), actual.dtype) == ([[1, 0, 1]], np.int8)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [
+        (-100, 100, np.int8),
+        (100, 200, np.uint8),
+        (0, 1000, np.uint16),
+        (-(2**31), 2**31 - 1, np.int32),
+        (0, 2**32 - 1, np.uint32),
+        (-60_000, 60_000, np.float16),
+        (-2e38, 1e38, np.float32),
+    ],
+)
+def test_bounds_are_scaled_to_1_without_overflow(low, high, dtype):
+    encoder = action_encoder(spaces.Box(low, high, (2,), dtype))
+    bounds = torch.tensor([[low, high], [high, low]], dtype=torch.float64).float()
+    torch.testing.assert_close(encoder(bounds), torch.tensor([[-1.0, 1.0], [1.0, -1.0]]))
+    assert encoder.bounded.all()
+
+
+@pytest.mark.parametrize("bound", [np.finfo(np.float32).max, 1e300, np.inf])
+def test_ranges_beyond_float32_are_not_scaled(bound):
+    encoder = action_encoder(spaces.Box(-bound, bound, (2,), np.float64))
+    actions = torch.tensor([[0.5, -7.0]])
+    assert torch.equal(encoder(actions), actions)
+    assert torch.equal(encoder.unscale(actions), actions)
+    assert not encoder.bounded.any()
+
+
+def test_boolean_boxes_are_refused():
+    with pytest.raises(TypeError, match=r"Box actions must be numbers, got Box.*; use MultiBinary\(\(2,\)\)"):
+        action_encoder(spaces.Box(0, 1, (2,), bool))

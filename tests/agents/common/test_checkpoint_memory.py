@@ -4,10 +4,16 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from rlxf import DecisionTransformer
-from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.decision_transformer import (
+    ElasticHistory,
+    HighestValueReturn,
+    QRegularized,
+    decision_transformer,
+)
 from rlxf.training import CheckpointError, memory_budget, read_archive, write_archive
 from tests.agents.common.test_checkpoint import put
 from tests.agents.decision_transformer import worlds as offline
@@ -137,6 +143,35 @@ def test_error_names_setting_that_raises_budget(tmp_path):
     needed = int(str(refusal.value).rpartition("memory_budget(")[2].rstrip(")"))
     with memory_budget(needed):
         assert DecisionTransformer.load(tmp_path / "long.zip", device="cpu").context_length == 10**5
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "value"),
+    [
+        (
+            {"conditioning": HighestValueReturn(), "objective": QRegularized(hidden_sizes=(8,))},
+            ("settings", "conditioning", "candidates"),
+            2**31 - 1,
+        ),
+        ({"conditioning": ElasticHistory(step=1)}, ("settings", "context_length"), 3000),
+    ],
+    ids=["candidates", "histories"],
+)
+def test_windows_that_an_acting_step_repeats_count_for_the_budget(tmp_path, settings, path, value):
+    offline.small_agent(**settings).save(tmp_path / "whole.zip")
+    archive = read_archive(tmp_path / "whole.zip")
+    agent = put(archive.documents["agent"], path, value)
+    write_archive(tmp_path / "large.zip", archive.documents | {"agent": agent}, archive.tensors)
+    with pytest.raises(CheckpointError, match="the context of an episode"):
+        DecisionTransformer.load(tmp_path / "large.zip", device="cpu")
+
+
+def test_repeated_windows_of_images_are_within_budget(tmp_path):
+    """The windows hold the features of images, which are fewer than their pixels."""
+    data = offline.some_trajectories(observation_space=offline.spaces.Box(0, 255, (84, 84, 4), np.uint8))
+    options = {"conditioning": HighestValueReturn(), "objective": QRegularized(hidden_sizes=(8,))}
+    offline.small_agent(data, context_length=20, **options).save(tmp_path / "images.zip")
+    assert DecisionTransformer.load(tmp_path / "images.zip", device="cpu").context_length == 20
 
 
 def test_size_of_file_extends_budget(tmp_path):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from stable_baselines3.common.vec_env import VecNormalize
 
-from rlxf import DecisionTransformer, TransformerSpec, evaluate
+from rlxf import BehaviorCloning, DecisionTransformer, TransformerSpec, evaluate
 from rlxf.agents.common.arguments import OFFLINE_SB3_ARGUMENTS, SB3_LEARN_ARGUMENTS, SB3_ONLINE_ARGUMENTS
-from rlxf.agents.decision_transformer import KZL, ODT, Imitation, MaximumEntropy
+from rlxf.agents.decision_transformer import KZL, ODT, Imitation, MaximumEntropy, MaxReturn
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import LearnedAbsolute
@@ -17,8 +17,10 @@ from rlxf.data import DatasetError
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import linear
+from rlxf.training.schedules import CosineSchedule
 from rlxf.training.serialization import dump_json, load_json
 from tests.agents.decision_transformer.worlds import SIZES, VECTOR, shown, small_agent, some_trajectories
+from tests.agents.mlp.worlds import small_mlp
 
 CHEN_2021 = {
     "context_length": 20,
@@ -161,10 +163,16 @@ def test_load_accepts_custom_objects(tmp_path):
         ({"episode_length": -3}, "episode_length must be at least 1, got -3"),
         ({"learning_rate": -1e-4}, "learning_rate must be finite and at least 0, got -0.0001"),
         ({"learning_rate": float("nan")}, "learning_rate must be finite and at least 0, got nan"),
-        ({"weight_decay": -1.0}, "weight_decay must be finite and at least 0, got -1.0"),
-        ({"warmup_updates": -1}, "warmup_updates must be finite and at least 0, got -1"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm must be finite and more than 0, got 0.0"),
-        ({"return_scale": 0.0}, "return_scale must be finite and more than 0, got 0.0"),
+        ({"learning_rate": linear(1e-3, -1e-3)}, "learning_rate must be .* got -0.001 at progress 0"),
+        ({"learning_rate": CosineSchedule(1e-3, -1e-3)}, "learning_rate must be .* got -0.001 at progress 0"),
+        ({"weight_decay": -1.0}, "weight_decay must not be negative, got -1.0"),
+        ({"warmup_updates": -1}, "warmup_updates must be at least 0, got -1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be above 0, got 0.0"),
+        ({"return_scale": 0.0}, "return_scale must be above 0, got 0.0"),
+        ({"return_scale": 1e40}, "return_scale must be 0 or from 1.2e-38 to 3.4e"),
+        ({"verbose": -1}, "verbose must be at least 0, got -1"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": 2**40}, "seed must be at most 4294967295, got"),
         ({"core": TransformerSpec(causal=False)}, "its core needs causal=True"),
         ({"core": TransformerSpec(cross_attention=True)}, "cross_attention=False"),
         ({"core": TransformerSpec(**SIZES, position=LearnedAbsolute(14))}, "position 14 has no vector"),
@@ -175,9 +183,44 @@ def test_settings_out_of_range_are_refused(settings, message):
         DecisionTransformer(some_trajectories(), **({"context_length": 5} | settings))
 
 
-def test_a_non_integer_size_is_refused():
-    with pytest.raises(TypeError, match=r"context_length must be a whole number, got 2\.5"):
-        DecisionTransformer(some_trajectories(), context_length=2.5)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"context_length": 2.5}, r"context_length must be an integer, got 2\.5"),
+        ({"warmup_updates": 10.5}, r"warmup_updates must be an integer or None, got 10\.5"),
+        ({"weight_decay": True}, "weight_decay must be a number, got True"),
+        ({"weight_decay": "x"}, "weight_decay must be a number, got 'x'"),
+        ({"max_grad_norm": None}, "max_grad_norm must be a number, got None"),
+        ({"return_scale": "x"}, "return_scale must be a number or None, got 'x'"),
+        ({"learning_rate": "1e-3"}, "learning_rate must be a number or a function .* got '1e-3'"),
+        ({"learning_rate": True}, "learning_rate must be a number or a function .* got True"),
+        ({"verbose": True}, "verbose must be an integer, got True"),
+        ({"seed": "x"}, "seed must be an integer or None, got 'x'"),
+    ],
+)
+def test_settings_of_other_types_are_refused(settings, message):
+    with pytest.raises(TypeError, match=message):
+        DecisionTransformer(some_trajectories(), **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"learning_rate": np.float32(0.1), "weight_decay": np.float32(0.1), "max_grad_norm": np.float64(0.5)},
+        {"context_length": np.int64(4), "episode_length": np.int32(20), "seed": np.int64(3)},
+        {
+            "state_loss_weight": np.float32(0.5),
+            "return_scale": np.float32(2),
+            "validation_share": np.float16(0.3),
+        },
+    ],
+)
+def test_scalars_of_numpy_can_be_saved_and_loaded(settings, tmp_path):
+    agent = small_agent(**settings)
+    agent.learn(1)
+    agent.save(tmp_path / "agent")
+    loaded = DecisionTransformer.load(tmp_path / "agent", device="cpu")
+    assert {name: getattr(loaded, name) for name in settings} == settings
 
 
 def test_an_unknown_argument_is_refused():
@@ -198,6 +241,14 @@ def test_an_unknown_dataset_is_refused(minari_root):
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"target_entropy": float("nan")}])
 def test_objective_settings_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=r"got 0\.0|got nan"):
+        MaximumEntropy(**options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": True}, {"temperature": np.float32(1)}, {"target_entropy": "x"}]
+)
+def test_objective_settings_of_other_types_are_refused(options):
+    with pytest.raises(TypeError, match=r"MaximumEntropy .* must be a number, got"):
         MaximumEntropy(**options)
 
 
@@ -280,6 +331,55 @@ def test_environments_of_other_spaces_are_refused(cartpole, env_id):
         evaluate(agent, env_id, episodes=1, target_returns=[1.0])
     with pytest.raises(DatasetError, match="space"):
         agent.set_env(ReturnToGo(make_vec_env(env_id, 1), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("return_to_go", np.zeros((2, 2)), r"return_to_go .* must have shape \(2, 1\), got \(2, 2\)"),
+        ("previous_action", np.zeros((3, 2)), r"previous_action .* shape \(2, 2\), got \(3, 2\)"),
+        ("previous_action", np.zeros((2, 1)), r"previous_action .* shape \(2, 2\), got \(2, 1\)"),
+        (
+            "time_step",
+            np.zeros((3, 1)),
+            r"time_step of 2 environments must have shape \(2, 1\), got \(3, 1\)",
+        ),
+        ("observation", np.zeros((1, 3)), r"observation of 2 environments must .*\(2, 3\), got \(1, 3\)"),
+        ("time_step", np.array([[0], [-1]]), "the time step of environment 1 is -1; it must be at least 0"),
+        ("time_step", np.array([[np.nan], [0]]), "the time step of environment 0 is nan; it must be"),
+    ],
+)
+@pytest.mark.parametrize("agent", [small_agent, lambda: small_mlp("ReturnConditionedMLP")], ids=["DT", "MLP"])
+def test_inconsistent_parts_of_observations_are_refused(agent, part, value, message):
+    agent = agent()
+    with pytest.raises(ValueError, match=message):
+        agent.predict(shown(agent.trajectories, np.array([0, 1])) | {part: value})
+
+
+@pytest.mark.parametrize("norm_reward", [True, False])
+def test_normalized_observations_are_refused(cartpole, norm_reward):
+    """The agents normalize observations themselves, with the statistics of their data."""
+    normalized = VecNormalize(make_vec_env("CartPole-v1", 1), norm_reward=norm_reward)
+    agent = DecisionTransformer(
+        cartpole, 3, objective=MaximumEntropy(), conditioning=MaxReturn(), device="cpu"
+    )
+    calls = [
+        lambda: agent.learn_online(10, env=normalized),
+        lambda: evaluate(agent, normalized, episodes=1),
+        lambda: evaluate(BehaviorCloning(cartpole, device="cpu"), normalized, episodes=1),
+        lambda: BehaviorCloning(cartpole, device="cpu", env=normalized),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"a VecNormalize around .* set its norm_obs=False"):
+            call()
+
+
+def test_scaled_rewards_are_refused_without_a_target(cartpole):
+    agent = DecisionTransformer(
+        cartpole, 3, objective=MaximumEntropy(), conditioning=MaxReturn(), device="cpu"
+    )
+    with pytest.raises(ValueError, match=r"compares returns .* set its norm_reward=False"):
+        agent.learn_online(10, env=VecNormalize(make_vec_env("CartPole-v1", 1), norm_obs=False))
 
 
 def test_scaled_rewards_are_refused(cartpole):

@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from rlxf import DecisionTransformer
 from rlxf.attention import CALM, KNNLM, TransformerSpec
+from rlxf.data import DatasetError
 from tests.agents.decision_transformer.worlds import SIZES, make_loud, shown, some_trajectories
 
 DATA = some_trajectories(action_space=spaces.Discrete(3), lengths=(9, 1, 4, 14) * 10)
@@ -113,6 +114,19 @@ def test_invalid_arguments_are_refused():
         agent().calibrate(alpha=0.0)
     with pytest.raises(ValueError, match="steps"):
         agent().calibrate(steps=0)
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "kind"),
+    [
+        (DATA.observation_space, spaces.Discrete(9), "action"),
+        (spaces.Discrete(2), DATA.action_space, "observation"),
+    ],
+)
+def test_data_of_other_spaces_are_refused(observations, actions, kind):
+    data = some_trajectories(observations, actions)
+    with pytest.raises(DatasetError, match=f"the {kind}s of dataset must match those of the training data"):
+        agent().calibrate(0.5, 0.5, LAST, steps=3, dataset=data)
 
 
 def test_levels_are_validated_before_any_computation(monkeypatch):

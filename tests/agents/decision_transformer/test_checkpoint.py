@@ -1,5 +1,7 @@
 """Tests of checkpoints: round trips, and errors for damaged and incompatible files."""
 
+import copy
+
 import gymnasium
 import numpy as np
 import pytest
@@ -100,6 +102,37 @@ def test_load_overrides_settings(tmp_path):
     assert DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", batch_size=3).batch_size == 3
     with pytest.raises(TypeError, match="batchsize"):
         DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", batchsize=3)
+
+
+@pytest.mark.parametrize("seed", [1, None])
+def test_a_seed_passed_to_load_draws_other_windows(tmp_path, seed):
+    agent = small_agent()
+    agent.learn(2)
+    agent.save(tmp_path / "agent.zip")
+    stored = agent.generator.get_state()
+    loaded = [
+        DecisionTransformer.load(tmp_path / "agent.zip", agent.trajectories, device="cpu", **settings)
+        for settings in ({}, {"seed": seed}, {"seed": 2})
+    ]
+    states = [each.generator.get_state() for each in loaded]
+    assert torch.equal(states[0], stored)
+    assert not torch.equal(states[1], stored)
+    assert not torch.equal(states[1], states[2])
+
+
+def test_load_can_download_the_dataset(tmp_path, monkeypatch):
+    agent = small_agent()
+    agent.save(tmp_path / "agent.zip")
+    asked = []
+
+    def as_trajectories(dataset, download=False):
+        asked.append((dataset, download))
+        return agent.trajectories
+
+    monkeypatch.setattr("rlxf.agents.offline.algorithm.as_trajectories", as_trajectories)
+    DecisionTransformer.load(tmp_path / "agent.zip", "test/id-v0", device="cpu", download=True)
+    DecisionTransformer.load(tmp_path / "agent.zip", "test/id-v0", device="cpu")
+    assert asked == [("test/id-v0", True), ("test/id-v0", False)]
 
 
 def test_dataset_information_is_restored(tmp_path, cartpole):
@@ -230,6 +263,19 @@ def test_files_of_another_algorithm_are_refused(tmp_path):
         (lambda agent: agent["settings"].update(context_length=0), "context_length"),
         (lambda agent: agent["dataset_info"].pop("env_id"), "env_id"),
         (lambda agent: agent["dataset_info"].update(magic=1), "magic"),
+        (lambda agent: agent["dataset_info"].update(dataset_ids="abc"), "must be a list of strings"),
+        (lambda agent: agent["dataset_info"].update(return_range=["a", "b"]), "'return_range' = .*, which"),
+        (lambda agent: agent["dataset_info"].update(return_range=[1]), "smallest and the largest return"),
+        (lambda agent: agent["dataset_info"].update(return_range=[5, 1]), "smallest and the largest return"),
+        (lambda agent: agent["dataset_info"].update(env_id=5), "'env_id' = 5, which must be a string"),
+        (
+            lambda agent: agent["dataset_info"].update(env_kwargs=[1]),
+            "'env_kwargs' = .*, which must be an object",
+        ),
+        (
+            lambda agent: agent["dataset_info"].update(reference_scores={"minimum": "a"}),
+            "'minimum' = 'a', which",
+        ),
         (lambda agent: agent["dataset_info"]["action_space"].update(type="Magic"), "its type must be one of"),
         (lambda agent: agent["progress"].pop("num_timesteps"), "num_timesteps"),
     ],
@@ -263,6 +309,15 @@ def test_an_invalid_generator_state_is_refused(tmp_path):
     write_archive(path, archive.documents, archive.tensors)
     with pytest.raises(CheckpointError, match="not a generator state"):
         DecisionTransformer.load(path, device="cpu")
+
+
+def test_arguments_of_the_environment_that_no_file_can_hold_are_refused():
+    spec = copy.deepcopy(gymnasium.spec("FrozenLake-v1"))
+    spec.kwargs["desc"] = np.eye(2)
+    with pytest.raises(
+        DatasetError, match=r"test/small-v0: .*ndarray.*; use numbers, .*eval_env_spec.kwargs"
+    ):
+        small_agent(some_trajectories(eval_env_spec=spec))
 
 
 def test_an_environment_with_wrappers_is_not_made_without_them(tmp_path):

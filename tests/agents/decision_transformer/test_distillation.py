@@ -21,6 +21,7 @@ from tests.agents.decision_transformer.worlds import (
     VECTOR,
     K,
     small_agent,
+    small_pretraining,
     some_trajectories,
 )
 from tests.attention.oracle import close
@@ -295,6 +296,32 @@ def test_an_incompatible_teacher_is_refused(data, objective, message):
     with pytest.raises(ValueError, match=message):
         student.distill(small_agent(data, objective=objective), 1)
     assert same(before, weights(student))
+
+
+@pytest.mark.parametrize(
+    ("teacher", "options", "error", "message"),
+    [
+        (
+            "agent.zip",
+            {},
+            TypeError,
+            "teacher must be a DecisionTransformer, got 'agent.zip'; open a file with",
+        ),
+        (
+            small_pretraining(),
+            {},
+            TypeError,
+            "teacher must be a DecisionTransformer, got <.*MaskedPretraining",
+        ),
+        (None, {}, ValueError, "another agent than the student"),
+        (small_agent(), {"distillation": 0.5}, TypeError, "distillation must be a Distillation, .* got 0.5"),
+    ],
+    ids=["path", "class", "self", "distillation"],
+)
+def test_wrong_arguments_of_distill_are_refused(teacher, options, error, message):
+    student = small_agent()
+    with pytest.raises(error, match=message):
+        student.distill(student if teacher is None else teacher, 1, **options)
 
 
 @pytest.mark.parametrize("memory", [KNNLM(k=2), SPALM(k=2)], ids=["kNN-LM", "SPALM"])

@@ -32,12 +32,20 @@ from rlxf.attention import (
 from rlxf.data import EpisodeWindows
 from rlxf.training import CheckpointWriter
 from rlxf.training.checkpoints import CheckpointFolder
-from tests.agents.decision_transformer.worlds import ACTIONS, SIZES, K, shown, small_agent, some_trajectories
+from tests.agents.decision_transformer.worlds import (
+    ACTIONS,
+    SIZES,
+    K,
+    replayed,
+    shown,
+    small_agent,
+    some_trajectories,
+)
 
 RELATIVE = TransformerSpec(**SIZES, position=XLRelative())
 CORES = {
     "XL": replace(RELATIVE, memory=XL(7), pattern=Window(8)),
-    "learned positions": replace(RELATIVE, position=LearnedAbsolute(60), memory=XL(7), pattern=Window(8)),
+    "learned positions of segments": replace(RELATIVE, position=LearnedAbsolute(10), memory=RMT(6, tokens=2)),
     "Compressive": replace(RELATIVE, memory=Compressive(4, 3, 2)),
     "KNN": replace(RELATIVE, memory=KNN(5, far=30, top=3), pattern=Window(6)),
     "StreamingXL": replace(RELATIVE, memory=StreamingXL(6, sinks=2)),
@@ -275,7 +283,10 @@ def test_a_resumed_training_gives_equal_weights(tmp_path):
             replace(CORES["XL"], position=Floater()),
             "counts positions from the start of the episode, but Floater.*use a relative position",
         ),
-        (replace(CORES["XL"], position=LearnedAbsolute(41)), "has only 41; use max_length=42"),
+        (
+            replace(CORES["XL"], position=LearnedAbsolute(1000)),
+            r"LearnedAbsolute\(max_length=1000\) has a limit; use a relative position, .*context='window'",
+        ),
         (
             replace(CORES["XL"], depth=DepthAdaptive(classifier="sequence")),
             "decides exits by the mean over a sequence.*, or context='window'",
@@ -287,6 +298,14 @@ def test_cores_that_do_not_fit_are_refused(core, message):
     with pytest.raises(ValueError, match=message):
         episodic_agent(core)
     small_agent(core=replace(core, position=XLRelative()))
+
+
+def test_positions_within_segments_may_have_a_limit():
+    """An episode that is longer than those of the data has more tokens than the core has positions."""
+    agent = episodic_agent("learned positions of segments")
+    longer = some_trajectories(lengths=(20,))
+    assert longer.steps > agent.trajectories.lengths.max()
+    assert np.isfinite(replayed(agent, longer)).all()
 
 
 def test_unknown_contexts_are_refused():

@@ -116,6 +116,21 @@ def test_default_warm_up_is_a_tenth_of_the_updates():
     assert rates(small_agent(learning_rate=1.0), 40) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("last", [-0.1, float("nan"), float("inf")])
+def test_a_learning_rate_out_of_range_is_refused_before_the_update(last):
+    agent = small_agent(learning_rate=lambda progress: 1e-3 if progress > 0.5 else last, warmup_updates=0)
+    weights = []
+
+    def record(*_):
+        weights[:] = [parameter.detach().clone() for parameter in agent.policy.parameters()]
+        return True
+
+    message = rf"the schedule learning_rate=.* gives {last} in update 6; it must be finite and at least 0"
+    with pytest.raises(ValueError, match=message):
+        agent.learn(10, record)
+    assert all(map(torch.equal, weights, agent.policy.parameters()))
+
+
 def test_the_schedule_applies_during_warm_up():
     expected = [0.5 * 1.0, 1.0 * 0.9, *np.linspace(0.8, 0.1, 8)]
     assert rates(small_agent(learning_rate=linear(1.0, 0.0), warmup_updates=2), 10) == pytest.approx(expected)

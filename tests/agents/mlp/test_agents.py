@@ -122,9 +122,17 @@ def test_equal_returns_cannot_condition_an_agent():
         ReturnConditionedMLP(equal_returns(), **TINY)
     with pytest.warns(UserWarning, match="all 12 episodes have the return 2"):
         DecisionTransformer(equal_returns(), core=decision_transformer(width=8, layers=1), device="cpu")
-    with pytest.warns(UserWarning, match="best=0.5 has no meaning"):
+    with pytest.warns(UserWarning, match="best=0.5 has no meaning") as found:
         BehaviorCloning(equal_returns(), best=0.5, **TINY)
+    assert found[0].filename == __file__
     BehaviorCloning(equal_returns(), **TINY).learn(1)
+
+
+def test_equal_returns_of_data_that_are_passed_to_load_warn(tmp_path):
+    small_mlp(best=0.5).save(tmp_path / "agent.zip")
+    with pytest.warns(UserWarning, match="best=0.5 has no meaning") as found:
+        AGENTS["BehaviorCloning"].load(tmp_path / "agent.zip", equal_returns(), device="cpu")
+    assert found[0].filename == __file__
 
 
 def test_returns_that_differ_by_rounding_are_equal(tmp_path):

@@ -298,6 +298,16 @@ def test_a_scale_far_below_that_of_the_data_is_reported_to_the_critic_only():
         small_agent(scaled, return_scale=1.0)
 
 
+def test_a_small_scale_of_copied_weights_is_reported_to_the_critic_only():
+    data = some_trajectories()
+    source = small_agent(data, return_scale=1e-6)
+    with pytest.warns(UserWarning, match="return_scale=1e-06 is less than 1% of"):
+        small_agent(data, objective=QRegularized(hidden_sizes=(8,))).load_pretrained(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small_agent(data).load_pretrained(source)
+
+
 def test_values_that_overflow_stop_the_training_before_the_weights_change():
     agent = small_agent(objective=QRegularized(hidden_sizes=(8,)))
     set_values(agent, 1e30)

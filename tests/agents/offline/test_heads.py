@@ -9,6 +9,7 @@ from torch import distributions
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions
 from rlxf.agents.common.losses import cross_entropies, masked_mean
+from rlxf.agents.offline.config import technique_converter
 from rlxf.agents.offline.heads import (
     CategoricalHead,
     DeterministicHead,
@@ -18,9 +19,8 @@ from rlxf.agents.offline.heads import (
     log_tanh_derivative,
     normal_log_prob,
 )
-from rlxf.agents.offline.objectives import Imitation, MaximumEntropy, objective_from_json
+from rlxf.agents.offline.objectives import OBJECTIVES, Imitation, MaximumEntropy
 from rlxf.agents.offline.optimizer_step import warmup_factor
-from rlxf.attention.registry import technique_to_json
 
 BOX = spaces.Box(torch.tensor([-1.0, 0.0]).numpy(), torch.tensor([2.0, 10.0]).numpy())
 CHOICES = spaces.MultiDiscrete([2, 5])
@@ -166,12 +166,14 @@ def test_the_entropy_term_has_no_gradient_to_the_temperature():
 
 @pytest.mark.parametrize("objective", [Imitation(), MaximumEntropy(0.2), MaximumEntropy(0.1, -3.0)], ids=repr)
 def test_objective_json_round_trip(objective):
-    assert objective_from_json(technique_to_json(objective)) == objective
+    to_json, from_json = technique_converter("objective", OBJECTIVES)
+    assert from_json(to_json(objective)) == objective
 
 
 def test_an_unknown_objective_is_refused():
+    _, from_json = technique_converter("objective", OBJECTIVES)
     with pytest.raises(ValueError, match="unknown objective 'Magic'; use one of Imitation, MaximumEntropy"):
-        objective_from_json({"name": "Magic"})
+        from_json({"name": "Magic"})
 
 
 @pytest.mark.parametrize("head", [DeterministicHead, SquashedGaussianHead])

@@ -15,6 +15,7 @@ from rlxf.agents.offline.heads import (
     StochasticHead,
 )
 from rlxf.agents.offline.objectives.base import ObjectiveLoss, ObjectiveSpec
+from rlxf.attention.technique import check_finite_number, check_positive
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class MaximumEntropy(ObjectiveSpec):
             the largest entropy for discrete actions.
 
     Raises:
+        TypeError: if an argument is not a number.
         ValueError: if temperature is not finite and more than 0, or target_entropy is not finite.
     """
 
@@ -41,10 +43,9 @@ class MaximumEntropy(ObjectiveSpec):
     target_entropy: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be finite and more than 0, got {self.temperature}")
-        if self.target_entropy is not None and not math.isfinite(self.target_entropy):
-            raise ValueError(f"target_entropy must be finite, or None, got {self.target_entropy}")
+        check_positive("MaximumEntropy temperature", self.temperature)
+        if self.target_entropy is not None:
+            check_finite_number("MaximumEntropy target_entropy", self.target_entropy)
 
     def build(self, width: int, actions: BoxActions | DiscreteActions, features: int) -> "MaximumEntropyLoss":
         """Build the loss and its head; arguments as in `QRegularized.build`."""
