@@ -92,7 +92,10 @@ def test_online_fine_tuning(actions):
 
 @pytest.mark.parametrize("observations", ["Tuple in a Dict", "nested Dict", "MiniGrid's"])
 def test_online_fine_tuning_with_predicted_returns_takes_nested_observations(observations, tmp_path):
-    """Checkpoints hold the last observation, which has no wrapper here, without its text."""
+    """Checkpoints hold the last observation, which has no wrapper here, without its text.
+
+    The episodes continue without a reset.
+    """
     options = {"objective": QRegularized(hidden_sizes=(8,)), "conditioning": MaxReturn()}
     online = {"n_envs": 2, "round_steps": 8, "round_updates": 1}
     agent = trained(world(observations), **options)
@@ -101,7 +104,8 @@ def test_online_fine_tuning_with_predicted_returns_takes_nested_observations(obs
     agent.learn_online(16, callback=[saving, StopAt(8)], **online)
     assert agent.num_timesteps == 8
     resumed = trained_again(tmp_path / "agent.zip")
-    with pytest.warns(UserWarning, match="the environments are reset"):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the environments are reset")
         resumed.learn_online(16, resume_from=tmp_path / "run", **online)
     assert resumed.num_timesteps == 16
 
