@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
+from shlex import quote
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
@@ -90,7 +91,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
     def describe_completion(self, run: RunFolder) -> str:
         """Return the message for a complete run, with the command to evaluate it."""
         message = super().describe_completion(run)
-        return message and f"{message}; evaluate it with: rlxf evaluate {run.path}"
+        return message and f"{message}; evaluate it with: rlxf evaluate {quote(str(run.path))}"
 
     @contextmanager
     def callbacks(self, agent: Any, run: RunFolder) -> Iterator[list[BaseCallback]]:

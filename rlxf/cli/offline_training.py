@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from shlex import quote
 from typing import Any, Self
 
 import gymnasium
@@ -221,8 +222,8 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
         if self.episodes:
             EvaluatedTrainingCommand.finish(self, agent, run)
         else:
-            env_option = "" if run.config["env"] else " --env ID"
-            print_out(f"not evaluated because of --episodes 0; run: rlxf evaluate {run.path}{env_option}")
+            words = f"rlxf evaluate {quote(str(run.path))}" + ("" if run.config["env"] else " --env ID")
+            print_out(f"not evaluated because of --episodes 0; run: {words}")
 
     def _targets(self, agent: Any) -> list[float]:
         return [agent.return_range[1]] if self.target_returns is None else list(self.target_returns)

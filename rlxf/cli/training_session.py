@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from signal import Signals
 from typing import Any, Self
 
@@ -236,9 +237,14 @@ def _exit_resumable(signal: Signals, run: RunFolder) -> None:
     if not process_group().is_main:
         sys.exit(EXIT_RESUMABLE)
     exit_with(
-        f"stopped by {signal.name}; resume with: rlxf resume {run.path}{trust_option(run.config)}",
+        f"stopped by {signal.name}; resume with: {_resume_command(run)}",
         EXIT_RESUMABLE,
     )
+
+
+def _resume_command(run: RunFolder) -> str:
+    """Return the command that resumes a run, for a shell."""
+    return f"rlxf resume {quote(str(run.path))}{trust_option(run.config)}"
 
 
 @contextmanager
@@ -271,9 +277,10 @@ def error_context(run: RunFolder) -> Iterator[None]:
 
 def _failure(run: RunFolder, error: Exception) -> str:
     resume_files = run.resume_checkpoints.files()
+    is_saved = run.final_checkpoint.is_file()
     remedies = {
-        f"resume with: rlxf resume {run.path}{trust_option(run.config)}": bool(resume_files),
-        f"start a new run from its weights with --pretrained {run.path}": run.final_checkpoint.is_file(),
+        f"resume with: {_resume_command(run)}": bool(resume_files),
+        f"start a new run from its weights with --pretrained {quote(str(run.path))}": is_saved,
     }
     advice = ", or ".join(remedy for remedy, available in remedies.items() if available)
     return f"the run in {run.path} failed: {error}.{advice and f' Fix the cause, then {advice}'}"

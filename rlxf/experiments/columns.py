@@ -2,7 +2,6 @@
 
 import csv
 import math
-import os
 import warnings
 import zipfile
 from array import array
@@ -14,29 +13,14 @@ from reprlib import repr as short_repr
 import numpy as np
 from numpy.typing import NDArray
 
+from rlxf.utils.files import MAX_LOG_BYTES
 from rlxf.utils.tables import printable
 
-MAX_BYTES = 64 * 2**20
-"""Largest size of a log file; a ``progress.csv`` of 100,000 rows has about 50 MB."""
 LARGEST_STEP = 1e18
 LARGEST_VALUE = 1e100
 """Largest absolute value, so that sums and squares of values are finite."""
 Points = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Steps (n,) and values (n,), in the order of the file. All are finite."""
-
-
-def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        ValueError: if it exceeds ``limit`` bytes.
-        OSError: if it cannot be read.
-    """
-    with open(path, "rb") as handle:
-        data = handle.read(min(limit, os.fstat(handle.fileno()).st_size) + 1)
-    if len(data) > limit:
-        raise ValueError(f"{path} exceeds {limit:,} bytes, the most that is read of a log; thin it out")
-    return data
 
 
 def trailing_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
@@ -144,12 +128,12 @@ def read_arrays(archive: zipfile.ZipFile, names: Sequence[str]) -> dict[str, NDA
     """Return those arrays of an NPZ file that exist.
 
     Raises:
-        ValueError: if they exceed `MAX_BYTES`, are not numeric, or are damaged.
+        ValueError: if they exceed `MAX_LOG_BYTES`, are not numeric, or are damaged.
     """
     members = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.namelist()}
     sizes = [archive.getinfo(member).file_size for member in members.values()]
-    if sum(sizes) > MAX_BYTES:
-        raise ValueError(f"its arrays exceed {MAX_BYTES:,} bytes")
+    if sum(sizes) > MAX_LOG_BYTES:
+        raise ValueError(f"its arrays exceed {MAX_LOG_BYTES:,} bytes")
     return {name: _read_array(archive.read(member)) for name, member in members.items()}
 
 

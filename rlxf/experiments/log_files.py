@@ -21,12 +21,12 @@ from rlxf.experiments.columns import (
     header_of,
     listed,
     read_arrays,
-    read_bounded,
     read_columns,
     trailing_mean,
     without_gaps,
 )
 from rlxf.training.serialization import load_json
+from rlxf.utils.files import read_bounded
 
 STEP_COLUMNS = ("time/total_timesteps", "total_timesteps", "timesteps", "steps", "step")
 """Names of the column of steps, by priority."""

@@ -23,7 +23,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from rlxf.training.compat import checkpoint_errors
 from rlxf.utils.errors import CheckpointError
-from rlxf.utils.files import atomic_write, sync_file
+from rlxf.utils.files import atomic_write, read_bounded, sync_file
 
 LOG = "progress.csv"
 EVENTS = "events.out.tfevents.*"
@@ -91,10 +91,13 @@ def read_rows(path: Path) -> list[Row]:
     """Return all rows of a ``progress.csv``, by column, without empty fields.
 
     A missing file has no rows. An incomplete last row is omitted.
+
+    Raises:
+        ValueError: if the file is larger than `read_bounded` permits.
     """
     if not path.exists():
         return []
-    text = path.read_bytes().decode(errors="replace")
+    text = read_bounded(path).decode(errors="replace")
     complete = text[: text.rfind("\n") + 1]
     rows = csv.DictReader(io.StringIO(complete, newline=""))
     return [{name: value for name, value in row.items() if name and value} for row in rows]

@@ -252,7 +252,10 @@ def _check_folder(path: Path) -> None:
 
 
 def _check_no_links(path: Path) -> None:
-    """Raise ValueError if the folder contains a symbolic link, which would redirect writes."""
+    """Raise ValueError if the folder contains a symbolic link, which would redirect writes, or a device.
+
+    A named pipe, for example, would block the program that reads it.
+    """
     for folder, folders, files in os.walk(path):
         for name in sorted(folders + files):
             entry = Path(folder, name)
@@ -261,6 +264,8 @@ def _check_no_links(path: Path) -> None:
                     f"{entry} is a symbolic link to {os.readlink(entry)}, and links in a run folder are not "
                     f"followed: replace it by a copy of the file or folder, or remove it"
                 )
+            if not (entry.is_file() or entry.is_dir()):
+                raise ValueError(f"{entry} is neither a file nor a folder: remove it")
 
 
 def _file_instead(path: Path) -> str:

@@ -12,6 +12,8 @@ from threading import Lock
 from typing import BinaryIO
 from uuid import uuid4
 
+MAX_LOG_BYTES = 64 * 2**20
+"""Largest size of a log file; a ``progress.csv`` of 100,000 rows has about 50 MB."""
 GROUP_AND_OTHERS_WRITE = 0o022
 """Mode bits that give write permission to group and others."""
 
@@ -207,6 +209,20 @@ def sync_file(handle: BinaryIO) -> None:
     """Sync an open file to the disk."""
     handle.flush()
     os.fsync(handle.fileno())
+
+
+def read_bounded(path: Path, limit: int = MAX_LOG_BYTES) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        ValueError: if it exceeds ``limit`` bytes.
+        OSError: if it cannot be read.
+    """
+    with open(path, "rb") as handle:
+        data = handle.read(min(limit, os.fstat(handle.fileno()).st_size) + 1)
+    if len(data) > limit:
+        raise ValueError(f"{path} exceeds {limit:,} bytes, the most that is read of a log; thin it out")
+    return data
 
 
 def file_sha256(path: Path) -> str:

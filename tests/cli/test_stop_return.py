@@ -177,3 +177,8 @@ def test_agents_of_older_runs_have_no_stop_return():
     main(["resume", "older", "--no-progress-bar"])
     assert Path("older/checkpoint.zip").read_bytes() == run.final_checkpoint.read_bytes()
     assert GTrXLPPO.load("older/checkpoint.zip").num_timesteps == 160
+
+
+def test_commands_in_messages_are_quoted_for_a_shell(capsys):
+    train("bc", "my run", "--episodes", "0", "--stop-return", "None", "--evaluate-every", "None")
+    assert "run: rlxf evaluate 'my run'" in capsys.readouterr().out

@@ -17,6 +17,7 @@ from rlxf.experiments import columns
 from rlxf.experiments.columns import trailing_mean
 from rlxf.experiments.curves import metrics_of, read_curve
 from rlxf.experiments.log_files import MonitorLog
+from rlxf.utils import files
 from tests.experiments.logs import write_evaluations, write_monitor, write_run
 
 EVAL = "eval/mean_reward"
@@ -236,8 +237,8 @@ def test_a_broken_start_time_is_ignored(tmp_path):
 
 
 def test_files_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "MAX_BYTES", 1000)
-    monkeypatch.setattr(columns.read_bounded, "__defaults__", (1000,))
+    monkeypatch.setattr(columns, "MAX_LOG_BYTES", 1000)
+    monkeypatch.setattr(files.read_bounded, "__defaults__", (1000,))
     refuse(table(tmp_path, "step,x\n" + 1000 * "1,2\n"), "x", "exceeds 1,000 bytes")
 
 

@@ -111,7 +111,7 @@ ATTACKS = {
     "another format": metadata(lambda it: it.update(data_format="arrow"), "is stored as arrow"),
     "format that is a module": metadata(lambda it: it.update(data_format="stranger.notes"), "is stored as"),
     "deep env_spec": metadata(lambda it: it.update(env_spec="[" * 100_000), "cannot be opened"),
-    "id in another folder": metadata(lambda it: it.update(dataset_id="../../victims/x-v0"), None),
+    "id in another folder": metadata(lambda it: it.update(dataset_id="../../victims/x-v0"), "has the id"),
     "evaluate in Python": in_python(evaluated, NOT_USED),
     "learn_online in Python": in_python(lambda agent: agent.learn_online(8, 1.0), NOT_USED),
     "pretrain": other_command(

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf.training import Archive, CheckpointFolder, RunFolder, run_folder
-from rlxf.training.resumed_logger import LogPosition
+from rlxf.training.resumed_logger import LogPosition, read_rows
 from tests.training.samples import files_in
 
 CONFIG = {"agent": "gtrxl", "env": "rlxf/TMaze-v0", "seed": 3}
@@ -205,3 +205,19 @@ def test_second_logger_does_not_overwrite_the_log(run):
     with pytest.raises(FileExistsError, match=r"progress\.csv exists and would be overwritten"):
         run.make_logger()
     assert (run.path / "progress.csv").read_text() == "time/fps\n1\n"
+
+
+def test_named_pipes_are_refused(tmp_path):
+    """A program that reads a pipe waits until another program writes to it."""
+    run = RunFolder.create(tmp_path / "run", {})
+    os.mkfifo(run.path / "progress.csv")
+    with pytest.raises(ValueError, match=r"progress\.csv is neither a file nor a folder"):
+        RunFolder.reopen(run.path)
+
+
+def test_a_log_of_many_gigabytes_is_not_read(tmp_path):
+    path = tmp_path / "progress.csv"
+    with open(path, "wb") as file:
+        file.truncate(8 * 2**30)  # takes no space on the disk
+    with pytest.raises(ValueError, match="exceeds 67,108,864 bytes"):
+        read_rows(path)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
@@ -58,7 +59,7 @@ class Resume(Command):
         if PROGRAM in run.config:
             raise ValueError(
                 f"{self.run} was made by {run.config[PROGRAM]}, which saves no checkpoints to resume from; "
-                f"run it again, or evaluate the run: rlxf evaluate {self.run}"
+                f"run it again, or evaluate the run: rlxf evaluate {quote(str(self.run))}"
             )
         agent = run.config.get("agent", "")
         if agent not in TRAINING_COMMANDS:
