@@ -106,7 +106,9 @@ def test_changed_options_are_refused(folder, capsys):
     Path("small.toml").write_text(text.replace("episodes = 3", ""))
     message = refused(capsys, "experiment", "small.toml")
     assert "seed-0 was trained with --episodes 3, but small.toml has no --episodes: move" in message
-    Path("small.toml").write_text(text.replace("quiet = true", "").replace("pisodes", "quiet = true\nepisodes"))
+    reordered = text.replace("quiet = true", "").replace("episodes", "quiet = true\nepisodes")
+    Path("small.toml").write_text(reordered)
+    assert "2 runs, 2 of them complete" in run(capsys)
     config = folder / "pole/random/seed-0/config.json"
     Path("small.toml").write_text(text)
     config.write_text(config.read_text().replace("CartPole-v1", "evil:CartPole-v1"))
