@@ -54,11 +54,14 @@ def check_same(job: "Job", settings: Mapping[str, Any], file: Path) -> None:
     from rlxf.training.run_folder import RunFolder
 
     outcome, folder = Outcome.read(job), Path(job.folder)
-    if outcome is not None and outcome.command != [job.command, *job.arguments]:
-        raise ValueError(
-            f"{folder} was trained with other options: rlxf {' '.join(outcome.command)}. Move the folder "
-            f"of the experiment, or choose another one with --output"
-        )
+    if outcome is not None:
+        trained, given = _options(outcome.command), _options([job.command, *job.arguments])
+        for name in {**trained, **given}:
+            if trained.get(name) != given.get(name):
+                raise ValueError(
+                    f"{folder} was trained with {_shown(name, trained)}, but {file} has "
+                    f"{_shown(name, given)}: move the folder, or choose another one with --output"
+                )
     if not (folder / "config.json").is_file():
         return
     if outcome is None:
@@ -73,3 +76,20 @@ def check_same(job: "Job", settings: Mapping[str, Any], file: Path) -> None:
                 f"{folder} has {name} = {config.get(name)!r} in its config.json, but {file} has "
                 f"{settings[name]!r}: move the folder, or choose another one with --output"
             )
+
+
+def _options(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return name -> values of the options in the words of a command; the command has the name ""."""
+    values: list[str] = []
+    options = {"": values}
+    for word in words:
+        if word.startswith("--"):
+            values = options[word] = []
+        else:
+            values.append(word)
+    return options
+
+
+def _shown(name: str, options: Mapping[str, list[str]]) -> str:
+    """Return an option as on the command line, or the command."""
+    return " ".join([name or "rlxf", *options[name]]) if name in options else f"no {name}"

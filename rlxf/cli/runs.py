@@ -196,6 +196,21 @@ def agent_name(run: RunFolder, supported: Collection[str] = (GTRXL, *OFFLINE_AGE
     raise ValueError(f"{run.path} is a run of agent {name!r}{advice}")
 
 
+def dataset_ids(run: RunFolder) -> list[str]:
+    """Return the ids of the datasets on which a run was trained.
+
+    Raises:
+        ValueError: if the ``config.json`` of the run does not contain them as a list of texts.
+    """
+    ids = run.config.get("dataset")
+    if not isinstance(ids, list) or not ids or not all(isinstance(each, str) for each in ids):
+        raise ValueError(
+            f"{run.path / CONFIG} has dataset = {reprlib.repr(ids)}, which must be a list of Minari ids; "
+            f"correct it"
+        )
+    return ids
+
+
 def load_initial_weights(agent: Any, folder: Path | None) -> None:
     """Load the weights of the run in ``folder`` into an agent; do nothing if ``folder`` is None.
 

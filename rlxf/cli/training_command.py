@@ -19,6 +19,7 @@ from rlxf.cli.output import print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
 from rlxf.cli.runs import (
     check_config_memory,
+    check_config_types,
     load_initial_weights,
     options_from_config,
     options_to_config,
@@ -35,6 +36,7 @@ from rlxf.cli.training_session import (
 )
 from rlxf.training import RunFolder, read_archive
 from rlxf.training.checkpoints import STATEFUL_DOCUMENT, StopRequest
+from rlxf.training.compat import CONFIG
 from rlxf.training.distributed import process_group
 from rlxf.training.tensorboard import write_run_texts
 from rlxf.training.trackers import check_tracker, tracked
@@ -176,15 +178,21 @@ class TrainingCommand(Command):
         """Return the options that a run was started with.
 
         Raises:
-            ValueError: if an option is missing in its ``config.json``.
+            ValueError: if an option in its ``config.json`` is missing or has another type, or the options
+                need more memory than the budget allows.
         """
+        check_config_types(cls, run.config, run.path / CONFIG)
         try:
-            return options_from_config(cls, run.config, run=run.path, progress_bar=progress_bar, quiet=quiet)
+            training = options_from_config(
+                cls, run.config, run=run.path, progress_bar=progress_bar, quiet=quiet
+            )
         except KeyError as error:
             raise ValueError(
-                f"{run.path} cannot be resumed: {error} is missing in its config.json. The file was changed, "
+                f"{run.path}: {error} is missing in its config.json. The file was changed, "
                 f"or written by a version of rlxf other than {__version__}"
             ) from error
+        training.check_memory(run)
+        return training
 
     def prepare(self) -> Callable[[], None]:
         """Check the options, build the agent, create the run, and return the training to run.

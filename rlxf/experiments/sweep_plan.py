@@ -154,6 +154,12 @@ class _Reader(TomlReader):
         needed = COMMANDS[command]
         if needed not in settings:
             raise self.error("settings", f"command {command} needs {needed}: add it to [settings]")
+        if settings.get("episodes") == 0 and document.get("metric", METRIC) == METRIC:
+            raise self.error(
+                "episodes",
+                f"settings has episodes = 0, so no run has the metric {METRIC}: give at least 1, or choose "
+                f"another metric",
+            )
         return SweepPlan(
             self.path,
             command,

@@ -1,6 +1,8 @@
 """Helpers that run commands in tests."""
 
+import json
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,13 @@ TASK = ["--env", "rlxf/TMaze-v0", "--env-kwargs", '{"corridor_length": 3}']
 def train(*args: str) -> None:
     """Train for two rollouts on a T-Maze with a corridor of 3."""
     main(["train", "gtrxl", *TASK, *TINY, *args])
+
+
+def change_config(run: Path, **changes) -> None:
+    """Replace values in the ``config.json`` of a run; None removes a value."""
+    file = run / "config.json"
+    kept = {name: each for name, each in json.loads(file.read_text()).items() if name not in changes}
+    file.write_text(json.dumps(kept | {name: each for name, each in changes.items() if each is not None}))
 
 
 def refused(capsys, *args: str) -> str:

@@ -14,7 +14,7 @@ from rlxf.agents.common.calibration import Calibration
 from rlxf.cli import main
 from rlxf.cli.commands.calibrate import Calibrate, _describe
 from rlxf.training import read_archive
-from tests.cli.running import refused, train
+from tests.cli.running import change_config, refused, train
 from tests.datasets import ID, record_cartpole
 from tests.ranks import on_ranks
 
@@ -101,6 +101,13 @@ def test_errors_are_one_line(offline, finished, capsys):
         (["nowhere"], "there is no run folder nowhere"),
     ):
         assert message in refused(capsys, "calibrate", *args)
+
+
+def test_the_dataset_of_the_run_is_checked(offline, capsys):
+    for dataset in (5, [5], [], None):
+        change_config(Path(offline), dataset=dataset)
+        assert "which must be a list of Minari ids; correct it" in refused(capsys, "calibrate", offline)
+    main(["calibrate", offline, *EASY, "--dataset", ID])
 
 
 def test_default_risk_equals_that_of_the_python_api():

@@ -10,7 +10,7 @@ import pytest
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.attention import KNNLM
 from rlxf.cli import main
-from tests.cli.running import TINY, refused, train
+from tests.cli.running import TINY, change_config, refused, train
 from tests.datasets import ID, record_cartpole
 from tests.ranks import on_ranks
 
@@ -80,6 +80,20 @@ def test_errors_are_one_line_and_no_folder_is_created(offline, capsys):
     ):
         assert message in refused(capsys, "distill", *args)
     assert not Path("dt-student").exists()
+
+
+def test_configurations_of_teachers_are_checked(offline, capsys):
+    train("--run", "maze")
+    for run, changes, message in (
+        ("maze", {"n_envs": 10**8}, "maze/config.json needs too much memory"),
+        ("maze", {"n_envs": "2"}, "maze/config.json has n_envs = '2', which must be an integer"),
+        ("maze", {"n_envs": None}, "'n_envs' is missing in its config.json"),
+        ("dt", {"dataset": 5}, "dt/config.json has dataset = 5, which must be a list of Minari ids"),
+        ("dt", {"dataset": None}, "dt/config.json has dataset = None, which must be a list of Minari ids"),
+    ):
+        change_config(Path(run), **changes)
+        assert message in refused(capsys, "distill", run, "--steps", "16")
+        assert not Path(f"{run}-student").exists()
 
 
 @pytest.mark.first_cases(1)

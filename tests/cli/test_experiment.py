@@ -102,7 +102,13 @@ def test_changed_options_are_refused(folder, capsys):
     assert "2 runs, 1 of them complete" in run(capsys)
     Path("small.toml").write_text(text.replace("episodes = 3", "episodes = 4"))
     message = refused(capsys, "experiment", "small.toml")
-    assert "runs/small/pole/random/seed-0 was trained with other options: rlxf baseline random" in message
+    assert "seed-0 was trained with --episodes 3, but small.toml has --episodes 4: move the folder" in message
+    Path("small.toml").write_text(text.replace("episodes = 3", ""))
+    message = refused(capsys, "experiment", "small.toml")
+    assert "seed-0 was trained with --episodes 3, but small.toml has no --episodes: move" in message
+    reordered = text.replace("quiet = true", "").replace("episodes", "quiet = true\nepisodes")
+    Path("small.toml").write_text(reordered)
+    assert "2 runs, 2 of them complete" in run(capsys)
     config = folder / "pole/random/seed-0/config.json"
     Path("small.toml").write_text(text)
     config.write_text(config.read_text().replace("CartPole-v1", "evil:CartPole-v1"))

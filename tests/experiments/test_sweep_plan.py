@@ -145,6 +145,7 @@ def test_stored_suggestions_are_restored(read):
             'space = "gtrlx"',
             "line 2: space must be gtrxl or dt, got 'gtrlx'; did you mean gtrxl?",
         ),
+        ("core.layers = 2", "episodes = 0", "line 8: settings has episodes = 0, so no run has the metric"),
         ("trials = 5", "metric = 3", "line 2: metric must be the name of a metric"),
         ("trials = 5", "pruning = 3", "line 2: pruning must be a table, got 3"),
         ("trials = 5", "pruning = { warmpu = 1 }", "pruning has an unknown key warmpu; did you mean warmup?"),

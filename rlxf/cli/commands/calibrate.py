@@ -16,7 +16,7 @@ from rlxf.agents.gtrxl.calibration import check_independent_episodes
 from rlxf.cli.options import Command, Device, Trust, check_counts, check_not_negative, options
 from rlxf.cli.output import print_out
 from rlxf.cli.reports import checkpoints_of, print_titled
-from rlxf.cli.runs import OFFLINE, TRANSFORMERS, agent_name, make_env, normalize_as_in_training
+from rlxf.cli.runs import OFFLINE, TRANSFORMERS, agent_name, dataset_ids, make_env, normalize_as_in_training
 from rlxf.cli.torchrun_job import init_distributed
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group
@@ -89,7 +89,7 @@ class Calibrate(Command):
                 f"--episodes applies to GTrXLPPO only, got {self.episodes}: a Decision Transformer reads the "
                 f"episodes of --dataset"
             )
-        return DecisionTransformer.load(path, list(self.dataset) or run.config["dataset"], device=self.device)
+        return DecisionTransformer.load(path, list(self.dataset) or dataset_ids(run), device=self.device)
 
     def _load_online(self, path: Path) -> Any:
         """Load the GTrXLPPO of a checkpoint."""

@@ -14,9 +14,10 @@ from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.attention import TransformerSpec
+from rlxf.cli.commands.train_gtrxl import TrainGTrXL
 from rlxf.cli.options import Command, Device, Quiet, Track, Trust, check_counts, options
 from rlxf.cli.progress import OFFLINE_METRICS, ONLINE_METRICS, progress
-from rlxf.cli.runs import OFFLINE, TRANSFORMERS, agent_name, load_agent, make_env
+from rlxf.cli.runs import OFFLINE, TRANSFORMERS, agent_name, dataset_ids, load_agent, make_env
 from rlxf.cli.settings_table import print_settings
 from rlxf.cli.torchrun_job import init_distributed
 from rlxf.cli.training_session import error_context, save_agent
@@ -97,11 +98,12 @@ class Distill(Command):
             )
         teacher = DecisionTransformer.load(source.final_checkpoint, device=self.device)
         settings = vars(teacher.config) | self._student_settings(teacher.core)
-        return teacher, DecisionTransformer(source.config["dataset"], device=self.device, **settings)
+        return teacher, DecisionTransformer(dataset_ids(source), device=self.device, **settings)
 
     def _build_online(self, source: RunFolder) -> tuple[Any, Any]:
         """Return the teacher, and a student in environments with the same task and normalization."""
-        env = make_env(source, None, {}, source.config["n_envs"], self.trust, self.seed)
+        n_envs = TrainGTrXL.of_run(source, self.progress_bar).learner.n_envs
+        env = make_env(source, None, {}, n_envs, self.trust, self.seed)
         teacher = load_agent(source, env, source.final_checkpoint, self.device)
         assert isinstance(teacher, GTrXLPPO)
         settings = teacher.constructor_settings() | self._student_settings(teacher.core)

@@ -50,9 +50,8 @@ class Resume(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Read the options of the run, load its checkpoint, and return the training to run."""
-        from rlxf.cli.runs import PROGRAM, TRAINING_COMMANDS, check_config_types
+        from rlxf.cli.runs import PROGRAM, TRAINING_COMMANDS
         from rlxf.training import RunFolder
-        from rlxf.training.compat import CONFIG
 
         run = RunFolder.reopen(self.run)
         if "teacher" in run.config:
@@ -69,11 +68,9 @@ class Resume(Command):
                 f"be resumed"
             )
         command: type[TrainingCommand] = resolve_name(COMMANDS[TRAINING_COMMANDS[agent]])
-        check_config_types(command, run.config, run.path / CONFIG)
+        training = command.of_run(run, self.progress_bar, self.quiet)
         if not self.trust:
             command.check_trust(run)
-        training = command.of_run(run, self.progress_bar, self.quiet)
-        training.check_memory(run)
         training = self._extended(training, run)
         return (training.with_trust() if self.trust else training).prepare_resume(run)
 
