@@ -333,15 +333,19 @@ class EnvOptions:
         return {"previous_reward": self.previous_reward, "previous_transition": self.previous_transition}
 
 
-def json_object(env_kwargs: Any) -> dict[str, Any]:
-    """Return the arguments of an environment after checking that they are a JSON object.
+def json_object(value: Any, option: str = "--env-kwargs") -> dict[str, Any]:
+    """Return the value of an option after checking that it is a JSON object.
+
+    Args:
+        value: the value.
+        option: name of the option, for the message.
 
     Raises:
-        ValueError: if they are not a dict.
+        ValueError: if the value is not a dict.
     """
-    if not isinstance(env_kwargs, dict):
-        raise ValueError(f"--env-kwargs must be a JSON object, got {env_kwargs!r}")
-    return env_kwargs
+    if not isinstance(value, dict):
+        raise ValueError(f"{option} must be a JSON object, got {value!r}")
+    return value
 
 
 def merge_env_kwargs(config: dict[str, Any], given: dict[str, Any], trust: bool) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
 from rlxf.agents.offline.agent import OfflineAgent
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
+from rlxf.cli.normalization import normalize_as_in_training
 from rlxf.cli.options import Device, EnvOptions, json_object, merge_env_kwargs
 from rlxf.data.findings import describe_missing_environment
-from rlxf.training import RunFolder, load_normalizer
+from rlxf.training import RunFolder
 from rlxf.training.compat import CONFIG, rule_of
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
@@ -303,18 +304,6 @@ def load_agent_alone(run: RunFolder, checkpoint: Path, device: Device, trust: bo
     if run.config.get("normalize_observations", False):
         return load_agent(run, make_env(run, None, {}, 1, trust), checkpoint, device)
     return GTrXLPPO.load(checkpoint, device=device)
-
-
-def normalize_as_in_training(run: RunFolder, env: VecEnv, checkpoint: Path) -> VecEnv:
-    """Normalize the observations of ``env`` with the statistics of a checkpoint, without updating them.
-
-    Rewards are not normalized.
-    """
-    if not run.config.get("normalize_observations", False):
-        return env
-    normalized = load_normalizer(run.best_normalizer if checkpoint == run.best else run.normalizer, env)
-    normalized.training = normalized.norm_reward = False
-    return normalized
 
 
 def make_offline_env(agent: OfflineAgent, env: str | None, env_kwargs: dict[str, Any], n_envs: int) -> VecEnv:

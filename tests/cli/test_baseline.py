@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -77,13 +78,45 @@ def test_a_baseline_cannot_be_resumed(tmp_path, capsys):
         (["--frame-stack", "0"], "--frame-stack must be at least 1"),
         (["--seed", "-1"], "--seed must be finite and at least 0"),
         (["--env", "CartPol-v1"], "unknown environment id 'CartPol-v1'; similar ids: CartPole-v1"),
-        (["--env", "FrozenLake-v1", "--normalize-observations"], "VecNormalize"),
+        (
+            ["--env", "FrozenLake-v1", "--normalize-observations"],
+            "needs Box observations",
+        ),
+        (["--arguments", "[1]"], "--arguments must be a JSON object, got [1]"),
+        (["--arguments", '{"_init_setup_model": false}'], "got _init_setup_model"),
+        (["--arguments", '{"learning_rate": "linear:1:0"}'], "got a text for learning_rate"),
+        (["--arguments", '{"n_steps": 0}'], "PPO refuses its arguments or the task: `n_steps * n_envs` must"),
     ],
 )
 def test_invalid_options_are_one_line(tmp_path, capsys, words, message):
     run = tmp_path / "run"
     assert message in refused(capsys, "baseline", "ppo", *TASK, *words, "--run", str(run))
     assert not run.exists()
+
+
+def test_a_run_that_fails_before_the_first_update_leaves_no_folder(tmp_path):
+    words = ["ppo", *PPO, "--run", str(tmp_path / "run")]
+    with pytest.raises(TypeError):
+        main(["baseline", *words, "--arguments", '{"n_steps": 32, "batch_size": 32, "gamma": null}'])
+    assert not (tmp_path / "run").exists()
+
+
+def test_box_entries_of_dict_observations_are_normalized(tmp_path):
+    class Task(gymnasium.Env):
+        observation_space = spaces.Dict({"a": spaces.Box(-9, 9, (2,)), "b": spaces.Discrete(2)})
+        action_space = spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return {"a": np.full(2, 5, np.float32), "b": 1}, {}
+
+        def step(self, action):
+            return {"a": np.full(2, 7, np.float32), "b": 0}, 1.0, True, False, {}
+
+    gymnasium.register("test/Dict-v0", Task)
+    words = ["--env", "test/Dict-v0", "--total-timesteps", "64", "--episodes", "2", "--quiet"]
+    assert baseline(tmp_path / "run", "ppo", *words, *SMALL, "--normalize-observations")["mean"] == 1
+    gymnasium.registry.pop("test/Dict-v0")
 
 
 def test_an_existing_folder_is_kept(tmp_path, capsys):

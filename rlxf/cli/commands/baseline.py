@@ -1,8 +1,8 @@
 """``rlxf baseline``: agents of Stable-Baselines3, and random actions, as runs to compare with."""
 
 import inspect
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from rlxf.cli.options import (
     check_counts,
     check_not_negative,
     check_stop_return,
+    json_object,
     options,
 )
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 DEFAULT_EVALUATIONS = 10
 """Default number of evaluations in a training."""
-RESERVED = ("policy", "env", "seed", "device", "tensorboard_log", "verbose")
-"""Arguments of an algorithm that have an option of their own."""
+RESERVED = ("policy", "env", "seed", "device", "tensorboard_log", "verbose", "_init_setup_model")
+"""Arguments of an algorithm that have an option of their own, or that this command sets."""
 
 
 @options
@@ -74,7 +75,8 @@ class Baseline(Command):
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of discounted returns."""
     arguments: Json = field(default_factory=dict)
-    """Arguments of the algorithm as a JSON object, e.g. '{"n_steps": 128, "batch_size": 256}'."""
+    """Arguments of the algorithm as a JSON object, e.g. '{"n_steps": 128, "batch_size": 256}'.
+    Schedules are constant: numbers."""
     quiet: Quiet = False
     track: Track = None
     device: Device = "auto"
@@ -88,6 +90,7 @@ class Baseline(Command):
         check_tracker(self.track)
         check_counts(self, "total_timesteps", "episodes", "evaluation_episodes", "n_envs", "frame_stack")
         check_not_negative(self, "seed", "evaluate_every")
+        json_object(self.arguments, "--arguments")
         check_stop_return(self.stop_return, self.evaluate_every, self.episodes)
         path = self.run or Path("runs", f"{self.algorithm}-{self.task.env}-{self.seed}".replace("/", "-"))
         names = {"program": "rlxf baseline", "agent": self.algorithm}
@@ -97,20 +100,22 @@ class Baseline(Command):
         return partial(self._train, agent, RunFolder.create(path, names | options_to_config(self)))
 
     def _build(self) -> "BaseAlgorithm | RandomPolicy":
+        from rlxf.cli.normalization import normalize_env
+        from rlxf.training.compat import BUILD_ERRORS
+
         if self.algorithm == "random":
             self._check_random()
             return RandomPolicy(self._envs(self.n_envs, self.seed), self.seed)
         env = self._envs(self.n_envs, self.seed)
         make = algorithm_class(self.algorithm)
         self._check_arguments(make)
-        if self.normalize_observations or self.normalize_rewards:
-            from stable_baselines3.common.vec_env import VecNormalize
-
-            gamma = self.arguments.get("gamma", 0.99)
-            observations, rewards = self.normalize_observations, self.normalize_rewards
-            env = VecNormalize(env, norm_obs=observations, norm_reward=rewards, gamma=gamma)
+        gamma = self.arguments.get("gamma", 0.99)
+        env = normalize_env(env, self.normalize_observations, self.normalize_rewards, gamma)
         policy = policy_name(make, env.observation_space)
-        return make(policy, env, seed=self.seed, device=self.device, **self.arguments)
+        try:
+            return make(policy, env, seed=self.seed, device=self.device, **self.arguments)
+        except BUILD_ERRORS as error:
+            raise ValueError(f"{make.__name__} refuses its arguments or the task: {error}") from error
 
     def _check_random(self) -> None:
         """Raise ValueError if options were given that random actions do not have."""
@@ -124,6 +129,10 @@ class Baseline(Command):
             raise ValueError(
                 f"--arguments of {make.__name__} must be among {', '.join(sorted(known))}, got "
                 f"{', '.join(sorted(unknown))}"
+            )
+        if texts := [name for name, value in self.arguments.items() if isinstance(value, str)]:
+            raise ValueError(
+                f"--arguments must be numbers: schedules are constant, got a text for {', '.join(texts)}"
             )
 
     def _envs(self, n_envs: int, seed: int | None) -> "VecEnv":
@@ -143,8 +152,11 @@ class Baseline(Command):
 
         if not self.quiet:
             print_settings(run, self, agent)
-        logger = attach_tracker(run.make_logger(), self.track, run.path, run.config)
-        with closing(logger), closing(agent.env):
+        with (
+            _discarded_on_failure(agent, run),
+            closing(attach_tracker(run.make_logger(), self.track, run.path, run.config)) as logger,
+            closing(agent.env),
+        ):
             agent.set_logger(logger)
             self._learn(agent)
             with closing(self._envs(min(32, self.episodes), None)) as env:
@@ -165,6 +177,17 @@ class Baseline(Command):
         with closing(self._envs(min(32, self.evaluation_episodes), None)) as env:
             callback = EvaluationCallback(env, self.evaluation_episodes, every, stop_return=self.stop_return)
             agent.learn(self.total_timesteps, callback=callback)
+
+
+@contextmanager
+def _discarded_on_failure(agent: Any, run: "RunFolder") -> Iterator[None]:
+    """Remove the folder of a run that fails before its first update, so that the command can be corrected."""
+    try:
+        yield
+    except BaseException:
+        if getattr(agent, "_n_updates", 0) == 0:
+            run.discard()
+        raise
 
 
 def algorithm_class(name: str) -> "type[BaseAlgorithm]":

@@ -13,10 +13,11 @@ from rlxf.agents.common.calibration import Calibration, calibratable_exit, check
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.calibration import check_independent_episodes
+from rlxf.cli.normalization import normalize_as_in_training
 from rlxf.cli.options import Command, Device, Trust, check_counts, check_not_negative, options
 from rlxf.cli.output import print_out
 from rlxf.cli.reports import checkpoints_of, print_titled
-from rlxf.cli.runs import OFFLINE, TRANSFORMERS, agent_name, dataset_ids, make_env, normalize_as_in_training
+from rlxf.cli.runs import OFFLINE, TRANSFORMERS, agent_name, dataset_ids, make_env
 from rlxf.cli.torchrun_job import init_distributed
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group

@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv
 from tyro.conf import arg
 
 from rlxf.agents.common.checkpoint import CACHE_COPIES, state_memory
@@ -19,6 +17,7 @@ from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.policy import POLICIES, default_policy_name
 from rlxf.attention import TransformerSpec
 from rlxf.cli.evaluated_training import EvaluatedTrainingCommand
+from rlxf.cli.normalization import normalize_env
 from rlxf.cli.options import (
     CheckpointSeconds,
     ConfigFile,
@@ -346,34 +345,3 @@ class TrainGTrXL(EvaluatedTrainingCommand):
 
     def _envs(self, n_envs: int, seed: int | None) -> VecEnv:
         return self.task.make(n_envs, seed, self.processes.to_workers(n_envs))
-
-
-def normalize_env(env: VecEnv, observations: bool, rewards: bool, gamma: float) -> VecEnv:
-    """Wrap ``env`` in SB3's ``VecNormalize``; return it unchanged if nothing is normalized.
-
-    Args:
-        env: the training environments.
-        observations: normalize observations by their running mean and standard deviation.
-        rewards: divide rewards by the running standard deviation of discounted returns; clip them to +-10.
-        gamma: discount factor of these returns, equal to that of the agent.
-
-    Raises:
-        ValueError: if ``observations`` is True, and observations contain an image or no `Box`.
-    """
-    if not observations and not rewards:
-        return env
-    keys = _box_keys(env.observation_space) if observations else None
-    return VecNormalize(env, norm_obs=observations, norm_reward=rewards, norm_obs_keys=keys, gamma=gamma)
-
-
-def _box_keys(space: spaces.Space) -> list[str] | None:
-    """Return the keys of the `Box` entries of a Dict observation space; None for other spaces.
-
-    Raises:
-        ValueError: if there is no such entry, or if an entry is an image.
-    """
-    named = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    numbers = [key for key, part in named.items() if isinstance(part, spaces.Box)]
-    if not numbers or any(is_image_space(part) for part in named.values()):
-        raise ValueError(f"--normalize-observations needs Box observations that are not images, got {space}")
-    return numbers if isinstance(space, spaces.Dict) else None
