@@ -21,7 +21,7 @@ from rlxf.cli.config_values import (
     known_options,
     technique_name,
 )
-from rlxf.cli.options import given_options, with_dashes
+from rlxf.cli.options import given_lists, given_options, with_dashes
 from rlxf.cli.runs import (
     NOT_SAVED,
     PRETRAINING,
@@ -47,6 +47,8 @@ NUMBER = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 """Pattern of a negative number; other words with a leading dash are options."""
 BEFORE_VALUE = re.compile(r"""(?:"(?:[^"\\]|\\.)*+"|'[^']*+'|[^="'])*+""")
 """Pattern of the part of a line before the first ``=`` outside of quotes."""
+SETTINGS_OF_DATA = ("env", "env_kwargs", "trust_data", "target_returns", "return_scale", "episode_length")
+"""Settings in a ``config.json`` that are those of its datasets, or depend on them."""
 Settings = Mapping[str, Any]
 
 
@@ -228,7 +230,8 @@ def run_settings(
 ) -> dict[str, Any]:
     """Return the settings of a run that are in effect with the options of the user.
 
-    The run is checked as by ``rlxf resume``: its author may be a stranger. Its tracker is left out.
+    The run is checked as by ``rlxf resume``: its author may be a stranger. Its tracker is left out, and so
+    are `SETTINGS_OF_DATA` if the user gives other datasets.
     """
     check_config_types(command, run.config, file)
     known = set(known_options(command)) - set(NOT_SAVED)
@@ -250,6 +253,8 @@ def run_settings(
         if options.core.cross_attention or not (options.core.causal or command.agent_name == PRETRAINING):
             raise ValueError("core must be causal, without cross_attention: the agent cannot act otherwise")
         flat |= flatten({"core": _core_settings(options.core, core)})
+    if given_lists(args, "dataset").get("dataset", flat.get("dataset")) != flat.get("dataset"):
+        flat = {name: value for name, value in flat.items() if name not in SETTINGS_OF_DATA}
     flat = _without_overridden(flat, command, core, args)
     if _flag(args, "trust") is not True:
         kwargs = flat.get("env_kwargs", {})

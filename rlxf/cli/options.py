@@ -231,9 +231,21 @@ def given_options(args: Sequence[str], *names: str) -> dict[str, str]:
 
     As for tyro, ``_`` and ``-`` in names are equivalent.
     """
+    return _given_options(args, names, "?")
+
+
+def given_lists(args: Sequence[str], *names: str) -> dict[str, list[str]]:
+    """Return name -> values of the options ``--NAME VALUE VALUE ...`` that are in ``args``.
+
+    As for tyro, ``_`` and ``-`` in names are equivalent.
+    """
+    return _given_options(args, names, "*")
+
+
+def _given_options(args: Sequence[str], names: Sequence[str], nargs: str) -> dict[str, Any]:
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     for name in names:
-        parser.add_argument(f"--{name}", dest=name, nargs="?")
+        parser.add_argument(f"--{name}", dest=name, nargs=nargs)
     words = [with_dashes(word) for word in args]
     given = vars(parser.parse_known_args(words)[0])
     return {name: value for name, value in given.items() if value is not None}

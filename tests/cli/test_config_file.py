@@ -303,6 +303,22 @@ def test_another_environment_has_no_arguments_of_the_file():
     assert parse([*GTRXL_WORDS, "--env", "one"]).task.env_kwargs == {"a": 1}, "the file names no environment"
 
 
+def test_other_data_have_their_own_environment_and_returns():
+    """The configuration of a run contains values that were computed from its datasets."""
+    options = parse(["train", "dt", "--dataset", "a", "b", "--trust-data", "--context-length", "3"])
+    resolved = {"env": "x", "target_returns": [9.0], "return_scale": 7.0, "episode_length": 99}
+    write_config("train dt", options, **resolved)
+    again = ["train", "dt", "--config", "run", "--trust"]
+    same = options_to_config(parse([*again, "--dataset", "a", "b"]))
+    assert {name: same[name] for name in resolved} == resolved
+    assert same["trust_data"]
+    default = options_to_config(parse(["train", "dt", "--dataset", "a", "--context-length", "3"]))
+    for other in (["a"], ["b", "a"]):
+        assert options_to_config(parse([*again, "--dataset", *other])) == default | {"dataset": other}
+    given = parse([*again, "--dataset", "c", "--env", "y", "--target-returns", "5"])
+    assert (given.env, given.target_returns) == ("y", (5.0,))
+
+
 def test_names_of_options_may_have_underscores():
     write("env = 'one'\nenv_kwargs = {a = 1}")
     assert parse([*GTRXL_WORDS, "--env_kwargs", '{"b": 2}']).task.env_kwargs == {"b": 2}
