@@ -273,6 +273,14 @@ def check_not_negative(options: Any, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be finite and at least 0, got {value}")
 
 
+def check_image_path(option: str, path: Path) -> None:
+    """Raise ValueError unless a PNG image can be written to the path that is the value of an option."""
+    if path.suffix.lower() != ".png" or path.is_dir():
+        raise ValueError(f"{option} must be a file name that ends in .png, got {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} must be in an existing folder, got {path}: create {path.parent} first")
+
+
 def check_stop_return(stop_return: float | None, evaluate_every: int | None, episodes: int) -> None:
     """Raise ValueError if ``--stop-return`` is NaN, or given without evaluations."""
     if stop_return is None:

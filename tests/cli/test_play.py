@@ -79,8 +79,10 @@ def test_bad_input_is_one_line(run, capsys):
     for words, message in (
         (["nowhere"], "there is no run folder nowhere"),
         (["run", "--episodes", "0"], "--episodes must be at least 1"),
-        (["run", "--fps", "0"], "--fps must be more than 0"),
-        (["run", "--fps", "-1"], "--fps must be finite and at least 0"),
+        (["run", "--fps", "0"], "--fps must be from 0.01 to 1,000, got 0"),
+        (["run", "--fps", "-1"], "--fps must be from 0.01 to 1,000, got -1"),
+        (["run", "--fps", "0.001"], "--fps must be from 0.01 to 1,000, got 0.001"),
+        (["run", "--fps", "nan"], "--fps must be from 0.01 to 1,000, got nan"),
         (["run", "--checkpoint", "validation"], "has no best-validation.zip"),
         (["run", "--env", "CartPole-v1"], "another observation space"),
         (["run", "--env-kwargs", "[1]"], "--env-kwargs must be a JSON object"),

@@ -70,7 +70,16 @@ def test_unknown_names_are_refused(name, hint, capsys):
 
 @pytest.mark.parametrize("option", [("--pairs",), ("--draw", "window")])
 def test_names_are_not_combined_with_other_options(option, capsys):
-    assert "leave them or the names out" in refused(capsys, "techniques", "XL", *option)
+    message = "names, --pairs and --draw exclude each other: leave out all but one"
+    assert message in refused(capsys, "techniques", "XL", *option)
+    assert message in refused(capsys, "techniques", "--pairs", "--draw", "window")
+
+
+@pytest.mark.parametrize("option", [("--output", "a.png"), ("--length", "9")])
+def test_options_of_images_need_a_pattern(option, capsys):
+    for words in ([], ["XL"], ["--pairs"]):
+        message = refused(capsys, "techniques", *words, *option)
+        assert "--output and --length apply to --draw PATTERN: add it, or leave them out" in message
 
 
 def test_summaries_are_whole_sentences():
@@ -158,6 +167,8 @@ def test_patterns_can_be_json():
         (["fitting"], "the fitting pattern depends on the memory"),
         (['{"name": "Window", "size": 0}'], "Window size must be at least 1, got 0"),
         (["{"], "{ is not valid JSON: Expecting property name"),
+        (["window", "--output", "a.svg"], "--output must be a file name that ends in .png, got a.svg"),
+        (["window", "--output", "b/a.png"], "--output must be in an existing folder, got b/a.png: create b"),
         (["window", "--length", "0"], "length must be at least 1, got 0"),
     ],
 )

@@ -18,6 +18,7 @@ from rlxf.cli.options import (
     Json,
     Trust,
     check_counts,
+    check_image_path,
     check_not_negative,
     options,
 )
@@ -69,7 +70,7 @@ class Datasets(Command):
             self._check_no_options()
             return _show_datasets
         if self.plot is not None:
-            _check_plot(self.plot)
+            check_image_path("--plot", self.plot)
         data = load_trajectories(self.dataset, download=self.download, progress_bar=self.progress_bar)
         return partial(_show_report, DatasetReport.of(data), DatasetInfo.of(data).env, self.plot)
 
@@ -95,14 +96,6 @@ def _show_datasets() -> None:
         print_out(f"no datasets in {local_folder()}; record one with rlxf collect, or run minari download ID")
     for error_text in errors:
         print_out(printable(error_text))
-
-
-def _check_plot(plot: Path) -> None:
-    """Raise ValueError unless a plot can be written to this path."""
-    if plot.suffix.lower() != ".png" or plot.is_dir():
-        raise ValueError(f"--plot must be a file name that ends in .png, got {plot}")
-    if not plot.parent.is_dir():
-        raise ValueError(f"--plot must be in an existing folder, got {plot}: create {plot.parent} first")
 
 
 def _show_report(report: "DatasetReport", env: "DescribedEnv | None", plot: Path | None) -> None:

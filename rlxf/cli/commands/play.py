@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from rlxf.cli.playback import Task
     from rlxf.evaluation import Report
 
+SLOWEST, FASTEST = 0.01, 1000
+"""Range of frames per second. A GIF stores at most 655 seconds for a frame."""
+
 
 @options
 class Play(PlaybackCommand):
@@ -40,9 +43,9 @@ class Play(PlaybackCommand):
         from rlxf.cli.reports import select_checkpoints
 
         check_counts(self, "episodes")
-        check_not_negative(self, "seed", "fps")
-        if self.fps == 0:
-            raise ValueError("--fps must be more than 0, got 0")
+        check_not_negative(self, "seed")
+        if self.fps is not None and not SLOWEST <= self.fps <= FASTEST:
+            raise ValueError(f"--fps must be from {SLOWEST} to {FASTEST:,}, got {self.fps:g}")
         run = open_run(self.run, self.checkpoint, self.env)
         kwargs = dict(json_object(self.env_kwargs))
         (checkpoint,) = select_checkpoints(run, self.checkpoint).values()

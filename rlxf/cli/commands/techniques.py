@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from tyro.conf import Positional
 
-from rlxf.cli.options import Command, options
+from rlxf.cli.options import Command, check_image_path, options
 from rlxf.cli.output import print_out
 from rlxf.utils.names import did_you_mean, plain_name
 
@@ -23,6 +23,8 @@ HEAD_QUESTION = "how does a trained agent use logged trajectories?"
 """Question of output heads with a datastore, which are not part of the transformer."""
 CONTEXT_QUESTION = "how does a trained agent combine several contexts?"
 """Question of techniques that merge action distributions, which are not part of the transformer."""
+TOKENS = 128
+"""Default number of tokens in an image."""
 DRAWN_LAYERS, DRAWN_HEADS = 2, 4
 """Numbers of layers and heads that are searched for different masks."""
 
@@ -43,10 +45,10 @@ class Techniques(Command):
     draw: str | None = None
     """Pattern whose mask is saved as a PNG.
     It is a name, JSON like {"name": "Window", "size": 9}, or several of these joined by & and |."""
-    length: int = 128
+    length: int = TOKENS
     """Number of tokens in the image."""
     output: Path | None = None
-    """File of the image. None means the name of the pattern in the current folder."""
+    """File of the image, which ends in .png. None means the name of the pattern in the current folder."""
     pairs: bool = False
     """List the incompatible pairs of techniques, each with its default options, and the reasons."""
 
@@ -54,15 +56,18 @@ class Techniques(Command):
         """Return the function that prints the list or the pairs, or draws the pattern."""
         from rlxf.attention.technique import check_int
 
-        if self.names and (self.pairs or self.draw is not None):
-            raise ValueError("--pairs and --draw do not describe techniques: leave them or the names out")
-        if self.pairs:
-            return show_pairs
+        if bool(self.names) + self.pairs + (self.draw is not None) > 1:
+            raise ValueError("names, --pairs and --draw exclude each other: leave out all but one")
         if self.draw is not None:
             pattern = read_pattern(self.draw)
             check_int("length", self.length)
             file = self.output or Path(f"{type(pattern).__name__}.png")
+            check_image_path("--output", file)
             return partial(draw_pattern, pattern, self.length, file)
+        if self.output is not None or self.length != TOKENS:
+            raise ValueError("--output and --length apply to --draw PATTERN: add it, or leave them out")
+        if self.pairs:
+            return show_pairs
         if self.names:
             return partial(print_out, "\n\n\n".join(descriptions(self.names)))
         return show_techniques
