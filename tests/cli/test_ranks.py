@@ -116,7 +116,9 @@ def test_a_signal_to_one_process_stops_all_and_resuming_is_exact(whole, capfd, m
     with monkeypatch.context() as patch:
         at_step(patch, agent, step, interrupt)
         assert run(2, *words, "--run", cut) == ["SystemExit: 75"] * 2
-    assert capfd.readouterr().err.count(f"stopped by SIGTERM; resume with: rlxf resume {cut}") == 1
+    assert (
+        capfd.readouterr().err.count(f"stopped by SIGTERM; resume with: rlxf resume {shlex.quote(cut)}") == 1
+    )
     assert run(2, "resume", cut) == [None, None]
     captured = capfd.readouterr()
     assert captured.out.count(f"checkpoint: {cut}") == 1

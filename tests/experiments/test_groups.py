@@ -122,7 +122,7 @@ def test_long_tasks_are_cut_and_stay_different():
 
 def test_settings_are_flat_and_without_seeds():
     config = {"env": "A-v0", "seed": 3, "device": "cuda", "core": {"memory": {"name": "XL", "length": 8}}}
-    config |= {"name": "x", "hidden_sizes": [1, 2], "arguments": {}}
+    config |= {"name": "x", "hidden_sizes": [1, 2], "arguments": {}, "track": "wandb", "baselines": True}
     assert settings_of(config) == {
         "core.memory": "XL",
         "core.memory.length": 8,
