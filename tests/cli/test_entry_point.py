@@ -235,7 +235,7 @@ def options() -> dict[str, ast.ClassDef]:
 
 SHARED = {
     *("CheckpointSeconds", "ConfigFile", "ConfigTrust", "Device", "LogInterval", "PrecisionOption"),
-    *("Pretrained", "Quiet", "Track", "Trust"),
+    *("Pretrained", "Quiet", "StopReturn", "Track", "Trust"),
 }
 """Types of options that contain the help text."""
 
