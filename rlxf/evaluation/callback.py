@@ -116,12 +116,6 @@ class PeriodicCallback(BaseCallback):
         self.played = state["played"]
 
 
-def check_stop_return(stop_return: float | None) -> None:
-    """Raise ValueError if a ``stop_return`` is NaN, which no mean return reaches."""
-    if stop_return is not None and math.isnan(stop_return):
-        raise ValueError("stop_return must be a number or None, got nan")
-
-
 DEFAULT_SEED = 500_000
 """Default seed. It differs from that of `evaluate`, so the best checkpoint is scored on other episodes."""
 
@@ -185,7 +179,8 @@ class EvaluationCallback(PeriodicCallback):
         super().__init__(every_steps, budget)
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {episodes}")
-        check_stop_return(stop_return)
+        if stop_return is not None and math.isnan(stop_return):
+            raise ValueError("stop_return must be a number or None, got nan")
         self.env, self.episodes, self.target_returns = env, episodes, target_returns
         self.deterministic, self.n_envs, self.seed = deterministic, n_envs, seed
         self.best_path, self.on_new_best = best_path, on_new_best
@@ -210,8 +205,8 @@ class EvaluationCallback(PeriodicCallback):
         return unevaluated and step >= self.model._total_timesteps
 
     def _allowed(self) -> bool:
-        anytime = self.budget is None and self.stop_return is None
-        updated = anytime or self.model._n_updates > 0
+        before_updates = self.budget is None and self.stop_return is None
+        updated = before_updates or self.model._n_updates > 0
         return (updated and super()._allowed()) or self._must_be_last(self.num_timesteps)
 
     def expected_steps(self) -> float:

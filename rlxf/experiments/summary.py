@@ -93,11 +93,11 @@ class Summary:
 
 
 def _task_table(results: Results, task: Task) -> Table:
-    columns = (*TASK_COLUMNS, STEPS) if _can_end_early(results, task) else TASK_COLUMNS
-    table = Table(*columns, title=f"{task.name}: returns, {results.plan.checkpoint} checkpoint")
+    added = [STEPS] if _can_end_early(results, task) else []
+    table = Table(*TASK_COLUMNS, *added, title=f"{task.name}: returns, {results.plan.checkpoint} checkpoint")
     for agent in _agents(results.plan, task):
-        cells = [*_task_cells(results, task, agent), _steps(results, task, agent)]
-        table.add_row(results.label(agent, [task.name]), *cells[: len(columns) - 1])
+        steps = [_steps(results, task, agent)] if added else []
+        table.add_row(results.label(agent, [task.name]), *_task_cells(results, task, agent), *steps)
     return table
 
 
@@ -173,8 +173,8 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
     """
     tables = [table.markdown() for table in summary.tables]
     figures = dict(_figures(summary, folder))
-    left_out = _left_out(summary.results.plan, figures)
     results = summary.results
+    left_out = _left_out(results.plan, figures)
     early = any(_can_end_early(results, task) for task in results.plan.tasks)
     note = f"{NOTE} {STEPS_NOTE}" if early else NOTE
     text = "\n\n".join([*tables, note, *left_out, *_failures(results)])

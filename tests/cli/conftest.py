@@ -2,12 +2,19 @@
 
 import pytest
 
+from rlxf.training.checkpoints import BackgroundWriter
 from tests.cli.running import train
 
 
 @pytest.fixture(autouse=True)
 def _empty_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def in_foreground(monkeypatch):
+    """Write checkpoints in the main thread, because no thread finishes after a simulated crash."""
+    monkeypatch.setattr(BackgroundWriter, "start", lambda self, work: work())
 
 
 @pytest.fixture(scope="session")

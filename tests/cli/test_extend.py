@@ -12,13 +12,14 @@ from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.mlp import BehaviorCloning
 from rlxf.cli import main
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.checkpoints import BackgroundWriter
 from rlxf.training.run_folder import COMPLETED as MARKER
 from rlxf.training.serialization import load_json
 from tests.cli.running import refused
 from tests.cli.test_resume import die, rows, scalars
 from tests.cli.test_resume_gtrxl import lines
 from tests.datasets import ID, record_cartpole
+
+pytestmark = pytest.mark.usefixtures("in_foreground")
 
 COMMON = "--no-progress-bar --checkpoint-seconds 0 --episodes 2 --evaluation-episodes 2"
 ONLINE = shlex.split(
@@ -46,12 +47,6 @@ CONSTANT = {
 @pytest.fixture(autouse=True)
 def data(minari_root):
     record_cartpole(range(1, 13))
-
-
-@pytest.fixture(autouse=True)
-def in_foreground(monkeypatch):
-    """Write checkpoints in the main thread, because no thread finishes after a simulated crash."""
-    monkeypatch.setattr(BackgroundWriter, "start", lambda self, work: work())
 
 
 @pytest.fixture

@@ -20,11 +20,13 @@ from rlxf.cli.entry_point import parse
 from rlxf.cli.training_session import StartPoint
 from rlxf.data import loading
 from rlxf.training import RunFolder
-from rlxf.training.checkpoints import BackgroundWriter, CheckpointWriter
+from rlxf.training.checkpoints import CheckpointWriter
 from rlxf.training.serialization import dump_json, load_json
 from tests.cli import running
 from tests.cli.running import refused
 from tests.datasets import ID, record_cartpole
+
+pytestmark = pytest.mark.usefixtures("in_foreground")
 
 UPDATES = 7
 TINY = shlex.split(
@@ -53,12 +55,6 @@ def whole(minari_root, trained):
     shutil.copytree(trained / "minari", minari_root, dirs_exist_ok=True)
     shutil.copytree(trained / "whole", "whole")
     return RunFolder.open("whole")
-
-
-@pytest.fixture(autouse=True)
-def in_foreground(monkeypatch):
-    """Write checkpoints in the main thread, because no thread finishes after a simulated crash."""
-    monkeypatch.setattr(BackgroundWriter, "start", lambda self, work: work())
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from rlxf.cli.commands.train_gtrxl import TrainGTrXL
 from rlxf.cli.entry_point import parse
 from rlxf.evaluation import EvaluationCallback
 from rlxf.training import RunFolder
-from rlxf.training.checkpoints import BackgroundWriter
 from tests.cli.running import refused
 from tests.cli.test_resume import die, rows, scalars
+
+pytestmark = pytest.mark.usefixtures("in_foreground")
 
 ROLLOUT, ROLLOUTS = 2 * 16, 6
 TINY = shlex.split(
@@ -44,12 +45,6 @@ def whole(trained):
     """Copy of the uninterrupted run."""
     shutil.copytree(trained, "whole")
     return RunFolder.open("whole")
-
-
-@pytest.fixture(autouse=True)
-def in_foreground(monkeypatch):
-    """Write checkpoints in the main thread, because no thread finishes after a simulated crash."""
-    monkeypatch.setattr(BackgroundWriter, "start", lambda self, work: work())
 
 
 @pytest.fixture

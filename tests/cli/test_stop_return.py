@@ -11,12 +11,13 @@ from rlxf import GTrXLPPO
 from rlxf.cli import main
 from rlxf.evaluation import TargetSweep, evaluate
 from rlxf.training import RunFolder
-from rlxf.training.checkpoints import BackgroundWriter
 from rlxf.training.serialization import load_json_file
 from tests.cli.running import refused
 from tests.cli.test_extend import BC, DT, ONLINE
 from tests.cli.test_resume import die
 from tests.datasets import record_cartpole
+
+pytestmark = pytest.mark.usefixtures("in_foreground")
 
 CASES = {
     "gtrxl": ([*ONLINE, *shlex.split("--total-timesteps 160 --evaluate-every 50")], 50),
@@ -29,12 +30,6 @@ CASES = {
 @pytest.fixture(autouse=True)
 def data(minari_root):
     record_cartpole(range(1, 13))
-
-
-@pytest.fixture(autouse=True)
-def in_foreground(monkeypatch):
-    """Write checkpoints in the main thread, because no thread finishes after a simulated crash."""
-    monkeypatch.setattr(BackgroundWriter, "start", lambda self, work: work())
 
 
 @pytest.fixture(autouse=True)

@@ -29,8 +29,7 @@ def accumulate_gradients(
     before. The gradients of this process are weighted by its share of the real steps of all processes.
 
     Dropout, and the sampled entropy of Box actions in `MaximumEntropy`, draw other random numbers than for
-    the whole batch. A loss that is not a mean over real steps,
-    e.g. a quotient of means, cannot be divided.
+    the whole batch. A loss that is not a mean over real steps, e.g. a quotient of means, cannot be divided.
 
     Args:
         losses: returns the means over a batch by name, including "loss", which has a gradient.
