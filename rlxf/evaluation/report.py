@@ -74,8 +74,11 @@ class Report(Tabular):
 
     @property
     def std(self) -> float:
-        """Standard deviation of the returns, divided by n as in SB3's ``evaluate_policy``."""
-        return float(np.std(self.returns))
+        """Standard deviation of the returns, divided by n as in SB3's ``evaluate_policy``.
+
+        It is exactly 0 if all returns are equal: they are shifted by the first, since means are rounded.
+        """
+        return float(np.std(self.returns - self.returns[0]))
 
     @property
     def iqm(self) -> float:

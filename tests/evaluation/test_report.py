@@ -33,6 +33,13 @@ def test_numbers(report):
     assert report.ci[0] < report.mean < report.ci[1]
 
 
+def test_equal_returns_have_no_deviation():
+    """The mean of 100 numbers -0.22 is rounded, so they would deviate from it by 5.6e-17."""
+    report = Report(np.full(100, -0.22), np.full(100, 51))
+    assert report.std == 0
+    assert "-0.22 ± 0" in [*report.table().columns[1].cells]
+
+
 def test_json_round_trip(report):
     data = json.loads(report.to_json())
     assert data["returns"] == RETURNS.tolist()
