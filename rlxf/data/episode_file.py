@@ -13,7 +13,8 @@ from minari.dataset.minari_storage import is_image_space
 from numpy.typing import NDArray
 from PIL import Image
 
-from rlxf.data.dataset_source import DAMAGE, Source, raise_if_inaccessible
+from rlxf.data.dataset_source import Source
+from rlxf.data.dataset_validation import DAMAGE, raise_if_inaccessible
 from rlxf.data.spaces import is_text, parts_of
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
