@@ -20,6 +20,7 @@ from benchmarks.learning import Learning
 from benchmarks.memory import MemoryBench
 from benchmarks.mixers import Mixers
 from benchmarks.offline import Offline
+from benchmarks.offline_ablation import OfflineAblation
 from benchmarks.online import Online
 from benchmarks.pretraining import Pretraining
 from benchmarks.ranking import Ranking
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Any] = {
     "mixers": Mixers,
     "cores": Cores,
     "offline": Offline,
+    "offline-ablation": OfflineAblation,
     "returns": Returns,
     "targets": Targets,
     "ranking": Ranking,

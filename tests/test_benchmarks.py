@@ -11,6 +11,7 @@ import pytest
 import torch
 from benchmarks import (
     ablation,
+    ablation_runs,
     acting,
     cores,
     corridors,
@@ -24,7 +25,7 @@ from benchmarks import (
     reversible,
     stitching,
 )
-from benchmarks.ablation import CHANGES, Ablation
+from benchmarks.ablation import CHANGES, DETAILS, Ablation
 from benchmarks.acting import Acting
 from benchmarks.cores import Cores, Task
 from benchmarks.corridors import Corridors, oracle_episodes
@@ -201,17 +202,17 @@ def test_agents_without_details_are_compared(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(CHANGES, "nothing", small)
     bench = Ablation(changes=("nothing",), seeds=1, episodes=2, output=tmp_path / "runs.jsonl")
     bench.run()
-    runs = [ablation.Run(**run) for run in read_runs(bench.output).values()]
+    runs = [ablation_runs.Run(**run) for run in read_runs(bench.output).values()]
     assert [(run.task, run.change, run.seed) for run in runs] == [(task, "nothing", 0) for task in tasks]
     assert all(0 <= run.mean <= 1 for run in runs)
-    assert ablation.rows(runs)[0][:2] == ["", "nothing"]
+    assert ablation_runs.rows(runs, DETAILS)[0][:2] == ["", "nothing"]
     assert "CartPole: mean score" in capsys.readouterr().out
 
 
 def test_scores_of_a_change_are_its_mean_and_those_of_its_seeds():
     curves = {0: [(10, 0.0), (20, 1.0)], 1: [(10, 0.5), (20, 0.5)]}
-    runs = [ablation.Run("n_steps=128", "T-Maze", seed, curve, 1.0) for seed, curve in curves.items()]
-    assert ablation.rows(runs) == [["21", "n_steps=128", "0.50 (0.50, 0.50)", "1.00, 0.50"]]
+    runs = [ablation_runs.Run("n_steps=128", "T-Maze", seed, curve, 1.0) for seed, curve in curves.items()]
+    assert ablation_runs.rows(runs, DETAILS) == [["21", "n_steps=128", "0.50 (0.50, 0.50)", "1.00, 0.50"]]
 
 
 @pytest.mark.parametrize("name", CHANGES)

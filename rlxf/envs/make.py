@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -68,7 +68,7 @@ _WRAPPERS: dict[str | None, EnvWrapper] = {
 
 
 def make_vec_env(
-    env_id: str,
+    env_id: str | Callable[..., gymnasium.Env],
     n_envs: int,
     seed: int | None = None,
     env_kwargs: dict[str, Any] | None = None,
@@ -77,7 +77,7 @@ def make_vec_env(
     previous_transition: bool = False,
     workers: Workers | None = None,
 ) -> VecEnv:
-    """Create ``n_envs`` copies of a registered environment as one Stable-Baselines3 ``VecEnv``.
+    """Create ``n_envs`` copies of an environment as one Stable-Baselines3 ``VecEnv``.
 
     If the environment has a vector entry point with same-step autoreset (``rlxf/TMaze-v0``) and no wrapper
     is requested, the function uses it (`GymnasiumVecEnv`). Otherwise it calls Stable-Baselines3's
@@ -92,7 +92,8 @@ def make_vec_env(
     the wrappers of `rlxf.envs.make`.
 
     Args:
-        env_id: Gymnasium id; ``module:id`` imports the module first.
+        env_id: Gymnasium id; ``module:id`` imports the module first. Or a class or function that creates an
+            environment, as in Stable-Baselines3: it need not be registered, but then no file can name it.
         n_envs: number of copies, at least 1.
         seed: copy i is seeded with seed + i at its first reset; None draws the seeds from NumPy's global
             generator, as in Stable-Baselines3.
@@ -109,14 +110,17 @@ def make_vec_env(
         BrokenEnvironmentError: if an environment cannot be created in its process.
         ValueError: if the id is unknown (with similar ids), n_envs is less than 1, or there are more
             processes than environments.
-        TypeError: if the environment does not accept env_kwargs, or a space is not supported
-            (`check_playable`).
+        TypeError: if ``env_id`` is neither an id nor a class or function, if the environment does not accept
+            env_kwargs, or if a space is not supported (`check_playable`).
         DependencyNotInstalled: if the environment needs an extra of rlxf that is not installed; the message
             has the command that installs it.
     """
     if n_envs < 1:
         raise ValueError(f"n_envs must be at least 1, got {n_envs}")
     kwargs = env_kwargs or {}
+    if not isinstance(env_id, str):
+        wrap = _wrapper("", wrapper_class, previous_reward, previous_transition)
+        return make_vec_env_from(partial(_checked_maker(env_id), **kwargs), n_envs, seed, wrap, workers)
     spec = find_spec(env_id)
     single = wrapper_class is not None or previous_reward or previous_transition or workers is not None
     if spec.vector_entry_point is not None and not single and "max_episode_steps" not in kwargs:
@@ -126,6 +130,16 @@ def make_vec_env(
             return vec_env
     wrap = _wrapper(spec.id, wrapper_class, previous_reward, previous_transition)
     return make_vec_env_from(partial(make_single, spec, **kwargs), n_envs, seed, wrap, workers)
+
+
+def _checked_maker(maker: Any) -> Callable[..., gymnasium.Env]:
+    """Return a class or function that creates an environment; raise TypeError for other objects."""
+    if not callable(maker):
+        raise TypeError(
+            f"make_vec_env needs a Gymnasium id, or a class or function that creates an environment; "
+            f"got {maker!r}. Pass a VecEnv or a VectorEnv to the agent directly"
+        )
+    return cast(Callable[..., gymnasium.Env], maker)
 
 
 def make_vec_env_from(

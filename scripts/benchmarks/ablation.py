@@ -1,19 +1,18 @@
 """Effect of the implementation details of GTrXLPPO: training with one removed, replaced or added."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import gymnasium
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.ablation_runs import Run, table
 from benchmarks.ours import FEWER_UPDATES
 from benchmarks.result_cache import run_missing
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
@@ -189,30 +188,7 @@ CHANGES = {
     "reconstruction_coef=0.1": Change(38, {"reconstruction_coef": 0.1}),
 }
 """Changes by name; the numbers are those of docs/explanation/implementation-details-gtrxl.md."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """Result of one training run.
-
-    Args:
-        change: name of the change.
-        task: name of the task.
-        seed: random seed.
-        curve: (environment steps, score) of each evaluation.
-        seconds: CPU time of the run, with its evaluations.
-    """
-
-    change: str
-    task: str
-    seed: int
-    curve: list[tuple[int, float]]
-    seconds: float
-
-    @property
-    def mean(self) -> float:
-        """Mean score of all evaluations, which is higher the earlier the agent learns."""
-        return mean(score for _, score in self.curve)
+DETAILS = {name: change.detail for name, change in CHANGES.items()}
 
 
 @dataclass
@@ -251,7 +227,7 @@ class Ablation:
             for change in self.changes
         }
         runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
-        Console(width=160).print(table(runs))
+        Console(width=160).print(table(runs, DETAILS))
 
 
 def train(change: str, task: str, episodes: int, seed: int) -> Run:
@@ -264,35 +240,3 @@ def train(change: str, task: str, episodes: int, seed: int) -> Run:
     agent.learn(setting.steps, callback=callback)
     curve = [(step, setting.score(report)) for step, report in callback.reports.items()]
     return Run(change, task, seed, curve, time.process_time() - start)
-
-
-def table(runs: Sequence[Run]) -> Table:
-    """Return a table with a row for each change."""
-    tasks = list(dict.fromkeys(run.task for run in runs))
-    columns = [column for task in tasks for column in (f"{task}: mean score", "last score")]
-    result = Table("detail", "change", *columns)
-    for row in rows(runs):
-        result.add_row(*row)
-    return result
-
-
-def rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Return the cells of each change: its number and name, and the scores of its seeds on each task."""
-    tasks = list(dict.fromkeys(run.task for run in runs))
-    runs, result = sorted(runs, key=lambda run: run.seed), []
-    for name, change in CHANGES.items():
-        own = [[run for run in runs if (run.change, run.task) == (name, task)] for task in tasks]
-        cells = [cell for each in own for cell in (_scores([x.mean for x in each]), _last(each))]
-        result.append(["" if change.detail == 0 else str(change.detail), name, *cells])
-    return [row for row in result if any(row[2:])]
-
-
-def _scores(values: Sequence[float]) -> str:
-    """Return the mean of some scores, and the scores in parentheses."""
-    single = ", ".join(f"{value:.2f}" for value in values)
-    return f"{mean(values):.2f} ({single})" if values else ""
-
-
-def _last(runs: Sequence[Run]) -> str:
-    """Return the last score of each run."""
-    return ", ".join(f"{run.curve[-1][1]:.2f}" for run in runs)

@@ -14,7 +14,7 @@ from gymnasium.wrappers import FilterObservation, TransformObservation
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from rlxf.envs import GymnasiumVecEnv, PreviousStep, TMazeVector, make_env, make_vec_env
+from rlxf.envs import GymnasiumVecEnv, PreviousStep, TMaze, TMazeVector, Workers, make_env, make_vec_env
 from rlxf.envs.make import flatten_minigrid_observation
 from rlxf.utils.extras import install_command
 
@@ -155,6 +155,26 @@ def test_a_missing_simulator_raises_with_the_install_command(monkeypatch, packag
         make_vec_env(env_id, 1)
     assert install_command(extra) in str(error.value)
     assert f"gymnasium[{extra}]" not in str(error.value)
+
+
+@pytest.mark.parametrize("workers", [None, Workers(2)])
+def test_classes_and_functions_create_environments(workers):
+    """They need not be registered; a class gets ``env_kwargs``, and wrappers are applied to each copy."""
+    makers = [(TMaze, {"corridor_length": 3}), (lambda: TMaze(corridor_length=3), None)]
+    for maker, kwargs in makers:
+        env = make_vec_env(maker, 2, 0, kwargs, previous_reward=True, workers=workers)
+        observation = env.reset()
+        assert observation["previous_reward"].shape == (2, 1)
+        for _ in range(4):
+            _, _, done, _ = env.step(np.zeros(2, np.int64))
+        assert done.all()
+        env.close()
+
+
+@pytest.mark.parametrize("maker", [None, 3, TMaze()])
+def test_other_objects_are_refused_by_name(maker):
+    with pytest.raises(TypeError, match=r"needs a Gymnasium id, or a class or function .* got "):
+        make_vec_env(maker, 2)
 
 
 def test_n_envs_must_be_positive():

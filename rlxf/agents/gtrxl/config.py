@@ -206,7 +206,8 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
     if isinstance(env, VectorEnv):
         env = as_vec_env(env)
     if not isinstance(env, Env | VecEnv):
-        raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}")
+        advice = "; pass make_vec_env(FUNCTION_OR_CLASS, n_envs) of rlxf.envs" if callable(env) else ""
+        raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}{advice}")
     check_spaces(env.observation_space, env.action_space)
     return with_checked_steps(env)
 

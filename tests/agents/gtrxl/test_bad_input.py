@@ -150,6 +150,11 @@ def test_env_of_wrong_type(env):
         small_agent(env)
 
 
+def test_a_class_is_refused_with_advice():
+    with pytest.raises(TypeError, match=r"got <class .*>; pass make_vec_env\(FUNCTION_OR_CLASS, n_envs\)"):
+        small_agent(gymnasium.Env)
+
+
 def test_core_of_wrong_type():
     with pytest.raises(TypeError, match="core must be a TransformerSpec, got"):
         small_agent(TMAZE, core={"width": 16})
