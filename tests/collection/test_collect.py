@@ -162,6 +162,21 @@ def test_recorded_actions_equal_predictions(algorithm, policy, options):
             start = np.zeros(1, bool)
 
 
+@pytest.mark.parametrize("algorithm", [PPO, GTrXLPPO])
+@pytest.mark.parametrize(
+    "space",
+    [gymnasium.spaces.MultiBinary(3), gymnasium.spaces.Box(-1, 1, (3,), np.float16)],
+    ids=["MultiBinary", "float16"],
+)
+def test_actions_are_stored_in_the_dtype_of_their_space(algorithm, space):
+    env = vec(Diary())
+    env.action_space = env.envs[0].action_space = space
+    agent = algorithm("MlpPolicy", env, n_steps=128, batch_size=128, device="cpu")
+    dataset = record(agent, env, episodes=2)
+    assert dataset[0].actions.dtype == space.dtype
+    load_trajectories(dataset)
+
+
 # Behavior policies
 
 
