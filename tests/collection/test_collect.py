@@ -28,7 +28,7 @@ def _root(minari_root):
     return minari_root
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:the spec of the environment does not recreate it")
+pytestmark = pytest.mark.filterwarnings("ignore:.* the dataset is stored without an environment")
 
 
 def record(agent=None, env=None, episodes=8, **options):
@@ -286,8 +286,13 @@ def test_environment_can_be_recreated():
 
 
 def test_environment_that_cannot_be_recreated_warns():
-    with pytest.warns(UserWarning, match="the spec of the environment does not recreate it"):
+    with pytest.warns(
+        UserWarning, match="the environment has no spec, as it was not created from an id: the"
+    ):
         dataset = record(Pointer())
+    gymnasium.register("test/Local-v0", entry_point=Diary)
+    with pytest.warns(UserWarning, match="the spec of the environment does not recreate it .*callables"):
+        collect(None, "test/Local-v0", "test/local-v0", 2, reference_scores=SCALE)
     assert dataset.env_spec is None
     assert len(load_trajectories(dataset).lengths) == 8
 
