@@ -139,7 +139,9 @@ def to_environment(actions: Tensor, space: spaces.Space[Any]) -> NDArray[Any]:
     array = actions.cpu().numpy().reshape(-1, *(space.shape or ()))
     if not isinstance(space, spaces.Box):
         return (array + discrete_start(space)).astype(space.dtype)
-    array = np.rint(array) if np.issubdtype(space.dtype, np.integer) else array
-    with np.errstate(invalid="ignore", over="ignore"):  # numbers outside of the bounds are replaced
+    if space.dtype.kind == "f":
+        return np.clip(array, space.low, space.high).astype(space.dtype)
+    array = np.rint(array)
+    with np.errstate(invalid="ignore"):  # numbers outside of the bounds are replaced
         inside = array.astype(space.dtype)
     return np.where(array <= space.low, space.low, np.where(array >= space.high, space.high, inside))
