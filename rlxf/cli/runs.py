@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import torch
@@ -17,6 +18,7 @@ from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
 from rlxf.agents.offline.agent import OfflineAgent
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
+from rlxf.cli.commands import COMMANDS
 from rlxf.cli.normalization import normalize_as_in_training
 from rlxf.cli.options import Device, EnvOptions, json_object, merge_env_kwargs
 from rlxf.data.findings import describe_missing_environment
@@ -176,6 +178,11 @@ def check_config_memory(
         check_budget({sizes: weights, **usage}, file_size)
     except (MemoryBudgetError, RuntimeError, OverflowError) as error:  # sizes of torch are below 2^63
         raise ValueError(f"{run.path / CONFIG} needs too much memory: {error}") from error
+
+
+def training_command(run: RunFolder) -> Any:
+    """Return the class of the command that trained the agent of a run; KeyError for other agents."""
+    return resolve_name(COMMANDS[TRAINING_COMMANDS[run.config["agent"]]])
 
 
 def agent_name(run: RunFolder, supported: Collection[str] = (GTRXL, *OFFLINE_AGENTS)) -> str:

@@ -2,8 +2,8 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from rlxf.training.compat import CONFIG
 from rlxf.training.distributed import process_group
 from rlxf.training.tensorboard import write_run_texts
 from rlxf.training.trackers import check_tracker, tracked
+from rlxf.utils.files import try_lock_folder
 
 
 class TrainingCommand(Command):
@@ -210,21 +211,28 @@ class TrainingCommand(Command):
         self.check_agent(agent)
         config = {"agent": self.agent_name} | options_to_config(self) | self.core_config(agent)
         run = create_run(self.path, config | self.resolved_options(agent))
-        with error_context(run):
-            agent.set_logger(rank_zero_logger(tracked(run.make_logger, self.track, run)))
-        write_run_texts(agent.logger, given_command(), run.config, 0)
-        return partial(self._train, agent, run, StartPoint())
+        with _locked(run) as lock:
+            with error_context(run):
+                agent.set_logger(rank_zero_logger(tracked(run.make_logger, self.track, run)))
+            write_run_texts(agent.logger, given_command(), run.config, 0)
+            return partial(self._train, agent, run, StartPoint(), lock.pop_all())
 
     def prepare_resume(self, run: RunFolder) -> Callable[[], None]:
         """Like `prepare`, to resume an interrupted run.
 
         Raises:
             FileNotFoundError: if it has checkpoints, and none of them is intact.
+            BlockingIOError: if another process trains in the folder of the run.
         """
         init_distributed()
         if is_complete(run, self.total):
             return partial(print_out, self.describe_completion(run))
         check_tracker(self.track)
+        with _locked(run) as lock:
+            return partial(self._train, *self._resumed(run), lock.pop_all())
+
+    def _resumed(self, run: RunFolder) -> tuple[Any, RunFolder, StartPoint]:
+        """Return the agent to continue, with a logger that continues the logs, its run and start point."""
         start = StartPoint.of(run)
         agent = self.build_for_resume(start)
         if start.file is None:
@@ -234,7 +242,7 @@ class TrainingCommand(Command):
         make_logger = partial(run.continue_logger, start.log, start.steps)
         agent.set_logger(rank_zero_logger(tracked(make_logger, self.track, run)))
         write_run_texts(agent.logger, given_command(), run.config, start.steps)
-        return partial(self._train, agent, run, start)
+        return agent, run, start
 
     def _with_total(self, run: RunFolder) -> RunFolder:
         """Write the total of these options into ``config.json``, and remove an outdated completion marker.
@@ -275,9 +283,9 @@ class TrainingCommand(Command):
         unit = self.unit.removesuffix("s")
         return f"{title} {state['best']:.4g} at {unit} {state['best_step']:,}, saved in {file}"
 
-    def _train(self, agent: Any, run: RunFolder, start: StartPoint) -> None:
+    def _train(self, agent: Any, run: RunFolder, start: StartPoint, lock: ExitStack) -> None:
         learn, finish = partial(self._learn, agent, run, start), partial(self.finish, agent, run)
-        with error_context(run), ExitStack() as stack, closing(agent.logger):
+        with error_context(run), lock as stack, closing(agent.logger):
             if agent.env is not None:
                 stack.callback(agent.env.close)
             if not self.quiet:
@@ -294,3 +302,16 @@ class TrainingCommand(Command):
         ):
             seconds = self.checkpoint_seconds
             learn_resumably(agent, run, learn, [*callbacks, *display], seconds, start, stop)
+
+
+@contextmanager
+def _locked(run: RunFolder) -> Iterator[ExitStack]:
+    """Context manager for a stack that locks the folder of a run in the process of rank 0.
+
+    Raises:
+        BlockingIOError: if another process trains in the folder.
+    """
+    with ExitStack() as stack:
+        if process_group().is_main and not try_lock_folder(run.path, stack):
+            raise BlockingIOError(f"another process trains in {run.path}: wait until it ends, or stop it")
+        yield stack

@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.data import ReferenceScores
-from rlxf.envs.specs import single_spec
+from rlxf.envs.specs import single_spec, spec_of
 from rlxf.evaluation import evaluate
 from rlxf.evaluation.environment import reference_scores_of, with_training_normalization
 from rlxf.evaluation.episodes import validate_targets
@@ -147,21 +147,24 @@ def measure_reference_scores(best: BehaviorPolicy, env: VecEnv, seed: int) -> Re
 
 
 def recreatable_spec(env: VecEnv) -> EnvSpec | None:
-    """Return the spec of one of the environments; None, with a warning, if the spec does not recreate it.
+    """Return the spec of one of the environments; None, with a warning, if no spec recreates it.
 
     The spec must be serializable as JSON, which datasets store, and recreate the spaces of ``env``. This is
     not possible for wrappers with a function as an argument, or wrappers that do not record their arguments.
     SB3's ``Monitor`` is left out, because it does not change the results of steps.
     """
+    reason = "the environment has no spec, as it was not created from an id"
     try:
-        return _single_spec(env.get_attr("spec", 0)[0], env)
+        if (spec := spec_of(env)) is not None:
+            return _single_spec(spec, env)
     except Exception as error:  # the spec of an arbitrary environment may fail in any way
-        warnings.warn(
-            f"the spec of the environment does not recreate it ({error!r}): the dataset is stored without an "
-            f"environment, so pass env to evaluate agents that are trained on it",
-            stacklevel=3,
-        )
-        return None
+        reason = f"the spec of the environment does not recreate it ({error!r})"
+    warnings.warn(
+        f"{reason}: the dataset is stored without an environment, so pass env to evaluate agents that are "
+        f"trained on it",
+        stacklevel=3,
+    )
+    return None
 
 
 def _single_spec(spec: EnvSpec, env: VecEnv) -> EnvSpec:

@@ -109,8 +109,8 @@ class Recorder(VecEnvWrapper):
         return observations
 
     def step_async(self, actions: NDArray[Any]) -> None:
-        """Keep a copy of the actions, (E, ...), and pass them on."""
-        self._actions = np.array(actions)
+        """Keep a copy of the actions, (E, ...), in the dtype of their space, and pass them on."""
+        self._actions = np.array(actions, self.action_space.dtype)
         self.venv.step_async(actions)
 
     def step_wait(self) -> VecEnvStepReturn:

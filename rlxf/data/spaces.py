@@ -10,6 +10,7 @@ from gymnasium import spaces
 from minari.dataset.minari_storage import is_image_space as is_minari_image
 from numpy.typing import NDArray
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+from stable_baselines3.common.vec_env import VecTransposeImage
 
 from rlxf.utils.errors import DatasetError, RowError
 
@@ -74,6 +75,15 @@ def channels_first(space: spaces.Box[Any], images: NDArray[np.uint8]) -> NDArray
 def image_shape(space: spaces.Box[Any]) -> tuple[int, ...]:
     """Return the shape (C, H, W) of the images of a space, with channels first."""
     return channels_first(space, np.empty((1, *space.shape), np.uint8)).shape[1:]
+
+
+def with_channels_first(space: Space) -> Space:
+    """Return the space after SB3's ``VecTransposeImage``, which moves the channels of images to the front."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: with_channels_first(part) for key, part in space.items()})
+    if is_image_space(space) and not is_image_space_channels_first(space):  # type: ignore[arg-type]
+        return VecTransposeImage.transpose_space(space)  # type: ignore[arg-type]
+    return space
 
 
 Rows = NDArray[np.float32]

@@ -65,7 +65,8 @@ class ActiveEnvPolicy:
 
     Episodes differ in length, so few environments are active at the end of an evaluation. Inactive
     environments repeat their last action without a prediction. This needs an agent without state, or a state
-    with ``rows(mask)``, which selects environments. For other agents, all E environments stay active.
+    with ``rows(mask)``, which selects environments. For other agents, all E environments stay active, and for
+    agents with ``compile=True``, whose step would be compiled again for each number of environments.
 
     Args:
         agent: object with SB3's ``predict``.
@@ -75,6 +76,7 @@ class ActiveEnvPolicy:
 
     def __init__(self, agent: PolicyPredictor, n_envs: int, deterministic: bool):
         self._agent, self._deterministic = agent, deterministic
+        self._is_compiled = getattr(agent, "compile", None) is True  # modules have a method of this name
         self._rows = np.arange(n_envs)
         self._state: Any = None
         self._actions: NDArray[Any] | None = None
@@ -101,7 +103,8 @@ class ActiveEnvPolicy:
         return actions
 
     def _select(self, playing: NDArray[np.bool_]) -> None:
-        if playing.all() or not (self._state is None or hasattr(self._state, "rows")):
+        selects = not self._is_compiled and (self._state is None or hasattr(self._state, "rows"))
+        if playing.all() or not selects:
             return
         self._rows = self._rows[playing]
         if self._state is not None:

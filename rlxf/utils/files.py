@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
@@ -244,3 +244,24 @@ def sync_folder(folder: Path) -> None:
     except OSError as error:
         if error.errno not in NO_SYNC:
             raise
+
+
+def try_lock_folder(folder: Path, stack: ExitStack) -> bool:
+    """Lock a folder exclusively until ``stack`` is closed; return False if it is locked already.
+
+    No file is written, and the lock ends with the process, also after SIGKILL. Nothing is locked on Windows,
+    without read permission, and on file systems without such locks, e.g. some versions of NFS.
+    """
+    if os.name == "nt":
+        return True
+    import fcntl  # does not exist on Windows
+
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        stack.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no permission, or no such locks
+        pass
+    return True

@@ -226,7 +226,7 @@ def test_agent_gets_normalised_observations_and_dataset_is_raw(climber, minari_r
     agent, path, statistics = climber
     imported = import_sb3(path, trust=True, env=DummyVecEnv([Ladder]), normalizer=statistics)
     options = {"episodes": 2, "deterministic": True, "reference_scores": ReferenceScores(0, 1, "here")}
-    with pytest.warns(UserWarning, match="spec of the environment does not recreate it"):
+    with pytest.warns(UserWarning, match="the environment has no spec"):
         datasets = [
             collect(each, Ladder(), f"test/{name}-v0", **options)
             for name, each in (("a", agent), ("b", imported))

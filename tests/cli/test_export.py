@@ -38,7 +38,11 @@ class Images(gymnasium.Env):
         return self.np_random.integers(256, size=(40, 36, 3), dtype=np.uint8), 1.0, True, False, {}
 
 
-def test_images_have_the_axes_of_the_environment():
+def test_images_have_the_axes_of_the_environment(monkeypatch):
+    loaded, load = [], GTrXLPPO.load
+    monkeypatch.setattr(
+        GTrXLPPO, "load", lambda *args, **options: loaded.append(load(*args, **options)) or loaded[-1]
+    )
     register("test/Images-v0", Images)
     try:
         train("--run", "images", "--core.layers", "1", "--env", "test/Images-v0", "--env-kwargs", "{}")
@@ -47,6 +51,7 @@ def test_images_have_the_axes_of_the_environment():
         del registry["test/Images-v0"]
     action, _ = Player("images/export/policy.onnx").predict(Images().reset(seed=0)[0])
     assert action in (0, 1)
+    assert len(loaded) == 1
 
 
 def test_wrong_options_are_one_line(capsys):

@@ -4,6 +4,8 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,29 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(whole, at_update, monkeypat
         with pytest.raises(SystemError):
             main(["train", "gtrxl", *TINY, "--run", "cut"])
     assert not Path("cut/checkpoint.zip").exists()
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
+def test_a_run_that_another_process_trains_is_refused(whole, at_update):
+    """The run that is trained, and later its resumption, are not disturbed."""
+    command = [sys.executable, "-m", "rlxf", "resume", "cut", "--no-progress-bar"]
+    results = []
+
+    def resume():
+        results.append(subprocess.run(command, cwd=Path.cwd(), capture_output=True, text=True, check=False))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    at_update(3, [resume])
+    with pytest.raises(SystemExit):
+        main(["train", "gtrxl", *TINY, "--run", "cut"])
+    at_update(5, [resume])
+    with pytest.raises(SystemExit):
+        main(["resume", "cut", "--no-progress-bar"])
+    for result in results:
+        assert result.stderr == "rlxf: another process trains in cut: wait until it ends, or stop it\n"
+        assert result.returncode == 2
+    assert len(results) == 2
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
 

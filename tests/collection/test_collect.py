@@ -28,7 +28,7 @@ def _root(minari_root):
     return minari_root
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:the spec of the environment does not recreate it")
+pytestmark = pytest.mark.filterwarnings("ignore:.* the dataset is stored without an environment")
 
 
 def record(agent=None, env=None, episodes=8, **options):
@@ -162,6 +162,21 @@ def test_recorded_actions_equal_predictions(algorithm, policy, options):
             start = np.zeros(1, bool)
 
 
+@pytest.mark.parametrize("algorithm", [PPO, GTrXLPPO])
+@pytest.mark.parametrize(
+    "space",
+    [gymnasium.spaces.MultiBinary(3), gymnasium.spaces.Box(-1, 1, (3,), np.float16)],
+    ids=["MultiBinary", "float16"],
+)
+def test_actions_are_stored_in_the_dtype_of_their_space(algorithm, space):
+    env = vec(Diary())
+    env.action_space = env.envs[0].action_space = space
+    agent = algorithm("MlpPolicy", env, n_steps=128, batch_size=128, device="cpu")
+    dataset = record(agent, env, episodes=2)
+    assert dataset[0].actions.dtype == space.dtype
+    load_trajectories(dataset)
+
+
 # Behavior policies
 
 
@@ -271,8 +286,13 @@ def test_environment_can_be_recreated():
 
 
 def test_environment_that_cannot_be_recreated_warns():
-    with pytest.warns(UserWarning, match="the spec of the environment does not recreate it"):
+    with pytest.warns(
+        UserWarning, match="the environment has no spec, as it was not created from an id: the"
+    ):
         dataset = record(Pointer())
+    gymnasium.register("test/Local-v0", entry_point=Diary)
+    with pytest.warns(UserWarning, match="the spec of the environment does not recreate it .*callables"):
+        collect(None, "test/Local-v0", "test/local-v0", 2, reference_scores=SCALE)
     assert dataset.env_spec is None
     assert len(load_trajectories(dataset).lengths) == 8
 

@@ -1,17 +1,19 @@
-"""Tests of atomic writes."""
+"""Tests of atomic writes, and of locks of folders."""
 
 import errno
+import fcntl
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
 from rlxf.training import atomic_write
-from rlxf.utils.files import temporary_folder, temporary_name
+from rlxf.utils.files import temporary_folder, temporary_name, try_lock_folder
 from tests.training.samples import files_in
 
 
@@ -203,3 +205,30 @@ def test_temporary_file_of_a_killed_writer_is_removed(target):
     os.utime(target.parent / left, (0, 0))
     atomic_write(target, lambda handle: handle.write(b"new"))
     assert files_in(target.parent) == {"file"}
+
+
+def test_a_lock_of_a_folder_ends_with_its_stack_or_process(tmp_path):
+    holder = (
+        "import sys, time; from contextlib import ExitStack; from pathlib import Path;"
+        "from rlxf.utils.files import try_lock_folder; stack = ExitStack();"
+        "print(try_lock_folder(Path(sys.argv[1]), stack), flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", holder, tmp_path], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"True\n"
+        with ExitStack() as stack:
+            assert not try_lock_folder(tmp_path, stack)
+        process.kill()
+    for _ in range(2):
+        with ExitStack() as stack:
+            assert try_lock_folder(tmp_path, stack)
+    assert files_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize("function", ["os.open", "fcntl.flock"])
+def test_folders_that_cannot_be_locked_count_as_unlocked(tmp_path, monkeypatch, function):
+    def refuse(*_):
+        raise OSError(errno.ENOTSUP, "no locks")
+
+    monkeypatch.setattr(*{"os.open": (os, "open"), "fcntl.flock": (fcntl, "flock")}[function], refuse)
+    with ExitStack() as stack:
+        assert try_lock_folder(tmp_path, stack)

@@ -133,11 +133,15 @@ def select_choices(logits: tuple[Tensor, ...], deterministic: bool) -> Tensor:
 def to_environment(actions: Tensor, space: spaces.Space[Any]) -> NDArray[Any]:
     """Convert actions (E, ...) to the format of the environment.
 
-    They get the shape of the space. Box actions are clipped to the bounds, and rounded if the space is
-    integer. Discrete actions are shifted by the ``start`` of the space.
+    They get the shape and dtype of the space. Box actions are clipped to the bounds, and rounded if the space
+    is integer. Discrete actions are shifted by the ``start`` of the space.
     """
     array = actions.cpu().numpy().reshape(-1, *(space.shape or ()))
     if not isinstance(space, spaces.Box):
         return (array + discrete_start(space)).astype(space.dtype)
-    array = np.clip(array, space.low, space.high)
-    return (np.rint(array) if np.issubdtype(space.dtype, np.integer) else array).astype(space.dtype)
+    if space.dtype.kind == "f":
+        return np.clip(array, space.low, space.high).astype(space.dtype)
+    array = np.rint(array)
+    with np.errstate(invalid="ignore"):  # numbers outside of the bounds are replaced
+        inside = array.astype(space.dtype)
+    return np.where(array <= space.low, space.low, np.where(array >= space.high, space.high, inside))

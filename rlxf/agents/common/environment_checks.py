@@ -40,23 +40,19 @@ def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
     return now
 
 
-def check_raw_observations(env: VecEnv) -> None:
-    """Raise ValueError if a ``VecNormalize`` normalizes observations, for agents that do so themselves."""
-    normalizer = unwrap_vec_normalize(env)
-    if normalizer is not None and normalizer.norm_obs:
-        raise ValueError(
-            "the agent normalizes observations itself, with the statistics of its data, but a VecNormalize "
-            "around the environments normalizes them, too: set its norm_obs=False, or remove it"
-        )
+RAW = {
+    "norm_obs": "normalizes observations itself, with the statistics of its data",
+    "norm_reward": "compares returns with those of its data",
+}
+"""Option of ``VecNormalize`` -> reason why an agent needs it to be False."""
 
 
-def check_raw_rewards(env: VecEnv) -> None:
-    """Raise ValueError if a ``VecNormalize`` scales rewards, for agents that compare them with their data."""
-    normalizer = unwrap_vec_normalize(env)
-    if normalizer is not None and normalizer.norm_reward:
+def check_raw(env: VecEnv, option: str) -> None:
+    """Raise ValueError if a ``VecNormalize`` around the environments has an option of `RAW`."""
+    if getattr(unwrap_vec_normalize(env), option, False):
         raise ValueError(
-            "the agent compares returns with those of its data, but a VecNormalize around the environments "
-            "scales rewards: set its norm_reward=False, or remove it"
+            f"the agent {RAW[option]}, but a VecNormalize around the environments changes them: set its "
+            f"{option}=False, or remove it"
         )
 
 

@@ -1,7 +1,7 @@
 """Datastores of logged actions, the action heads that read them (kNN-LM, SPALM), and agents that have one."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -237,6 +237,13 @@ class DatastoreMixin:
     def _encode_dataset(self, data: Trajectories, progress_bar: bool) -> Datastore:
         """Return the input of the action head, the action and the episode of each step of the data."""
 
+    def space_mismatches(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the differences of these spaces from those of the agent, as `rlxf.data.spaces` does."""
+        own = self.observation_space, self.action_space
+        return space_mismatches(own, (observation_space, action_space))
+
     @abstractmethod
     def _action_head(self) -> BoxHead | DiscreteHead:
         """Return the action head of the agent, without retrieval."""
@@ -297,8 +304,7 @@ class DatastoreMixin:
     def _check_datastore(self, data: Trajectories, head: OutputHead) -> None:
         """Check spaces and number of steps of the data before encoding; errors as in `attach_datastore`."""
         check_search_backend(head.index)
-        own, theirs = ((each.observation_space, each.action_space) for each in (self, data))
-        for kind, mismatch in space_mismatches(own, theirs):
+        for kind, mismatch in self.space_mismatches(data.observation_space, data.action_space):
             raise DatasetError(
                 f"{', '.join(data.dataset_ids)} cannot be a datastore of this agent: {kind} space: "
                 f"{mismatch}; use trajectories with the spaces of the agent's training environment"

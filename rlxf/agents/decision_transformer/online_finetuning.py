@@ -16,7 +16,7 @@ from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.arguments import SB3_ONLINE_ARGUMENTS, reject_unknown_arguments
-from rlxf.agents.common.environment_checks import check_raw_rewards
+from rlxf.agents.common.environment_checks import check_raw
 from rlxf.agents.decision_transformer.acting import ReturnConditionedPolicy
 from rlxf.agents.decision_transformer.online_rounds import (
     ONLINE,
@@ -236,7 +236,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         before, vec_env = self.env, self._environments(env, n_envs)
         try:
             self.check_env(vec_env)
-            check_raw_rewards(vec_env)
+            check_raw(vec_env, "norm_reward")
             self.set_env(vec_env if target_return is None else ReturnToGo(vec_env, target_return))
             yield
         finally:

@@ -1,14 +1,14 @@
 """Base class of `GTrXLPPO` without training: acting, datastore, calibration and files."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from gymnasium import Env
+from gymnasium import Env, spaces
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -41,6 +41,7 @@ from rlxf.attention import TransformerSpec
 from rlxf.attention.heads.base import Datastore
 from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories
+from rlxf.data.spaces import space_mismatches, with_channels_first
 from rlxf.export.files import check_target, export_step
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
@@ -62,8 +63,27 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
     _warned_of_filler = False
 
     def check_env(self, env: VecEnv) -> None:
-        """Raise ValueError if an episode may have more observations than the core has positions."""
+        """Check that the agent can act in environments; ``VecNormalize`` and the axes of images may differ.
+
+        Raises:
+            ValueError: if their spaces differ from those of the training, except for bounds and precision of
+                observations; or if an episode may have more observations than the core has positions.
+        """
+        space = env.observation_space if self.env is None else raw_observation_space(env)
+        for kind, mismatch in self.space_mismatches(space, env.action_space):
+            raise ValueError(
+                f"the environments do not fit the agent: {kind} space: {mismatch}. Use environments with the "
+                f"spaces of the training"
+            )
         check_episode_length(self.core, env)
+
+    def space_mismatches(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the differences of these spaces from those of the training, without the axes of images."""
+        own = self.observation_space if self.env is None else raw_observation_space(self.env)
+        observations = with_channels_first(own), with_channels_first(observation_space)
+        return space_mismatches(*zip(observations, (self.action_space, action_space), strict=True))
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         known = self.policy_aliases

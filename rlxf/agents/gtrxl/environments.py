@@ -212,10 +212,10 @@ class TensorEnvs(RolloutEnvs):
         return torch.zeros(0, dtype=torch.long, device=self.device)
 
     def _to_environment(self, actions: Tensor) -> Tensor:
-        """Convert actions (E, ...) to the action space: shape, bounds, and ``start`` of Discrete spaces."""
+        """Convert actions (E, ...) on the device, as `GTrXLPolicy.to_environment` does on the host."""
         shaped = actions.reshape(-1, *self.policy.action_space.shape)  # type: ignore[misc]
         low, high = self._bounds
-        return shaped + low if high is None else shaped.clamp(low, high)
+        return (shaped + low if high is None else shaped.clamp(low, high)).to(low.dtype)
 
     @cached_property
     def _bounds(self) -> tuple[Tensor, Tensor | None]:
@@ -223,7 +223,8 @@ class TensorEnvs(RolloutEnvs):
         space, device = self.policy.action_space, self.device
         if isinstance(space, spaces.Box):
             return torch.as_tensor(space.low, device=device), torch.as_tensor(space.high, device=device)
-        return torch.as_tensor(discrete_start(space), device=device), None
+        start = np.asarray(discrete_start(space), space.dtype)
+        return torch.as_tensor(start, device=device), None
 
 
 def as_array(x: np.ndarray | Tensor) -> np.ndarray:

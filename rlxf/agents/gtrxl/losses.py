@@ -131,19 +131,33 @@ class PPOLoss:
         log_ratio = distribution.log_prob(batch.actions) - batch.log_probs
         ratio = log_ratio.exp()
         gain = masked_mean(clipped_objective(ratio, batch.advantages, self.clip_range), batch.weight)
-        values = clipped_values(values, batch.values, self.clip_range_vf)
-        value_loss = masked_mean((batch.returns - values).square(), batch.weight)
         entropy = masked_mean(distribution.entropy(), batch.weight)  # type: ignore[arg-type]
-        loss = -gain + self.vf_coef * value_loss - self.ent_coef * entropy
-        parts = {"policy_gradient_loss": -gain, "value_loss": value_loss, "entropy_loss": -entropy}
-        if self.reconstruction_coef:
-            error = masked_mean(policy.reconstruction_error(latent, batch.obs), batch.weight)
-            loss = loss + self.reconstruction_coef * error
-            parts["reconstruction_loss"] = error
+        predictions, parts = self.prediction_losses(policy, latent, values, batch)
+        loss = -gain + predictions - self.ent_coef * entropy
+        parts |= {"policy_gradient_loss": -gain, "entropy_loss": -entropy}
         with torch.no_grad():
             parts["approx_kl"] = masked_mean(approximate_kl(log_ratio), batch.weight)
             parts["clip_fraction"] = masked_mean(((ratio - 1).abs() > self.clip_range).float(), batch.weight)
         return total_loss(policy, loss, parts, added)
+
+    def prediction_losses(
+        self, policy: GTrXLPolicy, latent: Tensor, values: Tensor, batch: SegmentBatch
+    ) -> tuple[Tensor, Losses]:
+        """Return the weighted sum of the losses of values and reconstructed observations, and each by name.
+
+        Args:
+            policy: the policy.
+            latent: (N, C), outputs of the transformer.
+            values: (N,), values of these outputs.
+            batch: the minibatch.
+        """
+        values = clipped_values(values, batch.values, self.clip_range_vf)
+        value_loss = masked_mean((batch.returns - values).square(), batch.weight)
+        total, parts = self.vf_coef * value_loss, {"value_loss": value_loss}
+        if self.reconstruction_coef:
+            error = masked_mean(policy.reconstruction_error(latent, batch.obs), batch.weight)
+            total, parts["reconstruction_loss"] = total + self.reconstruction_coef * error, error
+        return total, parts
 
 
 def segment_outputs(policy: GTrXLPolicy, batch: SegmentBatch, vf_coef: float) -> tuple[Tensor, Losses]:

@@ -344,10 +344,34 @@ class CnnGTrXLPolicy(GTrXLPolicy):
         return super().supports(observation_space) and is_image_space(observation_space)
 
 
+class DictExtractor(CombinedExtractor):
+    """SB3's `CombinedExtractor`, also for keys that are not allowed as names of modules.
+
+    Args:
+        observation_space: space with any keys.
+        options: arguments of `CombinedExtractor`.
+    """
+
+    def __init__(self, observation_space: spaces.Dict, **options: Any):
+        names = {key: _module_name(key) for key in observation_space}
+        super().__init__(spaces.Dict({names[key]: observation_space[key] for key in names}), **options)
+        self._names = names
+
+    def forward(self, observations: dict[str, Tensor]) -> Tensor:
+        """Return the concatenated features (N, F) of all parts."""
+        return super().forward({name: observations[key] for key, name in self._names.items()})
+
+
+def _module_name(key: str) -> str:
+    """Return a name of a submodule for a key: the key, unless torch refuses it, as "a.b" or "values"."""
+    name = key.replace(".", "%2E")
+    return f"%{name}" if not name or hasattr(nn.ModuleDict(), name) else name
+
+
 class MultiInputGTrXLPolicy(GTrXLPolicy):
     """Policy for Dict observations, with SB3's `CombinedExtractor`: a NatureCNN for each image."""
 
-    extractor_class = CombinedExtractor
+    extractor_class = DictExtractor
 
     @classmethod
     def supports(cls, observation_space: spaces.Space) -> bool:

@@ -1,5 +1,6 @@
 """Proximal policy optimization (PPO) with a Gated Transformer-XL."""
 
+import warnings
 from typing import Any, Self
 
 import torch
@@ -336,11 +337,12 @@ class GTrXLPPO(TrainingLoop):
     ) -> Self:
         """Distill a teacher, usually a larger agent, into this agent, in this agent's environments.
 
-        This works like `learn` with the loss of `Distillation` in place of PPO's policy loss. Values are
-        trained with the returns of the acting agent. Rollouts, segments, ``n_epochs``, minibatches and
-        learning rate are those of the student. The environments are reset, and the teacher processes each
-        step with its own memory. It gets the student's observations, so these must be normalized as in the
-        teacher's training.
+        This works like `learn` with the loss of `Distillation` in place of PPO's policy loss, so clip_range,
+        ent_coef, target_kl and the normalization of advantages have no effect. Values are trained with the
+        returns of the acting agent. Rollouts, segments, ``n_epochs``, minibatches, learning rate, and the
+        losses of values and reconstructed observations are those of the student. The environments are reset,
+        and the teacher processes each step with its own memory. It gets the student's observations, so these
+        must be normalized as in the teacher's training.
 
         Args:
             teacher: the agent to imitate; it is not changed. Its sizes, techniques and memory may differ.
@@ -358,8 +360,13 @@ class GTrXLPPO(TrainingLoop):
         Raises:
             ValueError: if spaces or device of the teacher differ, the teacher has a datastore, or actor is
                 unknown.
+
+        Warns:
+            UserWarning: if target_kl is set.
         """
         self.ranks.check_single_process("distill")
+        if self.target_kl is not None:
+            warnings.warn(f"distill has no KL limit, target_kl={self.target_kl} has no effect", stacklevel=2)
         policies, loss = (self.policy, teacher.policy), distillation or Distillation()
         self._algorithm = DistillationTraining(*policies, self.n_envs, loss, actor, self.order)
         self._last_obs = None  # makes SB3 reset the environments

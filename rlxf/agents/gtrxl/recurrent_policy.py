@@ -13,6 +13,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
+from rlxf.agents.common.actions import to_environment
 from rlxf.agents.common.arguments import (
     MissingStateWarning,
     check_state_layout,
@@ -26,7 +27,6 @@ from rlxf.agents.gtrxl.heads import choice_logits, unvalidated_distributions
 from rlxf.attention import TransformerSpec
 from rlxf.attention.cache import KVCache
 from rlxf.attention.token_index import EMPTY, TokenIndex
-from rlxf.data.spaces import discrete_start
 
 
 @dataclass(eq=False)
@@ -333,11 +333,8 @@ class RecurrentPolicy(BasePolicy):
         return self.initial_state(1).layout
 
     def to_environment(self, actions: Tensor) -> np.ndarray:
-        """Convert actions (E, ...) to the action space: shape, bounds, and ``start`` of Discrete spaces."""
-        array = actions.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
-        if isinstance(self.action_space, spaces.Box):
-            return np.clip(array, self.action_space.low, self.action_space.high)
-        return array + discrete_start(self.action_space)
+        """Convert actions (E, ...) to the action space; see `rlxf.agents.common.actions.to_environment`."""
+        return to_environment(actions, self.action_space)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         """Return actions for first steps of episodes, without memory."""

@@ -192,34 +192,34 @@ class DistillationBatch(SegmentBatch):
 
 @dataclass(frozen=True)
 class DistillationLoss:
-    """Loss of `Distillation` plus PPO's value loss, which uses returns.
+    """Loss of `Distillation` plus PPO's losses of values, which use returns, and reconstructed observations.
 
-    Both apply to the output of the last pass. Auxiliary losses of the transformer are added, e.g. those for
+    All apply to the output of the last pass. Auxiliary losses of the transformer are added, e.g. those for
     early exits.
 
     Args:
         distillation: the distillation loss.
         teacher: policy whose heads turn the target outputs into distributions.
         hidden: distance of hidden states.
-        vf_coef: weight of the value loss, already divided by the variance of returns.
+        ppo: PPO's loss, whose policy loss is replaced.
     """
 
     distillation: Distillation
     teacher: GTrXLPolicy
     hidden: HiddenStateDistance
-    vf_coef: float
+    ppo: PPOLoss
 
     def __call__(self, policy: GTrXLPolicy, batch: DistillationBatch) -> Losses:
         """Return means over the steps of weight 1 in a minibatch: "loss" and its terms."""
-        latent, added = segment_outputs(policy, batch, self.vf_coef)
+        latent, added = segment_outputs(policy, batch, self.ppo.vf_coef)
         student, values = policy.heads(latent)
         with torch.no_grad():
             teacher, _ = self.teacher.heads(batch.target)
         kl = masked_mean(divergence(student, teacher, self.distillation.temperature), batch.weight)
         hidden = masked_mean(self.hidden.distance(latent, batch.target), batch.weight)
-        value_loss = masked_mean((batch.returns - values).square(), batch.weight)
-        loss = kl + self.distillation.hidden_coef * hidden + self.vf_coef * value_loss
-        parts = {"distillation_loss": kl, "hidden_loss": hidden, "value_loss": value_loss}
+        predictions, parts = self.ppo.prediction_losses(policy, latent, values, batch)
+        loss = kl + self.distillation.hidden_coef * hidden + predictions
+        parts |= {"distillation_loss": kl, "hidden_loss": hidden}
         return total_loss(policy, loss, parts, added)
 
 
@@ -296,7 +296,7 @@ class DistillationTraining(TrainingAlgorithm):
         self, loss: PPOLoss, max_grad_norm: float, target_kl: float | None, accumulation_steps: int = 1
     ) -> PolicyUpdate:
         """Return an update with `DistillationLoss`; ``target_kl`` is ignored."""
-        objective = DistillationLoss(self.distillation, self.teacher, self.hidden, loss.vf_coef)
+        objective = DistillationLoss(self.distillation, self.teacher, self.hidden, loss)
         return DistillationUpdate(
             self.policy, objective, max_grad_norm, target_kl=None, accumulation_steps=accumulation_steps
         )

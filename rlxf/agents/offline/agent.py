@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 
-from rlxf.agents.common.environment_checks import check_raw_observations
+from rlxf.agents.common.environment_checks import check_raw
 from rlxf.agents.offline.algorithm import OfflineAlgorithm
 from rlxf.agents.offline.config import check_sizes
 from rlxf.agents.offline.dataset_info import warn_on_version_mismatch
@@ -96,7 +96,7 @@ class OfflineAgent(OfflineAlgorithm):
         Warns:
             UserWarning: once, if they are a different version of the dataset's environment.
         """
-        check_raw_observations(env)
+        check_raw(env, "norm_obs")
         wrapper = unwrap_vec_wrapper(env, ReturnToGo) if self.return_conditioned else None
         unwrapped = env if wrapper is None else wrapper.venv
         check_spaces_match(self.dataset_info, unwrapped.observation_space, unwrapped.action_space)

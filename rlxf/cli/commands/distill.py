@@ -5,7 +5,6 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, Literal
 
 from tyro.conf import Positional
@@ -15,18 +14,16 @@ from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.attention import TransformerSpec
-from rlxf.cli.commands import COMMANDS
 from rlxf.cli.options import Command, Device, Quiet, Track, Trust, check_counts, options
 from rlxf.cli.progress import OFFLINE_METRICS, ONLINE_METRICS, progress
 from rlxf.cli.runs import (
-    GTRXL,
     OFFLINE,
-    TRAINING_COMMANDS,
     TRANSFORMERS,
     agent_name,
     dataset_ids,
     load_agent,
     make_env,
+    training_command,
 )
 from rlxf.cli.settings_table import print_settings
 from rlxf.cli.torchrun_job import init_distributed
@@ -113,7 +110,7 @@ class Distill(Command):
 
     def _build_online(self, source: RunFolder) -> tuple[Any, Any]:
         """Return the teacher, and a student in environments with the same task and normalization."""
-        command: type[TrainingCommand] = resolve_name(COMMANDS[TRAINING_COMMANDS[GTRXL]])
+        command: type[TrainingCommand] = training_command(source)
         n_envs = command.of_run(source, self.progress_bar).learner.n_envs
         env = make_env(source, None, {}, n_envs, self.trust, self.seed)
         teacher = load_agent(source, env, source.final_checkpoint, self.device)

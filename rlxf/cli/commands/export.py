@@ -64,19 +64,23 @@ class Export(Command):
 
     def _load(self, run: "RunFolder", checkpoint: Path) -> Any:
         """Load the agent; with the environment of its run if it sees images, for their order of axes."""
-        from stable_baselines3.common.preprocessing import is_image_space
+        from rlxf.cli.runs import GTRXL, agent_name, load_agent, load_agent_alone, make_env
 
-        from rlxf.agents.gtrxl import GTrXLPPO
-        from rlxf.cli.runs import load_agent, load_agent_alone, make_env
-        from rlxf.export.acting_step import observation_parts
-
-        agent = load_agent_alone(run, checkpoint, "cpu", self.trust)
-        if not isinstance(agent, GTrXLPPO) or agent.env is not None:
-            return agent
-        if not any(map(is_image_space, observation_parts(agent.observation_space).values())):
-            return agent
-        return load_agent(run, make_env(run, None, {}, 1, self.trust), checkpoint, "cpu")
+        if agent_name(run) == GTRXL and _has_images(checkpoint):
+            return load_agent(run, make_env(run, None, {}, 1, self.trust), checkpoint, "cpu")
+        return load_agent_alone(run, checkpoint, "cpu", self.trust)
 
     def _export(self, agent: Any, path: Path, format: "Format") -> None:
         agent.export(path, format, self.n_envs, self.opset)
         print_out(f"the agent is written to {path}, its description to {path.with_suffix('.json').name}")
+
+
+def _has_images(checkpoint: Path) -> bool:
+    """Return whether the observations of a `GTrXLPPO` contain images."""
+    from stable_baselines3.common.preprocessing import is_image_space
+
+    from rlxf.agents.gtrxl.checkpoint import read_checkpoint, read_spaces
+    from rlxf.data.spaces import leaves
+
+    space, _ = read_spaces(read_checkpoint(checkpoint))
+    return any(is_image_space(part) for _, part in leaves(space))

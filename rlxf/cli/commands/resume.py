@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from pkgutil import resolve_name
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from rlxf.cli.commands import COMMANDS
 from rlxf.cli.options import Command, Quiet, Trust, options
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ class Resume(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Read the options of the run, load its checkpoint, and return the training to run."""
-        from rlxf.cli.runs import PROGRAM, TRAINING_COMMANDS
+        from rlxf.cli.runs import PROGRAM, TRAINING_COMMANDS, training_command
         from rlxf.training import RunFolder
 
         run = RunFolder.reopen(self.run)
@@ -67,7 +65,7 @@ class Resume(Command):
                 f"{self.run} is a run of agent {agent!r}; only runs of rlxf train and rlxf pretrain can "
                 f"be resumed"
             )
-        command: type[TrainingCommand] = resolve_name(COMMANDS[TRAINING_COMMANDS[agent]])
+        command: type[TrainingCommand] = training_command(run)
         training = command.of_run(run, self.progress_bar, self.quiet)
         if not self.trust:
             command.check_trust(run)

@@ -22,6 +22,15 @@ def test_integer_boxes_are_rounded():
     assert actual.dtype == np.int64
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.int64, np.uint64, np.uint8])
+def test_actions_beyond_the_range_of_the_dtype_are_clipped(dtype):
+    limits = np.finfo(dtype) if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
+    space = spaces.Box(limits.min, limits.max, (3,), dtype)
+    actual = to_environment(torch.tensor([[-1e30, 7.0, 1e30]]), space)
+    assert actual.dtype == dtype
+    assert actual.tolist() == [[limits.min, 7, limits.max]]
+
+
 def test_discrete_actions_are_shifted_by_start():
     space = spaces.MultiDiscrete([2, 3], start=[-1, 4])
     actual = to_environment(torch.tensor([[1, 0], [0, 2]]), space)

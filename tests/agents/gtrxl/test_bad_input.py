@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from rlxf import GTrXLPPO, evaluate
+from rlxf import GTrXLPPO, collect, evaluate
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.agents.gtrxl.policy import default_policy_name
 from rlxf.attention import (
@@ -31,7 +31,17 @@ from rlxf.attention import (
 )
 from rlxf.envs import make_vec_env
 from rlxf.training import linear
-from tests.agents.gtrxl.worlds import DICT, IMAGE, VECTOR, Scripted, parameters, same, small_agent, small_core
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    DICT,
+    IMAGE,
+    VECTOR,
+    Scripted,
+    parameters,
+    same,
+    small_agent,
+    small_core,
+)
 
 TMAZE = "rlxf/TMaze-v0"
 TINY_IMAGE = spaces.Box(0, 255, (10, 10, 3), np.uint8)
@@ -252,6 +262,52 @@ class Poisoned(gymnasium.Wrapper):
         part = obs["vector"] if isinstance(obs, dict) else obs
         part[1] = self.value
         return obs
+
+
+def with_spaces(observation_space, action_space=ACTIONS["Discrete"]):
+    return DummyVecEnv([lambda: Scripted((0, 0, 1), observation_space, action_space)])
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "action_space", "difference"),
+    [
+        (
+            spaces.Box(-1, 1, (4,)),
+            ACTIONS["Discrete"],
+            r"observation space: expected .*\(3,\), .*, got .*\(4,\)",
+        ),
+        (DICT, ACTIONS["Discrete"], "observation space: expected Box.*, got Dict"),
+        (VECTOR, spaces.Discrete(5), r"action space: expected Discrete\(3\), got Discrete\(5\)"),
+        (VECTOR, spaces.Discrete(3, start=7), r"expected Discrete\(3\), got Discrete\(3, start=7\)"),
+    ],
+)
+def test_environments_with_other_spaces_are_refused(minari_root, observation_space, action_space, difference):
+    agent, env = small_agent(with_spaces(VECTOR)), with_spaces(observation_space, action_space)
+    with pytest.raises(ValueError, match=difference):
+        evaluate(agent, env, episodes=2)
+    with pytest.raises(ValueError, match=difference):
+        collect(agent, env, "test/other-v0", episodes=2)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_environments_may_have_other_bounds_and_axes_of_images(tmp_path, loaded):
+    last, first = (spaces.Box(0, 255, shape, np.uint8) for shape in [(36, 36, 1), (1, 36, 36)])
+    boxes = VECTOR, spaces.Box(-5, 5, (3,), np.float64)
+    here, there = (
+        spaces.Dict({"image": image, "box": box}) for image, box in zip((last, first), boxes, strict=True)
+    )
+    agent = small_agent(with_spaces(here), "MultiInputGTrXLPolicy")
+    if loaded:
+        agent.save(tmp_path / "agent.zip")
+        agent = GTrXLPPO.load(tmp_path / "agent.zip")
+    for space in (here, there):
+        assert evaluate(agent, with_spaces(space), episodes=2).lengths.tolist() == [3, 3]
+
+
+def test_images_may_be_normalized_by_the_evaluation():
+    image = spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    agent = small_agent(VecNormalize(with_spaces(image)), policy_kwargs={})
+    assert evaluate(agent, with_spaces(image), episodes=2).lengths.tolist() == [3, 3]
 
 
 SMALL_DICT = spaces.Dict({"number": spaces.Discrete(4), "vector": VECTOR})

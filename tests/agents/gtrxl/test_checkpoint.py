@@ -21,7 +21,9 @@ from rlxf.agents.gtrxl.checkpoint import ADDED_SETTINGS
 from rlxf.training import CheckpointError, linear, read_archive, write_archive
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
+    IMAGE,
     OBSERVATIONS,
+    VECTOR,
     Scripted,
     parameters,
     rollouts,
@@ -79,6 +81,16 @@ def test_loaded_agent_acts_the_same(tmp_path, policy, action_space):
     assert same(parameters(agent), parameters(loaded))
     assert acts_alike(agent, loaded)
     assert not acts_alike(agent, small_agent(env, policy, loud=False))
+
+
+def test_keys_that_torch_refuses_as_names_of_modules(tmp_path):
+    space = spaces.Dict(
+        {"arm.joint": VECTOR, "values": VECTOR, "": VECTOR, "camera.left": IMAGE, "eye": IMAGE}
+    )
+    agent = small_agent(scripts(shifted(3), space), "MultiInputGTrXLPolicy").learn(48)
+    agent.save(tmp_path / "agent.zip")
+    assert acts_alike(agent, GTrXLPPO.load(tmp_path / "agent.zip"))
+    assert "features_extractor.extractors.eye.cnn.0.weight" in agent.policy.state_dict()
 
 
 def test_all_settings_are_restored(tmp_path):

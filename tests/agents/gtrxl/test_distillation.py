@@ -79,7 +79,8 @@ def minibatch(student, lesson) -> DistillationBatch:
 
 
 def loss_of(student, teacher, lesson, batch=None, **options):
-    likeness = DistillationLoss(Distillation(**options), teacher.policy, lesson.hidden, vf_coef=0.5)
+    ppo = replace(student.objective(), vf_coef=0.5)
+    likeness = DistillationLoss(Distillation(**options), teacher.policy, lesson.hidden, ppo)
     return likeness(student.policy, minibatch(student, lesson) if batch is None else batch)
 
 
@@ -317,11 +318,37 @@ def test_student_with_adaptive_depth_logs_depth():
     close(parts["loss"] - parts["penalty"], sum_of_teaching(parts), 1e-5)
 
 
+def test_observations_are_reconstructed():
+    student, teacher = pair(reconstruction_coef=2.0)
+    lesson, _ = collect_lessons(student, teacher)
+    parts = loss_of(student, teacher, lesson)
+    close(parts["loss"] - 2 * parts["reconstruction_loss"], sum_of_teaching(parts), 1e-5)
+    before = parameters_of(student.policy.reconstruction_net)
+    student.distill(teacher, 2 * ENVS * student.n_steps)
+    assert not same(before, parameters_of(student.policy.reconstruction_net))
+
+
+def test_values_are_clipped():
+    """Where all values have changed by more than the bound, they have no gradient."""
+    student, teacher = pair(clip_range_vf=1e-6)
+    lesson, _ = collect_lessons(student, teacher)
+    with torch.no_grad():
+        student.policy.value_net.bias += 1
+    loss_of(student, teacher, lesson)["value_loss"].backward()
+    assert not student.policy.value_net.bias.grad
+
+
+def test_target_kl_has_no_effect():
+    student, teacher = pair(target_kl=1e-9)
+    with pytest.warns(UserWarning, match="distill has no KL limit, target_kl=1e-09 has no effect"):
+        student.distill(teacher, ENVS * student.n_steps)
+
+
 def test_projection_is_trained():
     student, teacher = pair()
     lesson, _ = collect_lessons(student, teacher)
     before = lesson.hidden.projection.weight.clone()
-    likeness = DistillationLoss(Distillation(), teacher.policy, lesson.hidden, 0.5)
+    likeness = DistillationLoss(Distillation(), teacher.policy, lesson.hidden, student.objective())
     update = DistillationUpdate(student.policy, likeness, 0.5, None)
     update.epoch([minibatch(student, lesson)])
     assert not torch.equal(before, lesson.hidden.projection.weight)

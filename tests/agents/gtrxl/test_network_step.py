@@ -10,6 +10,7 @@ import pytest
 import torch
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
+from rlxf import evaluate
 from rlxf.agents.common import compiled_function
 from rlxf.agents.gtrxl import GTrXLPPO, network_step
 from rlxf.agents.gtrxl.network_step import CompiledStep, eager_step
@@ -92,12 +93,15 @@ def actions(agent, number=30):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Run traced programs without compiling them."""
+    """Run traced programs without compiling them; return a list of the programs."""
+    programs = []
 
     def trace(function, examples):
-        return compiled_function.trace(function, examples).module()
+        programs.append(compiled_function.trace(function, examples).module())
+        return programs[-1]
 
     monkeypatch.setattr(network_step, "CompiledFunction", trace)
+    return programs
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +121,14 @@ def test_traced_steps_equal_eager_ones(core, traced):
 @pytest.mark.parametrize("policy", OBSERVATIONS)
 def test_each_policy_can_be_traced(policy, traced):
     assert largest_difference(agent_of(policy), CompiledStep()) < 1e-5
+
+
+def test_an_evaluation_compiles_once(traced):
+    """Its environments end one after the other, so the number of the running ones changes."""
+    env = scripts([[0] * length + [1] for length in (1, 3, 5)])
+    agent = small_agent(env, compile=True)
+    assert evaluate(agent, env, episodes=3, deterministic=True).lengths.tolist() == [2, 4, 6]
+    assert len(traced) == 1
 
 
 @pytest.mark.thorough

@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO, evaluate
 from rlxf.agents.gtrxl import retrieval
+from rlxf.agents.gtrxl.policy import default_policy_name
 from rlxf.attention import CALM, KNNLM, SPALM, LearnedAbsolute, RoPE
 from rlxf.data import DatasetError, observation_encoder
 from rlxf.training import CheckpointError, read_archive, write_archive
@@ -17,7 +18,6 @@ from tests.agents.decision_transformer.worlds import NESTED, some_trajectories
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     IMAGE,
-    SMALL_EXTRACTOR,
     VECTOR,
     Scripted,
     scripts,
@@ -34,6 +34,7 @@ OBSERVATIONS = {
     "choices": spaces.MultiDiscrete([3, 4]),
     "CnnGTrXLPolicy": IMAGE,
     "MultiInputGTrXLPolicy": NESTED,
+    "Dict with an image": spaces.Dict({"image": IMAGE, "vector": VECTOR}),
 }
 
 
@@ -49,10 +50,7 @@ def logged(actions="Discrete", observation_space=VECTOR, **changes):
 
 def seen(data, steps):
     """Return the observations of these steps in the format of the environment."""
-    rows, space = data.observations[steps], data.observation_space
-    if rows.ndim == 4:
-        return np.moveaxis(rows, 1, -1)
-    return stacked(space, [spaces.unflatten(space, row) for row in rows])
+    return data.encoder.decode(data.observations[steps])
 
 
 def test_agents_whose_memory_persists_are_rejected():
@@ -123,9 +121,8 @@ def test_stored_outputs_equal_outputs_while_acting_for_other_cores(monkeypatch, 
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_stored_outputs_equal_outputs_while_acting_for_all_observations(kind):
-    policy = kind if kind in SMALL_EXTRACTOR else "MlpGTrXLPolicy"
-    agent = small_agent(scripts(shifted(2), OBSERVATIONS[kind]), policy)
-    data = sampled(OBSERVATIONS[kind])
+    space = OBSERVATIONS[kind]
+    agent, data = small_agent(scripts(shifted(2), space), default_policy_name(space)), sampled(space)
     keys = agent.attach_datastore(data, KNNLM(k=1)).datastore.store.keys
     close(keys, replay(agent, data)[1])
 

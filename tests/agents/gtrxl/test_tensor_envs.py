@@ -20,10 +20,11 @@ from tests.agents.gtrxl.worlds import ACTIONS, VECTOR, Scripted, parameters, shi
 from tests.envs.tensor_envs import Overwriting, Tensors
 
 SAME, NEXT = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
+SPACES = ACTIONS | {"Box of float16": spaces.Box(-1, 2, (2,), np.float16)}
 
 
 def scripted(mode: AutoresetMode, observations: spaces.Space = VECTOR, actions: str = "Discrete") -> Any:
-    makes = [partial(Scripted, script, observations, ACTIONS[actions]) for script in shifted(3)]
+    makes = [partial(Scripted, script, observations, SPACES[actions]) for script in shifted(3)]
     return SyncVectorEnv(makes, autoreset_mode=mode)
 
 
@@ -47,7 +48,7 @@ def test_tensors_train_like_arrays_in_each_autoreset_mode(mode):
     assert_same(trained(Tensors(scripted(mode))), trained(scripted(mode)))
 
 
-@pytest.mark.parametrize("actions", [name for name in ACTIONS if name != "Discrete"])
+@pytest.mark.parametrize("actions", [name for name in SPACES if name != "Discrete"])
 def test_tensors_train_like_arrays_with_each_action_space(actions):
     assert_same(trained(Tensors(scripted(NEXT, VECTOR, actions))), trained(scripted(NEXT, VECTOR, actions)))
 
