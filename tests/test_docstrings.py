@@ -53,7 +53,7 @@ FOREIGN_NAMES = {
     *("JaxToTorch", "NumpyToTorch", "VectorWrapper", "final_observation"),  # Gymnasium and ManiSkill
     *("CnnPolicy", "MultiInputPolicy", "get_parameters"),  # Stable-Baselines3
     *("AdroitHandPenSparse", "MemoryS7", "xml_file"),  # environments
-    *("MyPolicy", "my_schedule"),  # placeholders
+    *("MyEnv", "MyPolicy", "my_schedule"),  # placeholders
     *("first_cases",),  # mark of pytest
     *("action_loss", "feed_forward_gate", "attention_gate", "return_loss", "state_loss"),  # tags, composed
     *("evaluation_best", "evaluation_datastore", "evaluation_validation"),
