@@ -10,7 +10,13 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance, ge
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from rlxf.agents.common.arguments import PPO_SB3_ARGUMENTS, check_device, reject_unknown_arguments
+from rlxf.agents.common.arguments import (
+    PPO_SB3_ARGUMENTS,
+    as_log_interval,
+    as_whole_number,
+    check_device,
+    reject_unknown_arguments,
+)
 from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
@@ -329,7 +335,7 @@ class GTrXLPPO(TrainingLoop):
         distillation: Distillation | None = None,
         actor: Actor = "student",
         callback: MaybeCallback = None,
-        log_interval: int = 1,
+        log_interval: int | None = 1,
         tb_log_name: str = "GTrXLPPO_distilled",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
@@ -344,21 +350,24 @@ class GTrXLPPO(TrainingLoop):
 
         Args:
             teacher: the agent to imitate; it is not changed. Its sizes, techniques and memory may differ.
-            total_timesteps: steps to train for, over all environments.
+            total_timesteps: steps to train for, over all environments; a whole number such as 1e5.
             distillation: the distillation loss; None for ``Distillation()``.
             actor: the agent that acts, "student" or "teacher"; the noise of a teacher is independent in each
                 step. If the student acts, it learns to correct its own mistakes. If it is too weak to make
                 progress, let the teacher act first.
             callback: callback or callbacks, as in SB3.
-            log_interval: rollouts between two log lines.
+            log_interval: rollouts between two log lines; None for no log lines.
             tb_log_name: name of the run in TensorBoard.
             reset_num_timesteps: restart the step counter and the schedules; False to continue them.
             progress_bar: show a progress bar.
 
         Raises:
-            ValueError: if spaces or device of the teacher differ, the teacher has a datastore, or actor is
-                unknown.
+            TypeError: if ``total_timesteps`` or ``log_interval`` is not a number.
+            ValueError: if they are out of range, spaces or device of the teacher differ, the teacher has a
+                datastore, or actor is unknown.
         """
+        total_timesteps = as_whole_number("total_timesteps", total_timesteps, least=0)
+        log_interval = as_log_interval(log_interval)
         self.ranks.check_single_process("distill")
         policies, loss = (self.policy, teacher.policy), distillation or Distillation()
         self._algorithm = DistillationTraining(*policies, self.n_envs, loss, actor, self.order)
