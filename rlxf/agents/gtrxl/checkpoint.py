@@ -19,7 +19,7 @@ from rlxf.agents.common.checkpoint import (
 )
 from rlxf.agents.common.weights import check_stored_parameters
 from rlxf.agents.gtrxl.config import BOUNDS, SCHEDULES, PPOConfig
-from rlxf.agents.gtrxl.heads import check_statistics
+from rlxf.agents.gtrxl.heads import ADDED_STATISTICS, check_statistics
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
 from rlxf.attention import TransformerSpec
 from rlxf.training import (
@@ -66,7 +66,9 @@ def build_archive(document: dict[str, Any], policy: GTrXLPolicy) -> Archive:
 
 def read_checkpoint(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
     """Read and check the file of a GTrXLPPO agent; arguments and errors as in `read_agent_archive`."""
-    return read_agent_archive(path, "GTrXLPPO", {"policy", "optimizer"}, sha256)
+    archive = read_agent_archive(path, "GTrXLPPO", {"policy", "optimizer"}, sha256)
+    policy = ADDED_STATISTICS | archive.tensors["policy"]
+    return Archive(archive.documents, archive.tensors | {"policy": policy})
 
 
 @checkpoint_errors()
