@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -187,8 +188,8 @@ def _encode(value: Any) -> Any:
         return {key: _encode(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_encode(part) for part in value]
-    plain = value is None or isinstance(value, bool | int | float | str)
-    return value if plain else {"lost": repr(value)}
+    plain = value is None or isinstance(value, bool | int | str)
+    return value if plain or (isinstance(value, float) and isfinite(value)) else {"lost": repr(value)}
 
 
 def _decode(value: Any, where: str) -> Any:

@@ -129,12 +129,25 @@ class GTrXLPPO(TrainingLoop):
     Raises:
         ValueError: if an argument is invalid (the message names allowed values), or if the device does not
             exist, where SB3 would silently use the CPU.
-        TypeError: if a space is not supported, or for unknown arguments. For those of SB3's PPO and
-            RecurrentPPO the message names the alternative.
+        TypeError: if an argument has another type, a space is not supported, or for unknown arguments. For
+            those of SB3's PPO and RecurrentPPO the message names the alternative.
 
     Warns:
         UserWarning: if "MlpGTrXLPolicy" flattens images that "CnnGTrXLPolicy" supports.
     """
+
+    batch_size: int
+    n_epochs: int
+    clip_range: float | Schedule
+    clip_range_vf: float | Schedule | None
+    normalize_advantage: bool
+    target_kl: float | None
+    advantage_epsilon: float
+    previous_action: bool
+    reconstruction_coef: float
+    gradient_accumulation_steps: int
+    precision: Precision
+    compile: bool
 
     @reject_unknown_arguments(PPO_SB3_ARGUMENTS)
     def __init__(
@@ -170,11 +183,11 @@ class GTrXLPPO(TrainingLoop):
         compile: bool = PPOConfig.compile,
         n_envs: int = PPOConfig.n_envs,
         core: TransformerSpec | None = None,
-        stats_window_size: int = 100,
+        stats_window_size: int = PPOConfig.stats_window_size,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
-        verbose: int = 0,
-        seed: int | None = None,
+        verbose: int = PPOConfig.verbose,
+        seed: int | None = PPOConfig.seed,
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ):
@@ -184,41 +197,34 @@ class GTrXLPPO(TrainingLoop):
         if env is None and _init_setup_model:
             raise ValueError("env is None: pass a Gymnasium id, an environment, a VecEnv or a VectorEnv")
         self.core = resolve_core(core, memory_length)
-        warn_of_untrained_memory(self.core, segment_length)
+        warn_of_untrained_memory(self.core, config.segment_length)
         if persist_memory_across_episodes:
             check_unlimited_positions(self.core)
         if recompute_memory:
             check_recomputable(self.core)
-        self.segment_length, self.batch_size, self.n_epochs = segment_length, config.minibatch_size, n_epochs
-        self.clip_range, self.clip_range_vf, self.target_kl = clip_range, clip_range_vf, target_kl
-        self.normalize_advantage, self.advantage_epsilon = normalize_advantage, advantage_epsilon
-        self.critic_lambda, self.reconstruction_coef = critic_lambda, reconstruction_coef
-        self.gradient_accumulation_steps, self.precision = gradient_accumulation_steps, precision
-        self.compile = compile
-        self.previous_action, self.recompute_memory = previous_action, recompute_memory
-        self.persist_memory_across_episodes = persist_memory_across_episodes
+        vars(self).update(vars(config), batch_size=config.minibatch_size)
         torch.set_flush_denormal(True)
         self.ranks = process_group()
-        training_env = as_training_env(env, n_envs, seed)
+        training_env = as_training_env(env, config.n_envs, config.seed)
         if training_env is not None:
             check_sde(use_sde, training_env.action_space)
         super().__init__(
             policy,  # type: ignore[arg-type]  # SB3 annotates its own actor-critic policy
             training_env,
-            learning_rate=learning_rate,
+            learning_rate=config.learning_rate,
             n_steps=config.steps_per_env(training_env),
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            ent_coef=ent_coef,  # type: ignore[arg-type]  # SB3 annotates a float; schedules also work
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            stats_window_size=stats_window_size,
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            ent_coef=config.ent_coef,  # type: ignore[arg-type]  # SB3 annotates a float; schedules also work
+            vf_coef=config.vf_coef,
+            max_grad_norm=config.max_grad_norm,
+            use_sde=config.use_sde,
+            sde_sample_freq=config.sde_sample_freq,
+            stats_window_size=config.stats_window_size,
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
+            verbose=config.verbose,
+            seed=config.seed,
             device=device,
             _init_setup_model=_init_setup_model,
         )
