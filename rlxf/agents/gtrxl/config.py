@@ -173,7 +173,8 @@ def _check_number(name: str, value: Any) -> None:
     rule = NUMBERS[name]
     if not rule.holds(value):
         error = ValueError if type(value) in (int, float) else TypeError
-        raise error(f"{name} must be {rule.allowed.replace('null', 'None')}, got {value!r}")
+        allowed = rule.allowed.replace("null", "None").replace("a number", "a finite number")
+        raise error(f"{name} must be {allowed}, got {value!r}")
 
 
 ROLLOUT_STEPS = 2048

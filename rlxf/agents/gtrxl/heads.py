@@ -80,7 +80,8 @@ def same_most_likely_action(one: Distribution, other: Distribution) -> Tensor:
 
 
 MIN_STD = 1e-2
-"""Lower bound of the standard deviation of returns, in units of the largest return, which count as at most 1.
+"""Lower bound of the standard deviation of returns, as a share of the largest absolute return, which counts
+as at most 1.
 
 While all rewards are 0, returns are only the critic's own noise, which must not be amplified.
 """
