@@ -85,6 +85,17 @@ def test_a_baseline_cannot_be_resumed(tmp_path, capsys):
         (["--arguments", "[1]"], "--arguments must be a JSON object, got [1]"),
         (["--arguments", '{"_init_setup_model": false}'], "got _init_setup_model"),
         (["--arguments", '{"learning_rate": "linear:1:0"}'], "got a text for learning_rate"),
+        (["--arguments", '{"gamma": null}'], "gamma in --arguments of PPO must be a number, got null"),
+        (["--arguments", '{"n_epochs": 1.5}'], "n_epochs in --arguments of PPO must be an integer, got 1.5"),
+        (
+            ["--arguments", '{"learning_rate": null}'],
+            "learning_rate in --arguments of PPO must be a number, got",
+        ),
+        (
+            ["--arguments", '{"target_kl": [1]}'],
+            "target_kl in --arguments of PPO must be a number or null, got [1]",
+        ),
+        (["--arguments", '{"normalize_advantage": 2}'], "must be true or false, got 2"),
         (["--arguments", '{"n_steps": 0}'], "PPO refuses its arguments or the task: `n_steps * n_envs` must"),
     ],
 )
@@ -94,10 +105,23 @@ def test_invalid_options_are_one_line(tmp_path, capsys, words, message):
     assert not run.exists()
 
 
+class Broken(gymnasium.Env):
+    """Environment whose steps fail."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        raise KeyError("broken")
+
+
 def test_a_run_that_fails_before_the_first_update_leaves_no_folder(tmp_path):
-    words = ["ppo", *PPO, "--run", str(tmp_path / "run")]
-    with pytest.raises(TypeError):
-        main(["baseline", *words, "--arguments", '{"n_steps": 32, "batch_size": 32, "gamma": null}'])
+    gymnasium.register("test/Broken-v0", Broken)
+    with pytest.raises(KeyError, match="broken"):
+        main(["baseline", "ppo", "--env", "test/Broken-v0", "--quiet", "--run", str(tmp_path / "run")])
+    gymnasium.registry.pop("test/Broken-v0")
     assert not (tmp_path / "run").exists()
 
 

@@ -1,16 +1,19 @@
 """Checks of arguments that all agents share, and arguments of Stable-Baselines3 without support."""
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from stable_baselines3.common.utils import get_system_info
 from torch import Tensor
 
+from rlxf.attention.technique import check_int
 from rlxf.utils.names import did_you_mean
 
 P = ParamSpec("P")
@@ -112,6 +115,30 @@ def check_device(device: torch.device | str) -> None:
             f"device={str(device)!r} requires a GPU that does not exist: torch finds {gpus or 'none'} on "
             f"this machine; use device='cpu', or 'auto', which uses a GPU if there is one"
         )
+
+
+def as_whole_number(name: str, value: Any, least: int) -> int:
+    """Return an integer, or another number with an integral value such as 1e5, as an int.
+
+    Raises:
+        TypeError: if the value is not a number.
+        ValueError: if it has a fraction, is not finite, or is less than ``least``.
+    """
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{name} must be a whole number, got {value}")
+    value = int(value) if isinstance(value, float) else value
+    check_int(name, value, least, sys.maxsize)
+    return int(value)
+
+
+def as_log_interval(value: Any) -> int:
+    """Return the argument ``log_interval`` as an int; None, for no log as in SB3, becomes the largest one.
+
+    Raises:
+        TypeError, ValueError: as `as_whole_number`.
+    """
+    return sys.maxsize if value is None else as_whole_number("log_interval", value, least=1)
 
 
 PATIENCE = 10

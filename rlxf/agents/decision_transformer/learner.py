@@ -254,7 +254,7 @@ class DecisionTransformer(OnlineFinetuning):
         steps: int,
         distillation: Distillation | None = None,
         callback: MaybeCallback = None,
-        log_interval: int = 100,
+        log_interval: int | None = 100,
         tb_log_name: str = "DecisionTransformer_distilled",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
@@ -269,7 +269,7 @@ class DecisionTransformer(OnlineFinetuning):
             steps: number of updates, each on one batch of windows.
             distillation: loss settings; None for ``Distillation()``.
             callback: SB3 callback, called after each update.
-            log_interval: number of updates between log outputs.
+            log_interval: number of updates between log outputs; None for no log.
             tb_log_name: name of the run in TensorBoard.
             reset_num_timesteps: restart warm-up and schedules; False to continue them.
             progress_bar: show a progress bar.

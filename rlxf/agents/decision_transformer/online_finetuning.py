@@ -15,7 +15,12 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.common.arguments import SB3_ONLINE_ARGUMENTS, reject_unknown_arguments
+from rlxf.agents.common.arguments import (
+    SB3_ONLINE_ARGUMENTS,
+    as_log_interval,
+    as_whole_number,
+    reject_unknown_arguments,
+)
 from rlxf.agents.common.environment_checks import check_raw
 from rlxf.agents.decision_transformer.acting import ReturnConditionedPolicy
 from rlxf.agents.decision_transformer.online_rounds import (
@@ -58,7 +63,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         replay_remove: str = "worst",
         exploration_noise: float = 0.1,
         callback: MaybeCallback = None,
-        log_interval: int = 1,
+        log_interval: int | None = 1,
         tb_log_name: str = "DecisionTransformer_online",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
@@ -97,7 +102,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
                 half their range, or of the action if it is unbounded (TD3: Fujimoto et al. 2018,
                 arXiv:1802.09477). Other policies sample and ignore it.
             callback: SB3 callback, called after each step of the environments.
-            log_interval: number of rounds between log outputs.
+            log_interval: number of rounds between log outputs; None for no log.
             tb_log_name: name of the run in TensorBoard.
             reset_num_timesteps: restart the step count and schedules; False to continue them.
             progress_bar: show a progress bar.
@@ -124,7 +129,8 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         self._check_target(target_return)
         sizes = {"round_steps": round_steps, "round_updates": round_updates}
         sizes |= {"replay_episodes": replay_episodes}
-        check_sizes(steps=steps, log_interval=log_interval, **sizes)
+        steps, log_interval = as_whole_number("steps", steps, least=1), as_log_interval(log_interval)
+        check_sizes(**sizes)
         check_not_negative("exploration_noise", exploration_noise)
         replay = ReplayBuffer(self._data(), replay_episodes, replay_remove)
         self.policy.loss.check_online()

@@ -353,8 +353,8 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
             FileNotFoundError: if the file does not exist.
             CheckpointError: if the file is truncated, altered, of a different type, or needs a user-defined
                 object that is not passed.
-            ValueError: if the environment's spaces differ from the checkpoint's, or the device does not
-                exist.
+            ValueError: if the environment's spaces differ from the checkpoint's, an argument requires other
+                weights, or the device does not exist.
             TypeError: if the constructor has no argument of this name.
         """
         check_device(device)
@@ -362,6 +362,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         policy = settings.pop("policy", None) if policy is None else policy
         archive = checkpoint.read_checkpoint(path, sha256)
         own = checkpoint.read_settings(archive, cls)
+        checkpoint.check_same_network(own, settings)
         stored = own | settings
         if "policy_kwargs" not in settings:
             stored["policy_kwargs"] = checkpoint.decode_policy_kwargs(stored["policy_kwargs"])

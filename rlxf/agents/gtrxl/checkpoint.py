@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from rlxf.agents.common.checkpoint import (
 )
 from rlxf.agents.common.weights import check_stored_parameters
 from rlxf.agents.gtrxl.config import BOUNDS, SCHEDULES, PPOConfig
-from rlxf.agents.gtrxl.heads import check_statistics
+from rlxf.agents.gtrxl.heads import ADDED_STATISTICS, check_statistics
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
 from rlxf.attention import TransformerSpec
+from rlxf.attention.memory.base import NoMemory
 from rlxf.training import (
     Archive,
     CheckpointError,
@@ -47,6 +49,8 @@ NOT_SETTINGS = (
 """Arguments of the constructor that are not stored as settings in a file."""
 ADDED_SETTINGS = {"use_sde": PPOConfig.use_sde, "sde_sample_freq": PPOConfig.sde_sample_freq}
 """Settings that earlier files do not have: they mean the defaults."""
+WEIGHT_SETTINGS = ("previous_action", "use_sde", "reconstruction_coef")
+"""Settings whose truth value determines the weights, in addition to the core and policy_kwargs."""
 EXTRACTORS = (FlattenExtractor, NatureCNN, CombinedExtractor)
 OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD)
 CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*EXTRACTORS, *OPTIMIZERS)}
@@ -66,7 +70,9 @@ def build_archive(document: dict[str, Any], policy: GTrXLPolicy) -> Archive:
 
 def read_checkpoint(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
     """Read and check the file of a GTrXLPPO agent; arguments and errors as in `read_agent_archive`."""
-    return read_agent_archive(path, "GTrXLPPO", {"policy", "optimizer"}, sha256)
+    archive = read_agent_archive(path, "GTrXLPPO", {"policy", "optimizer"}, sha256)
+    policy = ADDED_STATISTICS | archive.tensors["policy"]
+    return Archive(archive.documents, archive.tensors | {"policy": policy})
 
 
 @checkpoint_errors()
@@ -82,6 +88,12 @@ def read_settings(archive: Archive, agent: type[Any]) -> dict[str, Any]:
     for name in SCHEDULES:
         stored[name] = schedule_from_json(stored[name])
     return stored
+
+
+def stored_policy_name(policy: type[GTrXLPolicy]) -> str:
+    """Return the name of a policy class in a file; it has the module if it is that of another class here."""
+    name = policy.__name__
+    return name if POLICIES.get(name, policy) is policy else f"{policy.__module__}.{policy.__qualname__}"
 
 
 @checkpoint_errors()
@@ -138,6 +150,33 @@ def read_parameters(archive: Archive, policy: GTrXLPolicy) -> dict[str, Any]:
     return {"policy": archive.tensors["policy"], OPTIMIZER: state}
 
 
+def check_same_network(stored: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Check that arguments of ``load`` do not change the network in a file, apart from its core.
+
+    Args:
+        stored: arguments in the file by name.
+        settings: arguments that replace them.
+
+    Raises:
+        ValueError: if one of them does; the message names the arguments that can be replaced.
+    """
+    length = (stored["core"].memory or NoMemory()).length
+    changed = {
+        name: stored[name]
+        for name in WEIGHT_SETTINGS
+        if bool(settings.get(name, stored[name])) != bool(stored[name])
+    }
+    if "core" not in settings and settings.get("memory_length", length) not in (None, length):
+        changed["memory_length"] = length
+    if changed:
+        name, value = next(iter(changed.items()))
+        others = sorted(stored.keys() - {*WEIGHT_SETTINGS, "core", "policy_kwargs"})
+        raise ValueError(
+            f"the file cannot be loaded with {name}={settings[name]!r}, which is another network: it was "
+            f"saved with {name}={value!r}; leave it out. Arguments that can be replaced: {', '.join(others)}"
+        )
+
+
 def setting_names(agent: type[Any]) -> list[str]:
     """Return the names of the constructor arguments stored in a file, given the class of an agent."""
     return [name for name in inspect.signature(agent.__init__).parameters if name not in NOT_SETTINGS]
@@ -161,7 +200,7 @@ def describe(
     return {
         "name": "GTrXLPPO",
         "rlxf": VERSION,
-        "policy": type(policy).__name__,
+        "policy": stored_policy_name(type(policy)),
         "settings": values,
         "observation_space": space_to_json(policy.observation_space),
         "action_space": space_to_json(policy.action_space),
@@ -185,8 +224,8 @@ def _encode(value: Any) -> Any:
         return {key: _encode(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_encode(part) for part in value]
-    plain = value is None or isinstance(value, bool | int | float | str)
-    return value if plain else {"lost": repr(value)}
+    plain = value is None or isinstance(value, bool | int | str)
+    return value if plain or (isinstance(value, float) and isfinite(value)) else {"lost": repr(value)}
 
 
 def _decode(value: Any, where: str) -> Any:

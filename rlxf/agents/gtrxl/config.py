@@ -1,9 +1,9 @@
 """Hyperparameters of GTrXLPPO with their checks, default sizes, its environments, and the HParams tab."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from gymnasium import Env, spaces
@@ -26,7 +26,7 @@ from rlxf.agents.gtrxl.policy import (
     default_policy_name,
 )
 from rlxf.attention import TransformerSpec
-from rlxf.attention.technique import MAX_INT, check_bool, check_int
+from rlxf.attention.technique import check_bool
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.specs import single_spec
@@ -40,32 +40,24 @@ from rlxf.training.schedules import check_schedule
 
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 """Hyperparameters that may be schedules."""
-OPTIONAL = ("n_steps", "critic_lambda", "target_kl")
-RANGES: tuple[tuple[Sequence[str], str, Callable[[Any], bool], Rule], ...] = (
-    (("segment_length", "n_steps", "n_epochs"), "at least 1", lambda value: value >= 1, whole(1)),
-    (("gamma", "gae_lambda"), "from 0 to 1", lambda value: 0 <= value <= 1, number(0, 1)),
-    (("critic_lambda",), "from 0 to 1", lambda value: 0 <= value <= 1, number(0, 1) | NOTHING),
-    (("vf_coef", "reconstruction_coef"), "at least 0", lambda value: value >= 0, number(0)),
-    (("max_grad_norm", "advantage_epsilon"), "more than 0", lambda value: value > 0, number(above=0)),
-    (
-        ("sde_sample_freq",),
-        "at least 1, or -1 for once in each rollout",
-        lambda value: value == -1 or value >= 1,
-        whole(-1),
-    ),
-    (("target_kl",), "more than 0, or None for no limit", lambda value: value > 0, number(above=0) | NOTHING),
-)
-"""Names of arguments; their range, for messages; a check of a value, which is False for NaN; and the rule for
-values in a file.
-"""
-BOUNDS = (
-    {name: rule for names, _, _, rule in RANGES for name in names}
-    | {
-        name: whole(1)
-        for name in ("batch_size", "n_envs", "stats_window_size", "gradient_accumulation_steps")
-    }
-    | {"policy_kwargs": MAPPING, "seed": SEED_RULE, "verbose": whole(0), "precision": PRECISION_RULE}
-)
+SIZES = ("n_steps", "batch_size", "segment_length", "n_epochs", "n_envs", "stats_window_size")
+NUMBERS: dict[str, Rule] = {
+    **dict.fromkeys(SIZES, whole(1)),
+    **dict.fromkeys(("gamma", "gae_lambda"), number(0, 1)),
+    "critic_lambda": number(0, 1) | NOTHING,
+    **dict.fromkeys(("vf_coef", "reconstruction_coef"), number(0)),
+    **dict.fromkeys(("max_grad_norm", "advantage_epsilon"), number(above=0)),
+    "sde_sample_freq": whole(1) | Rule("-1 for once in each rollout", lambda value: value == -1),
+    "target_kl": number(above=0) | NOTHING,
+    "seed": SEED_RULE,
+    "verbose": whole(0),
+}
+"""Rules of the arguments that are numbers, in the constructor and in a file."""
+BOUNDS = NUMBERS | {
+    "gradient_accumulation_steps": whole(1),
+    "policy_kwargs": MAPPING,
+    "precision": PRECISION_RULE,
+}
 """Rules of the settings in a file; the annotations of the constructor define the other settings."""
 
 
@@ -73,11 +65,14 @@ BOUNDS = (
 class PPOConfig:
     """Hyperparameters of `GTrXLPPO`, which describes them, with their defaults.
 
+    Scalars of NumPy, and floats with an integral value where an integer is required, are converted to
+    numbers of Python.
+
     Raises:
-        ValueError: if a number is out of range, rollouts or minibatches do not consist of whole segments, or
-            there are more micro-batches than segments in a minibatch.
-        TypeError: if a schedule is neither a number nor a function that returns one, or an argument that is
-            True or False by default has another type.
+        ValueError: if a number is out of range or not finite, rollouts or minibatches do not consist of whole
+            segments, or there are more micro-batches than segments in a minibatch.
+        TypeError: if an argument has another type, or a schedule is neither a number nor a function that
+            returns one.
     """
 
     learning_rate: float | Schedule = LinearSchedule(1e-3, 0.0, 1.0)  # noqa: RUF009  # it is immutable
@@ -106,17 +101,18 @@ class PPOConfig:
     precision: Precision = "float32"
     compile: bool = False
     n_envs: int = 32
+    stats_window_size: int = 100
+    verbose: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
+            value = _as_number(getattr(self, field.name), int in (field.type, *get_args(field.type)))
+            object.__setattr__(self, field.name, value)
             if field.type is bool:
-                check_bool(field.name, getattr(self, field.name))
-        check_int("sde_sample_freq", self.sde_sample_freq, -MAX_INT)
-        for names, allowed, holds, _ in RANGES:
-            for name in names:
-                value = getattr(self, name)
-                if not (value is None and name in OPTIONAL) and not holds(value):
-                    raise ValueError(f"{name} must be {allowed}, got {value}")
+                check_bool(field.name, value)
+            if field.name in NUMBERS and not (value is None and field.default is None):
+                _check_number(field.name, value)
         self._check_multiples()
         segments = self.minibatch_size // self.segment_length
         check_accumulation_steps(self.gradient_accumulation_steps, segments, "number of segments")
@@ -164,6 +160,21 @@ class PPOConfig:
                 raise ValueError(
                     f"{name} must be a multiple of segment_length={self.segment_length}, got {value}"
                 )
+
+
+def _as_number(value: Any, whole: bool) -> Any:
+    """Convert a scalar of NumPy, and an integral float if the number is whole; return other values as is."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return int(value) if whole and isinstance(value, float) and value.is_integer() else value
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Raise ValueError, or TypeError if the value is not a number, unless it is allowed by `NUMBERS`."""
+    rule = NUMBERS[name]
+    if not rule.holds(value):
+        error = ValueError if type(value) in (int, float) else TypeError
+        allowed = rule.allowed.replace("null", "None").replace("a number", "a finite number")
+        raise error(f"{name} must be {allowed}, got {value!r}")
 
 
 ROLLOUT_STEPS = 2048

@@ -6,6 +6,7 @@ from typing import Any
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlxf.agents.common.arguments import as_whole_number
 from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.agents.common.cores import check_state, check_token_by_token
 from rlxf.attention import XL, GRUGate, TransformerSpec, Window, XLRelative
@@ -57,10 +58,10 @@ def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> Tra
     Raises:
         ValueError: if the length is less than 1, the two arguments disagree, or acting step by step would
             differ from training on segments.
-        TypeError: if ``core`` is not a `TransformerSpec`.
+        TypeError: if ``core`` is not a `TransformerSpec`, or the length is not a number.
     """
-    if memory_length is not None and memory_length < 1:
-        raise ValueError(f"memory_length must be at least 1, got {memory_length}")
+    if memory_length is not None:
+        memory_length = as_whole_number("memory_length", memory_length, least=1)
     if core is None:
         return gtrxl(MEMORY_LENGTH if memory_length is None else memory_length)
     if not isinstance(core, TransformerSpec):

@@ -80,9 +80,10 @@ def same_most_likely_action(one: Distribution, other: Distribution) -> Tensor:
 
 
 MIN_STD = 1e-2
-"""Lower bound of the standard deviation of returns.
+"""Lower bound of the standard deviation of returns, as a share of the largest absolute return, which counts
+as at most 1.
 
-Before the first nonzero reward, returns are only the critic's own noise, which must not be amplified.
+While all rewards are 0, returns are only the critic's own noise, which must not be amplified.
 """
 MIN_RATE = 0.05
 """Weight of the newest rollout in the statistics after the first 20 rollouts."""
@@ -91,9 +92,14 @@ MEAN_KEY = "value_net.mean"
 MAX_STATISTICS = {
     MEAN_KEY: torch.finfo(torch.float32).max,
     "value_net.variance": torch.finfo(torch.float32).max ** 2,
+    "value_net.largest": torch.finfo(torch.float32).max,
     "value_net.rollouts": torch.iinfo(torch.int64).max,
 }
 """Largest absolute values of the statistics, by their names in the weights of a policy."""
+
+
+ADDED_STATISTICS = {"value_net.largest": torch.ones((), dtype=torch.float64)}
+"""Statistics that earlier files do not have: with these values, training continues as before."""
 
 
 def check_statistics(state: Mapping[str, Tensor]) -> None:
@@ -122,6 +128,9 @@ class PopArtHead(nn.Linear):
     rollout and rescales w and b so that all values are preserved: ``w' = sigma w / sigma'`` and
     ``b' = (sigma b + mu - mu') / sigma'``.
 
+    The weights of a new agent are 0, so all its values are 0 until the first update with a nonzero return,
+    which sets them to mu. Training therefore does not depend on the unit of the rewards.
+
     The first 20 rollouts have equal weights in the statistics. Afterwards the statistics are an exponential
     moving average, so that the large returns of an early policy lose their influence on the scale.
 
@@ -133,18 +142,21 @@ class PopArtHead(nn.Linear):
 
     mean: Tensor
     variance: Tensor
+    largest: Tensor
     rollouts: Tensor
 
     def __init__(self, width: int):
         super().__init__(width, 1)
         self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
         self.register_buffer("variance", torch.ones((), dtype=torch.float64))
+        self.register_buffer("largest", torch.zeros((), dtype=torch.float64))
         self.register_buffer("rollouts", torch.zeros((), dtype=torch.int64))
 
     @property
     def deviation(self) -> Tensor:
-        """Standard deviation sigma, at least `MIN_STD`; a float64 scalar."""
-        return self.variance.sqrt().clamp(min=MIN_STD)
+        """Standard deviation sigma with the lower bound `MIN_STD`; a float64 scalar above 0."""
+        unit = torch.where(self.largest > 0, self.largest.clamp(max=1), 1.0)
+        return torch.maximum(self.variance.sqrt(), MIN_STD * unit)
 
     def forward(self, latent: Tensor) -> Tensor:
         """Return the values of outputs (..., C), in units of the rewards: (..., 1)."""
@@ -153,9 +165,14 @@ class PopArtHead(nn.Linear):
 
     @torch.no_grad()
     def update(self, returns: Tensor) -> None:
-        """Update the statistics with the returns (N,) of a rollout; all values are preserved."""
+        """Update the statistics with the returns (N,) of a rollout; all values are preserved.
+
+        If all weights are 0, the values become the mean of the returns instead.
+        """
         mean, deviation = self.mean.clone(), self.deviation
         self._update_statistics(returns.double())
+        if not self.weight.any():  # the head of a new agent
+            return
         ratio = deviation / self.deviation
         self.weight.mul_(ratio.to(self.weight.dtype))
         bias = ratio * self.bias.double() + (mean - self.mean) / self.deviation
@@ -163,6 +180,7 @@ class PopArtHead(nn.Linear):
 
     def _update_statistics(self, returns: Tensor) -> None:
         self.rollouts += 1
+        self.largest.copy_(torch.maximum(self.largest, returns.abs().max()))
         rate = torch.clamp(1 / self.rollouts.double(), min=MIN_RATE)
         mean = torch.lerp(self.mean, returns.mean(), rate)
         before = self.variance + (self.mean - mean).square()

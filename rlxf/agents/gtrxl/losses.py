@@ -60,13 +60,14 @@ def generalized_advantage_estimate(
 
 
 def normalize_advantages(advantages: Tensor, weight: Tensor, epsilon: Tensor | float) -> Tensor:
-    """``(A - mean) / (std + epsilon + 1e-8)`` over the entries of weight 1.
+    """``(A - mean) / (std + epsilon + min(1e-8, epsilon))`` over the entries of weight 1.
 
     Once a task is solved, all advantages are nearly 0. Division by their small standard deviation alone would
-    amplify noise and degrade the policy; epsilon prevents it.
+    amplify noise and degrade the policy; epsilon, which is above 0 and has the unit of the advantages,
+    prevents it.
     """
     centered = advantages - masked_mean(advantages, weight)
-    return centered / (masked_mean(centered.square(), weight).sqrt() + epsilon + 1e-8)
+    return centered / (masked_mean(centered.square(), weight).sqrt() + epsilon + min(1e-8, epsilon))
 
 
 def clipped_values(values: Tensor, before: Tensor, clip_range: float | None) -> Tensor:

@@ -153,7 +153,7 @@ class GTrXLPolicy(RecurrentPolicy):
             self.action_net = self.action_dist.proba_distribution_net(self.core.width)  # type: ignore
         self.value_net = PopArtHead(self.core.width)
         self.action_net.apply(lambda module: self.init_weights(module, gain=0.01))
-        self.init_weights(self.value_net, gain=0.01)
+        self.init_weights(self.value_net, gain=0.0)
 
     def _make_action_distribution(self) -> Distribution:
         """Return SB3's action distribution, or `StateDependentNoise`."""

@@ -11,7 +11,13 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance, ge
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from rlxf.agents.common.arguments import PPO_SB3_ARGUMENTS, check_device, reject_unknown_arguments
+from rlxf.agents.common.arguments import (
+    PPO_SB3_ARGUMENTS,
+    as_log_interval,
+    as_whole_number,
+    check_device,
+    reject_unknown_arguments,
+)
 from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
@@ -124,12 +130,25 @@ class GTrXLPPO(TrainingLoop):
     Raises:
         ValueError: if an argument is invalid (the message names allowed values), or if the device does not
             exist, where SB3 would silently use the CPU.
-        TypeError: if a space is not supported, or for unknown arguments. For those of SB3's PPO and
-            RecurrentPPO the message names the alternative.
+        TypeError: if an argument has another type, a space is not supported, or for unknown arguments. For
+            those of SB3's PPO and RecurrentPPO the message names the alternative.
 
     Warns:
         UserWarning: if "MlpGTrXLPolicy" flattens images that "CnnGTrXLPolicy" supports.
     """
+
+    batch_size: int
+    n_epochs: int
+    clip_range: float | Schedule
+    clip_range_vf: float | Schedule | None
+    normalize_advantage: bool
+    target_kl: float | None
+    advantage_epsilon: float
+    previous_action: bool
+    reconstruction_coef: float
+    gradient_accumulation_steps: int
+    precision: Precision
+    compile: bool
 
     @reject_unknown_arguments(PPO_SB3_ARGUMENTS)
     def __init__(
@@ -165,11 +184,11 @@ class GTrXLPPO(TrainingLoop):
         compile: bool = PPOConfig.compile,
         n_envs: int = PPOConfig.n_envs,
         core: TransformerSpec | None = None,
-        stats_window_size: int = 100,
+        stats_window_size: int = PPOConfig.stats_window_size,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
-        verbose: int = 0,
-        seed: int | None = None,
+        verbose: int = PPOConfig.verbose,
+        seed: int | None = PPOConfig.seed,
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ):
@@ -179,41 +198,34 @@ class GTrXLPPO(TrainingLoop):
         if env is None and _init_setup_model:
             raise ValueError("env is None: pass a Gymnasium id, an environment, a VecEnv or a VectorEnv")
         self.core = resolve_core(core, memory_length)
-        warn_of_untrained_memory(self.core, segment_length)
+        warn_of_untrained_memory(self.core, config.segment_length)
         if persist_memory_across_episodes:
             check_unlimited_positions(self.core)
         if recompute_memory:
             check_recomputable(self.core)
-        self.segment_length, self.batch_size, self.n_epochs = segment_length, config.minibatch_size, n_epochs
-        self.clip_range, self.clip_range_vf, self.target_kl = clip_range, clip_range_vf, target_kl
-        self.normalize_advantage, self.advantage_epsilon = normalize_advantage, advantage_epsilon
-        self.critic_lambda, self.reconstruction_coef = critic_lambda, reconstruction_coef
-        self.gradient_accumulation_steps, self.precision = gradient_accumulation_steps, precision
-        self.compile = compile
-        self.previous_action, self.recompute_memory = previous_action, recompute_memory
-        self.persist_memory_across_episodes = persist_memory_across_episodes
+        vars(self).update(vars(config), batch_size=config.minibatch_size)
         torch.set_flush_denormal(True)
         self.ranks = process_group()
-        training_env = as_training_env(env, n_envs, seed)
+        training_env = as_training_env(env, config.n_envs, config.seed)
         if training_env is not None:
             check_sde(use_sde, training_env.action_space)
         super().__init__(
             policy,  # type: ignore[arg-type]  # SB3 annotates its own actor-critic policy
             training_env,
-            learning_rate=learning_rate,
+            learning_rate=config.learning_rate,
             n_steps=config.steps_per_env(training_env),
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            ent_coef=ent_coef,  # type: ignore[arg-type]  # SB3 annotates a float; schedules also work
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            stats_window_size=stats_window_size,
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            ent_coef=config.ent_coef,  # type: ignore[arg-type]  # SB3 annotates a float; schedules also work
+            vf_coef=config.vf_coef,
+            max_grad_norm=config.max_grad_norm,
+            use_sde=config.use_sde,
+            sde_sample_freq=config.sde_sample_freq,
+            stats_window_size=config.stats_window_size,
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
+            verbose=config.verbose,
+            seed=config.seed,
             device=device,
             _init_setup_model=_init_setup_model,
         )
@@ -330,7 +342,7 @@ class GTrXLPPO(TrainingLoop):
         distillation: Distillation | None = None,
         actor: Actor = "student",
         callback: MaybeCallback = None,
-        log_interval: int = 1,
+        log_interval: int | None = 1,
         tb_log_name: str = "GTrXLPPO_distilled",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
@@ -346,24 +358,27 @@ class GTrXLPPO(TrainingLoop):
 
         Args:
             teacher: the agent to imitate; it is not changed. Its sizes, techniques and memory may differ.
-            total_timesteps: steps to train for, over all environments.
+            total_timesteps: steps to train for, over all environments; a whole number such as 1e5.
             distillation: the distillation loss; None for ``Distillation()``.
             actor: the agent that acts, "student" or "teacher"; the noise of a teacher is independent in each
                 step. If the student acts, it learns to correct its own mistakes. If it is too weak to make
                 progress, let the teacher act first.
             callback: callback or callbacks, as in SB3.
-            log_interval: rollouts between two log lines.
+            log_interval: rollouts between two log lines; None for no log lines.
             tb_log_name: name of the run in TensorBoard.
             reset_num_timesteps: restart the step counter and the schedules; False to continue them.
             progress_bar: show a progress bar.
 
         Raises:
-            ValueError: if spaces or device of the teacher differ, the teacher has a datastore, or actor is
-                unknown.
+            TypeError: if ``total_timesteps`` or ``log_interval`` is not a number.
+            ValueError: if they are out of range, spaces or device of the teacher differ, the teacher has a
+                datastore, or actor is unknown.
 
         Warns:
             UserWarning: if target_kl is set.
         """
+        total_timesteps = as_whole_number("total_timesteps", total_timesteps, least=0)
+        log_interval = as_log_interval(log_interval)
         self.ranks.check_single_process("distill")
         if self.target_kl is not None:
             warnings.warn(f"distill has no KL limit, target_kl={self.target_kl} has no effect", stacklevel=2)

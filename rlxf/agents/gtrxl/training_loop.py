@@ -13,6 +13,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlxf.agents.common.arguments import as_log_interval, as_whole_number
 from rlxf.agents.common.checkpoint import check_unfinished, newest_checkpoint_file
 from rlxf.agents.common.environment_checks import (
     check_observations,
@@ -169,7 +170,7 @@ class TrainingLoop(GTrXLAgent):
         self,
         total_timesteps: int,
         callback: MaybeCallback = None,
-        log_interval: int = 1,
+        log_interval: int | None = 1,
         tb_log_name: str = "GTrXLPPO",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
@@ -178,9 +179,9 @@ class TrainingLoop(GTrXLAgent):
         """Train for ``total_timesteps`` steps, counted over all environments; as in SB3.
 
         Args:
-            total_timesteps: steps to train for.
+            total_timesteps: steps to train for; a whole number such as 100_000 or 1e5.
             callback: callback or callbacks, as in SB3.
-            log_interval: rollouts between two log lines.
+            log_interval: rollouts between two log lines; None for no log lines.
             tb_log_name: name of the run in TensorBoard.
             reset_num_timesteps: restart the step counter and the schedules; False to continue them.
             progress_bar: show a progress bar.
@@ -192,7 +193,9 @@ class TrainingLoop(GTrXLAgent):
                 warning. Sets the global random number generators of torch, numpy and Python.
 
         Raises:
-            ValueError: before the first step, if the agent was loaded without an environment, a schedule is
+            TypeError: before the first step, if ``total_timesteps`` or ``log_interval`` is not a number.
+            ValueError: before the first step, if ``total_timesteps`` is negative or has a fraction,
+                ``log_interval`` is less than 1, the agent was loaded without an environment, a schedule is
                 lost (`UnknownSchedule`) or becomes negative, the agent has a datastore, a block of
                 its `Compressive` memory would contain a filler row and never be compressed, or its settings
                 differ from those of the file to resume from.
@@ -205,6 +208,8 @@ class TrainingLoop(GTrXLAgent):
                 recurrent state overflow; during training, if a loss, a gradient or a recurrent state is NaN
                 or infinite. The weights are those before that optimizer step.
         """
+        total_timesteps = as_whole_number("total_timesteps", total_timesteps, least=0)
+        log_interval = as_log_interval(log_interval)
         check_has_env(self.env)
         check_schedules(self, progress=0.0)
         run = None if resume_from is None else self._read_run(resume_from, total_timesteps)

@@ -21,7 +21,7 @@ from rlxf.agents.common.numerics import check_parameters, numerical_error_contex
 from rlxf.agents.common.precision import Precision, check_precision
 from rlxf.agents.common.weights import sync_processes
 from rlxf.agents.offline import checkpoint
-from rlxf.agents.offline.config import OfflineConfig, check_no_policy, check_sizes
+from rlxf.agents.offline.config import OfflineConfig, check_no_policy
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.optimizer_step import (
@@ -160,7 +160,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         self,
         steps: int,
         callback: MaybeCallback = None,
-        log_interval: int = 100,
+        log_interval: int | None = 100,
         tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
@@ -169,10 +169,10 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         """Train for ``steps`` updates. In SB3 this argument counts environment steps.
 
         Args:
-            steps: number of updates, each on one batch of windows.
+            steps: number of updates, each on one batch of windows; a whole number such as 10_000 or 1e4.
             callback: SB3 callback, called after each update.
-            log_interval: number of updates between log outputs. Updates after the last output are not
-                logged, so a longer training has the same log.
+            log_interval: number of updates between log outputs; None for no log. Updates after
+                the last output are not logged, so a longer training has the same log.
             tb_log_name: name of the run in TensorBoard; None for `NAME`.
             reset_num_timesteps: restart warm-up and schedules; False to continue them. With
                 ``warmup_updates=None``, the warm-up is a tenth of the new total, so a continued training may
@@ -184,9 +184,11 @@ class OfflineAlgorithm(ValidatedAlgorithm):
                 built with the same arguments and data. Sets the global generators of torch, numpy and Python.
 
         Raises:
-            ValueError: if steps or log_interval is less than 1, the agent was loaded without a dataset, or
-                its settings or data differ from those in ``resume_from``. The agent stays unchanged. During
-                training, if the schedule of the learning rate becomes negative or is not finite.
+            TypeError: if steps or log_interval is not a number.
+            ValueError: if steps or log_interval is less than 1 or has a fraction, the agent was loaded
+                without a dataset, or its settings or data differ from those in ``resume_from``. The
+                agent stays unchanged. During training, if the schedule of the learning rate becomes negative
+                or is not finite.
             FileNotFoundError: if ``resume_from`` does not exist.
             CheckpointError: if the file is truncated, altered or of another format.
             NumericalError: before the first update, if a parameter is not finite or would make a recurrent
@@ -208,14 +210,15 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         windows: Windows,
         steps: int,
         callback: MaybeCallback,
-        log_interval: int,
+        log_interval: int | None,
         tb_log_name: str,
         reset_num_timesteps: bool,
         progress_bar: bool,
         resume_from: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Run the training loop with the given update and windows; arguments as in `learn`."""
-        check_sizes(steps=steps, log_interval=log_interval)
+        steps = arguments.as_whole_number("steps", steps, least=1)
+        log_interval = arguments.as_log_interval(log_interval)
         run, info = None, self._training_info()
         if resume_from is not None:
             run = checkpoint.read_resumable_run(resume_from, self._describe(info), steps)

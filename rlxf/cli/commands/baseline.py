@@ -1,12 +1,15 @@
 """``rlxf baseline``: agents of Stable-Baselines3, and random actions, as runs to compare with."""
 
 import inspect
+import json
+import types
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import field
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from tyro.conf import Positional, arg
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
     from rlxf.training import RunFolder
+    from rlxf.training.compat import Rule
 
 DEFAULT_EVALUATIONS = 10
 """Default number of evaluations in a training."""
@@ -124,8 +128,9 @@ class Baseline(Command):
             raise ValueError(f"random actions have no {', '.join(given)}; leave it out")
 
     def _check_arguments(self, make: type) -> None:
-        known = inspect.signature(make).parameters.keys() - RESERVED
-        if unknown := self.arguments.keys() - known:
+        parameters = inspect.signature(make).parameters
+        known = {name: each for name, each in parameters.items() if name not in RESERVED}
+        if unknown := self.arguments.keys() - known.keys():
             raise ValueError(
                 f"--arguments of {make.__name__} must be among {', '.join(sorted(known))}, got "
                 f"{', '.join(sorted(unknown))}"
@@ -134,6 +139,11 @@ class Baseline(Command):
             raise ValueError(
                 f"--arguments must be numbers: schedules are constant, got a text for {', '.join(texts)}"
             )
+        for name, value in self.arguments.items():
+            rule = _json_rule(known[name].annotation)
+            if not rule.holds(value):
+                allowed, shown = rule.allowed, json.dumps(value)
+                raise ValueError(f"{name} in --arguments of {make.__name__} must be {allowed}, got {shown}")
 
     def _envs(self, n_envs: int, seed: int | None) -> "VecEnv":
         env = self.task.make(n_envs, seed)
@@ -188,6 +198,15 @@ def _discarded_on_failure(agent: Any, run: "RunFolder") -> Iterator[None]:
         if getattr(agent, "_n_updates", 0) == 0:
             run.discard()
         raise
+
+
+def _json_rule(annotation: Any) -> "Rule":
+    """Return the rule for an argument of an algorithm in JSON, which cannot hold a schedule."""
+    from rlxf.training.compat import rule_of
+
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return rule_of(annotation)
+    return rule_of(reduce(or_, [each for each in get_args(annotation) if get_origin(each) is not Callable]))
 
 
 def algorithm_class(name: str) -> "type[BaseAlgorithm]":

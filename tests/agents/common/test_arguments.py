@@ -1,18 +1,21 @@
 """Arguments: unknown and unsupported keywords, devices, and the warning for a missing state."""
 
 import inspect
+import math
 import warnings
 
 import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import configure
 
 from rlxf import GTrXLPPO, evaluate, import_sb3
 from rlxf.agents.common.arguments import (
     PATIENCE,
     MissingStateWarning,
     UnsupportedArgument,
+    as_whole_number,
     check_device,
     load_settings,
     reject_unknown_arguments,
@@ -206,3 +209,56 @@ def test_calls_with_a_state_start_the_count_again():
             calls.record(state, None)
 
     assert warning_files(play) == []
+
+
+@pytest.mark.parametrize("number", [1e2, np.int64(100), np.float32(100)], ids=repr)
+def test_whole_numbers_of_other_types_are_ints(number):
+    assert type(as_whole_number("steps", number, least=1)) is int
+    assert as_whole_number("steps", number, least=1) == 100
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, np.float64(2.5), math.nan, math.inf, -1e5, 1e300], ids=repr)
+def test_other_numbers_are_not_whole_numbers(number):
+    with pytest.raises(ValueError, match=r"^steps must be .*, got "):
+        as_whole_number("steps", number, least=1)
+
+
+@pytest.mark.parametrize("value", [True, np.bool_(1), "5", None, [5]], ids=repr)
+def test_other_types_are_not_whole_numbers(value):
+    with pytest.raises(TypeError, match=r"^steps must be a whole number, got "):
+        as_whole_number("steps", value, least=1)
+
+
+@pytest.mark.parametrize("number", [1e2, np.int64(100)], ids=repr)
+def test_agents_trained_for_a_whole_number_of_another_type_are_loaded(tmp_path, number):
+    online, offline = small_agent(scripts(shifted(3))), small_transformer()
+    for agent in (online.learn(number), offline.learn(number / 10)):
+        agent.save(tmp_path / "agent")
+        assert type(agent).load(tmp_path / "agent")._total_timesteps == agent._total_timesteps
+
+
+@pytest.mark.parametrize("number", [-1, 48.5, math.nan, True, "48"], ids=repr)
+def test_no_training_starts_with_another_number_of_steps(number):
+    student, teacher = small_agent(scripts(shifted(3))), small_agent(scripts(shifted(3)))
+    offline = small_transformer()
+    trainings = (student.learn, lambda steps: student.distill(teacher, steps), offline.learn)
+    for learn in trainings:
+        with pytest.raises((TypeError, ValueError), match="steps must be"):
+            learn(number)
+    assert (student.num_timesteps, offline.num_timesteps) == (0, 0)
+
+
+@pytest.mark.parametrize("interval", [0, -1, 1.5, "1"], ids=repr)
+def test_log_interval_out_of_range(interval):
+    for agent in (small_agent(scripts(shifted(3))), small_transformer()):
+        with pytest.raises((TypeError, ValueError), match="log_interval must be"):
+            agent.learn(48, log_interval=interval)
+        assert agent.num_timesteps == 0
+
+
+def test_log_interval_none_logs_nothing(tmp_path):
+    for agent in (small_agent(scripts(shifted(3))), small_transformer()):
+        agent.set_logger(configure(str(tmp_path), ["csv"]))
+        agent.learn(96, log_interval=None)
+        assert agent.num_timesteps == 96
+        assert (tmp_path / "progress.csv").read_text() == ""

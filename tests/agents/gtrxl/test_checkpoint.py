@@ -393,6 +393,30 @@ class OwnPolicy(MlpGTrXLPolicy):
     """User-defined policy, which a file cannot hold."""
 
 
+def test_user_defined_policy_with_the_name_of_another_must_be_passed_again(trained, tmp_path):
+    policy = type("MlpGTrXLPolicy", (MlpGTrXLPolicy,), {"__module__": "mine"})
+    GTrXLPPO(policy, scripts(shifted(3)), core=small_core(), device="cpu").save(tmp_path / "agent")
+    with pytest.raises(
+        CheckpointError, match=r"user-defined policy, mine\.MlpGTrXLPolicy; pass policy=mine\."
+    ):
+        GTrXLPPO.load(tmp_path / "agent")
+    assert type(GTrXLPPO.load(tmp_path / "agent", policy=policy).policy) is policy
+    assert type(GTrXLPPO.load(trained[1]).policy) is MlpGTrXLPolicy
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"memory_length": 4}, {"previous_action": False}, {"use_sde": True}, {"reconstruction_coef": 0.5}],
+    ids=str,
+)
+def test_an_argument_that_changes_the_network_is_named(trained, change):
+    ((name, value),) = change.items()
+    message = rf"cannot be loaded with {name}={value}, .* saved with {name}=.*can be replaced: .*, gamma, "
+    with pytest.raises(ValueError, match=message):
+        GTrXLPPO.load(trained[1], **change)
+    GTrXLPPO.load(trained[1], memory_length=8, previous_action=True, use_sde=False)
+
+
 def test_user_defined_extractor_must_be_passed_again(tmp_path):
     kwargs = {"features_extractor_class": OwnExtractor}
     agent = small_agent(scripts(shifted(3)), policy_kwargs=kwargs)

@@ -1,9 +1,12 @@
-"""Hyperparameters of an agent in TensorBoard's HPARAMS tab."""
+"""Hyperparameters of an agent: types and ranges, and TensorBoard's HPARAMS tab."""
 
 import inspect
+import math
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
+import pytest
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -12,8 +15,12 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from rlxf import GTrXLPPO
+from rlxf.agents.common.checkpoint import setting_rules
 from rlxf.agents.gtrxl import config
+from rlxf.agents.gtrxl.checkpoint import setting_names
 from rlxf.envs import make_vec_env
+from rlxf.training import CheckpointError
+from rlxf.training.serialization import dump_json, load_json
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
 
 ELSEWHERE = {"policy", "env", "core", "memory_length", "device", "policy_kwargs"}
@@ -91,3 +98,57 @@ def test_logger_without_tensorboard_is_unchanged(tmp_path):
     agent._setup_learn(64)
     assert not list(tmp_path.glob("events.out.tfevents.*"))
     assert not agent.logger.name_to_value
+
+
+VALUES = (
+    *(True, np.bool_(False), None, "4", [4]),
+    *(-1, 0, 1, 8, 2**40, np.int64(8), 4.0, np.float64(16)),
+    *(0.5, np.float32(0.1), 1.5, math.nan, math.inf, -math.inf),
+)
+
+
+FIELDS = [field.name for field in fields(config.PPOConfig)]
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("precision", "compile")])
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_accepted_values_can_be_stored_and_others_are_named(name, value):
+    rule = setting_rules(GTrXLPPO, setting_names(GTrXLPPO), config.BOUNDS)[name]
+    built, error = config_or_error(name, value)
+    if built is None:
+        shown = value.item() if isinstance(value, np.generic) else value
+        assert name in error
+        assert f"{shown:g}" in error if isinstance(shown, float) else str(shown) in error
+        return
+    stored = getattr(built, name)
+    assert rule.holds(stored) or (stored is None and name in ("n_steps", "batch_size"))
+    assert load_json(dump_json(stored)) == stored == value
+
+
+def config_or_error(name, value) -> tuple[config.PPOConfig | None, str]:
+    """Return a configuration with this argument, or the message with which it is refused."""
+    try:
+        return config.PPOConfig(**({"segment_length": 4} | {name: value})), ""
+    except (TypeError, ValueError) as error:
+        return None, str(error)
+
+
+def test_numbers_of_other_types_are_converted_saved_and_loaded(tmp_path):
+    numbers = {"n_epochs": 2.0, "batch_size": np.int64(8), "gamma": np.float32(0.5), "seed": 3.0}
+    numbers |= {"learning_rate": np.float32(0.25), "stats_window_size": 7.0, "verbose": np.uint8(0)}
+    agent = small_agent(tmaze(), **numbers)
+    settings = agent.constructor_settings()
+    assert {name: settings[name] for name in numbers} == numbers
+    assert not any(isinstance(settings[name], np.generic) for name in numbers)
+    agent.save(tmp_path / "agent.zip")
+    assert GTrXLPPO.load(tmp_path / "agent.zip", device="cpu")._description() == agent._description()
+
+
+def test_nonfinite_numbers_of_policy_kwargs_must_be_passed_again(tmp_path):
+    kwargs = {"optimizer_kwargs": {"eps": math.inf}}
+    small_agent(tmaze(), policy_kwargs=kwargs).save(tmp_path / "agent.zip")
+    with pytest.raises(
+        CheckpointError, match=r"\['eps'\] was inf, which a file cannot hold; pass policy_kwargs"
+    ):
+        GTrXLPPO.load(tmp_path / "agent.zip")
+    GTrXLPPO.load(tmp_path / "agent.zip", policy_kwargs=kwargs)

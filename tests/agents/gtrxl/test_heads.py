@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl.config import PPOConfig
 from rlxf.agents.gtrxl.heads import MIN_STD, PopArtHead
-from rlxf.training import CheckpointError
-from tests.agents.gtrxl.worlds import scripts, shifted, small_core
+from rlxf.training import CheckpointError, read_archive, write_archive
+from tests.agents.gtrxl.worlds import parameters, same, scripts, shifted, small_agent, small_core
 
 
 def head(seed: int = 0) -> PopArtHead:
@@ -59,6 +59,73 @@ def test_returns_without_variance_do_not_divide_by_zero():
     assert value_head(torch.randn(4, 8)).isfinite().all()
 
 
+def new_head() -> PopArtHead:
+    """Return the head of a new agent, whose weights are 0."""
+    value_head = head()
+    for parameter in value_head.parameters():
+        torch.nn.init.zeros_(parameter)
+    return value_head
+
+
+@pytest.mark.parametrize("reward", [1e-6, 1.0, 1e6])
+def test_a_single_reward_after_rollouts_without_rewards(reward):
+    value_head, latent = new_head(), torch.randn(4, 8)
+    for _ in range(50):
+        value_head.update(torch.zeros(100))
+        assert not value_head(latent).any()
+    value_head.update(reward * torch.eye(100)[0])
+    assert value_head.deviation > 1e-3 * reward
+    torch.testing.assert_close(value_head(latent), value_head.mean.float().expand(4, 1))
+    for _ in range(1000):
+        value_head.update(torch.zeros(100))
+    assert value_head.deviation == pytest.approx(MIN_STD * min(1, reward))
+
+
+@pytest.mark.parametrize("returns", [1e-6, 1.0, 1e6])
+def test_first_values_are_equal_returns(returns):
+    value_head = new_head()
+    value_head.update(torch.full((100,), returns))
+    torch.testing.assert_close(value_head(torch.randn(4, 8)), torch.full((4, 1), returns))
+
+
+class Scaled(VecEnvWrapper):
+    """Environments whose rewards are multiplied by a factor."""
+
+    def __init__(self, venv: VecEnv, factor: float):
+        super().__init__(venv)
+        self.factor = factor
+
+    def reset(self) -> Any:
+        return self.venv.reset()
+
+    def step_wait(self) -> Any:
+        obs, rewards, dones, infos = self.venv.step_wait()
+        return obs, self.factor * rewards, dones, infos
+
+
+@pytest.mark.parametrize("factor", [2.0**-20, 2.0**-10, 2.0**20], ids=str)
+def test_training_does_not_depend_on_the_unit_of_rewards(factor):
+    """Powers of two change no mantissa, so training is equal up to a constant of 1e-8."""
+
+    def trained(factor: float) -> dict[str, torch.Tensor]:
+        env = Scaled(scripts(shifted(4)), factor)
+        agent = small_agent(env, loud=False, clip_range_vf=0.5).learn(6 * 64)
+        return {name: x.detach() for name, x in agent.policy.named_parameters()}
+
+    torch.testing.assert_close(trained(factor), trained(1.0), rtol=0, atol=1e-3)
+
+
+def test_files_without_the_largest_return_are_trained_as_before(tmp_path):
+    agent = small_agent(scripts(shifted(4))).learn(128)
+    agent.save(tmp_path / "agent.zip")
+    archive = read_archive(tmp_path / "agent.zip")
+    del archive.tensors["policy"]["value_net.largest"]
+    write_archive(tmp_path / "earlier.zip", archive.documents, archive.tensors)
+    files = tmp_path / "agent.zip", tmp_path / "earlier.zip"
+    trained = [parameters(GTrXLPPO.load(file, env=scripts(shifted(4))).learn(128)) for file in files]
+    assert same(*trained)
+
+
 @pytest.mark.parametrize(("scale", "shift"), [(1e3, 0.0), (1.0, -1e3), (1e-1, 5.0)])
 def test_gradient_of_transformer_is_scale_invariant(scale, shift):
     returns, latent = torch.randn(256, dtype=torch.float64), torch.randn(256, 8, dtype=torch.float64)
@@ -100,7 +167,7 @@ class Countdown(gymnasium.Env):
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("reward", [-1000.0, 1.0, 1e4])
+@pytest.mark.parametrize("reward", [1e-6, -1000.0, 1.0, 1e4])
 def test_the_critic_learns_returns_of_any_scale(reward):
     env = DummyVecEnv([lambda: Countdown(reward)] * 8)
     agent = GTrXLPPO(

@@ -299,16 +299,16 @@ def test_other_actions_than_box_are_refused(name):
         MlpGTrXLPolicy(VECTOR, ACTIONS[name], lambda _: 0.1, core=small_core(), use_sde=True)
 
 
-@pytest.mark.parametrize("frequency", [0, -2])
+@pytest.mark.parametrize("frequency", [0, -2, 2.5])
 def test_an_invalid_frequency_is_refused(frequency):
     with pytest.raises(
-        ValueError, match=r"sde_sample_freq must be at least 1, or -1 for once in each rollout"
+        ValueError, match=r"sde_sample_freq must be an integer of at least 1 or -1 for once in each rollout"
     ):
         box_agent(sde_sample_freq=frequency)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"use_sde": "yes"}, {"use_sde": 1}, {"sde_sample_freq": 2.5}, {"normalize_advantage": 1}]
+    "wrong", [{"use_sde": "yes"}, {"use_sde": 1}, {"sde_sample_freq": "2"}, {"normalize_advantage": 1}]
 )
 def test_arguments_of_another_type_are_refused(wrong):
     with pytest.raises(TypeError, match=next(iter(wrong))):
