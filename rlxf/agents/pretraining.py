@@ -28,8 +28,8 @@ from rlxf.attention.depth.base import ExitOutputs
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.sampling import UNIFORM_STEPS, Sampling
-from rlxf.training.compat import Rule, number
 from rlxf.training.distributed import process_group
+from rlxf.training.json_rules import Rule, number
 
 MASKED, RANDOM = 0.8, 0.1
 """Fractions of the chosen tokens replaced by a mask and by a random token; the others stay unchanged."""

@@ -33,7 +33,7 @@ from rlxf.cli.runs import (
 from rlxf.cli.spec_options import bound_to_memory, given_techniques
 from rlxf.cli.training_command import TrainingCommand
 from rlxf.training import RunFolder
-from rlxf.training.compat import CONFIG
+from rlxf.training.file_contents import CONFIG
 from rlxf.training.serialization import dump_json, load_json
 from rlxf.utils.names import did_you_mean
 

@@ -13,7 +13,7 @@ from rlxf.attention import TransformerSpec
 from rlxf.attention.registry import TECHNIQUES, technique_from_json
 from rlxf.cli.options import Command, NotACountError, read_count
 from rlxf.cli.spec_options import SCALAR_OPTIONS, is_description, match_name, parse_technique
-from rlxf.training.compat import MAPPING, TEXT, Rule, number, rule_of
+from rlxf.training.json_rules import MAPPING, TEXT, Rule, number, rule_of
 from rlxf.utils.names import did_you_mean
 
 CHOICES = ("objective", "conditioning", "sampling")

@@ -24,7 +24,7 @@ from rlxf.evaluation.report import Report
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, play, quotas
 from rlxf.evaluation.video import DISPLAYS, FPS
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.compat import describe
+from rlxf.training.file_contents import describe
 
 CREATION = ("vectorization_mode", "render_mode")
 """Arguments in a spec that depend on how its environment was created."""

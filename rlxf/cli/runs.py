@@ -23,7 +23,8 @@ from rlxf.cli.normalization import normalize_as_in_training
 from rlxf.cli.options import Device, EnvOptions, json_object, merge_env_kwargs
 from rlxf.data.findings import describe_missing_environment
 from rlxf.training import RunFolder
-from rlxf.training.compat import CONFIG, rule_of
+from rlxf.training.file_contents import CONFIG
+from rlxf.training.json_rules import rule_of
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 
 NOT_SAVED = ("run", "config", "tuned", "trust", "progress_bar", "quiet", "download")

@@ -10,7 +10,7 @@ from typing import Any
 from zlib import crc32
 
 from rlxf.experiments.log_files import open_logs
-from rlxf.training.compat import CHECKPOINT, CONFIG
+from rlxf.training.file_contents import CHECKPOINT, CONFIG
 from rlxf.training.run_folder import COMPLETED
 from rlxf.training.serialization import load_json_object
 from rlxf.utils.tables import printable

@@ -10,7 +10,7 @@ from typing import Any, Self
 from stable_baselines3.common.logger import Logger
 
 from rlxf.training.checkpoints import CheckpointFolder
-from rlxf.training.compat import CHECKPOINT, CONFIG, describe_file, no_run_folder_message
+from rlxf.training.file_contents import CHECKPOINT, CONFIG, describe_file, no_run_folder_message
 from rlxf.training.resumed_logger import LOG, LogFiles, LogPosition, ProgressCSV
 from rlxf.training.serialization import dump_json, load_json_file, load_json_object
 from rlxf.training.tensorboard import described_output, resumed_output

@@ -15,17 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlxf.training.archive import read_archive, write_archive
-from rlxf.training.compat import (
-    FLAG,
-    NOTHING,
-    TEXTS,
-    check_fields,
-    check_known,
-    check_not_a_folder,
-    checkpoint_errors,
-    number,
-    wrong_content_error,
-)
+from rlxf.training.compat import check_known, checkpoint_errors
+from rlxf.training.file_contents import check_not_a_folder, wrong_content_error
+from rlxf.training.json_rules import FLAG, NOTHING, TEXTS, check_fields, number
 from rlxf.utils.errors import CheckpointError
 from rlxf.utils.memory_budget import check_budget
 

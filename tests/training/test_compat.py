@@ -23,15 +23,9 @@ from rlxf.training import (
     save_normalizer,
     write_archive,
 )
-from rlxf.training.compat import (
-    VERSION,
-    check_known,
-    checkpoint_errors,
-    checkpoint_errors_unless_overridden,
-    describe,
-    describe_file,
-    first_difference,
-)
+from rlxf.training.compat import VERSION, check_known, checkpoint_errors, checkpoint_errors_unless_overridden
+from rlxf.training.file_contents import describe, describe_file
+from rlxf.training.json_rules import first_difference
 from tests.datasets import record_random
 
 SMALL = {"memory_length": 4, "n_steps": 8, "segment_length": 8, "batch_size": 16, "n_envs": 2}

@@ -13,9 +13,11 @@ from torch.optim import Optimizer
 
 from rlxf.attention import TransformerSpec
 from rlxf.attention.memory.base import State
-from rlxf.training import compat
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.checkpoints import CheckpointFolder, clone_tensors
+from rlxf.training.compat import check_known
+from rlxf.training.file_contents import check_not_a_folder, wrong_content_error
+from rlxf.training.json_rules import NOTHING, Rule, check_fields, first_difference, number, rule_of, whole
 from rlxf.training.serialization import dump_json, load_json
 from rlxf.training.states import OPTIMIZER_GROUP, RNG_GROUP, optimizer_state
 from rlxf.utils.errors import CheckpointError, ResumeError
@@ -25,14 +27,14 @@ EXCLUDED = "excluded"
 """Key in the description of an agent: names of the parts that its file leaves out."""
 MAX_SEED = 2**32 - 1
 """Largest seed that NumPy accepts."""
-SEED_VALUE = compat.whole(0, MAX_SEED)
-SEED_RULE = SEED_VALUE | compat.NOTHING
+SEED_VALUE = whole(0, MAX_SEED)
+SEED_RULE = SEED_VALUE | NOTHING
 """Validation rule of a seed in a file."""
 PROGRESS = {
-    "num_timesteps": compat.whole(0),
-    "_total_timesteps": compat.whole(0),
-    "_n_updates": compat.whole(0),
-    "_current_progress_remaining": compat.number(most=1),
+    "num_timesteps": whole(0),
+    "_total_timesteps": whole(0),
+    "_n_updates": whole(0),
+    "_current_progress_remaining": number(most=1),
 }
 """Progress attributes of the agent; the last one is negative if a rollout exceeded the total steps."""
 OPTIMIZER = "policy.optimizer"
@@ -128,9 +130,7 @@ def stored_optimizer_state(optimizer: Optimizer, archive: Archive) -> dict[str, 
     return optimizer_state(optimizer, archive.tensors[OPTIMIZER_GROUP], updates)
 
 
-def setting_rules(
-    agent: type[Any], names: Collection[str], bounds: Mapping[str, compat.Rule]
-) -> dict[str, compat.Rule]:
+def setting_rules(agent: type[Any], names: Collection[str], bounds: Mapping[str, Rule]) -> dict[str, Rule]:
     """Return the validation rule of each setting in a file.
 
     Args:
@@ -139,7 +139,7 @@ def setting_rules(
         bounds: rules of settings with a range; the other rules follow from the type annotations.
     """
     arguments = inspect.signature(agent).parameters
-    return {name: bounds.get(name) or compat.rule_of(arguments[name].annotation) for name in names}
+    return {name: bounds.get(name) or rule_of(arguments[name].annotation) for name in names}
 
 
 def checkpoint_path(path: str | os.PathLike[str]) -> Path:
@@ -165,14 +165,14 @@ def read_agent_archive(
         CheckpointError: if the file is truncated, altered, or not a checkpoint of an agent of this name.
     """
     file = checkpoint_path(path)
-    compat.check_not_a_folder(path, file)
+    check_not_a_folder(path, file)
     archive = read_archive(file, sha256=sha256)
     agent: Any = archive.documents.get("agent")
     named = isinstance(agent, dict) and agent.get("name") == name
     if not named or not _has_groups(archive, groups):
-        raise compat.wrong_content_error(file, archive, f"{name} agent")
-    compat.check_fields(agent.get("settings"), {}, "settings")
-    compat.check_fields(agent.get("progress"), PROGRESS, "progress")
+        raise wrong_content_error(file, archive, f"{name} agent")
+    check_fields(agent.get("settings"), {}, "settings")
+    check_fields(agent.get("progress"), PROGRESS, "progress")
     return archive
 
 
@@ -185,7 +185,7 @@ def _has_groups(archive: Archive, groups: Collection[str]) -> bool:
 
 
 def stored_settings(
-    archive: Archive, rules: Mapping[str, compat.Rule], defaults: Mapping[str, Any] | None = None
+    archive: Archive, rules: Mapping[str, Rule], defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the settings in a checkpoint as JSON data.
 
@@ -198,9 +198,9 @@ def stored_settings(
         CheckpointError: if a setting is missing, unknown or breaks its rule.
     """
     agent = archive.documents["agent"]
-    compat.check_known(agent["settings"], list(rules), agent.get("rlxf"))
+    check_known(agent["settings"], list(rules), agent.get("rlxf"))
     settings = {**(defaults or {}), **agent["settings"]}
-    compat.check_fields(settings, rules, "settings")
+    check_fields(settings, rules, "settings")
     return settings
 
 
@@ -284,7 +284,7 @@ def check_same_settings(own: Mapping[str, Any], other: Mapping[str, Any], path: 
     """
     own = load_json(dump_json(own))
     for name in sorted(own.keys() | other.keys()):
-        if difference := compat.first_difference(name, other.get(name), own.get(name)):
+        if difference := first_difference(name, other.get(name), own.get(name)):
             place, stored, current = difference
             raise ResumeError(
                 f"{path} cannot be resumed here: its {place} is {stored}, the agent's {current}; build "

@@ -4,7 +4,7 @@ from typing import Any
 
 from rlxf.attention import TransformerSpec
 from rlxf.attention.memory.base import NoMemory
-from rlxf.training.compat import first_difference
+from rlxf.training.json_rules import first_difference
 
 EXAMPLE = "TransformerSpec(memory=XL(128), pattern=Window(129))"
 """Core in messages: the simplest one that acts step by step."""

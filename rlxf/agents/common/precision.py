@@ -8,7 +8,7 @@ import torch
 
 from rlxf.attention.modules import matmul_dtype
 from rlxf.attention.technique import check_choice
-from rlxf.training.compat import Rule
+from rlxf.training.json_rules import Rule
 
 Precision = Literal["float32", "bf16-mixed"]
 """Precision of updates, with the name of PyTorch Lightning for bfloat16 with weights in float32."""

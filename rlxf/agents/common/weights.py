@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlxf.attention import Transformer, TransformerSpec
 from rlxf.attention.parameter_checks import parameter_fault
 from rlxf.training import CheckpointError
-from rlxf.training.compat import first_difference
+from rlxf.training.json_rules import first_difference
 from rlxf.training.process_group import ProcessGroup
 
 WEIGHTLESS_OPTIONS = ("causal", "memory", "pattern", "dropout", "feed_forward_chunk")

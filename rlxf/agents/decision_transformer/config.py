@@ -13,7 +13,7 @@ from rlxf.agents.offline.trajectory_model import (
 from rlxf.attention import Add, TransformerSpec
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.technique import check_choice
-from rlxf.training.compat import Rule, number
+from rlxf.training.json_rules import Rule, number
 
 ContextKind = Literal["window", "episode"]
 """Steps that an action depends on: those of a window, or all those of the episode."""

@@ -34,8 +34,8 @@ from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.vector import shows_filler_rows
 from rlxf.training import schedule_to_text
-from rlxf.training.compat import MAPPING, NOTHING, Rule, number, whole
 from rlxf.training.distributed import process_group
+from rlxf.training.json_rules import MAPPING, NOTHING, Rule, number, whole
 from rlxf.training.schedules import check_schedule
 
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")

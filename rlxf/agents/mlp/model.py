@@ -26,7 +26,7 @@ from rlxf.agents.offline.objectives import OBJECTIVES, Objective
 from rlxf.attention.modules import Dropout, Linear
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training import NumericalError
-from rlxf.training.compat import Rule, number, whole
+from rlxf.training.json_rules import Rule, number, whole
 
 _SIZE = whole(1)
 HIDDEN_SIZES = Rule(

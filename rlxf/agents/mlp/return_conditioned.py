@@ -24,7 +24,7 @@ from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import returns_differ
 from rlxf.data.sampling import UNIFORM_STEPS, Sampling
-from rlxf.training.compat import Rule, number
+from rlxf.training.json_rules import Rule, number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from rlxf.data import Trajectories
 from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingScheme
 from rlxf.data.splits import check_fraction
 from rlxf.training import CheckpointError
-from rlxf.training.compat import NOTHING, Rule, number, whole
+from rlxf.training.json_rules import NOTHING, Rule, number, whole
 from rlxf.training.schedules import (
     check_schedule,
     is_custom_schedule,

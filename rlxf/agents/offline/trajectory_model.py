@@ -26,7 +26,7 @@ from rlxf.attention.recurrent.base import RecurrentMixer
 from rlxf.attention.technique import check_positive
 from rlxf.attention.token_index import EMPTY
 from rlxf.data import Trajectories, WindowBatch, Windows
-from rlxf.training.compat import Rule, number, whole
+from rlxf.training.json_rules import Rule, number, whole
 
 INITIAL_STD = 0.02
 """Standard deviation of the initial weights, as in GPT-2."""

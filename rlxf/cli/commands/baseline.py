@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
     from rlxf.training import RunFolder
-    from rlxf.training.compat import Rule
+    from rlxf.training.json_rules import Rule
 
 DEFAULT_EVALUATIONS = 10
 """Default number of evaluations in a training."""
@@ -202,7 +202,7 @@ def _discarded_on_failure(agent: Any, run: "RunFolder") -> Iterator[None]:
 
 def _json_rule(annotation: Any) -> "Rule":
     """Return the rule for an argument of an algorithm in JSON, which cannot hold a schedule."""
-    from rlxf.training.compat import rule_of
+    from rlxf.training.json_rules import rule_of
 
     if get_origin(annotation) not in (Union, types.UnionType):
         return rule_of(annotation)
