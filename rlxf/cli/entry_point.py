@@ -188,7 +188,8 @@ def _refuse_unknown_options(args: Sequence[str], known: Collection[str], help_co
     for word in args:
         name = word.partition("=")[0].replace("_", "-")
         if name.startswith("--") and len(name) > 2 and name not in known:
-            exit_with(f"unknown option {name}{did_you_mean(name, known, f'see: {help_command}')}", 2)
+            names = [each for each in known if not each.startswith("--no-") or name.startswith("--no")]
+            exit_with(f"unknown option {name}{did_you_mean(name, names, f'see: {help_command}')}", 2)
 
 
 def _show_overview(args: list[str]) -> NoReturn:

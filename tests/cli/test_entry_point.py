@@ -75,6 +75,8 @@ def test_unknown_commands_exit_with_2(args, message, capsys):
     ("words", "message"),
     [
         ("--env x --total-timestep 5", "unknown option --total-timestep; did you mean --total-timesteps?\n"),
+        ("--env x --output runs", "unknown option --output; see: rlxf train gtrxl --help\n"),
+        ("--env x --no-vidoes", "unknown option --no-vidoes; did you mean --no-videos?\n"),
         ("--total_timestep=5", "unknown option --total-timestep; did you mean --total-timesteps?\n"),
         ("--env x --core.position rope --core.position.bas 9", "did you mean --core.position.base?\n"),
         ("--env x --core.position rope --core.bases 1", "did you mean --core.position.base?\n"),
