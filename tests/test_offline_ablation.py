@@ -1,5 +1,7 @@
 """Tests of the benchmark of the implementation details of DecisionTransformer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from benchmarks.offline_ablation import CHANGES, DETAILS, FullWindows, OfflineAb
 from benchmarks.result_cache import read_runs
 
 from rlxf import collect, evaluate
-from rlxf.data import load_trajectories
+from rlxf.data import ReferenceScores, load_trajectories
 from tests.in_process import InProcessPool
 from tests.sources import ROOT
 
@@ -57,13 +59,16 @@ def test_full_windows_end_before_their_episode(pendulum):
 
 def test_runs_are_scored_by_the_reference_scores(pendulum, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(result_cache, "fresh_processes", lambda number: InProcessPool())
-    monkeypatch.setattr(offline_ablation, "TASKS", {"random": Task(PENDULUM, -800.0)})
+    monkeypatch.setattr(offline_ablation, "TASKS", {"random": Task(PENDULUM, -900.0)})
+    scored = replace(pendulum, reference_scores=ReferenceScores(-5000.0, -4999.0, "a test"))
+    monkeypatch.setattr(offline_ablation, "load_trajectories", lambda dataset: scored)
     names = ("nothing", "conditioning=MaxReturn()")
     bench = OfflineAblation(("random",), names, 1, updates=5, episodes=2, output=tmp_path / "runs.jsonl")
     bench.run()
     runs = [ablation_runs.Run(**run) for run in read_runs(bench.output).values()]
     assert [run.change for run in runs] == list(names)
     assert all([step for step, _ in run.curve] == [1, 2, 3, 4, 5] for run in runs)
+    assert all(score > 100 for run in runs for _, score in run.curve)  # thousands of ranges of 1
     assert "random: mean score" in capsys.readouterr().out
 
 

@@ -109,9 +109,9 @@ class Recorder(VecEnvWrapper):
         return observations
 
     def step_async(self, actions: NDArray[Any]) -> None:
-        """Keep a copy of the actions, (E, ...), in the dtype of their space, and pass them on."""
+        """Convert actions (E, ...) to the dtype of their space, keep a copy, and pass them on."""
         self._actions = np.array(actions, self.action_space.dtype)
-        self.venv.step_async(actions)
+        self.venv.step_async(self._actions.copy())
 
     def step_wait(self) -> VecEnvStepReturn:
         """Step all environments and record the results."""

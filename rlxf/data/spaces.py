@@ -335,9 +335,12 @@ def _same_rows(expected: Space, actual: Space) -> bool:
 
 
 def _same_choices(expected: Space, actual: Space) -> bool:
-    """Return whether the spaces are equal, apart from the dtype of Discrete, which Minari does not save."""
+    """Return whether the spaces are equal, apart from the dtype of choices, which Minari does not save."""
     if isinstance(expected, spaces.Discrete) and isinstance(actual, spaces.Discrete):
         return (int(expected.n), int(expected.start)) == (int(actual.n), int(actual.start))
+    if isinstance(expected, spaces.MultiDiscrete) and isinstance(actual, spaces.MultiDiscrete):
+        pairs = (expected.nvec, actual.nvec), (expected.start, actual.start)
+        return all(np.array_equal(one, other) for one, other in pairs)
     return expected == actual
 
 

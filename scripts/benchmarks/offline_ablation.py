@@ -22,6 +22,7 @@ from rlxf.agents.offline.objectives import MaximumEntropy, QRegularized
 from rlxf.attention import RoPE
 from rlxf.data import Trajectories, UniformEpisodes, Windows, load_trajectories
 from rlxf.evaluation import EvaluationCallback
+from rlxf.evaluation.report import Report
 
 EVALUATIONS = 5
 SIZES = Setting(64, 2, context_length=10, batch_size=32, learning_rate=1e-3, decay=0.1)
@@ -165,8 +166,8 @@ CHANGES = {
     "objective=MaximumEntropy()": Change(24, {"objective": MaximumEntropy()}),
     "conditioning=MaxReturn()": Change(25, {"conditioning": MaxReturn()}),
     "objective=QRegularized()": Change(26, {"objective": QRegularized()}),
-    "the same, no warm-up of the critic": Change(27, {"objective": QRegularized(warmup_updates=0)}),
-    "the same, targets of one step": Change(28, {"objective": QRegularized(n_steps=1)}),
+    "QRegularized without warm-up": Change(27, {"objective": QRegularized(warmup_updates=0)}),
+    "QRegularized with targets of one step": Change(28, {"objective": QRegularized(n_steps=1)}),
     "no weight decay": Change(29, {"weight_decay": 0.0}),
     "no warm-up": Change(30, {"warmup_updates": 0}),
     "constant learning rate of 1e-3": Change(31, {"learning_rate": 1e-3}),
@@ -227,7 +228,8 @@ class OfflineAblation:
         """Train one agent."""
         data = load_trajectories(TASKS[task].dataset)
         agent = CHANGES[change].agent(data, seed)
-        target = TASKS[task].target or float(data.returns.max())
+        target = TASKS[task].target
+        target = float(data.returns.max()) if target is None else target
         callback = EvaluationCallback(
             agent.make_env(self.episodes),
             episodes=self.episodes,
@@ -236,5 +238,12 @@ class OfflineAblation:
         )
         start = time.process_time()
         agent.learn(self.updates, callback)
-        curve = [(step, (report.normalized_score or 0.0) / 100) for step, report in callback.reports.items()]
+        curve = [(step, _score(report)) for step, report in callback.reports.items()]
         return Run(change, task, seed, curve, time.process_time() - start)
+
+
+def _score(report: Report) -> float:
+    """Return the normalized score in units of the reference policy."""
+    if report.normalized_score is None:
+        raise ValueError("the dataset has no reference scores")
+    return report.normalized_score / 100

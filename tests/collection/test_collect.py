@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO
 from rlxf.collection import collect, storage
+from rlxf.collection.recording import Recorder
 from rlxf.data import ReferenceScores, load_trajectories, reference_scores
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
 from tests.collection.worlds import Diary, Failing, Pointer
@@ -175,6 +176,18 @@ def test_actions_are_stored_in_the_dtype_of_their_space(algorithm, space):
     dataset = record(agent, env, episodes=2)
     assert dataset[0].actions.dtype == space.dtype
     load_trajectories(dataset)
+
+
+def test_recorded_actions_are_those_of_the_environments():
+    env = vec(Diary())
+    env.action_space = env.envs[0].action_space = gymnasium.spaces.Box(0, 10, (1,), np.int64)
+    received, step_async = [], env.step_async
+    env.step_async = lambda actions: (received.append(actions.copy()), step_async(actions))
+    recorder = Recorder(env)
+    recorder.reset()
+    recorder.step(np.array([[2.7]]))
+    assert received[0].dtype == np.int64
+    assert received[0].tolist() == recorder._actions.tolist() == [[2]]
 
 
 # Behavior policies

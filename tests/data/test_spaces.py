@@ -8,7 +8,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 
 from rlxf.data import DatasetError, check_spaces_match, load_trajectories
-from rlxf.data.spaces import flatten_rows, unflatten_rows
+from rlxf.data.spaces import flatten_rows, space_mismatches, unflatten_rows
 from rlxf.utils.errors import RowError
 from tests.datasets import CHOICE, ID, VECTOR, record_random, stacked
 
@@ -180,3 +180,11 @@ def test_environments_with_incompatible_spaces_are_refused(trajectories, name):
     data = replace(trajectories, observation_space=observation, action_space=action)
     with pytest.raises(DatasetError, match=f"does not fit dataset {ID}: .*{message}"):
         check_spaces_match(data, env_observation, env_action)
+
+
+def test_dtypes_of_choices_are_no_difference():
+    """Minari does not save them."""
+    for kind, numbers in ((spaces.Discrete, 3), (spaces.MultiDiscrete, [3, 2])):
+        ours, theirs = kind(numbers, dtype=np.int64), kind(numbers, dtype=np.int32)
+        assert not list(space_mismatches((ours, ours), (theirs, theirs)))
+    assert list(space_mismatches((ours, ours), (ours, spaces.MultiDiscrete([3, 2], start=[0, 1]))))

@@ -66,8 +66,9 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         """Check that the agent can act in environments; ``VecNormalize`` and the axes of images may differ.
 
         Raises:
-            ValueError: if their spaces differ from those of the training, except for bounds and precision of
-                observations; or if an episode may have more observations than the core has positions.
+            ValueError: if their spaces differ from those of the training, except for dtypes and for bounds of
+                observations that are not images; or if an episode may have more observations than the core
+                has positions.
         """
         space = env.observation_space if self.env is None else raw_observation_space(env)
         for kind, mismatch in self.space_mismatches(space, env.action_space):

@@ -164,16 +164,16 @@ def check_same_network(stored: Mapping[str, Any], settings: Mapping[str, Any]) -
     changed = {
         name: stored[name]
         for name in WEIGHT_SETTINGS
-        if bool(settings.get(name, stored[name])) != bool(stored[name])
+        if isinstance(value := settings.get(name), bool | int | float) and bool(value) != bool(stored[name])
     }
     if "core" not in settings and settings.get("memory_length", length) not in (None, length):
         changed["memory_length"] = length
     if changed:
-        name, value = next(iter(changed.items()))
+        name, before = next(iter(changed.items()))
         others = sorted(stored.keys() - {*WEIGHT_SETTINGS, "core", "policy_kwargs"})
         raise ValueError(
             f"the file cannot be loaded with {name}={settings[name]!r}, which is another network: it was "
-            f"saved with {name}={value!r}; leave it out. Arguments that can be replaced: {', '.join(others)}"
+            f"saved with {name}={before!r}; leave it out. Arguments that can be replaced: {', '.join(others)}"
         )
 
 

@@ -215,7 +215,7 @@ class TensorEnvs(RolloutEnvs):
         """Convert actions (E, ...) on the device, as `GTrXLPolicy.to_environment` does on the host."""
         shaped = actions.reshape(-1, *self.policy.action_space.shape)  # type: ignore[misc]
         low, high = self._bounds
-        return (shaped + low if high is None else shaped.clamp(low, high)).to(low.dtype)
+        return (shaped + low if high is None else shaped.clamp(low, high)).to(self._dtype)
 
     @cached_property
     def _bounds(self) -> tuple[Tensor, Tensor | None]:
@@ -223,8 +223,13 @@ class TensorEnvs(RolloutEnvs):
         space, device = self.policy.action_space, self.device
         if isinstance(space, spaces.Box):
             return torch.as_tensor(space.low, device=device), torch.as_tensor(space.high, device=device)
-        start = np.asarray(discrete_start(space), space.dtype)
+        start = np.asarray(discrete_start(space), np.int64)  # torch adds no uint16 to uint64
         return torch.as_tensor(start, device=device), None
+
+    @cached_property
+    def _dtype(self) -> torch.dtype:
+        """Dtype of actions of the environment."""
+        return torch.as_tensor(np.empty(0, self.policy.action_space.dtype)).dtype
 
 
 def as_array(x: np.ndarray | Tensor) -> np.ndarray:

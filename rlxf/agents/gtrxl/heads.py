@@ -80,11 +80,12 @@ def same_most_likely_action(one: Distribution, other: Distribution) -> Tensor:
 
 
 MIN_STD = 1e-2
-"""Lower bound of the standard deviation of returns, as a share of the largest absolute return, which counts
-as at most 1.
+"""Lower bound of the standard deviation of returns, in `UNITS` given by the largest absolute return.
 
 While all rewards are 0, returns are only the critic's own noise, which must not be amplified.
 """
+UNITS = 1e-12, 1.0
+"""Smallest and largest unit of `MIN_STD`. The square of a smaller one divides float32 numbers to infinity."""
 MIN_RATE = 0.05
 """Weight of the newest rollout in the statistics after the first 20 rollouts."""
 
@@ -129,7 +130,8 @@ class PopArtHead(nn.Linear):
     ``b' = (sigma b + mu - mu') / sigma'``.
 
     The weights of a new agent are 0, so all its values are 0 until the first update with a nonzero return,
-    which sets them to mu. Training therefore does not depend on the unit of the rewards.
+    which sets them to mu. Training therefore does not depend on the unit of the rewards, if sigma exceeds
+    its lower bound, or the largest return is between the `UNITS`.
 
     The first 20 rollouts have equal weights in the statistics. Afterwards the statistics are an exponential
     moving average, so that the large returns of an early policy lose their influence on the scale.
@@ -155,7 +157,7 @@ class PopArtHead(nn.Linear):
     @property
     def deviation(self) -> Tensor:
         """Standard deviation sigma with the lower bound `MIN_STD`; a float64 scalar above 0."""
-        unit = torch.where(self.largest > 0, self.largest.clamp(max=1), 1.0)
+        unit = torch.where(self.largest > 0, self.largest.clamp(*UNITS), 1.0)
         return torch.maximum(self.variance.sqrt(), MIN_STD * unit)
 
     def forward(self, latent: Tensor) -> Tensor:
@@ -167,11 +169,11 @@ class PopArtHead(nn.Linear):
     def update(self, returns: Tensor) -> None:
         """Update the statistics with the returns (N,) of a rollout; all values are preserved.
 
-        If all weights are 0, the values become the mean of the returns instead.
+        If all weights are 0, as in a new agent, the values become mu instead.
         """
         mean, deviation = self.mean.clone(), self.deviation
         self._update_statistics(returns.double())
-        if not self.weight.any():  # the head of a new agent
+        if not self.weight.any():
             return
         ratio = deviation / self.deviation
         self.weight.mul_(ratio.to(self.weight.dtype))

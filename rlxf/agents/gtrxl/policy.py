@@ -350,11 +350,17 @@ class DictExtractor(CombinedExtractor):
     Args:
         observation_space: space with any keys.
         options: arguments of `CombinedExtractor`.
+
+    Raises:
+        ValueError: if two keys would give modules of the same name, e.g. "a.b" and "a%2Eb".
     """
 
     def __init__(self, observation_space: spaces.Dict, **options: Any):
         names = {key: _module_name(key) for key in observation_space}
-        super().__init__(spaces.Dict({names[key]: observation_space[key] for key in names}), **options)
+        if len(set(names.values())) < len(names):
+            raise ValueError(f"the keys {list(names)} of the observation space are too similar: rename some")
+        parts = [(names[key], part) for key, part in observation_space.items()]  # a list keeps the order
+        super().__init__(spaces.Dict(parts), **options)
         self._names = names
 
     def forward(self, observations: dict[str, Tensor]) -> Tensor:

@@ -12,12 +12,13 @@ import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
 
 import rlxf
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import MlpGTrXLPolicy
 from rlxf.agents.gtrxl.checkpoint import ADDED_SETTINGS
+from rlxf.agents.gtrxl.policy import DictExtractor
 from rlxf.training import CheckpointError, linear, read_archive, write_archive
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
@@ -91,6 +92,20 @@ def test_keys_that_torch_refuses_as_names_of_modules(tmp_path):
     agent.save(tmp_path / "agent.zip")
     assert acts_alike(agent, GTrXLPPO.load(tmp_path / "agent.zip"))
     assert "features_extractor.extractors.eye.cnn.0.weight" in agent.policy.state_dict()
+
+
+def test_parts_of_a_dict_have_the_order_of_the_space():
+    """As in SB3: files of spaces that are not in alphabetical order depend on it."""
+    space = spaces.Dict([("z", VECTOR), ("a", spaces.Box(-1, 1, (2,)))])
+    observation = {key: torch.full((1, *part.shape), float(len(key))) for key, part in space.items()}
+    observation["a"] *= 2
+    ours, theirs = DictExtractor(space), CombinedExtractor(space)
+    assert torch.equal(ours(observation), theirs(observation))
+
+
+def test_keys_with_equal_names_of_modules_are_refused():
+    with pytest.raises(ValueError, match="too similar: rename some"):
+        DictExtractor(spaces.Dict({"a.b": VECTOR, "a%2Eb": VECTOR}))
 
 
 def test_all_settings_are_restored(tmp_path):

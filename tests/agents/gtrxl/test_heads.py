@@ -115,6 +115,12 @@ def test_training_does_not_depend_on_the_unit_of_rewards(factor):
     torch.testing.assert_close(trained(factor), trained(1.0), rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("factor", [1e-37, 1e-25, 1e-20])
+def test_tiny_rewards_end_no_training(factor):
+    """Their squares are 0 in float32, and the value loss in units of the returns must not become NaN."""
+    small_agent(Scaled(scripts(shifted(4)), factor), loud=False).learn(3 * 64)
+
+
 def test_files_without_the_largest_return_are_trained_as_before(tmp_path):
     agent = small_agent(scripts(shifted(4))).learn(128)
     agent.save(tmp_path / "agent.zip")
