@@ -84,8 +84,9 @@ def _check_spaces(agent: Any, data: Trajectories) -> None:
         return
     if is_return_conditioned(observation):
         observation = observation["observation"]
-    spaces_of_agent = observation, action
-    for kind, mismatch in space_mismatches((data.observation_space, data.action_space), spaces_of_agent):
+    theirs, compare = (data.observation_space, data.action_space), getattr(agent, "space_mismatches", None)
+    mismatches = compare(*theirs) if compare else space_mismatches(theirs, (observation, action))
+    for kind, mismatch in mismatches:
         raise DatasetError(
             f"the agent does not fit dataset {', '.join(data.dataset_ids)}: {kind} space: {mismatch}. Use a "
             f"dataset of the task on which the agent was trained"

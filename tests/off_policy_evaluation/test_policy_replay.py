@@ -1,5 +1,8 @@
 """Tests of `replay`: actions, states and conditions equal those of acting step by step."""
 
+from functools import partial
+
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -21,6 +24,21 @@ TINY_GTRXL = {"memory_length": 4, "n_steps": 8, "segment_length": 8, "batch_size
 def data(minari_root):
     record_cartpole((6, 2, 9, 1))
     return load_trajectories(ID)
+
+
+class FakeEnv(gymnasium.Env):
+    """Environment with random observations of a space."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, observation_space):
+        self.observation_space = observation_space
+
+    def reset(self, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, False, {}
 
 
 def gtrxl(env="CartPole-v1"):
@@ -93,6 +111,22 @@ class StatefulAgent:
     def predict(self, observation, state=None, episode_start=None, deterministic=True):
         count = np.zeros(len(observation), np.int64) if state is None else state + 1
         return count % 2, count
+
+
+def test_images_of_a_dict_are_replayed_with_the_axes_of_the_environment(minari_root):
+    """The agent has channels in the first axis, its environment and the data in the last one."""
+    image = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+    view = spaces.Dict(image=image, speed=spaces.Box(-1, 1, (2,)))
+    dataset = record_random((4, 3), observation_space=view, action_space=spaces.Discrete(2))
+    env = make_vec_env(partial(FakeEnv, view), 2)
+    agent = GTrXLPPO("MultiInputPolicy", env, device="cpu", seed=0, **TINY_GTRXL)
+    chosen, state = [], None
+    for episode in dataset.iterate_episodes():
+        for step in range(len(episode.actions)):
+            observation = {key: x[step : step + 1] for key, x in episode.observations.items()}
+            action, state = agent.predict(observation, state, np.array([step == 0]), deterministic=True)
+            chosen.append(action.item())
+    assert replay(agent, load_trajectories(ID)).actions.argmax(1).tolist() == chosen
 
 
 def test_states_that_cannot_select_rows_keep_all_episodes(data):
