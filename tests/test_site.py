@@ -285,16 +285,31 @@ def test_all_patterns_have_a_picture():
     assert set(TECHNIQUES["pattern"]) <= set(masks.EXAMPLES)
 
 
-def test_picture_shows_the_mask():
-    picture = masks.figure("AttentionSinks")
+def cells_of(picture):
+    """Return the visible keys of each query in a picture."""
     assert picture.count("<svg") == 1
     causal = re.search(r'class="causal" d="([^"]*)"', picture)[1]
     rows = {y: [] for y in range(masks.LENGTH)}
     for x, y, width in re.findall(r"M(\d+) (\d+)h(\d+)v1h-\3z", causal):
         rows[int(y)] += range(int(x), int(x) + int(width))
+    return rows
+
+
+def test_picture_shows_the_mask():
     pattern = masks.EXAMPLES["AttentionSinks"]
-    for i, seen in rows.items():
+    for i, seen in cells_of(masks.figure("AttentionSinks")).items():
         assert seen == [j for j in range(i + 1) if i - j < pattern.size or j < pattern.sinks]
+
+
+def test_pictures_of_kernels_show_their_rule():
+    assert all(any(cells_of(masks.figure(name)).values()) for name in masks.KERNELS)
+    span = masks.KERNELS["AdaptiveSpan"]
+    for i, seen in cells_of(masks.figure("AdaptiveSpan")).items():
+        assert seen == [j for j in range(i + 1) if i - j < span.start + span.ramp]
+    buckets = cells_of(masks.figure("LSH"))
+    for i, seen in buckets.items():  # tokens of one bucket see the same earlier tokens
+        others = [j for j in seen if j < i]
+        assert all(set(buckets[j]) - {j} <= set(others) for j in others)
 
 
 def test_names_in_tables_link_to_explanations():

@@ -5,10 +5,13 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlxf.attention import (
     ETC,
+    LSH,
     XL,
+    AdaptiveSpan,
     AttentionSinks,
     BigBird,
     BigBirdETC,
@@ -20,10 +23,14 @@ from rlxf.attention import (
     Local1D,
     Local2D,
     Longformer,
+    Routing,
     StreamingXL,
     Strided,
+    TokenIndex,
+    TransformerSpec,
     Window,
 )
+from rlxf.attention.inspection import attention_weights
 from rlxf.attention.patterns.base import Pattern
 from rlxf.cli.commands.techniques import distinct_masks, mask_image
 
@@ -48,6 +55,12 @@ EXAMPLES: dict[str, Any] = {
     "Compressive": Compressive(8, 3, 4),
 }
 """Technique with a pattern -> instance that is small enough for a picture."""
+KERNELS: dict[str, Any] = {
+    "LSH": LSH(rounds=1, buckets=4),
+    "Routing": Routing(clusters=4),
+    "AdaptiveSpan": AdaptiveSpan(limit=32, ramp=4, start=8),
+}
+"""Kernel whose mask depends on tokens or weights -> instance for a picture of one head."""
 CAUSAL = 2
 """Value of `mask_image` for visible keys up to the query."""
 COLORS = {CAUSAL: "causal", 1: "later"}
@@ -64,6 +77,9 @@ def pattern_of(technique: Any) -> Pattern:
 
 def figure(name: str) -> str:
     """Return HTML with the masks of a technique, one for each distinct rule of layers and heads."""
+    if name in KERNELS:
+        note = f"one head of an untrained layer, {LENGTH} random tokens that change slowly"
+        return _figure([svg(kernel_image(KERNELS[name]), "")], KERNELS[name], note)
     if name not in EXAMPLES:
         return ""
     rules = distinct_masks(pattern_of(EXAMPLES[name]))
@@ -71,8 +87,22 @@ def figure(name: str) -> str:
     if not isinstance(EXAMPLES[name], Pattern):  # a memory holds earlier tokens only
         images = {place: image * (image == CAUSAL) for place, image in images.items()}
     pictures = [svg(image, place if len(images) > 1 else "") for place, image in images.items()]
-    caption = f"<figcaption><code>{EXAMPLES[name]!r}</code>, {LENGTH} tokens</figcaption>"
+    return _figure(pictures, EXAMPLES[name], f"{LENGTH} tokens")
+
+
+def _figure(pictures: list[str], technique: Any, note: str) -> str:
+    caption = f"<figcaption><code>{technique!r}</code>, {note}</figcaption>"
     return f'<figure class="masks"><div>{"".join(pictures)}</div>{caption}</figure>'
+
+
+def kernel_image(kernel: Any) -> np.ndarray:
+    """Return the keys with a weight above 0 of a causal layer with one head, as `mask_image` does."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layer = TransformerSpec(width=16, layers=1, heads=1, kernel=kernel).build().eval()
+        tokens = torch.randn(1, LENGTH, 16).cumsum(dim=1)
+    weights = attention_weights(layer, tokens / tokens.std(), TokenIndex.range(1, LENGTH))[0]
+    return CAUSAL * (weights[0, 0] > 0).int().numpy()
 
 
 def svg(image: np.ndarray, place: str) -> str:
