@@ -54,7 +54,7 @@ WHOLE = (
 def online_episode(core):
     """Play with a GTrXL; return its inspector and the actions."""
     env = scripts([[GOES_ON] * 99])
-    inspector = episode_inspector(small_agent(env, core=core, n_envs=None))
+    inspector = episode_inspector(small_agent(env, core=core))
     return played(inspector, env.reset(), lambda actions: env.step(actions)[0])
 
 
@@ -197,7 +197,7 @@ def test_agents_without_attention_are_refused():
     with pytest.raises(TypeError, match="got BehaviorCloning"):
         episode_inspector(BehaviorCloning(data, device="cpu"))
     with pytest.raises(ValueError, match="no layer of this agent has attention, only recurrence=GatedDelta"):
-        episode_inspector(small_agent(scripts([[GOES_ON]]), core=recurrent_core(), n_envs=None))
+        episode_inspector(small_agent(scripts([[GOES_ON]]), core=recurrent_core()))
 
 
 def test_attention_that_cannot_be_read_is_refused(monkeypatch):
