@@ -40,6 +40,7 @@ from rlxf.training.compat import checkpoint_errors
 from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
 from rlxf.training.states import RNG_GROUP
 from rlxf.training.tensorboard import write_layout
+from rlxf.utils.allocator import keep_freed_memory
 
 LOSSES = ("train/policy_gradient_loss", "train/value_loss", "train/entropy_loss")
 """Tags of the losses with a chart in TensorBoard."""
@@ -212,6 +213,7 @@ class TrainingLoop(GTrXLAgent):
         log_interval = as_log_interval(log_interval)
         check_has_env(self.env)
         check_schedules(self, progress=0.0)
+        keep_freed_memory()
         run = None if resume_from is None else self._read_run(resume_from, total_timesteps)
         self.iterations = 0 if reset_num_timesteps else self.iterations
         if run is not None:

@@ -43,6 +43,7 @@ from rlxf.training.distributed import process_group
 from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
 from rlxf.training.states import check_buildable
 from rlxf.training.tensorboard import write_layout
+from rlxf.utils.allocator import keep_freed_memory
 
 
 class OfflineAlgorithm(ValidatedAlgorithm):
@@ -219,6 +220,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         """Run the training loop with the given update and windows; arguments as in `learn`."""
         steps = arguments.as_whole_number("steps", steps, least=1)
         log_interval = arguments.as_log_interval(log_interval)
+        keep_freed_memory()
         run, info = None, self._training_info()
         if resume_from is not None:
             run = checkpoint.read_resumable_run(resume_from, self._describe(info), steps)
