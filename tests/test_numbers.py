@@ -4,7 +4,17 @@ import json
 
 import numpy as np
 import pytest
-from benchmarks import ablation, ablation_runs, cores, corridors, learning, mixers, online, ranking
+from benchmarks import (
+    ablation,
+    ablation_runs,
+    cores,
+    corridors,
+    learning,
+    mixers,
+    offline_ablation,
+    online,
+    ranking,
+)
 from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
 
@@ -59,6 +69,11 @@ def test_table_of_mixers():
 def test_table_of_implementation_details():
     runs = [ablation_runs.Run(**run) for run in read_runs(NUMBERS / "ablation.jsonl").values()]
     assert_on_page("online", ablation_runs.rows(runs, ablation.DETAILS))
+
+
+def test_table_of_implementation_details_of_decision_transformers():
+    runs = [ablation_runs.Run(**run) for run in read_runs(NUMBERS / "offline-ablation.jsonl").values()]
+    assert_on_page("decision-transformer", ablation_runs.rows(runs, offline_ablation.DETAILS))
 
 
 def test_table_of_off_policy_rankings():
