@@ -84,8 +84,11 @@ def _check_spaces(agent: Any, data: Trajectories) -> None:
         return
     if is_return_conditioned(observation):
         observation = observation["observation"]
-    theirs, compare = (data.observation_space, data.action_space), getattr(agent, "space_mismatches", None)
-    mismatches = compare(*theirs) if compare else space_mismatches(theirs, (observation, action))
+    logged = data.observation_space, data.action_space
+    if hasattr(agent, "space_mismatches"):
+        mismatches = agent.space_mismatches(*logged)
+    else:
+        mismatches = space_mismatches(logged, (observation, action))
     for kind, mismatch in mismatches:
         raise DatasetError(
             f"the agent does not fit dataset {', '.join(data.dataset_ids)}: {kind} space: {mismatch}. Use a "

@@ -4,17 +4,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.ablation_runs import Run, table
+from benchmarks.ablation_runs import Run, check_names, print_runs
 from benchmarks.ours import FEWER_UPDATES
-from benchmarks.result_cache import run_missing
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.heads import PopArtHead
 from rlxf.attention import GRUGate
@@ -212,22 +211,17 @@ class Ablation:
     """Output file with a line for each run."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (("tasks", TASKS), ("changes", CHANGES)):
-            if unknown := set(getattr(self, name)) - set(allowed):
-                raise ValueError(f"{name} must be among {list(allowed)}, got {sorted(unknown)}")
+        check_names(tasks=(self.tasks, TASKS), changes=(self.changes, CHANGES))
 
     def run(self) -> None:
         """Make missing runs, and print the table."""
-        jobs: dict[str, Callable[[], Run]] = {
+        jobs = {
             f"{change}, {task}, {self.episodes} episodes, seed {seed}": partial(
                 train, change, task, self.episodes, seed
             )
-            for task in self.tasks
-            for seed in range(self.seeds)
-            for change in self.changes
+            for task, seed, change in product(self.tasks, range(self.seeds), self.changes)
         }
-        runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
-        Console(width=160).print(table(runs, DETAILS))
+        print_runs(jobs, self.processes, self.output, DETAILS)
 
 
 def train(change: str, task: str, episodes: int, seed: int) -> Run:

@@ -4,21 +4,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.ablation_runs import Run, table
+from benchmarks.ablation_runs import Run, check_names, print_runs
 from benchmarks.offline_setting import Setting
-from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer.conditioning import MaxReturn
 from rlxf.agents.offline.heads import DeterministicHead
 from rlxf.agents.offline.objectives import MaximumEntropy, QRegularized
+from rlxf.agents.offline.trajectory_model import residual_projections
 from rlxf.attention import RoPE
 from rlxf.data import Trajectories, UniformEpisodes, Windows, load_trajectories
 from rlxf.evaluation import EvaluationCallback
@@ -119,10 +119,8 @@ def initialize_like_torch(agent: DecisionTransformer) -> None:
 @torch.no_grad()
 def enlarge_residual_projections(agent: DecisionTransformer) -> None:
     """Undo the division of the output projections of sublayers by the square root of 2 L."""
-    transformer = agent.policy.transformer
-    for name, module in transformer.named_modules():
-        if name.endswith((".attention.out", ".feed_forward.outer")):
-            module.weight.mul_((2 * transformer.spec.layers) ** 0.5)
+    for part in residual_projections(agent.policy.transformer):
+        part.weight.mul_((2 * agent.core.layers) ** 0.5)
 
 
 class UnboundedHead(DeterministicHead):
@@ -205,24 +203,19 @@ class OfflineAblation:
     """Output file with a line for each run."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (("tasks", TASKS), ("changes", CHANGES)):
-            if unknown := set(getattr(self, name)) - set(allowed):
-                raise ValueError(f"{name} must be among {list(allowed)}, got {sorted(unknown)}")
+        check_names(tasks=(self.tasks, TASKS), changes=(self.changes, CHANGES))
 
     def run(self) -> None:
         """Make missing runs, and print the table."""
         for task in self.tasks:
             load_trajectories(TASKS[task].dataset)  # convert the data once, before processes read them
-        jobs: dict[str, Callable[[], Run]] = {
+        jobs = {
             f"{change}, {task}, {self.updates} updates, {self.episodes} episodes, seed {seed}": partial(
                 self.train, change, task, seed
             )
-            for task in self.tasks
-            for seed in range(self.seeds)
-            for change in self.changes
+            for task, seed, change in product(self.tasks, range(self.seeds), self.changes)
         }
-        runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
-        Console(width=160).print(table(runs, DETAILS))
+        print_runs(jobs, self.processes, self.output, DETAILS)
 
     def train(self, change: str, task: str, seed: int) -> Run:
         """Train one agent."""

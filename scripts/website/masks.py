@@ -61,6 +61,8 @@ KERNELS: dict[str, Any] = {
     "AdaptiveSpan": AdaptiveSpan(limit=32, ramp=4, start=8),
 }
 """Kernel whose mask depends on tokens or weights -> instance for a picture of one head."""
+PICTURED = EXAMPLES.keys() | KERNELS.keys()
+"""Names of the techniques with a picture."""
 CAUSAL = 2
 """Value of `mask_image` for visible keys up to the query."""
 COLORS = {CAUSAL: "causal", 1: "later"}

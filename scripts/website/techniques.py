@@ -66,7 +66,7 @@ def page(axis: str, tables: Tables) -> str:
     """Return the Markdown of the page of an axis."""
     entries = [entry(axis, name, technique, tables) for name, technique in AXES[axis].items()]
     question = ALL_QUESTIONS[axis]
-    notes = [NOTE] if any(name in masks.EXAMPLES or name in masks.KERNELS for name in AXES[axis]) else []
+    notes = [NOTE] if masks.PICTURED & AXES[axis].keys() else []
     intro = f"{question[0].upper()}{question[1:]} [All techniques](../../{LISTS[0]}) lists the other axes."
     return "\n\n".join([f"# {TITLES[axis]}", intro, *notes, *entries]) + "\n"
 

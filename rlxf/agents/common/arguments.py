@@ -117,6 +117,12 @@ def check_device(device: torch.device | str) -> None:
         )
 
 
+def as_python_number(value: Any, whole: bool) -> Any:
+    """Convert a scalar of NumPy, and an integral float if the number is whole; return other values as is."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return int(value) if whole and isinstance(value, float) and value.is_integer() else value
+
+
 def as_whole_number(name: str, value: Any, least: int) -> int:
     """Return an integer, or another number with an integral value such as 1e5, as an int.
 
@@ -124,12 +130,11 @@ def as_whole_number(name: str, value: Any, least: int) -> int:
         TypeError: if the value is not a number.
         ValueError: if it has a fraction, is not finite, or is less than ``least``.
     """
-    value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, float) and not value.is_integer():
-        raise ValueError(f"{name} must be a whole number, got {value}")
-    value = int(value) if isinstance(value, float) else value
-    check_int(name, value, least, sys.maxsize)
-    return int(value)
+    number = as_python_number(value, whole=True)
+    if isinstance(number, float):
+        raise ValueError(f"{name} must be a whole number, got {number}")
+    check_int(name, number, least, sys.maxsize)
+    return int(number)
 
 
 def as_log_interval(value: Any) -> int:

@@ -83,8 +83,8 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
     ) -> Iterator[tuple[str, str]]:
         """Yield the differences of these spaces from those of the training, without the axes of images."""
         own = self.observation_space if self.env is None else raw_observation_space(self.env)
-        observations = with_channels_first(own), with_channels_first(observation_space)
-        return space_mismatches(*zip(observations, (self.action_space, action_space), strict=True))
+        given = with_channels_first(observation_space), action_space
+        return space_mismatches((with_channels_first(own), self.action_space), given)
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         known = self.policy_aliases

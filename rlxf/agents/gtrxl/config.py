@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-import numpy as np
 from gymnasium import Env, spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
@@ -16,6 +15,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.accumulation import check_accumulation_steps
+from rlxf.agents.common.arguments import as_python_number
 from rlxf.agents.common.checkpoint import SEED_RULE
 from rlxf.agents.common.precision import PRECISION_RULE, Precision
 from rlxf.agents.gtrxl.policy import (
@@ -107,7 +107,7 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = _as_number(getattr(self, field.name), int in (field.type, *get_args(field.type)))
+            value = as_python_number(getattr(self, field.name), int in (field.type, *get_args(field.type)))
             object.__setattr__(self, field.name, value)
             if field.type is bool:
                 check_bool(field.name, value)
@@ -160,12 +160,6 @@ class PPOConfig:
                 raise ValueError(
                     f"{name} must be a multiple of segment_length={self.segment_length}, got {value}"
                 )
-
-
-def _as_number(value: Any, whole: bool) -> Any:
-    """Convert a scalar of NumPy, and an integral float if the number is whole; return other values as is."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return int(value) if whole and isinstance(value, float) and value.is_integer() else value
 
 
 def _check_number(name: str, value: Any) -> None:
@@ -320,5 +314,5 @@ def _task(env: VecEnv | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Plain:
-    value = value.item() if isinstance(value, np.generic) else value
+    value = as_python_number(value, whole=False)
     return value if isinstance(value, Plain) else repr(value)

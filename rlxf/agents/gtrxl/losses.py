@@ -157,7 +157,8 @@ class PPOLoss:
         total, parts = self.vf_coef * value_loss, {"value_loss": value_loss}
         if self.reconstruction_coef:
             error = masked_mean(policy.reconstruction_error(latent, batch.obs), batch.weight)
-            total, parts["reconstruction_loss"] = total + self.reconstruction_coef * error, error
+            total = total + self.reconstruction_coef * error
+            parts["reconstruction_loss"] = error
         return total, parts
 
 

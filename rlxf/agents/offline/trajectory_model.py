@@ -360,9 +360,15 @@ def init_gpt2_weights(module: nn.Module) -> None:
             nn.init.zeros_(part.bias)
 
 
+def residual_projections(transformer: Transformer) -> Iterator[nn.Linear]:
+    """Yield the output projections of the 2 L sublayers."""
+    for name, part in transformer.named_modules():
+        if name.endswith((".attention.out", ".feed_forward.outer")) and isinstance(part, nn.Linear):
+            yield part
+
+
 @torch.no_grad()
 def scale_residual_projections(transformer: Transformer) -> None:
     """Scale the output projections of the 2 L sublayers by ``1 / sqrt(2 L)``; source: `init_gpt2_weights`."""
-    for name, part in transformer.named_modules():
-        if name.endswith((".attention.out", ".feed_forward.outer")) and isinstance(part, nn.Linear):
-            part.weight /= (2 * transformer.spec.layers) ** 0.5
+    for part in residual_projections(transformer):
+        part.weight /= (2 * transformer.spec.layers) ** 0.5
