@@ -312,6 +312,16 @@ def test_pictures_of_kernels_show_their_rule():
         assert all(set(buckets[j]) - {j} <= set(others) for j in others)
 
 
+@pytest.mark.parametrize("name", masks.SEGMENTED)
+def test_pictures_of_segments_show_memory_tokens_and_write_tokens(name):
+    memory = masks.SEGMENTED[name]
+    assert memory.segment + 2 * memory.tokens == masks.LENGTH
+    last = memory.tokens + memory.segment
+    for i, seen in cells_of(masks.figure(name)).items():
+        group = memory.tokens if i < memory.tokens else masks.LENGTH if i >= last else i + 1
+        assert seen == list(range(i + 1 if memory.mask == "causal" else group))
+
+
 def test_names_in_tables_link_to_explanations():
     text = (ROOT / "docs" / "reference" / "techniques.md").read_text(encoding="utf-8")
     linked = techniques.with_links(text, "reference/techniques.md")

@@ -10,6 +10,8 @@ import torch
 from rlxf.attention import (
     ETC,
     LSH,
+    RATE,
+    RMT,
     XL,
     AdaptiveSpan,
     AttentionSinks,
@@ -18,6 +20,7 @@ from rlxf.attention import (
     Blockwise,
     Compressive,
     Dilated,
+    DynamicSpan,
     FixedColumns,
     Full,
     Local1D,
@@ -59,9 +62,12 @@ KERNELS: dict[str, Any] = {
     "LSH": LSH(rounds=1, buckets=4),
     "Routing": Routing(clusters=4),
     "AdaptiveSpan": AdaptiveSpan(limit=32, ramp=4, start=8),
+    "DynamicSpan": DynamicSpan(limit=32, ramp=4),
 }
 """Kernel whose mask depends on tokens or weights -> instance for a picture of one head."""
-PICTURED = EXAMPLES.keys() | KERNELS.keys()
+SEGMENTED: dict[str, Any] = {"RMT": RMT(segment=40, tokens=4), "RATE": RATE(segment=40, tokens=4)}
+"""Memory that processes segments -> instance for a picture of one segment with its memory tokens."""
+PICTURED = EXAMPLES.keys() | KERNELS.keys() | SEGMENTED.keys()
 """Names of the techniques with a picture."""
 CAUSAL = 2
 """Value of `mask_image` for visible keys up to the query."""
@@ -82,6 +88,10 @@ def figure(name: str) -> str:
     if name in KERNELS:
         note = f"one head of an untrained layer, {LENGTH} random tokens that change slowly"
         return _figure([svg(kernel_image(KERNELS[name]), "")], KERNELS[name], note)
+    if name in SEGMENTED:
+        memory = SEGMENTED[name]
+        note = f"one segment of {memory.segment} tokens between {memory.tokens} memory and write tokens each"
+        return _figure([svg(segment_image(memory), "")], memory, note)
     if name not in EXAMPLES:
         return ""
     rules = distinct_masks(pattern_of(EXAMPLES[name]))
@@ -105,6 +115,13 @@ def kernel_image(kernel: Any) -> np.ndarray:
         tokens = torch.randn(1, LENGTH, 16).cumsum(dim=1)
     weights = attention_weights(layer, tokens / tokens.std(), TokenIndex.range(1, LENGTH))[0]
     return CAUSAL * (weights[0, 0] > 0).int().numpy()
+
+
+def segment_image(memory: Any) -> np.ndarray:
+    """Return the visible keys in a segment ``[memory ; tokens ; write tokens]``, as `mask_image` does."""
+    layer = TransformerSpec(width=16, layers=1, heads=1, memory=memory).build()
+    index = TokenIndex.range(1, memory.segment + 2 * memory.tokens)
+    return CAUSAL * layer.attention_masks(index, index)[0].allowed[0].int().numpy()
 
 
 def svg(image: np.ndarray, place: str) -> str:
