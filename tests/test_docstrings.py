@@ -188,10 +188,19 @@ def members(cls: type) -> set[str]:
     """Return the attributes of a class, including annotated ones and those that its methods assign."""
     found = set(dir(cls))
     for base in cls.__mro__:
-        found |= set(vars(base).get("__annotations__", {}))
+        found |= annotated(base)
         if base.__module__.startswith("rlxf."):
             found |= assigned(base)
     return found
+
+
+def annotated(cls: type) -> set[str]:
+    """Return the annotated names in the body of a class, without those of its bases."""
+    if sys.version_info < (3, 14):
+        return set(vars(cls).get("__annotations__", {}))
+    from annotationlib import Format, get_annotations  # evaluates annotations, which Python 3.14 does late
+
+    return set(get_annotations(cls, format=Format.FORWARDREF))
 
 
 def assigned(cls: type) -> set[str]:
