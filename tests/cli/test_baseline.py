@@ -86,7 +86,11 @@ def test_a_baseline_cannot_be_resumed(tmp_path, capsys):
         (["--arguments", '{"_init_setup_model": false}'], "got _init_setup_model"),
         (["--arguments", '{"learning_rate": "linear:1:0"}'], "got a text for learning_rate"),
         (["--arguments", '{"gamma": null}'], "gamma in --arguments of PPO must be a number, got null"),
-        (["--arguments", '{"n_epochs": 1.5}'], "n_epochs in --arguments of PPO must be an integer, got 1.5"),
+        (
+            ["--arguments", '{"n_epochs": 1.5}'],
+            "n_epochs in --arguments of PPO must be an integer of at least 1, got 1.5",
+        ),
+        (["--arguments", '{"n_epochs": 0}'], "must be an integer of at least 1, got 0"),
         (
             ["--arguments", '{"learning_rate": null}'],
             "learning_rate in --arguments of PPO must be a number, got",

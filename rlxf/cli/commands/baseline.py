@@ -140,7 +140,7 @@ class Baseline(Command):
                 f"--arguments must be numbers: schedules are constant, got a text for {', '.join(texts)}"
             )
         for name, value in self.arguments.items():
-            rule = _json_rule(known[name].annotation)
+            rule = _json_rule(name, known[name].annotation)
             if not rule.holds(value):
                 allowed, shown = rule.allowed, json.dumps(value)
                 raise ValueError(f"{name} in --arguments of {make.__name__} must be {allowed}, got {shown}")
@@ -200,10 +200,12 @@ def _discarded_on_failure(agent: Any, run: "RunFolder") -> Iterator[None]:
         raise
 
 
-def _json_rule(annotation: Any) -> "Rule":
+def _json_rule(name: str, annotation: Any) -> "Rule":
     """Return the rule for an argument of an algorithm in JSON, which cannot hold a schedule."""
-    from rlxf.training.json_rules import rule_of
+    from rlxf.training.json_rules import rule_of, whole
 
+    if name == "n_epochs":
+        return whole(1)  # the algorithms do not check it
     if get_origin(annotation) not in (Union, types.UnionType):
         return rule_of(annotation)
     return rule_of(reduce(or_, [each for each in get_args(annotation) if get_origin(each) is not Callable]))
