@@ -1,7 +1,7 @@
 """Masked pre-training of transformers on trajectories: masks of tokens, model and algorithm."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn
 
@@ -14,7 +14,9 @@ from rlxf.agents.common.losses import masked_mean, squared_error
 from rlxf.agents.common.precision import Precision
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
+from rlxf.agents.offline.config import Converter
 from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.agents.offline.heads import Head
 from rlxf.agents.offline.objectives import Imitation
 from rlxf.agents.offline.trajectory_model import (
     INITIAL_STD,
@@ -33,6 +35,8 @@ from rlxf.training.json_rules import Rule, number
 
 MASKED, RANDOM = 0.8, 0.1
 """Fractions of the chosen tokens replaced by a mask and by a random token; the others stay unchanged."""
+KINDS = ("return", "state", "action")
+"""Kinds of the three tokens of a step, in this order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +81,12 @@ class Masking:
         swapped = chosen & (uniform >= MASKED) & (uniform < MASKED + RANDOM)
         return cls(chosen, masked, swapped, other)
 
+    def only(self, kinds: Collection[str]) -> "Masking":
+        """Return the masking of the tokens of some `KINDS`; other tokens are visible and not predicted."""
+        kept = torch.tensor([kind in kinds for kind in KINDS], device=self.chosen.device)
+        chosen, masked, swapped = (part & kept for part in (self.chosen, self.masked, self.swapped))
+        return Masking(chosen, masked, swapped, self.replacement_step)
+
     def to(self, device: torch.device | str) -> "Masking":
         """Return a copy on another device."""
         return Masking(*(part.to(device) for part in vars(self).values()))
@@ -104,18 +114,15 @@ class MaskedWindows:
         return MaskedWindows(self.windows.to(device), self.masking.to(device))
 
 
-KINDS = ("return", "state", "action")
-"""Kinds of the three tokens of a step, in this order."""
-
-
 class MaskedModel(TrajectoryModel):
     r"""Masked model with the loss ``mean over the chosen tokens of error(W_kind y)``.
 
     The error is the squared error, for discrete actions the cross-entropy. Targets are the scaled returns
-    ``R / scale``, the normalized observations (images pixel by pixel) and the actions as in `Imitation`. Each
-    kind of token has a learned mask embedding, since a transformer without positions could not distinguish
-    the kinds. If the core has early exits, the error is the weighted sum over the outputs of all layers. Exit
-    prediction is not trained here, but with the agent.
+    ``R / scale``, the normalized observations (images pixel by pixel) and the actions as in `Imitation`.
+    Kinds that are not among ``config.predicted_tokens`` have no head. Each kind of token has a learned mask
+    embedding, since a transformer without positions could not distinguish the kinds. If the core has early
+    exits, the error is the weighted sum over the outputs of all layers. Exit prediction is not trained here,
+    but with the agent.
 
     Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, for words.
 
@@ -125,17 +132,24 @@ class MaskedModel(TrajectoryModel):
         config: arguments of the pre-training; its core is that of `pretraining_core`.
     """
 
-    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: TrajectoryConfig):
+    return_head: nn.Linear
+    state_head: nn.Linear
+    action_head: Head
+
+    def __init__(self, info: DatasetInfo, normalization: nn.Module, config: "PretrainingConfig"):
         super().__init__(info, normalization, config)
-        core = config.core
-        self.mask_embeddings = nn.Parameter(torch.randn(TOKENS_PER_STEP, core.width) * INITIAL_STD)
-        self.return_head = nn.Linear(core.width, 1)
-        self.state_head = nn.Linear(core.width, math.prod(info.encoder.shape))
-        self.action_head = Imitation().build(core.width, self.tokens.actions, self.features.width).head
-        self.init_weights(self.return_head, self.state_head, self.action_head)
+        self.predicted_tokens, width = config.predicted_tokens, config.core.width
+        self.mask_embeddings = nn.Parameter(torch.randn(TOKENS_PER_STEP, width) * INITIAL_STD)
+        if "return" in self.predicted_tokens:
+            self.return_head = nn.Linear(width, 1)
+        if "state" in self.predicted_tokens:
+            self.state_head = nn.Linear(width, math.prod(info.encoder.shape))
+        if "action" in self.predicted_tokens:
+            self.action_head = Imitation().build(width, self.tokens.actions, self.features.width).head
+        self.init_weights(*(getattr(self, f"{kind}_head") for kind in self.predicted_tokens))
 
     def losses(self, batch: MaskedWindows) -> dict[str, Tensor]:
-        """Return the "loss" and the mean error of each kind of token, over the chosen tokens of B windows."""
+        """Return the "loss" and the error of each predicted kind, means over the chosen tokens."""
         return self.add_penalty(self._mean_errors(batch))
 
     def validation_losses(self, batch: MaskedWindows) -> dict[str, Tensor]:
@@ -146,9 +160,10 @@ class MaskedModel(TrajectoryModel):
         exits = self.exits(self.steps(batch.windows), batch.masking)
         outputs = exits.outputs.unflatten(2, (-1, TOKENS_PER_STEP))
         layers = zip(exits.loss_weights, outputs, strict=True)
-        errors = torch.stack([weight * self._errors(y, batch) for weight, y in layers]).sum(dim=0)
-        chosen = batch.masking.chosen.to(errors.dtype)
-        kinds = zip(KINDS, errors.unbind(-1), chosen.unbind(-1), strict=True)
+        errors = torch.stack([weight * self._errors(y, batch.windows) for weight, y in layers]).sum(dim=0)
+        by_kind = dict(zip(KINDS, batch.masking.chosen.unbind(-1), strict=True))
+        chosen = torch.stack([by_kind[kind] for kind in self.predicted_tokens], dim=-1).to(errors.dtype)
+        kinds = zip(self.predicted_tokens, errors.unbind(-1), chosen.unbind(-1), strict=True)
         parts = {f"{kind}_loss": masked_mean(error, weight) for kind, error, weight in kinds}
         return {"loss": masked_mean(errors, chosen)} | parts
 
@@ -174,23 +189,56 @@ class MaskedModel(TrajectoryModel):
         self.check_outputs(exits.outputs[-1], inputs, slice(None))
         return exits
 
-    def _errors(self, y: Tensor, batch: MaskedWindows) -> Tensor:
-        """Compute the error of each token (B, W, 3) for outputs y (B, W, 3, C)."""
-        windows = batch.windows
-        returns = windows.return_to_go[..., None] / self.tokens.return_scale
-        states = self.features.normalization(windows.observations).flatten(2)
-        return_error = squared_error(self.return_head(y[:, :, 0]), returns)
-        state_error = squared_error(self.state_head(y[:, :, 1]), states)
-        action_error = self.action_head.error(y[:, :, 2], windows.actions)
-        return torch.stack([return_error, state_error, action_error], dim=-1)
+    def _errors(self, y: Tensor, windows: WindowBatch) -> Tensor:
+        """Compute the errors (B, W, P) of the P predicted kinds of tokens for outputs y (B, W, 3, C)."""
+        tokens = dict(zip(KINDS, y.unbind(2), strict=True))
+        return torch.stack([self._error(kind, tokens[kind], windows) for kind in self.predicted_tokens], -1)
+
+    def _error(self, kind: str, y: Tensor, windows: WindowBatch) -> Tensor:
+        """Compute the errors (B, W) of the tokens of a kind for their outputs y (B, W, C)."""
+        if kind == "action":
+            return self.action_head.error(y, windows.actions)
+        if kind == "state":
+            states = self.features.normalization(windows.observations).flatten(2)
+            return squared_error(self.state_head(y), states)
+        return squared_error(self.return_head(y), windows.return_to_go[..., None] / self.tokens.return_scale)
+
+
+def as_predicted_tokens(kinds: Any) -> tuple[str, ...]:
+    """Return kinds of tokens as a tuple in the order of `KINDS`.
+
+    Raises:
+        TypeError: if they are not a sequence of strings.
+        ValueError: if there is none, or one is unknown.
+    """
+    if isinstance(kinds, str) or not isinstance(kinds, Sequence):
+        raise TypeError(f"predicted_tokens must be a sequence of strings such as ('action',), got {kinds!r}")
+    if not kinds or any(kind not in KINDS for kind in kinds):
+        raise ValueError(f"predicted_tokens must be one or more of {', '.join(KINDS)}, got {kinds!r}")
+    return tuple(kind for kind in KINDS if kind in kinds)
+
+
+def _are_predicted_tokens(stored: Any) -> bool:
+    return isinstance(stored, list) and bool(stored) and stored == [kind for kind in KINDS if kind in stored]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingConfig(TrajectoryConfig):
     """Arguments of `MaskedPretraining` that its checkpoints hold."""
 
-    BOUNDS: ClassVar[dict[str, Rule]] = TrajectoryConfig.BOUNDS | {"mask_probability": number(0, 1)}
+    BOUNDS: ClassVar[dict[str, Rule]] = TrajectoryConfig.BOUNDS | {
+        "mask_probability": number(0, 1),
+        "predicted_tokens": Rule(
+            f"a list of some of {', '.join(KINDS)}, in this order", _are_predicted_tokens
+        ),
+    }
+    JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = TrajectoryConfig.JSON | {
+        "predicted_tokens": (list, tuple)
+    }
+    MODEL_SETTINGS: ClassVar[tuple[str, ...]] = (*TrajectoryConfig.MODEL_SETTINGS, "predicted_tokens")
     mask_probability: float
+    predicted_tokens: tuple[str, ...] = KINDS
+    """Kinds of predicted tokens. Files without this argument were made when all kinds were predicted."""
 
     def check(self) -> None:
         """Check all numbers; errors as in `OfflineConfig`."""
@@ -208,20 +256,24 @@ class PretrainingConfig(TrajectoryConfig):
 
 
 class MaskedPretraining(TrajectoryAlgorithm):
-    """Masked pre-training (as in BERT) on the returns-to-go, observations and actions of trajectories.
+    """Masked pre-training (as in BERT) on trajectories of returns-to-go, observations and actions.
 
-    The model predicts masked tokens and cannot act. It is bidirectional, or causal if its core has a
-    recurrence. ``agent.load_pretrained(pretraining)`` copies its weights to a `DecisionTransformer` or a
-    `GTrXLPPO`. ``learn``, ``save``, ``load``, callbacks and loggers are those of `DecisionTransformer`.
+    The model predicts masked tokens, by default actions, from the other tokens, and cannot act. It is
+    bidirectional, or causal if its core has a recurrence. ``agent.load_pretrained(pretraining)`` copies its
+    weights to a `DecisionTransformer` or a `GTrXLPPO`. ``learn``, ``save``, ``load``, callbacks and loggers
+    are those of `DecisionTransformer`.
 
     Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
 
     Args:
         dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`.
         context_length: number of steps K in a window, three tokens each.
-        mask_probability: probability that a token is chosen for prediction. Of the chosen tokens 80% are
-            masked, 10% are replaced by a token of the same kind from a random step of the batch, and 10% stay
-            unchanged.
+        mask_probability: probability that a token of the predicted kinds is chosen for prediction. Of the
+            chosen tokens 80% are masked, 10% are replaced by a token of the same kind from a random step of
+            the batch, and 10% stay unchanged.
+        predicted_tokens: kinds of tokens that are masked and predicted: one or more of "return", "state" and
+            "action". The default is actions alone: with the other two, Decision Transformers that started
+            from these weights had lower returns than with random ones (docs/benchmarks).
         learning_rate: learning rate of AdamW; a number, or a schedule of the remaining progress, from 1 to 0.
         batch_size: number of windows in an update.
         weight_decay: weight decay of AdamW.
@@ -255,13 +307,15 @@ class MaskedPretraining(TrajectoryAlgorithm):
 
     Raises:
         DatasetError: if the dataset is unknown, empty, damaged, or contains a NaN.
-        ValueError: if a setting is out of range, or the core does not support bidirectional attention.
-        TypeError: if a space is not supported.
+        ValueError: if a setting is out of range, a kind of token is unknown, or the core does not support
+            bidirectional attention.
+        TypeError: if a space is not supported, or ``predicted_tokens`` is not a sequence.
     """
 
     NAME = "MaskedPretraining"
     config_class = PretrainingConfig
     mask_probability: float
+    predicted_tokens: tuple[str, ...]
     policy: MaskedModel
 
     @reject_unknown_arguments(OFFLINE_SB3_ARGUMENTS)
@@ -270,6 +324,7 @@ class MaskedPretraining(TrajectoryAlgorithm):
         dataset: Dataset | Sequence[Dataset] | Trajectories | None,
         context_length: int = 20,
         mask_probability: float = 0.15,
+        predicted_tokens: Sequence[str] = ("action",),
         learning_rate: float | Schedule = 1e-4,
         batch_size: int = 64,
         weight_decay: float = 1e-4,
@@ -293,20 +348,25 @@ class MaskedPretraining(TrajectoryAlgorithm):
     ):
         core = pretraining_core(decision_transformer() if core is None else core)
         sampling = UNIFORM_STEPS if sampling is None else sampling
+        predicted_tokens = as_predicted_tokens(predicted_tokens)
         process_group().check_single_process("MaskedPretraining")
         config = PretrainingConfig.of(locals())
         super().__init__(MaskedModel, dataset, config, download, tensorboard_log, device, _init_setup_model)
 
     def _batch(self, windows: Windows) -> MaskedWindows:
         batch = windows.sample(self.batch_size, self.generator)
-        masking = Masking.draw(batch.mask, self.mask_probability, self.generator)
-        return MaskedWindows(batch, masking).to(self.device)
+        return self._mask(batch, self.generator).to(self.device)
 
     def _validation_batches(self, windows: Windows) -> Iterator[MaskedWindows]:
         """Yield the held-out windows with masks that depend on ``validation_seed`` only."""
         generator = torch.Generator().manual_seed(self.validation_seed)
         for batch in super()._validation_batches(windows):
-            yield MaskedWindows(batch, Masking.draw(batch.mask, self.mask_probability, generator))
+            yield self._mask(batch, generator)
+
+    def _mask(self, batch: WindowBatch, generator: torch.Generator) -> MaskedWindows:
+        """Choose tokens of the predicted kinds in windows on the CPU."""
+        masking = Masking.draw(batch.mask, self.mask_probability, generator)
+        return MaskedWindows(batch, masking.only(self.predicted_tokens))
 
     def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise TypeError: the model predicts masked tokens and cannot act."""

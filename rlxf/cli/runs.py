@@ -16,7 +16,7 @@ from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.checkpoint import ADDED_SETTINGS
 from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
 from rlxf.agents.offline.agent import OfflineAgent
-from rlxf.agents.pretraining import MaskedPretraining
+from rlxf.agents.pretraining import KINDS, MaskedPretraining
 from rlxf.attention import TransformerSpec
 from rlxf.cli.commands import COMMANDS
 from rlxf.cli.normalization import normalize_as_in_training
@@ -31,6 +31,8 @@ NOT_SAVED = ("run", "config", "tuned", "trust", "progress_bar", "quiet", "downlo
 """Options of a command that do not affect the results of its run."""
 ADDED_OPTIONS = ("track", "compile", "videos", "attention_maps", "stop_return", *ADDED_SETTINGS)
 """Options that earlier versions did not have: a ``config.json`` without them means their defaults."""
+OLDER_VALUES = {"predicted_tokens": list(KINDS)}
+"""Values of options that a ``config.json`` of an earlier version lacks, if they differ from the defaults."""
 GTRXL, OFFLINE, PRETRAINING = "gtrxl", "decision_transformer", "pretraining"
 CLONING, RVS = "behavior_cloning", "return_conditioned_mlp"
 """Names of agents in ``config.json``."""
@@ -89,8 +91,10 @@ def options_from_config(kind: type[Options], config: Mapping[str, Any], **given:
         given: options that are not read from the file.
 
     Raises:
-        KeyError: if an option is missing, except `ADDED_OPTIONS`, which then have their defaults.
+        KeyError: if an option is missing, except `ADDED_OPTIONS`, which then have their defaults, and
+            `OLDER_VALUES`.
     """
+    config = OLDER_VALUES | dict(config)
     read = {name: hint for name, hint in _saved_options(kind).items() if not _is_added(name, config)}
     return kind(**{name: _from_json(hint, name, config) for name, hint in read.items()} | given)
 

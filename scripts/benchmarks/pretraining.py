@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -16,24 +15,13 @@ from benchmarks.offline_setting import SHORT
 from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
-from rlxf.agents.pretraining import KINDS, MaskedPretraining, MaskedWindows, Masking
-from rlxf.data import Trajectories, Windows, load_trajectories
+from rlxf.agents.pretraining import KINDS, MaskedPretraining
+from rlxf.data import Trajectories, load_trajectories
 from rlxf.evaluation.intervals import stratified_interquartile_mean
 
 PARTS = ("transformer", "tokens", "features")
 """Names of the modules that `DecisionTransformer.load_pretrained` copies."""
 COLUMNS = ("initial weights", "agents", "IQM (95% interval)", "mean", "mean of each agent")
-
-
-class ActionPretraining(MaskedPretraining):
-    """Masked pre-training that masks and predicts actions only, from both sides."""
-
-    def _batch(self, windows: Windows) -> MaskedWindows:
-        batch = super()._batch(windows)
-        actions = torch.tensor([kind == "action" for kind in KINDS], device=self.device)
-        drawn = batch.masking
-        chosen, masked, swapped = (part & actions for part in (drawn.chosen, drawn.masked, drawn.swapped))
-        return replace(batch, masking=Masking(chosen, masked, swapped, drawn.replacement_step))
 
 
 @dataclass(frozen=True)
@@ -42,7 +30,7 @@ class Initialization:
 
     Args:
         title: name in tables.
-        pretraining: class that is trained on all episodes before; None for random weights.
+        pretraining: what is trained on all episodes before; None for random weights.
         parts: modules that are copied from it, among `PARTS`; the others stay random.
     """
 
@@ -52,12 +40,13 @@ class Initialization:
 
 
 FRESH, MASKED = "fresh", "masked"
+predict_all = partial(MaskedPretraining, predicted_tokens=KINDS)
 INITIALIZATIONS = {
     FRESH: Initialization("fresh weights"),
-    MASKED: Initialization("masked pre-training", MaskedPretraining),
-    "masked-actions": Initialization("masked pre-training on actions only", ActionPretraining),
-    "masked-transformer": Initialization("its transformer only", MaskedPretraining, PARTS[:1]),
-    "masked-embeddings": Initialization("its embeddings only", MaskedPretraining, PARTS[1:]),
+    MASKED: Initialization("masked pre-training on all tokens", predict_all),
+    "masked-actions": Initialization("masked pre-training on actions, the default", MaskedPretraining),
+    "masked-transformer": Initialization("on all tokens, its transformer only", predict_all, PARTS[:1]),
+    "masked-embeddings": Initialization("on all tokens, its embeddings only", predict_all, PARTS[1:]),
     "imitation": Initialization("Decision Transformer", DecisionTransformer),
 }
 """Initial weights by name. Those after "masked" are controls that separate possible causes of its effect."""
@@ -84,9 +73,9 @@ class Run:
 class Pretraining:
     """Pre-training on all windows of a dataset, then a Decision Transformer on a part of its episodes.
 
-    Initial weights: fresh (random), masked (masked pre-training), masked-actions (masked pre-training whose
-    masks and loss concern actions only), masked-transformer and masked-embeddings (a part of the weights of
-    masked pre-training; the others are random), imitation (a Decision Transformer that is trained on all
+    Initial weights: fresh (random), masked (masked pre-training on returns, observations and actions),
+    masked-actions (masked pre-training on actions only), masked-transformer and masked-embeddings (a part of
+    the weights of "masked"; the others are random), imitation (a Decision Transformer that is trained on all
     episodes). All but the first are trained for the same number of updates before.
 
     Each seed selects another random part of the episodes, on which all agents are trained for as many

@@ -10,10 +10,10 @@ from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.agents.offline.trajectory_model import TOKENS_PER_STEP
-from rlxf.agents.pretraining import MaskedPretraining, MaskedWindows, Masking
+from rlxf.agents.pretraining import KINDS, MaskedPretraining, MaskedWindows, Masking
 from rlxf.attention import CALM, ALiBi, TransformerSpec, Window
 from rlxf.data import WindowBatch
-from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter
+from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter, read_archive, write_archive
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
     CORES,
@@ -86,6 +86,16 @@ def test_equal_generators_give_equal_masks():
         assert not torch.equal(getattr(first, name), getattr(different, name)), name
 
 
+@pytest.mark.parametrize("kinds", [("action",), ("return", "state"), KINDS])
+def test_masking_of_some_kinds_is_that_of_all_kinds_at_their_tokens(kinds):
+    whole, part = drawn(), drawn().only(kinds)
+    for name in ("chosen", "masked", "swapped"):
+        for number, kind in enumerate(KINDS):
+            tokens, expected = getattr(part, name)[..., number], getattr(whole, name)[..., number]
+            assert torch.equal(tokens, expected & (kind in kinds)), (name, kind)
+    assert torch.equal(part.replacement_step, whole.replacement_step)
+
+
 def test_hide_equals_a_loop():
     generator = torch.Generator().manual_seed(1)
     contents, masks = torch.randn(2, 6, TOKENS_PER_STEP, 4), torch.randn(TOKENS_PER_STEP, 4)
@@ -143,6 +153,74 @@ def test_the_loss_is_the_mean_error_of_the_chosen_tokens(actions):
         close(parts[f"{kind}_loss"], torch.stack(own).mean(), 1e-5)
 
 
+@pytest.mark.parametrize("kinds", [("action",), ("return",), ("state",), ("return", "action")])
+def test_only_predicted_kinds_are_masked_and_enter_the_loss(kinds):
+    pretraining = small_pretraining(predicted_tokens=kinds, mask_probability=0.5)
+    batch = pretraining._batch(pretraining.windows(pretraining.trajectories))
+    others = [number for number, kind in enumerate(KINDS) if kind not in kinds]
+    assert batch.masking.masked.any()
+    assert not batch.masking.chosen[..., others].any()
+    model = pretraining.policy.eval()
+    y = model.outputs(model.steps(batch.windows), batch.masking).unflatten(1, (-1, 3))
+    errors = [
+        error_of(model, y[tuple(place)], batch.windows, *place).view(())
+        for place in batch.masking.chosen.nonzero().tolist()
+    ]
+    parts = model.losses(batch)
+    close(parts["loss"], torch.stack(errors).mean(), 1e-5)
+    assert parts.keys() == {"loss", *(f"{kind}_loss" for kind in kinds)}
+
+
+def test_actions_are_predicted_by_default():
+    data = some_trajectories()
+    pretraining = MaskedPretraining(data, 4, core=TINY, device="cpu")
+    assert pretraining.predicted_tokens == ("action",)
+    names = {name.split(".")[0] for name, _ in pretraining.policy.named_parameters()}
+    assert {name for name in names if name.endswith("_head")} == {"action_head"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "error", "message"),
+    [
+        ("action", TypeError, r"sequence of strings such as \('action',\), got 'action'"),
+        (None, TypeError, "got None"),
+        ((), ValueError, r"one or more of return, state, action, got \(\)"),
+        (("action", "reward"), ValueError, "got .*'reward'"),
+        ([["action"]], ValueError, "one or more of return, state, action"),
+    ],
+)
+def test_unknown_kinds_of_predicted_tokens_are_refused(kinds, error, message):
+    with pytest.raises(error, match=message):
+        small_pretraining(predicted_tokens=kinds)
+
+
+def test_kinds_of_predicted_tokens_are_sorted_and_not_repeated():
+    assert small_pretraining(predicted_tokens=["action", "return", "action"]).predicted_tokens == (
+        "return",
+        "action",
+    )
+
+
+def test_files_without_predicted_tokens_predict_all_kinds(tmp_path):
+    pretraining = small_pretraining()
+    pretraining.save(tmp_path / "all")
+    assert "predicted_tokens" not in read_archive(tmp_path / "all.zip").documents["agent"]["settings"]
+    assert MaskedPretraining.load(tmp_path / "all", device="cpu").predicted_tokens == KINDS
+    with pytest.raises(CheckpointError, match="saved with predicted_tokens="):
+        MaskedPretraining.load(tmp_path / "all", predicted_tokens=("action",), device="cpu")
+
+
+@pytest.mark.parametrize("stored", [[], ["reward"], ["action", "return"], ["action", "action"], "action", {}])
+def test_files_with_other_predicted_tokens_are_refused(tmp_path, stored):
+    small_pretraining(predicted_tokens=("action",)).save(tmp_path / "own")
+    archive = read_archive(tmp_path / "own.zip")
+    assert archive.documents["agent"]["settings"]["predicted_tokens"] == ["action"]
+    archive.documents["agent"]["settings"]["predicted_tokens"] = stored
+    write_archive(tmp_path / "other.zip", archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError, match="predicted_tokens"):
+        MaskedPretraining.load(tmp_path / "other", device="cpu")
+
+
 def test_the_loss_weights_the_exits_of_all_layers():
     core = TransformerSpec(**SIZES | {"layers": 3}, depth=CALM())
     pretraining = small_pretraining(core=core)
@@ -197,9 +275,11 @@ def test_attention_is_bidirectional():
     assert ((before - after)[whole, 0].abs().amax(-1) > 0).all()
 
 
-def test_every_weight_gets_a_gradient():
-    pretraining = small_pretraining()
-    pretraining.policy.losses(some_windows(pretraining))["loss"].backward()
+@pytest.mark.parametrize("kinds", [KINDS, ("action",)])
+def test_every_weight_gets_a_gradient(kinds):
+    pretraining = small_pretraining(predicted_tokens=kinds)
+    batch = some_windows(pretraining)
+    pretraining.policy.losses(MaskedWindows(batch.windows, batch.masking.only(kinds)))["loss"].backward()
     for name, parameter in pretraining.policy.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
@@ -229,8 +309,9 @@ def test_cores_of_agents_become_bidirectional_without_memory(core):
 
 
 @pytest.mark.parametrize("name", ["Gated DeltaNet", "Mamba-2 below attention"])
-def test_recurrent_cores_are_pretrained_causally_and_transferred(name):
-    pretraining = small_pretraining(core=CORES[name])
+@pytest.mark.parametrize("kinds", [KINDS, ("action",)])
+def test_recurrent_cores_are_pretrained_causally_and_transferred(name, kinds):
+    pretraining = small_pretraining(core=CORES[name], predicted_tokens=kinds)
     assert (pretraining.core.causal, pretraining.core.memory) == (True, None)
     before = weights(pretraining)
     pretraining.learn(2)

@@ -38,7 +38,7 @@ def pretraining(data):
 
 def test_every_parameter_of_the_pretraining_is_an_option():
     window_options = {field.name for field in fields(WindowOptions)}
-    other_options = {"dataset", "mask_probability", "seed", "core", "download"}
+    other_options = {"dataset", "mask_probability", "predicted_tokens", "seed", "core", "download"}
     python_only = {"tensorboard_log", "verbose", "_init_setup_model"}
     assert (
         set(inspect.signature(MaskedPretraining).parameters) == window_options | other_options | python_only
@@ -62,6 +62,27 @@ def test_files_of_a_run_and_transfer_of_weights(pretraining, data):
     assert json.loads(Path("tuned", "config.json").read_text())["pretrained"] == str(pretraining)
 
 
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [([], ("action",)), (["--predicted-tokens", "action", "return"], ("return", "action"))],
+)
+def test_kinds_of_predicted_tokens(data, options, kinds):
+    main(["pretrain", "--dataset", data, "--updates", "1", "--run", "kinds", *TINY, *options])
+    assert MaskedPretraining.load("kinds/checkpoint.zip", device="cpu").predicted_tokens == kinds
+
+
+def test_older_runs_predict_all_kinds_when_they_are_resumed(data):
+    words = ["--dataset", data, "--updates", "2", "--run", "older", *TINY]
+    main(["pretrain", *words, "--predicted-tokens", "return", "state", "action"])
+    config = Path("older", "config.json")
+    content = json.loads(config.read_text())
+    del content["predicted_tokens"]
+    config.write_text(json.dumps(content))
+    main(["resume", "older", "--updates", "3", "--no-progress-bar"])
+    resumed = MaskedPretraining.load("older/checkpoint.zip", device="cpu")
+    assert (resumed.num_timesteps, resumed.predicted_tokens) == (3, ("return", "state", "action"))
+
+
 def test_incompatible_weights_are_rejected_and_no_folder_is_created(pretraining, data, capsys):
     options = ["--pretrained", str(pretraining), "--run", "tuned"]
     wider = refused(capsys, "train", "dt", "--dataset", data, *TINY, *options, "--core.width", "16")
@@ -78,6 +99,7 @@ def test_incompatible_weights_are_rejected_and_no_folder_is_created(pretraining,
     [
         (["--dataset", "test/missing-v0"], "dataset 'test/missing-v0' is not in"),
         (["--dataset", ID, "--updates", "0"], "updates must be at least 1, got 0"),
+        (["--dataset", ID, "--predicted-tokens"], "predicted_tokens must be one or more of return, state,"),
         (
             ["--dataset", ID, "--mask-probability", "0"],
             "mask_probability must be more than 0 and at most 1, got 0",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
-from rlxf.agents.pretraining import MaskedPretraining, MaskedWindows, Masking
+from rlxf.agents.pretraining import KINDS, MaskedPretraining, MaskedWindows, Masking
 from rlxf.attention import (
     RATE,
     RMT,
@@ -171,8 +171,9 @@ TINY = decision_transformer(width=16, layers=2, heads=2, dropout=0.0)
 
 
 def small_pretraining(trajectories: Trajectories | None = None, **changes: Any) -> MaskedPretraining:
-    """Return a pre-training with noise on every weight."""
+    """Return a pre-training on all kinds of tokens, with noise on every weight."""
     settings = {"context_length": K, "batch_size": 8, "seed": 3, "device": "cpu", "core": TINY}
+    settings["predicted_tokens"] = KINDS
     data = some_trajectories() if trajectories is None else trajectories
     return make_loud(MaskedPretraining(data, **(settings | changes)))
 
