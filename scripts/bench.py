@@ -10,6 +10,7 @@ from benchmarks.attention import Attention
 from benchmarks.context import Context
 from benchmarks.cores import Cores
 from benchmarks.corridors import Corridors
+from benchmarks.curriculum import Curriculum
 from benchmarks.defaults import Defaults
 from benchmarks.depth import DepthBench
 from benchmarks.devices import Devices
@@ -53,6 +54,7 @@ BENCHMARKS: dict[str, Any] = {
     "online": Online,
     "context": Context,
     "corridors": Corridors,
+    "curriculum": Curriculum,
     "stitching": Stitching,
     "reversible": ReversibleLayers,
     "retrieval": Retrieval,

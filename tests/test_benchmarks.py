@@ -4,6 +4,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -15,6 +16,7 @@ from benchmarks import (
     acting,
     cores,
     corridors,
+    curriculum,
     depth,
     learning,
     memory,
@@ -29,6 +31,7 @@ from benchmarks.ablation import CHANGES, DETAILS, Ablation
 from benchmarks.acting import Acting
 from benchmarks.cores import Cores, Task
 from benchmarks.corridors import Corridors, oracle_episodes
+from benchmarks.curriculum import Curriculum
 from benchmarks.depth import DepthBench
 from benchmarks.learning import Corridor, Learning
 from benchmarks.memory import MemoryBench, Run, cells
@@ -290,6 +293,37 @@ def test_cost_of_mixers_is_measured(monkeypatch, tmp_path, capsys):
     cost = mixers.read(read_runs(tmp_path / "mixers.jsonl")["LRU, the fastest of 1"])
     assert (set(cost.acting), set(cost.learning)) == ({3, 9}, {16, 32})
     assert cost.state == 2 * 64 * 8 + 8  # two complex states, and the episode's number
+
+
+@pytest.mark.parametrize("recurrence", [None, "DeltaNet"])
+def test_a_curriculum_ends_with_the_stage_that_is_not_solved(recurrence, tmp_path, capsys):
+    sizes = {"stage_steps": 2048, "every_steps": 2048, "seeds": 1, "recurrence": recurrence}
+    bench = Curriculum((1, 40, 50), output=tmp_path / "x.jsonl", **sizes)
+    bench.run()
+    (run,) = read_runs(bench.output).values()
+    corridors, steps = ([stage[name] for stage in run["stages"]] for name in ("corridor", "steps"))
+    assert (corridors, steps) in (([1], [2048]), ([1, 40], [2048, 4096]))
+    assert run["stages"][-1]["mean_return"] < 0.95
+    assert "0 of 1" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"recurrence must be None or among .*DeltaNet.*, got 'XL'"):
+        replace(bench, recurrence="XL")
+
+
+@pytest.mark.parametrize("solved", [3, 0])
+def test_a_stage_continues_with_the_weights_of_the_one_before(solved, monkeypatch, tmp_path):
+    before = []
+
+    def learn(agent, steps, callback):
+        before.append(agent.policy.state_dict()["value_net.bias"].item())
+        agent.policy.value_net.bias.data.fill_(len(before))
+        return agent
+
+    returns = [1.0] * solved + [0.0]
+    monkeypatch.setattr(curriculum.GTrXLPPO, "learn", learn)
+    monkeypatch.setattr(curriculum, "evaluate", lambda *args, **kwargs: SimpleNamespace(mean=returns.pop(0)))
+    run = Curriculum((1, 2, 3), seeds=1, output=tmp_path / "x.jsonl").learn(0)
+    assert before[1:] == [1, 2][: max(0, solved - 1)]
+    assert len(run.stages) == max(1, solved)
 
 
 @pytest.mark.thorough

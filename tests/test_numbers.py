@@ -1,6 +1,7 @@
 """Tests that tables of docs/benchmarks agree with the runs in docs/numbers."""
 
 import json
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from benchmarks import (
     ablation_runs,
     cores,
     corridors,
+    curriculum,
     learning,
     mixers,
     offline_ablation,
@@ -52,6 +54,16 @@ def test_table_of_recurrent_mixers_in_a_corridor_of_250():
         assert_on_page(
             "memory-tasks", [learning.cells(run)[1:8] for run in runs if run.learning_rate == rate]
         )
+
+
+def test_table_of_curricula():
+    trainings = defaultdict(list)
+    for key, run in read_runs(NUMBERS / "curriculum.jsonl").items():
+        trainings[key.partition(", seed")[0]].append(curriculum.Run(**run))
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for runs in trainings.values():
+        corridors = [each for each in (20, 50, 100, 250, 500, 1000, 1500) if curriculum.stages_of(runs, each)]
+        assert f"| {' | '.join(curriculum.cell(runs, each) for each in corridors)} |" in page
 
 
 def test_table_of_cores():
