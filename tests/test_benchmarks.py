@@ -296,34 +296,45 @@ def test_cost_of_mixers_is_measured(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("recurrence", [None, "DeltaNet"])
-def test_a_curriculum_ends_with_the_stage_that_is_not_solved(recurrence, tmp_path, capsys):
+def test_a_curriculum_ends_with_the_corridor_that_is_not_solved(recurrence, monkeypatch, tmp_path, capsys):
+    returns = iter([1.0, 0.5])
+    monkeypatch.setattr(curriculum, "evaluate", lambda *args, **kwargs: SimpleNamespace(mean=next(returns)))
     sizes = {"stage_steps": 2048, "every_steps": 2048, "seeds": 1, "recurrence": recurrence}
     bench = Curriculum((1, 40, 50), output=tmp_path / "x.jsonl", **sizes)
-    bench.run()
-    (run,) = read_runs(bench.output).values()
-    corridors, steps = ([stage[name] for stage in run["stages"]] for name in ("corridor", "steps"))
-    assert (corridors, steps) in (([1], [2048]), ([1, 40], [2048, 4096]))
-    assert run["stages"][-1]["mean_return"] < 0.95
-    assert "0 of 1" in capsys.readouterr().out
+    run = bench.learn(0)
+    assert run.stages == [
+        {"corridor": 1, "steps": 2048, "mean_return": 1.0},
+        {"corridor": 40, "steps": 4096, "mean_return": 0.5},
+    ]
+    bench.table([run])
+    assert [curriculum.cell([run], each) for each in (1, 40, 50)] == ["1 of 1: 2,048, 2,048", *["0 of 1"] * 2]
+
+
+def test_unknown_recurrences_of_a_curriculum_are_refused():
     with pytest.raises(ValueError, match=r"recurrence must be None or among .*DeltaNet.*, got 'XL'"):
-        replace(bench, recurrence="XL")
+        Curriculum(recurrence="XL")
 
 
-@pytest.mark.parametrize("solved", [3, 0])
-def test_a_stage_continues_with_the_weights_of_the_one_before(solved, monkeypatch, tmp_path):
-    before = []
+def test_a_stage_continues_in_other_corridors_with_weights_and_optimizer(monkeypatch, tmp_path):
+    agents, before = [], []
 
     def learn(agent, steps, callback):
-        before.append(agent.policy.state_dict()["value_net.bias"].item())
+        before.append((agent.policy.value_net.bias.item(), len(agent.policy.optimizer.state)))
+        loss = sum(parameter.sum() for parameter in agent.policy.parameters())
+        loss.backward()
+        agent.policy.optimizer.step()
         agent.policy.value_net.bias.data.fill_(len(before))
+        agents.append(agent)
         return agent
 
-    returns = [1.0] * solved + [0.0]
     monkeypatch.setattr(curriculum.GTrXLPPO, "learn", learn)
-    monkeypatch.setattr(curriculum, "evaluate", lambda *args, **kwargs: SimpleNamespace(mean=returns.pop(0)))
+    monkeypatch.setattr(curriculum, "evaluate", lambda *args, **kwargs: SimpleNamespace(mean=1.0))
     run = Curriculum((1, 2, 3), seeds=1, output=tmp_path / "x.jsonl").learn(0)
-    assert before[1:] == [1, 2][: max(0, solved - 1)]
-    assert len(run.stages) == max(1, solved)
+    assert [bias for bias, _ in before[1:]] == [1, 2]
+    assert before[0][1] == 0
+    assert before[1][1] == before[2][1] == len(list(agents[0].policy.parameters()))
+    assert [agent.env.get_attr("rules")[0].corridor_length for agent in agents] == [1, 2, 3]
+    assert len(run.stages) == 3
 
 
 @pytest.mark.thorough

@@ -59,11 +59,17 @@ def test_table_of_recurrent_mixers_in_a_corridor_of_250():
 def test_table_of_curricula():
     trainings = defaultdict(list)
     for key, run in read_runs(NUMBERS / "curriculum.jsonl").items():
-        trainings[key.partition(", seed")[0]].append(curriculum.Run(**run))
+        trainings[key.partition(", at most")[0]].append(curriculum.Run(**run))
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    for runs in trainings.values():
+    for setting, runs in trainings.items():
+        task, _, core = setting.partition(", corridors of ")
+        penalty, core = core.partition("penalty ")[2].split(", ")
         corridors = [each for each in (20, 50, 100, 250, 500, 1000, 1500) if curriculum.stages_of(runs, each)]
-        assert f"| {' | '.join(curriculum.cell(runs, each) for each in corridors)} |" in page
+        names = ["active" if "Active" in task else "passive", f"`{core}`".replace("`attention`", "attention")]
+        cells = [*names, penalty, *(curriculum.cell(runs, each) for each in corridors)]
+        assert f"\n| {' | '.join(cells)} |" in page
+    section = page.partition("## T-Maze with a curriculum")[2].partition("\n## ")[0]
+    assert section.count("\n| ") == 1 + len(trainings)
 
 
 def test_table_of_cores():

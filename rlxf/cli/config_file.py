@@ -24,6 +24,7 @@ from rlxf.cli.config_values import (
 from rlxf.cli.options import given_lists, given_options, with_dashes
 from rlxf.cli.runs import (
     NOT_SAVED,
+    OLDER_VALUES,
     PRETRAINING,
     PROGRAM,
     TRAINING_COMMANDS,
@@ -246,7 +247,8 @@ def run_settings(
             f"{error} is missing; the file was changed, or written by another version"
         ) from error
     options.check_memory(run)
-    flat = {name: value for name, value in run.config.items() if name in known - {"track"}}
+    older = {name: value for name, value in OLDER_VALUES.items() if name in known}
+    flat = older | {name: value for name, value in run.config.items() if name in known - {"track"}}
     named = given_options(args, "settings").get("settings", flat.get("settings"))
     core = default_core(command, ["--settings", str(named)])
     if core is not None:

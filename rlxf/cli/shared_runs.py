@@ -17,7 +17,15 @@ from rlxf.cli.options import trust_option
 from rlxf.cli.output import print_out
 from rlxf.cli.playback import IMAGES, Task, play_episodes, prepare_agent
 from rlxf.cli.reports import checkpoints_of, select_checkpoints
-from rlxf.cli.runs import ADDED_OPTIONS, AGENTS, PROGRAM, TRAINING_COMMANDS, agent_name, options_to_config
+from rlxf.cli.runs import (
+    ADDED_OPTIONS,
+    AGENTS,
+    OLDER_VALUES,
+    PROGRAM,
+    TRAINING_COMMANDS,
+    agent_name,
+    options_to_config,
+)
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.video import MAX_STEPS, FrameRecorder
 from rlxf.sharing.card import ModelCard, Score, read_scores
@@ -181,7 +189,8 @@ def _arguments(run: RunFolder, words: str) -> list[str]:
     defaults = _by_option(_settings_arguments(default, words))
     short = _joined([option for option in _by_option(full) if option in required or option not in defaults])
     parsed = _parsed_config(run, words, short)
-    known = {name: x for name, x in parsed.items() if name in run.config or name not in ADDED_OPTIONS}
+    added = {*ADDED_OPTIONS, *OLDER_VALUES}
+    known = {name: x for name, x in parsed.items() if name in run.config or name not in added}
     return short if known == run.config else full
 
 

@@ -1,4 +1,4 @@
-"""T-Maze by a curriculum: GTrXLPPO in corridors that grow during the training."""
+"""T-Maze with a curriculum: GTrXLPPO in corridors that grow during the training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from rlxf.evaluation import EvaluationCallback
 
 N_ENVS = 32
 SOLVED = 0.95
-"""Mean return of an evaluation at which a stage ends, and from which on it is solved."""
+"""Mean return of an evaluation at which a stage ends, and the threshold of solved stages."""
 COLUMNS = ("corridor", "mean return of each seed", "solved: median and most steps")
 
 
@@ -113,7 +113,8 @@ class Curriculum:
     def learn(self, seed: int) -> Run:
         """Train an agent through all stages."""
         torch.set_num_threads(1)
-        agent, stages = None, []
+        agent: GTrXLPPO | None = None
+        stages: list[Stage] = []
         for number, corridor in enumerate(self.corridors):
             envs = self.make(corridor, seed + 1000 * number)
             longer = GTrXLPPO("MlpGTrXLPolicy", envs, core=self.core, seed=seed, device="cpu")

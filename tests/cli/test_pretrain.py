@@ -78,6 +78,9 @@ def test_older_runs_predict_all_kinds_when_they_are_resumed(data):
     content = json.loads(config.read_text())
     del content["predicted_tokens"]
     config.write_text(json.dumps(content))
+    main(["pretrain", "--config", "older", "--run", "copy", "--no-progress-bar"])
+    copy = MaskedPretraining.load("copy/checkpoint.zip", device="cpu")
+    assert copy.predicted_tokens == ("return", "state", "action")
     main(["resume", "older", "--updates", "3", "--no-progress-bar"])
     resumed = MaskedPretraining.load("older/checkpoint.zip", device="cpu")
     assert (resumed.num_timesteps, resumed.predicted_tokens) == (3, ("return", "state", "action"))
