@@ -12,7 +12,7 @@ from benchmarks.offline_criteria import criteria
 from benchmarks.offline_methods import METHODS, PRESETS, Job, measure
 from benchmarks.offline_setting import Setting
 from benchmarks.online import Online
-from benchmarks.pretraining import Pretraining
+from benchmarks.pretraining import KINDS, Pretraining
 from benchmarks.ranking import Ranking, regret
 from benchmarks.result_cache import read_runs
 from benchmarks.returns import Returns, agent_rows, rows
@@ -351,13 +351,16 @@ def test_all_initial_weights_are_compared(cartpole, tmp_path, monkeypatch, capsy
         Pretraining(cartpole, initializations=("gpt",))
 
 
-def test_masks_of_actions_cover_nothing_else(cartpole):
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("masked", KINDS), ("masked-transformer", KINDS), ("masked-actions", ("action",))],
+)
+def test_kinds_of_masked_tokens_are_those_of_the_title(cartpole, name, kinds):
     sizes = Setting(8, 1, context_length=3).arguments()
-    agent = pretraining.ActionPretraining(cartpole, mask_probability=0.5, seed=0, **sizes)
-    masking = agent._batch(Windows(agent.trajectories, 3)).masking
-    for part in (masking.chosen, masking.masked, masking.swapped):
-        assert part[..., 2].any()
-        assert not part[..., :2].any()
+    source = pretraining.INITIALIZATIONS[name].pretraining(cartpole, mask_probability=0.5, seed=0, **sizes)
+    chosen = source._batch(Windows(source.trajectories, 3)).masking.chosen
+    found = [kind for kind, tokens in zip(KINDS, chosen.unbind(-1), strict=True) if tokens.any()]
+    assert found == list(kinds)
 
 
 @pytest.mark.parametrize("parts", [("transformer",), ("tokens", "features")])
