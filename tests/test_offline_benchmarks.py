@@ -358,9 +358,10 @@ def test_all_initial_weights_are_compared(cartpole, tmp_path, monkeypatch, capsy
 def test_kinds_of_masked_tokens_are_those_of_the_title(cartpole, name, kinds):
     sizes = Setting(8, 1, context_length=3).arguments()
     source = pretraining.INITIALIZATIONS[name].pretraining(cartpole, mask_probability=0.5, seed=0, **sizes)
-    chosen = source._batch(Windows(source.trajectories, 3)).masking.chosen
-    found = [kind for kind, tokens in zip(KINDS, chosen.unbind(-1), strict=True) if tokens.any()]
-    assert found == list(kinds)
+    masking = source._batch(Windows(source.trajectories, 3)).masking
+    for part in (masking.chosen, masking.masked, masking.swapped):
+        found = [kind for kind, tokens in zip(KINDS, part.unbind(-1), strict=True) if tokens.any()]
+        assert found == list(kinds)
 
 
 @pytest.mark.parametrize("parts", [("transformer",), ("tokens", "features")])

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from stable_baselines3.common.vec_env import VecEnv
@@ -112,7 +111,6 @@ class Curriculum:
 
     def learn(self, seed: int) -> Run:
         """Train an agent through all stages."""
-        torch.set_num_threads(1)
         agent: GTrXLPPO | None = None
         stages: list[Stage] = []
         for number, corridor in enumerate(self.corridors):
