@@ -316,6 +316,10 @@ def test_online_fine_tuning_is_measured_before_and_after_on_the_same_episodes(
     assert steps == sorted(set(steps))
     assert steps[-1] >= 32
     assert all(len(returns) == 3 for _, returns in run.curve)
+    before, best = run.other
+    assert len(before) == len(best) == 3
+    assert before != run.curve[0][1]  # other episodes
+    assert run.best_step > 0 or before == best
     mean = f"{load_trajectories(cartpole).returns.mean():.1f}"
     difference = f"{(run.after - run.before).mean():.1f} ("
     shown = " ".join(capsys.readouterr().out.split())
@@ -323,6 +327,12 @@ def test_online_fine_tuning_is_measured_before_and_after_on_the_same_episodes(
     assert bench.output.with_suffix(".png").stat().st_size > 1000
     bench.run()
     assert len(bench.output.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("means", "step"), [((3, 2, 1), 0), ((1, 3, 3), 10), ((1, 2, 3), 20)])
+def test_the_best_evaluation_of_a_fine_tuning(means, step):
+    curve = [(10 * number, [mean - 1.0, mean + 1.0]) for number, mean in enumerate(means)]
+    assert online.Run(0, curve).best_step == step
 
 
 def test_the_ceiling_excludes_episodes(cartpole):

@@ -1,9 +1,10 @@
 """Online fine-tuning of Decision Transformers that were trained offline."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import minari
@@ -36,6 +37,7 @@ AGENTS: dict[str, dict[str, Any]] = {
 }
 """Objective and conditioning by name; "imitation" is the Online Decision Transformer."""
 COLUMNS = ("seed", "data", "offline", "online", "difference (95% interval)")
+BEST_COLUMNS = ("seed", "best evaluation", "offline", "best", "difference (95% interval)")
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,13 @@ class Run:
         seed: random seed.
         curve: (environment steps, returns of the evaluation episodes) of each evaluation, from the agent
             before fine-tuning, at 0, to the one after it. All evaluations have the same episodes.
+        other: returns, in other episodes, of the agent before fine-tuning and of the one with the best
+            evaluation of the curve; None in runs of earlier versions.
     """
 
     seed: int
     curve: list[tuple[int, list[float]]]
+    other: tuple[list[float], list[float]] | None = None
 
     @property
     def before(self) -> np.ndarray:
@@ -61,15 +66,22 @@ class Run:
         """Returns after fine-tuning."""
         return np.array(self.curve[-1][1])
 
+    @property
+    def best_step(self) -> int:
+        """Environment steps before the best evaluation; the first one of equal ones."""
+        return max(self.curve, key=lambda evaluation: np.mean(evaluation[1]))[0]
+
 
 @dataclass
 class Online:
     """Online fine-tuning after offline training: returns before and after it, with the same episodes.
 
     Agents: imitation (MaximumEntropy with a target return, the Online Decision Transformer) or critic
-    (QRegularized and MaxReturn). The interval of the difference is a bootstrap interval over episodes. The
-    dataset is read from MINARI_DATASETS_PATH; Hopper requires the extra mujoco. Completed agents are lines of
-    the output file and are not repeated; the figure of the curves is saved next to it.
+    (QRegularized and MaxReturn). The interval of the difference is a bootstrap interval over episodes. A
+    second table has the agent with the best evaluation, which may be the one before fine-tuning, in other
+    episodes than those of the evaluations. The dataset is read from MINARI_DATASETS_PATH; Hopper requires the
+    extra mujoco. Completed agents are lines of the output file and are not repeated; the figure of the curves
+    is saved next to it.
     """
 
     dataset: str = "rlxf/cartpole/mixed-v0"
@@ -127,7 +139,7 @@ class Online:
             f"{self.description}, seed {seed}": partial(self.fine_tune, seed) for seed in range(self.seeds)
         }
         runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
-        console.print(self.table(runs))
+        console.print(self.table(runs), self.best_table(runs))
         draw(runs, self.output.with_suffix(".png"))
         console.print(f"returns: {self.output}, curves: {self.output.with_suffix('.png')}")
 
@@ -148,13 +160,30 @@ class Online:
     def fine_tune(self, seed: int) -> Run:
         """Train one agent offline and online."""
         agent = self.offline(seed)
-        evaluations = EvaluationCallback(
-            agent.make_env(self.episodes),
-            self.episodes,
-            every_steps=self.steps // self.evaluations,
-            target_returns=self.targets(agent),
-        )
-        curve = [(0, self.returns(agent, evaluations))]
+        with TemporaryDirectory() as folder:
+            best = Path(folder, "best.zip")
+            evaluations = EvaluationCallback(
+                agent.make_env(self.episodes),
+                self.episodes,
+                every_steps=self.steps // self.evaluations,
+                target_returns=self.targets(agent),
+                best_path=best,
+            )
+            curve = [(0, self.returns(agent, evaluations.env, evaluations.seed))]
+            untrained = self.returns(agent, evaluations.env)
+            self.learn(agent, evaluations)
+            during = {step: returns_of(report) for step, report in evaluations.reports.items()}
+            last = {agent.num_timesteps: self.returns(agent, evaluations.env, evaluations.seed)}
+            run = Run(seed, curve + sorted((during | last).items()))
+            if run.best_step == 0:
+                return replace(run, other=(untrained, untrained))
+            if run.best_step not in evaluations.reports:  # the last one
+                agent.save(best)
+            tuned = DecisionTransformer.load(best, device="cpu")
+            return replace(run, other=(untrained, self.returns(tuned, evaluations.env)))
+
+    def learn(self, agent: DecisionTransformer, callback: EvaluationCallback) -> None:
+        """Fine-tune an agent online."""
         agent.learn_online(
             self.steps,
             self.target if agent.return_conditioned else None,
@@ -163,16 +192,13 @@ class Online:
             round_updates=self.round_updates,
             replay_episodes=self.replay_episodes,
             replay_remove=self.replay_remove,
-            callback=evaluations,
+            callback=callback,
         )
-        during = {step: returns_of(report) for step, report in evaluations.reports.items()}
-        last = {agent.num_timesteps: self.returns(agent, evaluations)}
-        return Run(seed, curve + sorted((during | last).items()))
 
-    def returns(self, agent: DecisionTransformer, evaluations: EvaluationCallback) -> list[float]:
-        """Return the returns of an agent in the episodes of the evaluations during the training."""
-        env, seed = evaluations.env, evaluations.seed
-        return returns_of(evaluate(agent, env, self.episodes, seed=seed, target_returns=self.targets(agent)))
+    def returns(self, agent: DecisionTransformer, env: Any, seed: int | None = 0) -> list[float]:
+        """Return the returns of an agent; the default seed has other episodes than the evaluations."""
+        targets = self.targets(agent)
+        return returns_of(evaluate(agent, env, self.episodes, seed=seed, target_returns=targets))
 
     def targets(self, agent: DecisionTransformer) -> list[float] | None:
         """Return the target returns of evaluations; None if the agent predicts the return."""
@@ -210,13 +236,24 @@ class Online:
         table = Table(*COLUMNS, title=f"{self.dataset}, {self.agent}: mean returns")
         mean = f"{self.data().returns.mean():.1f}"
         for run in runs:
-            difference = run.after - run.before
-            low, high = bootstrap_interval(difference)
-            interval = f"{difference.mean():.1f} ({low:.1f} to {high:.1f})"
-            table.add_row(
-                str(run.seed), mean, f"{run.before.mean():.1f}", f"{run.after.mean():.1f}", interval
-            )
+            table.add_row(str(run.seed), mean, *compared(run.before.tolist(), run.after.tolist()))
         return table
+
+    def best_table(self, runs: list[Run]) -> Table:
+        """Return the mean returns in other episodes before fine-tuning and of the best agent."""
+        table = Table(*BEST_COLUMNS, title="the agent with the best evaluation, in other episodes")
+        for run in runs:
+            if run.other is not None:
+                table.add_row(str(run.seed), f"{run.best_step:,} steps", *compared(*run.other))
+        return table
+
+
+def compared(before: list[float], after: list[float]) -> tuple[str, str, str]:
+    """Return two means, and their difference with its interval, for returns in the same episodes."""
+    difference = np.array(after) - before
+    low, high = bootstrap_interval(difference)
+    interval = f"{difference.mean():.1f} ({low:.1f} to {high:.1f})"
+    return f"{np.mean(before):.1f}", f"{np.mean(after):.1f}", interval
 
 
 def returns_of(evaluation: Any) -> list[float]:
