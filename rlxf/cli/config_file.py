@@ -42,7 +42,7 @@ MAX_BYTES = 2**20
 """Maximum size of a settings file."""
 MAX_PARTS = 64
 """Maximum number of parts of a key. The memory of `tomllib` grows with the square of this number."""
-JSON_OPTIONS = ("env_kwargs", "arguments", *CHOICES)
+JSON_OPTIONS = ("env_kwargs", "curriculum", "arguments", *CHOICES)
 """Options whose tables are one JSON text."""
 NUMBER = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 """Pattern of a negative number; other words with a leading dash are options."""
@@ -293,7 +293,7 @@ def _without_overridden(
     """Return the settings without those that the options of the user replace.
 
     A technique of the user replaces that of the file with its options, unless it is the same one. Another
-    environment replaces the arguments of the environment.
+    environment replaces the arguments of the environment and its curriculum.
     """
     replaced = [*command.replaced_options(args)]
     for axis, name in given_techniques(args).items():
@@ -301,7 +301,7 @@ def _without_overridden(
             replaced.append(f"core.{axis}")
     given = given_options(args, "env", "env-kwargs")
     if "env" in flat and given.get("env", flat["env"]) != flat["env"]:
-        replaced += ["env_kwargs"]
+        replaced += ["env_kwargs", "curriculum"]
     replaced += [name.replace("-", "_") for name in given]
     replaced += [] if _flag(args, "trust-data") is None else ["trust_data"]
     prefixes = tuple(f"{name}." for name in replaced)

@@ -25,6 +25,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
+    from rlxf.envs.curriculum import Curriculum
     from rlxf.envs.worker_pool import Workers
 
 Options = TypeVar("Options")
@@ -301,6 +302,12 @@ class EnvOptions:
     With module:id, the module is imported first."""
     env_kwargs: Json = field(default_factory=dict)
     """Arguments of the environment as a JSON object, e.g. '{"corridor_length": 100}'."""
+    curriculum: Json = field(default_factory=dict)
+    """Easier tasks with which the training begins, as a JSON object, e.g.
+    '{"stages": [{"corridor_length": 10}, {"corridor_length": 30}], "advance_return": 0.8}'. A stage has
+    arguments that replace those of the environment, or is a Gymnasium id. Each copy of the environment
+    continues with the next stage once its last 20 episodes ("episodes") have this mean return. Evaluations
+    are in the environment itself."""
 
     previous_reward: bool = False
     """Add the previous reward to the observation, for tasks where it is informative, e.g. bandits."""
@@ -347,6 +354,19 @@ class EnvOptions:
         kwargs = json_object(self.env_kwargs)
         return make_vec_env(self.env, n_envs, seed, kwargs, workers=workers, **self.observation_options)
 
+    def make_for_training(self, n_envs: int, seed: int | None, workers: "Workers | None" = None) -> "VecEnv":
+        """Make environments as `make` does, which begin with the easier tasks of the curriculum.
+
+        Raises:
+            ValueError, TypeError: as `make`, and if the curriculum is invalid.
+        """
+        from rlxf.envs.make import make_vec_env
+
+        kwargs, curriculum = json_object(self.env_kwargs), read_curriculum(self.curriculum)
+        return make_vec_env(
+            self.env, n_envs, seed, kwargs, workers=workers, curriculum=curriculum, **self.observation_options
+        )
+
     @property
     def observation_options(self) -> dict[str, Any]:
         """Return the arguments of `make_vec_env` and `make_env` that extend the observations."""
@@ -366,6 +386,25 @@ def json_object(value: Any, option: str = "--env-kwargs") -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{option} must be a JSON object, got {value!r}")
     return value
+
+
+def read_curriculum(value: Any) -> "Curriculum | None":
+    """Return the curriculum that a JSON object describes; None if the object is empty.
+
+    Raises:
+        ValueError, TypeError: if the object does not describe a curriculum.
+    """
+    from rlxf.envs.curriculum import Curriculum
+
+    given = json_object(value, "--curriculum")
+    if not given:
+        return None
+    allowed, required = ("stages", "advance_return", "episodes"), {"stages", "advance_return"}
+    if unknown := sorted(given.keys() - {*allowed}):
+        raise ValueError(f"--curriculum has {', '.join(allowed)}, got {', '.join(unknown)}")
+    if missing := sorted(required - given.keys()):
+        raise ValueError(f"--curriculum needs stages and advance_return, {' and '.join(missing)} is missing")
+    return Curriculum(**given)
 
 
 def merge_env_kwargs(config: dict[str, Any], given: dict[str, Any], trust: bool) -> dict[str, Any]:
@@ -396,6 +435,19 @@ def check_env_trust(config: dict[str, Any], given: Collection[str] = ()) -> None
         DescribedEnv(config["env"], json_object(config.get("env_kwargs", {}))).local_spec(given)
 
 
+def check_curriculum_trust(config: dict[str, Any]) -> None:
+    """Raise ValueError if a stage of the curriculum in the ``config.json`` of a run needs trust.
+
+    A stage is an environment as in `check_env_trust`. Evaluations do not use the curriculum.
+    """
+    from rlxf.envs.specs import DescribedEnv
+
+    curriculum = read_curriculum(config.get("curriculum", {}))
+    if curriculum is not None:
+        for task in curriculum.tasks(config.get("env"), json_object(config.get("env_kwargs", {}))):
+            DescribedEnv(*task).local_spec()
+
+
 WORKERS_WITHOUT_TRUST = 16
 """Number of worker processes that a run may have on every machine; larger ones may have more."""
 
@@ -414,7 +466,8 @@ def trust_option(config: dict[str, Any]) -> str:
     """Return `` --trust`` if commands on a run with this configuration need it, else an empty string."""
     try:
         check_env_trust(config)
+        check_curriculum_trust(config)
         check_worker_trust(config)
-    except ValueError:
+    except (ValueError, TypeError):
         return " --trust"
     return " --trust" if config.get("trust_data") else ""

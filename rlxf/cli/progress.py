@@ -30,6 +30,7 @@ NUMBERS = (int, float, np.number)
 ONLINE_METRICS = {
     "explained variance": ("train/explained_variance", 1),
     "entropy": ("train/entropy_loss", -1),
+    "stage": ("curriculum/stage", 1),
 }
 """Metrics of an online training: label -> tag in the log, and a factor."""
 OFFLINE_METRICS = {"loss": ("train/loss", 1), "validation loss": ("validation/loss", 1)}

@@ -12,6 +12,7 @@ from rlxf.envs.specs import register_envs
 
 if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.data import Trajectories, Windows, load_trajectories
+    from rlxf.envs.curriculum import Curriculum, CurriculumCallback, CurriculumEnv
     from rlxf.envs.make import make_env, make_vec_env
     from rlxf.envs.masked_velocities import MaskedVelocities
     from rlxf.envs.resume import ActionReplay
@@ -32,6 +33,7 @@ register_envs()
 
 _NAMES = {
     "rlxf.envs.make": ("make_vec_env", "make_env"),
+    "rlxf.envs.curriculum": ("Curriculum", "CurriculumCallback", "CurriculumEnv"),
     "rlxf.envs.spaces": ("check_spaces",),
     "rlxf.envs.stitching_data": ("RoadFollower", "road_episodes"),
     "rlxf.envs.stitching_maze": ("StitchingMaze",),

@@ -34,8 +34,9 @@ class ActionReplay(TransparentWrapper):
     of ``numpy.random.SeedSequence([s, k])`` as its seed. So the episodes of a seed are the same in any
     process, whatever actions are taken. Without a seed, s is drawn at random.
 
-    State that an environment keeps across a reset with a seed, such as an episode counter, is not replayed.
-    `replay` then reports that the observations differ.
+    An environment that keeps state across a reset with a seed, such as the level of a game, can provide it:
+    ``persistent_state()`` returns it as JSON, and ``load_persistent_state(state)`` restores it before the
+    reset of a replay. Without these methods, `replay` reports that the observations differ.
 
     Args:
         env: the environment, with all wrappers that change observations.
@@ -71,20 +72,22 @@ class ActionReplay(TransparentWrapper):
         """Return the record of the current episode, for `replay`.
 
         Returns:
-            "seed" of the sequence, "number" of the episode in it, "actions" (T, ...), and "hash" of the
-            results. If the episode cannot be replayed, only "lost", the reason. No exception is raised,
-            because it would end the worker process of the environment.
+            "seed" of the sequence, "number" of the episode in it, "actions" (T, ...), "hash" of the results,
+            and "state", the persistent state before the episode, if there is one. If the episode cannot be
+            replayed, only "lost", the reason. No exception is raised, because it would end the worker process
+            of the environment.
         """
         if self._seed is None or self._options:
             return {"lost": f"{self} was reset with options, or not at all"}
         if len(self._actions) > MAX_RECORDED_STEPS:
             return {"lost": f"an episode of {self} is longer than {MAX_RECORDED_STEPS:,} steps"}
-        return {
+        record = {
             "seed": self._seed,
             "number": self._episode,
             "hash": self._hash.hexdigest(),
             "actions": np.array(self._actions),
         }
+        return record if self._state is None else record | {"state": self._state}
 
     def replay(self, record: dict[str, Any]) -> str | None:
         """Replay an episode up to the step at which `record` was called.
@@ -94,6 +97,8 @@ class ActionReplay(TransparentWrapper):
         """
         self._seed, self._episode = record["seed"], record["number"]
         try:
+            if "state" in record:
+                self.env.get_wrapper_attr("load_persistent_state")(record["state"])
             self._reset_episode(None)
             for action in record["actions"]:
                 self.step(action[()])
@@ -105,6 +110,8 @@ class ActionReplay(TransparentWrapper):
 
     def _reset_episode(self, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         self._actions, self._options, self._hash = [], options, hashlib.blake2b(digest_size=16)
+        stateful = self.env.has_wrapper_attr("persistent_state")
+        self._state = self.env.get_wrapper_attr("persistent_state")() if stateful else None
         observation, info = self.reset_inner(self._seed_of_episode, options)
         self._update_hash(observation)
         return observation, info

@@ -30,6 +30,7 @@ from rlxf.cli.options import (
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import VecEnv
 
     from rlxf.training import RunFolder
@@ -39,6 +40,8 @@ DEFAULT_EVALUATIONS = 10
 """Default number of evaluations in a training."""
 RESERVED = ("policy", "env", "seed", "device", "tensorboard_log", "verbose", "_init_setup_model")
 """Arguments of an algorithm that have an option of their own, or that this command sets."""
+RANDOM_LACKS = ("arguments", "normalize_observations", "normalize_rewards")
+"""Options that random actions do not have."""
 
 
 @options
@@ -109,8 +112,8 @@ class Baseline(Command):
 
         if self.algorithm == "random":
             self._check_random()
-            return RandomPolicy(self._envs(self.n_envs, self.seed), self.seed)
-        env = self._envs(self.n_envs, self.seed)
+            return RandomPolicy(self._stacked(self.task.make(self.n_envs, self.seed)), self.seed)
+        env = self._stacked(self.task.make_for_training(self.n_envs, self.seed))
         make = algorithm_class(self.algorithm)
         self._check_arguments(make)
         gamma = self.arguments.get("gamma", 0.99)
@@ -123,8 +126,8 @@ class Baseline(Command):
 
     def _check_random(self) -> None:
         """Raise ValueError if options were given that random actions do not have."""
-        names = ("arguments", "normalize_observations", "normalize_rewards")
-        if given := ["--" + name.replace("_", "-") for name in names if getattr(self, name)]:
+        options = {name: getattr(self, name) for name in RANDOM_LACKS} | {"curriculum": self.task.curriculum}
+        if given := ["--" + name.replace("_", "-") for name, value in options.items() if value]:
             raise ValueError(f"random actions have no {', '.join(given)}; leave it out")
 
     def _check_arguments(self, make: type) -> None:
@@ -145,8 +148,10 @@ class Baseline(Command):
                 allowed, shown = rule.allowed, json.dumps(value)
                 raise ValueError(f"{name} in --arguments of {make.__name__} must be {allowed}, got {shown}")
 
-    def _envs(self, n_envs: int, seed: int | None) -> "VecEnv":
-        env = self.task.make(n_envs, seed)
+    def _evaluation_envs(self, episodes: int) -> "VecEnv":
+        return self._stacked(self.task.make(min(32, episodes), None))
+
+    def _stacked(self, env: "VecEnv") -> "VecEnv":
         if self.frame_stack == 1:
             return env
         from stable_baselines3.common.vec_env import VecFrameStack
@@ -169,7 +174,7 @@ class Baseline(Command):
         ):
             agent.set_logger(logger)
             self._learn(agent)
-            with closing(self._envs(min(32, self.episodes), None)) as env:
+            with closing(self._evaluation_envs(self.episodes)) as env:
                 report = evaluate(agent, env, self.episodes, logger=logger)
             track_reports(logger, {"last": report}, agent.num_timesteps)
         save_reports(run, {"last": report})
@@ -177,16 +182,20 @@ class Baseline(Command):
         print_out(report.table())
 
     def _learn(self, agent: Any) -> None:
+        from rlxf.envs.curriculum import CurriculumCallback
         from rlxf.evaluation import EvaluationCallback
 
+        callbacks: list[BaseCallback] = [CurriculumCallback()] if self.task.curriculum else []
         every = self.evaluate_every
         every = max(1, self.total_timesteps // DEFAULT_EVALUATIONS) if every is None else every
         if every == 0:
-            agent.learn(self.total_timesteps)
+            agent.learn(self.total_timesteps, callback=callbacks)
             return
-        with closing(self._envs(min(32, self.evaluation_episodes), None)) as env:
-            callback = EvaluationCallback(env, self.evaluation_episodes, every, stop_return=self.stop_return)
-            agent.learn(self.total_timesteps, callback=callback)
+        with closing(self._evaluation_envs(self.evaluation_episodes)) as env:
+            evaluation = EvaluationCallback(
+                env, self.evaluation_episodes, every, stop_return=self.stop_return
+            )
+            agent.learn(self.total_timesteps, callback=[*callbacks, evaluation])
 
 
 @contextmanager

@@ -30,11 +30,13 @@ from rlxf.cli.options import (
     StopReturn,
     Track,
     check_counts,
+    check_curriculum_trust,
     check_worker_trust,
     options,
 )
 from rlxf.cli.progress import ONLINE_METRICS
 from rlxf.cli.runs import FLOAT32_BYTES, GTRXL
+from rlxf.envs.curriculum import CurriculumCallback
 from rlxf.envs.worker_pool import Workers
 from rlxf.training import RunFolder, parse_schedule
 from rlxf.training.checkpoints import EVERY_SECONDS
@@ -289,8 +291,9 @@ class TrainGTrXL(EvaluatedTrainingCommand):
 
     @classmethod
     def check_trust(cls, run: RunFolder) -> None:
-        """Raise ValueError if the environment of a run, or the number of its workers, needs trust."""
+        """Raise ValueError if the environment, the curriculum or the workers of a run need trust."""
         super().check_trust(run)
+        check_curriculum_trust(run.config)
         check_worker_trust(run.config)
 
     @property
@@ -307,7 +310,8 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     def build(self) -> GTrXLPPO:
         """Make the environments of this process, and return an agent that acts in them."""
         n_envs = process_group().split_total("n_envs", self.learner.n_envs)
-        env = self._envs(n_envs, self.seed + process_group().row_slice(n_envs).start)
+        seed = self.seed + process_group().row_slice(n_envs).start
+        env = self.task.make_for_training(n_envs, seed, self.processes.to_workers(n_envs))
         env = normalize_env(env, self.normalize_observations, self.normalize_rewards, self.learner.gamma)
         policy = self.policy or default_policy_name(env.observation_space)
         return GTrXLPPO(policy, env, core=self.core, seed=self.seed, **self.learner.arguments())
@@ -337,11 +341,9 @@ class TrainGTrXL(EvaluatedTrainingCommand):
             super().callbacks(agent, run) as evaluations,
             self.tensorboard.callbacks(self.task, every, budget) as others,
         ):
-            yield [*evaluations, *others]
+            yield [*evaluations, *others, *([CurriculumCallback()] if self.task.curriculum else [])]
 
     def make_env(self, agent: GTrXLPPO, episodes: int) -> VecEnv:
         """Make environments for an evaluation."""
-        return self._envs(min(self.learner.n_envs, episodes), None)
-
-    def _envs(self, n_envs: int, seed: int | None) -> VecEnv:
-        return self.task.make(n_envs, seed, self.processes.to_workers(n_envs))
+        n_envs = min(self.learner.n_envs, episodes)
+        return self.task.make(n_envs, None, self.processes.to_workers(n_envs))

@@ -1,0 +1,247 @@
+"""Curricula: when the next stage begins, what lasts across a resumed training, and what is refused."""
+
+from contextlib import closing
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.logger import Logger, make_output_format
+
+from rlxf.envs import (
+    Curriculum,
+    CurriculumCallback,
+    CurriculumEnv,
+    Workers,
+    make_vec_env,
+)
+from rlxf.envs.resume import ActionReplay
+
+MAZES = Curriculum(({"corridor_length": 2}, {"corridor_length": 4}), advance_return=-9.0, episodes=3)
+TASK = {"corridor_length": 8}
+
+
+class Given(gymnasium.Env):
+    """Episodes of one step whose return is the action; the observation is the stage and a random number."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Box(-9, 9, (), np.float64)
+
+    def __init__(self, stage: int):
+        self.own = stage
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([self.own, self.np_random.random()]), {}
+
+    def step(self, action):
+        return np.array([self.own, 0.0]), float(action), True, False, {}
+
+
+def given(stages=3, advance_return=1.0, episodes=3):
+    easier = tuple({"number": number} for number in range(stages - 1))
+    makers = [partial(Given, stage) for stage in range(1, stages + 1)]
+    return CurriculumEnv(makers, Curriculum(easier, advance_return, episodes))
+
+
+def expected_stages(returns, stages, advance_return, episodes):
+    """Return the stage of each episode by the definition, with a loop over all earlier episodes."""
+    stage, since, found = 1, 0, []
+    for number in range(len(returns)):
+        found.append(stage)
+        own = returns[since : number + 1]
+        if stage < stages and len(own) >= episodes and sum(own[-episodes:]) / episodes >= advance_return:
+            stage, since = stage + 1, number + 1
+    return found
+
+
+@pytest.mark.parametrize("episodes", [1, 3, 7])
+@pytest.mark.parametrize("seed", range(5))
+def test_stages_follow_the_definition(episodes, seed):
+    returns = np.random.default_rng(seed).choice([0.0, 0.5, 1.0, 2.0], 60)
+    env, stages = given(4, 0.95, episodes), []
+    for value in returns:
+        stages.append(int(env.reset(seed=None)[0][0]))
+        env.step(value)
+    assert stages == expected_stages(returns.tolist(), 4, 0.95, episodes)
+    assert stages[-1] > 1
+
+
+def test_an_episode_stays_in_its_stage():
+    env = CurriculumEnv(
+        [partial(gymnasium.make, "rlxf/TMaze-v0", corridor_length=n) for n in (1, 9)],
+        Curriculum(({},), advance_return=-9.0, episodes=1),
+    )
+    lengths = []
+    for seed in range(2):
+        env.reset(seed=seed)
+        lengths.append(next(t for t in range(1, 99) if any(env.step(0)[2:4])))
+        assert env.stage == 2  # for the next episode
+    assert lengths[0] < lengths[1]
+
+
+def test_seeds_determine_the_episodes_of_all_stages():
+    observations = []
+    for _ in range(2):
+        env = given(episodes=1)
+        observations.append([env.reset(seed=5)[0]])
+        for value in (1.0, 0.0, 1.0, 1.0):
+            env.step(value)
+            observations[-1].append(env.reset()[0])
+    assert np.array_equal(*observations)
+    assert len(np.unique(np.array(observations[0])[:, 1])) == 5
+
+
+def played(env, steps, seed=0):
+    """Return the results of random actions, and the stages after each step."""
+    generator, results = np.random.default_rng(seed), []
+    for _ in range(steps):
+        actions = np.where(generator.random(env.num_envs) < 0.8, 0, generator.integers(4, size=env.num_envs))
+        observations, rewards, dones, _ = env.step(actions)
+        results.append((observations.copy(), rewards.copy(), dones.copy(), env.get_attr("stage")))
+    return results
+
+
+def same(one, other):
+    pairs = [pair for x, y in zip(one, other, strict=True) for pair in zip(x, y, strict=True)]
+    return all(np.array_equal(*pair) for pair in pairs)
+
+
+def test_worker_processes_have_the_same_stages():
+    results = []
+    for workers in (None, Workers(2)):
+        with closing(make_vec_env("rlxf/TMaze-v0", 3, 7, TASK, workers=workers, curriculum=MAZES)) as env:
+            env.reset()
+            results.append(played(env, 80))
+    assert same(*results)
+    assert {stage for *_, stages in results[0] for stage in stages} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("cut", [0, 1, 9, 40, 77])
+def test_a_replayed_episode_has_the_stage_of_the_recorded_one(cut):
+    def make():
+        return make_vec_env("rlxf/TMaze-v0", 2, 7, TASK, curriculum=MAZES)
+
+    with closing(make()) as env, closing(make()) as resumed:
+        env.reset()
+        resumed.reset()
+        played(env, cut)
+        for number, record in enumerate(env.env_method("record")):
+            assert resumed.env_method("replay", record, indices=number) == [None]
+        assert same(played(env, 60, seed=1), played(resumed, 60, seed=1))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"stage": 4, "returns": []},
+        {"stage": 0, "returns": []},
+        {"stage": True, "returns": []},
+        {"stage": 1.0, "returns": []},
+        {"stage": 1, "returns": "1"},
+        {"stage": 1, "returns": [None]},
+        {"stage": 1, "returns": [float("nan")]},
+        {"stage": 1},
+        [],
+        None,
+    ],
+    ids=str,
+)
+def test_a_state_that_is_not_one_of_these_stages_is_reported(state):
+    env = ActionReplay(given())
+    env.reset(seed=0)
+    record = env.record()
+    assert record["state"] == {"stage": 1, "returns": []}
+    assert "cannot be replayed" in env.replay(record | {"state": state})
+    assert env.get_wrapper_attr("stage") == 1
+
+
+def test_a_state_keeps_only_the_last_returns():
+    env = given(episodes=2)
+    env.load_persistent_state({"stage": 2, "returns": [9.0] * 1000})
+    assert env.persistent_state() == {"stage": 2, "returns": [9.0, 9.0]}
+
+
+def test_stages_are_ids_or_arguments():
+    tasks = Curriculum(("CartPole-v0", {"a": 1, "b": 2}), 1).tasks("CartPole-v1", {"a": 0, "c": 3})
+    assert tasks == [
+        ("CartPole-v0", {}),
+        ("CartPole-v1", {"a": 1, "b": 2, "c": 3}),
+        ("CartPole-v1", {"a": 0, "c": 3}),
+    ]
+
+
+def test_the_spec_and_the_options_of_the_observation_are_those_of_the_task():
+    with closing(
+        make_vec_env("rlxf/TMaze-v0", 2, 0, TASK, previous_transition=True, curriculum=MAZES)
+    ) as env:
+        assert env.get_attr("spec")[0].id == "rlxf/TMaze-v0"
+        assert env.get_attr("spec")[0].kwargs["corridor_length"] == 8
+        assert "previous_reward" in env.observation_space.spaces
+        assert env.get_attr("stages") == [3, 3]
+
+
+def test_wrappers_of_packages_apply_to_each_stage():
+    pytest.importorskip("minigrid")
+    curriculum = Curriculum(("MiniGrid-MemoryS7-v0",), 0.5, 1)
+    with closing(make_vec_env("MiniGrid-MemoryS9-v0", 1, 0, curriculum=curriculum)) as env:
+        assert env.observation_space.shape == (984,)
+        env.reset()
+        env.env_method("load_persistent_state", {"stage": 2, "returns": []})
+        assert env.reset().shape == (1, 984)
+
+
+def test_environment_classes_have_stages_too():
+    curriculum = Curriculum(({"stage": 1},), 1.0, 1)
+    with closing(make_vec_env(Given, 1, env_kwargs={"stage": 2}, curriculum=curriculum)) as env:
+        assert env.reset()[0, 0] == 1
+        assert env.step(np.array([1.0]))[0][0, 0] == 2
+
+
+def test_the_mean_stage_is_logged(tmp_path):
+    with closing(
+        make_vec_env(Given, 4, 0, {"stage": 2}, curriculum=Curriculum(({"stage": 1},), -9, 2))
+    ) as env:
+        agent = PPO("MlpPolicy", env, n_steps=1, batch_size=4, n_epochs=1, seed=0, device="cpu")
+        agent.set_logger(Logger(str(tmp_path), [make_output_format("csv", str(tmp_path))]))
+        agent.learn(12, callback=CurriculumCallback(), log_interval=1)
+    header, *rows = (tmp_path / "progress.csv").read_text().splitlines()
+    column = header.split(",").index("curriculum/stage")
+    assert [float(row.split(",")[column]) for row in rows] == [1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((), 1.0), "needs from 1 to 100 easier stages before the task, got 0"),
+        ((({},) * 101, 1.0), "needs from 1 to 100 easier stages before the task, got 101"),
+        (("CartPole-v1", 1.0), "must be a list, got 'CartPole-v1'"),
+        (({"a": 1}, 1.0), "must be a list, got {'a': 1}"),
+        (((3,), 1.0), "must be the id of an environment, such as 'CartPole-v1', or arguments .* got 3"),
+        ((({},), None), "advance_return must be a finite number, got None"),
+        ((({},), True), "advance_return must be a finite number, got True"),
+        ((({},), float("nan")), "advance_return must be a finite number, got nan"),
+        ((({},), 1.0, 0), "episodes must be a whole number of at least 1, got 0"),
+        ((({},), 1.0, 2.5), "episodes must be a whole number of at least 1, got 2.5"),
+    ],
+    ids=str,
+)
+def test_what_is_no_curriculum_is_refused(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Curriculum(*arguments)
+
+
+def test_stages_with_other_spaces_are_refused():
+    with pytest.raises(
+        ValueError, match=r"stage 2 of the curriculum has .* all stages .* need the same spaces"
+    ):
+        make_vec_env("rlxf/TMaze-v0", 1, curriculum=Curriculum(({}, "CartPole-v1"), 1.0))
+
+
+def test_unknown_stages_are_refused():
+    with pytest.raises(ValueError, match="CartPole-v1"):
+        make_vec_env("CartPole-v1", 1, curriculum=Curriculum(("CartPol-v1",), 1.0))
+    with pytest.raises(TypeError, match=r"takes no argument 'corridor_lenght'.*corridor_length"):
+        make_vec_env("rlxf/TMaze-v0", 1, curriculum=Curriculum(({"corridor_lenght": 3},), 1.0))
