@@ -260,7 +260,8 @@ def run_settings(
     flat = _without_overridden(flat, command, core, args)
     if _flag(args, "trust") is not True:
         kwargs = flat.get("env_kwargs", {})
-        env = flat.get("env", given_options(args, "env").get("env") if kwargs else None)
+        described = kwargs or flat.get("curriculum")
+        env = flat.get("env", given_options(args, "env").get("env") if described else None)
         # A number of workers that the user gives needs no trust.
         own = {"workers": 0} if given_options(args, "workers") else {}
         command.check_trust(RunFolder(run.path, flat | {"env": env, "env_kwargs": kwargs} | own))
@@ -299,7 +300,7 @@ def _without_overridden(
     for axis, name in given_techniques(args).items():
         if core is None or name != technique_name(axis, flat, core):
             replaced.append(f"core.{axis}")
-    given = given_options(args, "env", "env-kwargs")
+    given = given_options(args, "env", "env-kwargs", "curriculum")
     if "env" in flat and given.get("env", flat["env"]) != flat["env"]:
         replaced += ["env_kwargs", "curriculum"]
     replaced += [name.replace("-", "_") for name in given]

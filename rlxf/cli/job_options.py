@@ -37,9 +37,8 @@ def _plain(text: str) -> str:
 
 def needs_trust(settings: Mapping[str, Any]) -> bool:
     """Return whether a run with these settings can be resumed with trust only."""
-    return ":" in str(settings.get("env", "")) or bool(
-        settings.get("env_kwargs") or settings.get("trust_data") or settings.get("workers")
-    )
+    names = ("env_kwargs", "curriculum", "trust_data", "workers")
+    return ":" in str(settings.get("env", "")) or any(map(settings.get, names))
 
 
 def check_same(job: "Job", settings: Mapping[str, Any], file: Path) -> None:
@@ -70,7 +69,7 @@ def check_same(job: "Job", settings: Mapping[str, Any], file: Path) -> None:
             f"options are unknown: move the folder, or choose another one with --output"
         )
     config = RunFolder.reopen(folder).config
-    for name in ("env", "env_kwargs"):
+    for name in ("env", "env_kwargs", "curriculum"):
         if name in settings and config.get(name) != settings[name]:
             raise ValueError(
                 f"{folder} has {name} = {config.get(name)!r} in its config.json, but {file} has "

@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import reprlib
 import shlex
 from abc import ABC, abstractmethod
 from argparse import ArgumentParser
@@ -401,9 +402,9 @@ def read_curriculum(value: Any) -> "Curriculum | None":
         return None
     allowed, required = ("stages", "advance_return", "episodes"), {"stages", "advance_return"}
     if unknown := sorted(given.keys() - {*allowed}):
-        raise ValueError(f"--curriculum has {', '.join(allowed)}, got {', '.join(unknown)}")
+        raise ValueError(f"a curriculum has {', '.join(allowed)}, got {reprlib.repr(', '.join(unknown))}")
     if missing := sorted(required - given.keys()):
-        raise ValueError(f"--curriculum needs stages and advance_return, {' and '.join(missing)} is missing")
+        raise ValueError(f"a curriculum needs stages and advance_return, got no {' and no '.join(missing)}")
     return Curriculum(**given)
 
 
@@ -443,9 +444,16 @@ def check_curriculum_trust(config: dict[str, Any]) -> None:
     from rlxf.envs.specs import DescribedEnv
 
     curriculum = read_curriculum(config.get("curriculum", {}))
-    if curriculum is not None:
-        for task in curriculum.tasks(config.get("env"), json_object(config.get("env_kwargs", {}))):
-            DescribedEnv(*task).local_spec()
+    if curriculum is None:
+        return
+    tasks = curriculum.tasks(config["env"], json_object(config.get("env_kwargs", {})))
+    for number, task in enumerate(tasks[:-1], 1):
+        if untrusted := DescribedEnv(*task).needs_trust():
+            raise ValueError(
+                f"stage {number} of the curriculum in the file is {task[0]!r} with {', '.join(untrusted)}, "
+                f"which is not used without trust, as it can run code or read files: give your own "
+                f"--curriculum, or state that you trust the author of the file with --trust"
+            )
 
 
 WORKERS_WITHOUT_TRUST = 16
@@ -463,11 +471,19 @@ def check_worker_trust(config: dict[str, Any]) -> None:
 
 
 def trust_option(config: dict[str, Any]) -> str:
-    """Return `` --trust`` if commands on a run with this configuration need it, else an empty string."""
+    """Return `` --trust`` if commands that act with this configuration need it, else an empty string."""
     try:
         check_env_trust(config)
+    except ValueError:
+        return " --trust"
+    return " --trust" if config.get("trust_data") else ""
+
+
+def resume_trust_option(config: dict[str, Any]) -> str:
+    """Return `` --trust`` if ``rlxf resume`` needs it for this configuration, else an empty string."""
+    try:
         check_curriculum_trust(config)
         check_worker_trust(config)
     except (ValueError, TypeError):
         return " --trust"
-    return " --trust" if config.get("trust_data") else ""
+    return trust_option(config)

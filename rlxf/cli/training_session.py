@@ -12,7 +12,7 @@ from typing import Any, Self
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 
-from rlxf.cli.options import trust_option
+from rlxf.cli.options import resume_trust_option
 from rlxf.cli.output import ReceivedSignal, exit_with, print_out
 from rlxf.cli.torchrun_job import ignore_signals
 from rlxf.evaluation.callback import EvaluationCallback, PeriodicCallback
@@ -244,7 +244,7 @@ def _exit_resumable(signal: Signals, run: RunFolder) -> None:
 
 def _resume_command(run: RunFolder) -> str:
     """Return the command that resumes a run, for a shell."""
-    return f"rlxf resume {quote(str(run.path))}{trust_option(run.config)}"
+    return f"rlxf resume {quote(str(run.path))}{resume_trust_option(run.config)}"
 
 
 @contextmanager

@@ -1,19 +1,25 @@
 """Curriculum: episodes of easier tasks first, and of the task itself once the agent solves them."""
 
 import reprlib
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.callbacks import BaseCallback
 
 MAX_STAGES = 100
-"""Largest number of easier stages. Each copy of the environment creates the environments of all stages."""
+"""Largest number of easier stages."""
+MAX_EPISODES = 1000
+"""Largest number of episodes that decide on the next stage. Checkpoints contain their returns."""
+STAGE = "curriculum_stage"
+"""Key of the stage of the episode, from 1, in the info of each step."""
 Stage = str | Mapping[str, Any]
 """Gymnasium id of an easier task, or arguments of the environment that make it easier."""
 
@@ -33,16 +39,16 @@ class Curriculum:
 
     Args:
         stages: the easier tasks in their order, at most 100. A stage is a Gymnasium id, with no arguments but
-            those of its registration; or arguments that are added to those of the task and replace equal
-            names.
+            those of its registration and ``render_mode``; or arguments that are added to those of the task
+            and replace equal names.
         advance_return: mean return at which the next stage begins. Actions during training are random, so
             choose it below the return of a perfect episode.
-        episodes: number of episodes over which the returns are averaged, at least 1. With few episodes, a
-            copy may advance by chance.
+        episodes: number of episodes over which the returns are averaged, from 1 to 1,000. With few episodes,
+            a copy may advance by chance.
 
     Raises:
         TypeError: if stages is not a sequence of ids and mappings.
-        ValueError: if there is no stage or more than 100, episodes is not a whole number of at least 1, or
+        ValueError: if there is no stage or more than 100, episodes is not a whole number from 1 to 1,000, or
             advance_return is not a finite number.
     """
 
@@ -52,7 +58,7 @@ class Curriculum:
 
     def __post_init__(self) -> None:
         if isinstance(self.stages, str | Mapping) or not isinstance(self.stages, Sequence):
-            raise TypeError(f"the stages of a curriculum must be a list, got {self.stages!r}")
+            raise TypeError(f"the stages of a curriculum must be a list, got {reprlib.repr(self.stages)}")
         object.__setattr__(self, "stages", tuple(self.stages))
         if not 1 <= len(self.stages) <= MAX_STAGES:
             raise ValueError(
@@ -63,89 +69,98 @@ class Curriculum:
             if not isinstance(stage, str | Mapping):
                 raise TypeError(
                     f"a stage of a curriculum must be the id of an environment, such as 'CartPole-v1', or "
-                    f"arguments of the environment, such as {{'corridor_length': 10}}, got {stage!r}"
+                    f"arguments of the environment, such as {{'corridor_length': 10}}, got "
+                    f"{reprlib.repr(stage)}"
                 )
         if not _is_number(self.advance_return):
-            raise ValueError(f"advance_return must be a finite number, got {self.advance_return!r}")
-        if type(self.episodes) is not int or self.episodes < 1:
-            raise ValueError(f"episodes must be a whole number of at least 1, got {self.episodes!r}")
+            raise ValueError(
+                f"advance_return must be a finite number, got {reprlib.repr(self.advance_return)}"
+            )
+        if type(self.episodes) is not int or not 1 <= self.episodes <= MAX_EPISODES:
+            raise ValueError(
+                f"episodes must be a whole number from 1 to {MAX_EPISODES:,}, got "
+                f"{reprlib.repr(self.episodes)}"
+            )
 
     def tasks(self, env_id: Any, env_kwargs: Mapping[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
         """Return the id and the arguments of each stage, of which the last one is the task."""
+        shared = {name: env_kwargs[name] for name in ("render_mode",) if name in env_kwargs}
         earlier = [
-            (stage, {}) if isinstance(stage, str) else (env_id, {**env_kwargs, **stage})
+            (stage, shared) if isinstance(stage, str) else (env_id, {**env_kwargs, **stage})
             for stage in self.stages
         ]
         return [*earlier, (env_id, dict(env_kwargs))]
 
 
-class CurriculumEnv(gymnasium.Env):
+class CurriculumEnv(gymnasium.Wrapper):
     """Environment whose episodes come from the first of several tasks, and later from harder ones.
 
     `Curriculum` describes when the next stage begins. `make_vec_env` makes environments of this class with
-    ``curriculum=...``. The current stage is a `persistent_state`, so a resumed training continues in it.
+    ``curriculum=...``. The wrapped environment is that of the current stage; it is closed when the next one
+    begins. The info of each step has the stage of the episode as ``curriculum_stage``. The stage is a
+    persistent state (`rlxf.envs.ActionReplay`), so a resumed training continues in it.
 
     Args:
-        makers: functions without arguments that create the environments of the stages.
+        env_fns: functions without arguments that create the environments of the stages.
         curriculum: the rule for the next stage.
+        spec: spec of the task, the last stage; None if it has none.
 
     Raises:
-        ValueError: if the spaces of a stage differ from those of the last one.
+        ValueError: at the beginning of a stage, if its spaces differ from those of the first one.
 
     Attributes:
-        stage: number of the current stage, from 1.
+        stage: number of the stage of the next episode, from 1.
         stages: number of stages, with the task.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], gymnasium.Env]], curriculum: Curriculum):
-        self._envs = [make() for make in makers]
-        task = self._envs[-1]
-        self.observation_space, self.action_space = task.observation_space, task.action_space
-        self.metadata, self.render_mode = task.metadata, task.render_mode
-        for number, env in enumerate(self._envs, 1):
-            _check_same_spaces(number, env, task)
-        self.curriculum, self.stage, self.stages = curriculum, 1, len(self._envs)
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gymnasium.Env]],
+        curriculum: Curriculum,
+        spec: EnvSpec | None = None,
+    ):
+        super().__init__(env_fns[0]())
+        self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
+        self.curriculum, self.stage, self.stages = curriculum, 1, len(env_fns)
+        self._env_fns, self._spec, self._env_stage = env_fns, spec, 1
         self._returns: deque[float] = deque(maxlen=curriculum.episodes)
-        self._return, self._env, self._seeded = 0.0, self._envs[0], set[int]()
+        self._return, self._unseeded, self._generator = 0.0, True, np.random.default_rng()
 
     @property
-    def spec(self) -> EnvSpec | None:  # type: ignore[override]  # a property as in `gymnasium.Wrapper`
+    def spec(self) -> EnvSpec | None:  # type: ignore[override]  # as in `gymnasium.Wrapper`
         """Spec of the task, the last stage."""
-        return self._envs[-1].spec
+        return self._spec
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode of the current stage."""
-        super().reset(seed=seed)
         if seed is not None:
-            self._seeded.clear()
-        if seed is None and self.stage not in self._seeded:
-            seed = int(self.np_random.integers(2**31))
-        self._seeded.add(self.stage)
-        self._return, self._env = 0.0, self._envs[self.stage - 1]
-        return self._env.reset(seed=seed, **({} if options is None else {"options": options}))
+            self._generator = np.random.default_rng(seed)
+        if self._env_stage != self.stage:
+            self._make_env()
+        if seed is None and self._unseeded:
+            seed = int(self._generator.integers(2**31))
+        self._return, self._unseeded = 0.0, False
+        return self.env.reset(seed=seed, **({} if options is None else {"options": options}))
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the current episode; at its end, add its return to those that decide on the next stage."""
-        observation, reward, terminated, truncated, info = self._env.step(action)
+        """Step the current episode; at its end, decide on the stage of the next one."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
         if terminated or truncated:
-            self._returns.append(self._return)
             self._advance()
-        return observation, reward, terminated, truncated, info
-
-    def _advance(self) -> None:
-        """Continue with the next stage if the last episodes allow it."""
-        enough = len(self._returns) == self.curriculum.episodes
-        solved = enough and np.mean(self._returns) >= self.curriculum.advance_return
-        if solved and self.stage < self.stages:
-            self.stage += 1
-            self._returns.clear()
+        return observation, reward, terminated, truncated, {**info, STAGE: self._env_stage}
 
     def persistent_state(self) -> dict[str, Any]:
-        """Return the state that lasts across episodes, as JSON: the stage and the last returns in it."""
-        return {"stage": self.stage, "returns": list(self._returns)}
+        """Return what lasts across episodes, as JSON: the stage, its last returns, and the state of its task.
+
+        The task has a state if it has the method ``persistent_state`` itself.
+        """
+        state = {"stage": self.stage, "returns": list(self._returns)}
+        if self._env_stage != self.stage or not self.env.has_wrapper_attr("persistent_state"):
+            return state
+        return state | {"task": self.env.get_wrapper_attr("persistent_state")()}
 
     def load_persistent_state(self, state: dict[str, Any]) -> None:
         """Load a `persistent_state`, which the next reset uses.
@@ -159,38 +174,68 @@ class CurriculumEnv(gymnasium.Env):
             raise ValueError(f"not a state of {self.stages} stages: {reprlib.repr(state)}")
         self.stage = stage
         self._returns = deque(returns, maxlen=self.curriculum.episodes)
+        self._make_env()
+        if "task" in state:
+            self.env.get_wrapper_attr("load_persistent_state")(state["task"])
 
-    def render(self) -> Any:
-        """Render the current episode."""
-        return self._env.render()
+    def _advance(self) -> None:
+        """Continue with the next stage if the last episodes allow it. A return that is NaN does not count."""
+        if self.stage == self.stages or not _is_number(self._return):
+            return
+        self._returns.append(self._return)
+        enough = len(self._returns) == self.curriculum.episodes
+        if enough and np.mean(self._returns) >= self.curriculum.advance_return:
+            self.stage += 1
+            self._returns.clear()
 
-    def close(self) -> None:
-        """Close the environments of all stages."""
-        for env in self._envs:
-            env.close()
+    def _make_env(self) -> None:
+        """Replace the environment by a new one of the current stage."""
+        self.env.close()
+        self.env, self._env_stage, self._unseeded = self._env_fns[self.stage - 1](), self.stage, True
+        check_same_spaces(self.stage, self.env, (self.observation_space, self.action_space))
 
 
 class CurriculumCallback(BaseCallback):
     """Log the mean stage of the copies of a `CurriculumEnv`, from 1, as ``curriculum/stage``.
 
-    It is logged at the end of each rollout. Environments without a curriculum are not allowed.
+    It is logged at the end of each rollout, for the environments of this process. Environments that are being
+    restarted do not count.
     """
 
     def _on_step(self) -> bool:
+        self._infos = self.locals["infos"]
         return True
 
     def _on_rollout_end(self) -> None:
-        self.logger.record("curriculum/stage", float(np.mean(self.training_env.get_attr("stage"))))
+        if stages := [info[STAGE] for info in self._infos if STAGE in info]:
+            self.logger.record("curriculum/stage", float(np.mean(stages)))
 
 
-def _check_same_spaces(number: int, env: gymnasium.Env, task: gymnasium.Env) -> None:
-    spaces = [(each.observation_space, each.action_space) for each in (env, task)]
-    if spaces[0] != spaces[1]:
+def check_stages(env_fns: Sequence[Callable[[], gymnasium.Env]]) -> EnvSpec | None:
+    """Create the environment of each stage once, and return the spec of the last one.
+
+    Raises:
+        ValueError: if the spaces of a stage differ from those of the first one.
+    """
+    with closing(env_fns[0]()) as env:
+        expected = env.observation_space, env.action_space
+    spec = env.spec
+    for number, env_fn in enumerate(env_fns[1:], 2):
+        with closing(env_fn()) as env:
+            check_same_spaces(number, env, expected)
+            spec = env.spec
+    return spec
+
+
+def check_same_spaces(number: int, env: gymnasium.Env, expected: tuple[spaces.Space, spaces.Space]) -> None:
+    """Raise ValueError unless the environment of a stage has the expected observation and action spaces."""
+    own = env.observation_space, env.action_space
+    if own != expected:
         raise ValueError(
-            f"stage {number} of the curriculum has the observation and action spaces {spaces[0]}, but the "
-            f"task has {spaces[1]}: all stages of a curriculum need the same spaces"
+            f"all stages of a curriculum need the same spaces: stage {number} has the observation and action "
+            f"spaces {own}, but stage 1 has {expected}"
         )
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max

@@ -13,7 +13,7 @@ from gymnasium.wrappers import FilterObservation, FlattenObservation, TransformO
 from stable_baselines3.common import env_util
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.envs.curriculum import Curriculum, CurriculumEnv
+from rlxf.envs.curriculum import Curriculum, CurriculumEnv, check_stages
 from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.spaces import check_playable
@@ -107,7 +107,8 @@ def make_vec_env(
             episodes, with `PreviousTransition` around all other wrappers.
         workers: number of processes, timeouts and restarts; None for copies in this process. Processes
             support neither nested observation spaces nor text.
-        curriculum: easier tasks with which each copy begins (`CurriculumEnv`); None for none.
+        curriculum: easier tasks with which each copy begins (`CurriculumEnv`); None for none. With a
+            curriculum, an environment's vector entry point is not used.
 
     Raises:
         BrokenEnvironmentError: if an environment cannot be created in its process.
@@ -122,9 +123,11 @@ def make_vec_env(
         raise ValueError(f"n_envs must be at least 1, got {n_envs}")
     kwargs = env_kwargs or {}
     if curriculum is not None:
-        makers = [_stage_maker(*task, wrapper_class) for task in curriculum.tasks(env_id, kwargs)]
-        wrap = _outer_wrapper(previous_reward, previous_transition)
-        return make_vec_env_from(partial(CurriculumEnv, makers, curriculum), n_envs, seed, wrap, workers)
+        env_fns = [_env_fn(*task) for task in curriculum.tasks(env_id, kwargs)]
+        make = partial(CurriculumEnv, env_fns, curriculum, check_stages(env_fns))
+        task = find_spec(env_id).id if isinstance(env_id, str) else ""
+        wrap = _wrapper(task, wrapper_class, previous_reward, previous_transition)
+        return make_vec_env_from(make, n_envs, seed, wrap, workers)
     if not isinstance(env_id, str):
         wrap = _wrapper("", wrapper_class, previous_reward, previous_transition)
         return make_vec_env_from(partial(_checked_maker(env_id), **kwargs), n_envs, seed, wrap, workers)
@@ -149,20 +152,13 @@ def _checked_maker(maker: Any) -> Callable[..., gymnasium.Env]:
     return cast(Callable[..., gymnasium.Env], maker)
 
 
-def _stage_maker(
-    env_id: str | Callable[..., gymnasium.Env], kwargs: dict[str, Any], wrapper_class: EnvWrapper | None
+def _env_fn(
+    env_id: str | Callable[..., gymnasium.Env], kwargs: dict[str, Any]
 ) -> Callable[[], gymnasium.Env]:
-    """Return a function that creates the environment of one stage of a curriculum."""
-    if not isinstance(env_id, str):
-        return partial(_make_wrapped, partial(_checked_maker(env_id), **kwargs), "", wrapper_class)
-    spec = find_spec(env_id)
-    return partial(_make_wrapped, partial(make_single, spec, **kwargs), spec.id, wrapper_class)
-
-
-def _make_wrapped(
-    make: Callable[[], gymnasium.Env], env_id: str, wrapper_class: EnvWrapper | None
-) -> gymnasium.Env:
-    return _inner_wrapper(env_id, wrapper_class)(make())
+    """Return a function that creates the environment of an id, class or function, without wrappers."""
+    if isinstance(env_id, str):
+        return partial(make_single, find_spec(env_id), **kwargs)
+    return partial(_checked_maker(env_id), **kwargs)
 
 
 def make_vec_env_from(
@@ -224,24 +220,14 @@ def _vector_entry_point_env(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) 
 def _wrapper(
     env_id: str, wrapper_class: EnvWrapper | None, previous_reward: bool, previous_transition: bool
 ) -> EnvWrapper:
-    """Return a function that applies all wrappers, innermost first, and then checks the spaces."""
-    inner, outer = _inner_wrapper(env_id, wrapper_class), _outer_wrapper(previous_reward, previous_transition)
-    return lambda env: outer(inner(env))
+    """Return a function that applies all wrappers, innermost first, and then checks the spaces.
 
-
-def _inner_wrapper(env_id: str, wrapper_class: EnvWrapper | None) -> EnvWrapper:
-    """Return the wrapper of the user, or that of the package of the environment, or one without effect."""
-    return wrapper_class or _WRAPPERS.get(package_of(env_id), lambda env: env)
-
-
-def _outer_wrapper(previous_reward: bool, previous_transition: bool) -> EnvWrapper:
-    """Return a function that applies `ActionReplay` and the optional wrappers, and then checks the spaces.
-
-    The optional wrappers hold no state that a replay of the episode lacks, so they can wrap `ActionReplay`.
-    They must wrap it, because it resets with a seed, at which `PreviousTransition` clears its state.
+    The outer wrappers hold no state that a replay of the episode lacks, so they can wrap `ActionReplay`. They
+    must wrap it, because `ActionReplay` resets with a seed, at which `PreviousTransition` clears its state.
     """
     optional = {PreviousReward: previous_reward, PreviousTransition: previous_transition}
-    wrappers = [ActionReplay, *(wrapper for wrapper, enabled in optional.items() if enabled)]
+    outer = [wrapper for wrapper, enabled in optional.items() if enabled]
+    wrappers = [wrapper_class or _WRAPPERS.get(package_of(env_id), lambda env: env), ActionReplay, *outer]
 
     def wrap(env: gymnasium.Env) -> gymnasium.Env:
         for wrapper in wrappers:

@@ -1,6 +1,7 @@
 """Episodes that can be replayed, and the state of a ``VecEnv`` and its wrappers for a resumed run."""
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -36,7 +37,8 @@ class ActionReplay(TransparentWrapper):
 
     An environment that keeps state across a reset with a seed, such as the level of a game, can provide it:
     ``persistent_state()`` returns it as JSON, and ``load_persistent_state(state)`` restores it before the
-    reset of a replay. Without these methods, `replay` reports that the observations differ.
+    reset of a replay. Without these methods, `replay` reports that the observations differ. A reset raises
+    TypeError or ValueError if the state is not JSON.
 
     Args:
         env: the environment, with all wrappers that change observations.
@@ -111,7 +113,8 @@ class ActionReplay(TransparentWrapper):
     def _reset_episode(self, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         self._actions, self._options, self._hash = [], options, hashlib.blake2b(digest_size=16)
         stateful = self.env.has_wrapper_attr("persistent_state")
-        self._state = self.env.get_wrapper_attr("persistent_state")() if stateful else None
+        state = self.env.get_wrapper_attr("persistent_state")() if stateful else None
+        self._state = json.loads(json.dumps(state, allow_nan=False))  # a copy, and only if it is JSON
         observation, info = self.reset_inner(self._seed_of_episode, options)
         self._update_hash(observation)
         return observation, info

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -175,6 +175,12 @@ def render_maze(rules: TMazeRules, mode: str, cell: int, goal: int) -> str | NDA
     return COLORS[grid].repeat(PIXELS, axis=0).repeat(PIXELS, axis=1)
 
 
+@lru_cache(maxsize=16)
+def shared_rules(rules: TMazeRules) -> TMazeRules:
+    """Return the first of equal rules, so that all copies of an environment have the same tables."""
+    return rules
+
+
 class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
     """T-Maze of Ni et al. 2023 (arXiv:2307.03864); `TMazeRules` describes the map and the rewards.
 
@@ -212,7 +218,7 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
         render_mode: str | None = None,
     ):
         check_render_mode(render_mode)
-        self.rules = TMazeRules(corridor_length, active, penalty, penalty_rule)
+        self.rules = shared_rules(TMazeRules(corridor_length, active, penalty, penalty_rule))
         self.render_mode = render_mode
         self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = spaces.Discrete(4)

@@ -32,7 +32,7 @@ KEYS = (
 )
 RANGE_KEYS = ("low", "high", "log", "step", "format", "when")
 CHOICE_KEYS = ("choices", "when")
-JSON_TABLES = ("env_kwargs", "arguments")
+JSON_TABLES = ("env_kwargs", "curriculum", "arguments")
 """Options whose value is a table, of which single entries can be searched, e.g. ``arguments.n_steps``."""
 
 

@@ -2,15 +2,18 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from rlxf import GTrXLPPO
 from rlxf.cli import main
-from rlxf.cli.options import trust_option
+from rlxf.cli.job_options import needs_trust
+from rlxf.cli.options import resume_trust_option, trust_option
 from rlxf.training import RunFolder
-from tests.cli.running import TINY, change_config, refused, train
+from tests.cli.running import TASK, TINY, change_config, refused, train
 from tests.cli.test_resume import die, rows
 
 STAGES = {"stages": [{"corridor_length": 1}, {"corridor_length": 2}], "advance_return": -9.0, "episodes": 2}
@@ -93,8 +96,13 @@ def test_a_run_of_an_earlier_version_has_no_curriculum(capsys):
     ("curriculum", "message"),
     [
         ([], "--curriculum must be a JSON object, got []"),
-        ({"stages": [{}]}, "--curriculum needs stages and advance_return, advance_return is missing"),
-        ({"levels": 1}, "--curriculum has stages, advance_return, episodes, got levels"),
+        ({"stages": [{}]}, "a curriculum needs stages and advance_return, got no advance_return"),
+        ({"levels": 1}, "a curriculum has stages, advance_return, episodes, got 'levels'"),
+        ({"stages": [{}], "advance_return": 10**400}, "advance_return must be a finite number, got 1000"),
+        (
+            {"stages": [{}], "advance_return": 0, "episodes": 10**30},
+            "episodes must be a whole number from 1 to",
+        ),
         ({"stages": 3, "advance_return": 0}, "the stages of a curriculum must be a list, got 3"),
         ({"stages": ["CartPole-v1"], "advance_return": 0}, "all stages of a curriculum need the same spaces"),
         ({"stages": [{"length": 3}], "advance_return": 0}, "takes no argument 'length'"),
@@ -109,18 +117,76 @@ def test_what_is_no_curriculum_is_refused(curriculum, message, capsys):
     )
 
 
-@pytest.mark.parametrize("stage", ["my_tasks:my/Maze-v0", {"file": "secret"}, "my/Unknown-v0"], ids=str)
-def test_stages_of_a_strangers_run_need_trust(stage, capsys):
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Module that registers an environment, and notes its import in a file."""
+    (tmp_path / "my_tasks.py").write_text(
+        "import gymnasium, pathlib\npathlib.Path('imported').touch()\n"
+        "gymnasium.register('my/Maze-v0', entry_point='rlxf.envs.tmaze:TMaze')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    gymnasium.registry.pop("my/Maze-v0", None)
+    sys.modules.pop("my_tasks", None)
+
+
+def interrupted_run(stage):
+    """Return a run that is not complete, whose config.json has another first stage."""
     train("--run", "run", *CURRICULUM)
     change_config(Path("run"), curriculum=STAGES | {"stages": [stage]}, total_timesteps=128)
-    shutil.rmtree("run/completion.json", ignore_errors=True)
-    config = RunFolder.open("run").config
-    assert trust_option(config) == " --trust"
-    capsys.readouterr()
-    for command in (["resume", "run", "--total-timesteps", "192"], ["train", "gtrxl", "--config", "run"]):
-        message = refused(capsys, *command, "--no-progress-bar")
-        assert "trust" in message or "unknown" in message, message
-    main(["evaluate", "run", "--episodes", "2", "--no-progress-bar"])  # without the curriculum
+    Path("run/completed.json").unlink()
+    return RunFolder.open("run")
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("my_tasks:my/Maze-v0", "a module that a file names is not imported"),
+        ({"file": "secret"}, "stage 1 of the curriculum in the file is 'rlxf/TMaze-v0' with file='secret'"),
+        ("my/Unknown-v0", "my/Unknown-v0"),
+    ],
+    ids=str,
+)
+def test_stages_of_a_strangers_run_need_trust(module, stage, message, capsys):
+    run = interrupted_run(stage)
+    assert resume_trust_option(run.config) == " --trust"
+    assert trust_option(run.config) == ""
+    for command in (["resume", "run"], ["train", "gtrxl", "--config", "run", "--run", "new"]):
+        assert message in refused(capsys, *command, "--no-progress-bar")
+    main(["evaluate", "run", "--episodes", "2", "--no-progress-bar"])  # acts in the task itself
+    assert not Path("imported").exists()
+    own = ["--curriculum", json.dumps(STAGES)]
+    main(["train", "gtrxl", "--config", "run", "--run", "own", *own])
+    assert not Path("imported").exists()
+
+
+def test_a_trusted_run_imports_the_module_of_a_stage(module):
+    interrupted_run("my_tasks:my/Maze-v0")
+    main(["resume", "run", "--no-progress-bar", "--trust"])
+    assert Path("imported").exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        TASK[:2],
+        [*TASK[:2], "--env-kwargs", '{"corridor_length": 4}'],
+        ["--env-kwargs", '{"corridor_length": 4}'],
+        ["--curriculum", "{}"],
+    ],
+    ids=str,
+)
+def test_options_override_the_task_of_a_run(given):
+    train("--run", "run", *CURRICULUM)
+    main(["train", "gtrxl", "--config", "run", "--run", "new", *given])
+    config = RunFolder.open("new").config
+    assert config["env"] == "rlxf/TMaze-v0"
+    assert config["curriculum"] == ({} if "--curriculum" in given else STAGES)
+
+
+def test_jobs_with_a_curriculum_are_resumed_with_trust():
+    assert needs_trust({"env": "CartPole-v1", "curriculum": STAGES})
+    assert not needs_trust({"env": "CartPole-v1", "curriculum": {}})
 
 
 def test_a_baseline_has_a_curriculum_and_random_actions_have_none(capsys):

@@ -143,6 +143,8 @@ def test_a_replayed_episode_has_the_stage_of_the_recorded_one(cut):
         {"stage": 1, "returns": "1"},
         {"stage": 1, "returns": [None]},
         {"stage": 1, "returns": [float("nan")]},
+        {"stage": 1, "returns": [True]},
+        {"stage": 1, "returns": [], "task": {}},
         {"stage": 1},
         [],
         None,
@@ -155,7 +157,7 @@ def test_a_state_that_is_not_one_of_these_stages_is_reported(state):
     record = env.record()
     assert record["state"] == {"stage": 1, "returns": []}
     assert "cannot be replayed" in env.replay(record | {"state": state})
-    assert env.get_wrapper_attr("stage") == 1
+    assert env.get_wrapper_attr("stage") == 1 or "task" in state
 
 
 def test_a_state_keeps_only_the_last_returns():
@@ -181,6 +183,108 @@ def test_the_spec_and_the_options_of_the_observation_are_those_of_the_task():
         assert env.get_attr("spec")[0].kwargs["corridor_length"] == 8
         assert "previous_reward" in env.observation_space.spaces
         assert env.get_attr("stages") == [3, 3]
+
+
+class Level(gymnasium.Env):
+    """Task whose level, which the observation shows, rises with each episode."""
+
+    observation_space = spaces.Box(0, 99, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, levels=(0,)):
+        self.levels = list(levels)
+
+    def persistent_state(self):
+        return self.levels
+
+    def load_persistent_state(self, state):
+        self.levels[:] = state
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action):
+        self.levels.append(self.levels[-1] + 1)
+        return self._observe(), 0.0, len(self.levels) % 2 == 0, False, {}
+
+    def action_masks(self):
+        return np.array([True, len(self.levels) > 3])
+
+    def _observe(self):
+        return np.array([self.levels[-1]], np.float32)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 8])
+@pytest.mark.parametrize("has_curriculum", [False, True])
+def test_the_persistent_state_of_a_task_is_restored(steps, has_curriculum):
+    def make():
+        curriculum = Curriculum([{"levels": [5]}], advance_return=0.0, episodes=2) if has_curriculum else None
+        return make_vec_env(Level, 1, 3, {"levels": [0]}, curriculum=curriculum)
+
+    def observations(env, number):
+        return [env.step(np.array([0]))[0].item() for _ in range(number)]
+
+    with closing(make()) as env, closing(make()) as resumed:
+        env.reset()
+        resumed.reset()
+        observations(env, steps)
+        observations(resumed, 3)
+        assert resumed.env_method("replay", *env.env_method("record")) == [None]
+        assert observations(env, 12) == observations(resumed, 12)
+
+
+@pytest.mark.parametrize("state", [{1: np.float32(2)}, float("nan")], ids=str)
+def test_a_persistent_state_that_is_not_json_is_reported_at_the_first_reset(state, monkeypatch):
+    monkeypatch.setattr(Level, "persistent_state", lambda self: state)
+    with pytest.raises((TypeError, ValueError), match="JSON"):
+        ActionReplay(Level()).reset(seed=0)
+
+
+def test_the_environment_of_the_current_stage_is_reachable_and_others_are_closed():
+    closed = []
+
+    class Noted(Level):
+        def close(self):
+            closed.append(self.levels[0])
+
+    env_fns = [partial(Noted, [number]) for number in (10, 20, 30)]
+    env = CurriculumEnv(env_fns, Curriculum([{}, {}], 0.0, 1))
+    for number in (10, 20, 30):
+        assert int(env.reset(seed=0)[0][0]) == number
+        assert env.get_wrapper_attr("action_masks")().tolist() == [True, False]
+        assert closed == [each for each in (10, 20) if each < number]
+        assert env.step(0)[4]["curriculum_stage"] == number // 10
+    env.close()
+    assert closed == [10, 20, 30]
+
+
+def test_wrappers_of_the_user_see_the_rewards_after_the_monitor():
+    class Half(gymnasium.RewardWrapper):
+        def reward(self, reward):
+            return reward / 2
+
+    curriculum = Curriculum(({"stage": 1},), 2.0, 1)
+    with closing(make_vec_env(Given, 1, 0, {"stage": 2}, wrapper_class=Half, curriculum=curriculum)) as env:
+        env.reset()
+        observations, rewards, _, (info,) = env.step(np.array([2.0]))
+    assert (rewards[0], info["episode"]["r"], observations[0, 0]) == (1.0, 2.0, 2)
+
+
+def test_stages_by_id_have_the_render_mode_of_the_task():
+    curriculum = Curriculum(("CartPole-v0",), 1e9)
+    kwargs = {"render_mode": "rgb_array"}
+    with closing(make_vec_env("CartPole-v1", 1, 0, kwargs, curriculum=curriculum)) as env:
+        env.reset()
+        assert env.get_images()[0].ndim == 3
+
+
+def test_returns_that_are_not_finite_do_not_count():
+    env = given(episodes=1)
+    for value in (float("nan"), float("inf")):
+        env.reset(seed=0)
+        env.step(value)
+        assert env.persistent_state() == {"stage": 1, "returns": []}
 
 
 def test_wrappers_of_packages_apply_to_each_stage():
@@ -209,7 +313,7 @@ def test_the_mean_stage_is_logged(tmp_path):
         agent.learn(12, callback=CurriculumCallback(), log_interval=1)
     header, *rows = (tmp_path / "progress.csv").read_text().splitlines()
     column = header.split(",").index("curriculum/stage")
-    assert [float(row.split(",")[column]) for row in rows] == [1.0, 2.0, 2.0]
+    assert [float(row.split(",")[column]) for row in rows] == [1.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -219,12 +323,15 @@ def test_the_mean_stage_is_logged(tmp_path):
         ((({},) * 101, 1.0), "needs from 1 to 100 easier stages before the task, got 101"),
         (("CartPole-v1", 1.0), "must be a list, got 'CartPole-v1'"),
         (({"a": 1}, 1.0), "must be a list, got {'a': 1}"),
+        ((({},), 10**400), "advance_return must be a finite number, got 1000"),
+        ((({},), 1.0, 1001), "episodes must be a whole number from 1 to 1,000, got 1001"),
+        ((({},), 1.0, True), "episodes must be a whole number from 1 to 1,000, got True"),
         (((3,), 1.0), "must be the id of an environment, such as 'CartPole-v1', or arguments .* got 3"),
         ((({},), None), "advance_return must be a finite number, got None"),
         ((({},), True), "advance_return must be a finite number, got True"),
         ((({},), float("nan")), "advance_return must be a finite number, got nan"),
-        ((({},), 1.0, 0), "episodes must be a whole number of at least 1, got 0"),
-        ((({},), 1.0, 2.5), "episodes must be a whole number of at least 1, got 2.5"),
+        ((({},), 1.0, 0), "episodes must be a whole number from 1 to 1,000, got 0"),
+        ((({},), 1.0, 2.5), "episodes must be a whole number from 1 to 1,000, got 2.5"),
     ],
     ids=str,
 )
@@ -234,9 +341,7 @@ def test_what_is_no_curriculum_is_refused(arguments, message):
 
 
 def test_stages_with_other_spaces_are_refused():
-    with pytest.raises(
-        ValueError, match=r"stage 2 of the curriculum has .* all stages .* need the same spaces"
-    ):
+    with pytest.raises(ValueError, match=r"need the same spaces: stage 2 has .*, but stage 1 has"):
         make_vec_env("rlxf/TMaze-v0", 1, curriculum=Curriculum(({}, "CartPole-v1"), 1.0))
 
 

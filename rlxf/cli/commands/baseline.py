@@ -40,8 +40,6 @@ DEFAULT_EVALUATIONS = 10
 """Default number of evaluations in a training."""
 RESERVED = ("policy", "env", "seed", "device", "tensorboard_log", "verbose", "_init_setup_model")
 """Arguments of an algorithm that have an option of their own, or that this command sets."""
-RANDOM_LACKS = ("arguments", "normalize_observations", "normalize_rewards")
-"""Options that random actions do not have."""
 
 
 @options
@@ -126,7 +124,8 @@ class Baseline(Command):
 
     def _check_random(self) -> None:
         """Raise ValueError if options were given that random actions do not have."""
-        options = {name: getattr(self, name) for name in RANDOM_LACKS} | {"curriculum": self.task.curriculum}
+        names = ("arguments", "normalize_observations", "normalize_rewards")
+        options = {name: getattr(self, name) for name in names} | {"curriculum": self.task.curriculum}
         if given := ["--" + name.replace("_", "-") for name, value in options.items() if value]:
             raise ValueError(f"random actions have no {', '.join(given)}; leave it out")
 
