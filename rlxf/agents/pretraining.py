@@ -292,7 +292,7 @@ class MaskedPretraining(TrajectoryAlgorithm):
         validation_seed: seed of the choice of held-out episodes. It is not ``seed``, so agents with different
             seeds are measured on the same episodes.
         sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
-            likely; or `UniformEpisodes` or `ReturnWeighted`.
+            likely; or `UniformEpisodes`, `ReturnWeighted` or `HighReturns`.
         gradient_accumulation_steps: 1. The masks of a batch contain tokens of other windows of the batch, so
             it cannot be divided.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see

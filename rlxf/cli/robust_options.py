@@ -20,8 +20,8 @@ class RobustOptions:
     validation_seed: int = 0
     """Seed of the choice of held-out episodes. It does not depend on --seed."""
     sampling: str = UniformSteps.__name__
-    """Probabilities with which windows are drawn: UniformSteps, UniformEpisodes or ReturnWeighted, or a JSON
-    object with options, e.g. '{"name": "ReturnWeighted", "temperature": 0.2}'."""
+    """Probabilities with which windows are drawn: UniformSteps, UniformEpisodes, ReturnWeighted or
+    HighReturns, or a JSON object with options, e.g. '{"name": "ReturnWeighted", "temperature": 0.2}'."""
     gradient_accumulation_steps: int = 1
     """Number of micro-batches into which each batch is divided to save memory. The update stays the same
     apart from rounding, without dropout and sampled entropies."""

@@ -11,7 +11,7 @@ from rlxf.data.loading import (
     summarize,
 )
 from rlxf.data.reference_scores import ReferenceScores, reference_scores, scores_from_table
-from rlxf.data.sampling import SAMPLINGS, ReturnWeighted, Sampling, UniformEpisodes, UniformSteps
+from rlxf.data.sampling import SAMPLINGS, HighReturns, ReturnWeighted, Sampling, UniformEpisodes, UniformSteps
 from rlxf.data.spaces import check_spaces_match
 from rlxf.data.trajectories import EpisodeWindows, Trajectories, WindowBatch, Windows, return_to_go
 from rlxf.utils.errors import DatasetError
@@ -27,6 +27,7 @@ __all__ = [
     "SAMPLINGS",
     "UniformSteps",
     "UniformEpisodes",
+    "HighReturns",
     "ReturnWeighted",
     "DatasetError",
     "ReferenceScores",

@@ -1,5 +1,6 @@
 """Sampling of the steps at which training windows start: uniform steps, uniform episodes, or by return."""
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite
@@ -93,24 +94,77 @@ class ReturnWeighted(SamplingScheme):
     def episode_weights(
         self, lengths: NDArray[np.int64], returns: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """Return the weights; raise ValueError unless they `differ_beyond_rounding`."""
-        low, high = float(returns.min()), float(returns.max())
-        if not differ_beyond_rounding(returns):
-            raise ValueError(
-                f"sampling={self} prefers high returns, but all {len(returns)} episodes to train on have the "
-                f"return {low:g}; use sampling=UniformSteps() or UniformEpisodes()"
-            )
-        below_best = (returns.astype(np.float64) - high) / (high - low)
+        """Return the weights; raise ValueError unless the returns `differ_beyond_rounding`."""
+        below_best = _below_best(returns, self)
         weights: NDArray[np.float64] = lengths.astype(np.float64) * np.exp(below_best / self.temperature)
         return weights
 
 
+FEW_EPISODES = 10
+"""Number of episodes below which `HighReturns` warns."""
+
+
+@dataclass(frozen=True)
+class HighReturns(SamplingScheme):
+    """Draw the steps of episodes with high returns, all with the same probability; others are not drawn.
+
+    These are the episodes with ``R >= R_max - range_share (R_max - R_min)``. Unlike a share of the episodes,
+    such as ``best`` of `rlxf.BehaviorCloning`, this adapts to the data: all good episodes are used if there
+    are many, and only good ones if there are few.
+
+    Args:
+        range_share: share of the range of returns below the best one, above 0 and at most 1. With 0.25, an
+            episode is used if its return is in the upper quarter of the range.
+
+    Raises:
+        TypeError: if range_share is not a number.
+        ValueError: if it is not above 0 and at most 1.
+    """
+
+    range_share: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.range_share, int | float) or isinstance(self.range_share, bool):
+            raise TypeError(f"HighReturns range_share must be a number, got {self.range_share!r}")
+        if not 0 < self.range_share <= 1:
+            raise ValueError(f"HighReturns range_share must be above 0 and at most 1, got {self.range_share}")
+
+    def episode_weights(
+        self, lengths: NDArray[np.int64], returns: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """Return the weights; raise ValueError unless the returns `differ_beyond_rounding`.
+
+        Warns:
+            UserWarning: if fewer than ten episodes are used, and there are others.
+        """
+        is_high = _below_best(returns, self) >= -self.range_share
+        if (used := int(is_high.sum())) < min(FEW_EPISODES, len(returns)):
+            warnings.warn(
+                f"sampling={self} uses {used} of {len(returns)} episodes, so the agent learns from little "
+                f"data; a larger range_share uses more of them",
+                stacklevel=2,
+            )
+        return lengths.astype(np.float64) * is_high
+
+
+def _below_best(returns: NDArray[np.float32], sampling: SamplingScheme) -> NDArray[np.float64]:
+    """Return ``(R - R_max) / (R_max - R_min)``, from -1 to 0; raise ValueError if the returns are equal."""
+    low, high = float(returns.min()), float(returns.max())
+    if not differ_beyond_rounding(returns):
+        raise ValueError(
+            f"sampling={sampling} prefers high returns, but all {len(returns)} episodes to train on have the "
+            f"return {low:g}; use sampling=UniformSteps() or UniformEpisodes()"
+        )
+    below_best: NDArray[np.float64] = (returns.astype(np.float64) - high) / (high - low)
+    return below_best
+
+
 UNIFORM_STEPS = UniformSteps()
 """The default."""
-Sampling: TypeAlias = UniformSteps | UniformEpisodes | ReturnWeighted
+Sampling: TypeAlias = UniformSteps | UniformEpisodes | ReturnWeighted | HighReturns
 """Probabilities with which windows are drawn from a dataset."""
 SAMPLINGS: dict[str, type[Sampling]] = {
-    choice.__name__: choice for choice in (UniformSteps, UniformEpisodes, ReturnWeighted)
+    choice.__name__: choice for choice in (UniformSteps, UniformEpisodes, ReturnWeighted, HighReturns)
 }
 """Name -> class of each choice of `Sampling`."""
 

@@ -28,7 +28,7 @@ from rlxf.agents.mlp.behavior_cloning import check_share
 from rlxf.agents.mlp.return_conditioned import check_returns_differ
 from rlxf.agents.offline.objectives import QRegularized
 from rlxf.agents.offline.trajectory_model import default_return_scale
-from rlxf.data import ReferenceScores, ReturnWeighted, Trajectories, load_trajectories
+from rlxf.data import HighReturns, ReferenceScores, ReturnWeighted, Trajectories, load_trajectories
 
 DATA = "data"
 """Name of the episodes of the data in the place of a method."""
@@ -237,6 +237,8 @@ def decision_transformer(title: str, **techniques: Any) -> Method:
 
 WEIGHTED = ReturnWeighted(0.1)
 """Sampling of the return-weighted methods: the best episode is drawn exp(10) times as often as the worst."""
+HIGH = HighReturns(0.25)
+"""Sampling of episodes with returns in the upper quarter of their range."""
 METHODS = {
     "bc": Method("BC", cloning, no_requirement, cloning_sizes),
     "bc-best": Method(
@@ -244,6 +246,9 @@ METHODS = {
     ),
     "bc-weighted": Method(
         "BC, return-weighted", partial(cloning, sampling=WEIGHTED), no_requirement, cloning_sizes
+    ),
+    "bc-high": Method(
+        "BC, high returns", partial(cloning, sampling=HIGH), check_returns_differ, cloning_sizes
     ),
     "rvs": Method("RvS, highest target", conditioned_cloning, check_returns_differ, conditioned_sizes),
     "dt": decision_transformer("DT, highest target"),

@@ -48,7 +48,8 @@ class Returns:
     """Returns of offline methods on datasets, with intervals over seeds and episodes, and their cost.
 
     Methods: bc (behavior cloning), bc-best (of the best 10% of the episodes), bc-weighted (of steps that are
-    drawn by the return of their episode, ReturnWeighted(0.1)), rvs (return-conditioned perceptron), dt
+    drawn by the return of their episode, ReturnWeighted(0.1)), bc-high (of episodes with returns in the upper
+    quarter of their range, HighReturns(0.25)), rvs (return-conditioned perceptron), dt
     (Decision Transformer), dt-weighted (sampled like bc-weighted), dt-q (with QRegularized), dt-max,
     dt-elastic, dt-sampled (with MaxReturn, ElasticHistory or SampledReturn in place of a target return),
     dt-q-max (QRegularized and MaxReturn), dt-q-value (QRegularized and HighestValueReturn), hf (HF's Decision

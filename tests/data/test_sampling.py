@@ -1,5 +1,7 @@
 """Tests of the probabilities with which windows are drawn, and of the split into held-out episodes."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from rlxf.agents.mlp import BehaviorCloning
 from rlxf.data import (
     SAMPLINGS,
     EpisodeWindows,
+    HighReturns,
     ReturnWeighted,
     UniformEpisodes,
     UniformSteps,
@@ -32,6 +35,8 @@ def slow_probabilities(data, sampling, episodes):
                 weights[step] = 1
             elif sampling == UniformEpisodes():
                 weights[step] = 1 / data.lengths[e]
+            elif isinstance(sampling, HighReturns):
+                weights[step] = returns[e] >= high - sampling.range_share * (high - low)
             else:
                 weights[step] = np.exp((returns[e] - low) / (high - low) / sampling.temperature)
     return weights / weights.sum()
@@ -39,8 +44,14 @@ def slow_probabilities(data, sampling, episodes):
 
 @pytest.mark.parametrize("episodes", [None, [0, 2, 3]])
 @pytest.mark.parametrize(
-    "sampling", [UniformSteps(), UniformEpisodes(), ReturnWeighted(0.5), ReturnWeighted(3.0)], ids=repr
+    "sampling",
+    [
+        *(UniformSteps(), UniformEpisodes(), ReturnWeighted(0.5), ReturnWeighted(3.0)),
+        *(HighReturns(0.4), HighReturns(0.9), HighReturns(1)),
+    ],
+    ids=repr,
 )
+@pytest.mark.filterwarnings("ignore:sampling=HighReturns")
 def test_steps_are_drawn_with_the_probabilities_of_the_formula(sampling, episodes):
     data = some_trajectories(lengths=LENGTHS)
     chosen = None if episodes is None else np.array(episodes)
@@ -77,6 +88,31 @@ def test_the_temperature_does_not_depend_on_the_scale_of_rewards(scale):
     np.testing.assert_allclose(weights, ReturnWeighted(0.3).episode_weights(lengths, returns), rtol=1e-5)
 
 
+@pytest.mark.parametrize("sampling", [ReturnWeighted(0.3), HighReturns()], ids=repr)
+@pytest.mark.filterwarnings("ignore:sampling=HighReturns")
+def test_the_best_episode_is_always_drawn_and_units_do_not_matter(sampling):
+    lengths, returns = np.full(40, 7), np.random.default_rng(0).normal(size=40).astype(np.float32)
+    chosen = [
+        sampling.episode_weights(lengths, scale * returns + shift) for scale, shift in ((1, 0), (50, 9))
+    ]
+    np.testing.assert_allclose(*chosen, rtol=1e-3)
+    assert chosen[0].argmax() == returns.argmax() or chosen[0][returns.argmax()] == chosen[0].max()
+
+
+@pytest.mark.parametrize("high", [1, 9])
+def test_few_high_returns_are_reported(high):
+    returns = np.r_[np.zeros(50 - high), np.ones(high)].astype(np.float32)
+    with pytest.warns(UserWarning, match=rf"uses {high} of 50 episodes, .* a larger range_share uses more"):
+        weights = HighReturns(0.5).episode_weights(np.full(50, 3), returns)
+    assert weights.tolist() == [0.0] * (50 - high) + [3.0] * high
+
+
+def test_enough_high_returns_are_not_reported():
+    returns = np.r_[np.zeros(40), np.ones(10)].astype(np.float32)
+    assert HighReturns().episode_weights(np.full(50, 3), returns).sum() == 30
+    assert HighReturns(1).episode_weights(np.array([3, 4]), np.array([0, 1], np.float32)).tolist() == [3, 4]
+
+
 @pytest.mark.parametrize("sampling", [UniformEpisodes(), ReturnWeighted()], ids=repr)
 def test_windows_of_whole_episodes_are_sampled_too(sampling):
     data = some_trajectories(lengths=LENGTHS)
@@ -100,9 +136,10 @@ def test_returns_that_differ_by_rounding_cannot_be_weighted():
 
 
 def test_equal_returns_cannot_be_weighted():
-    message = r"sampling=ReturnWeighted\(temperature=0.5\) .* all 4 episodes .* return 3; use .*UniformSteps"
-    with pytest.raises(ValueError, match=message):
-        BehaviorCloning(equal_returns(), sampling=ReturnWeighted(), device="cpu")
+    for sampling in (ReturnWeighted(), HighReturns()):
+        message = rf"sampling={re.escape(str(sampling))} .* all 4 episodes .* return 3; use .*UniformSteps"
+        with pytest.raises(ValueError, match=message):
+            BehaviorCloning(equal_returns(), sampling=sampling, device="cpu")
     BehaviorCloning(equal_returns(), sampling=UniformEpisodes(), device="cpu")
 
 
@@ -113,6 +150,10 @@ def test_equal_returns_cannot_be_weighted():
         (lambda: ReturnWeighted(-1.0), ValueError, "temperature must be finite and above 0, got -1"),
         (lambda: ReturnWeighted(float("inf")), ValueError, "temperature must be finite"),
         (lambda: ReturnWeighted("1"), TypeError, "temperature must be a number, got '1'"),
+        (lambda: HighReturns(0), ValueError, "range_share must be above 0 and at most 1, got 0"),
+        (lambda: HighReturns(1.5), ValueError, "range_share must be above 0 and at most 1, got 1.5"),
+        (lambda: HighReturns(float("nan")), ValueError, "range_share must be above 0 and at most 1, got nan"),
+        (lambda: HighReturns(True), TypeError, "range_share must be a number, got True"),
     ],
 )
 def test_bad_schemes_are_errors(make, error, message):
@@ -126,6 +167,7 @@ def test_agents_need_a_sampling_scheme():
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.filterwarnings("ignore:sampling=HighReturns")
 def test_agents_keep_their_sampling_in_files(tmp_path, name):
     sampling = SAMPLINGS[name]() if name != "ReturnWeighted" else ReturnWeighted(0.25)
     BehaviorCloning(some_trajectories(), sampling=sampling, device="cpu").save(tmp_path / "agent.zip")

@@ -80,7 +80,7 @@ class BehaviorCloning(MLPAgent):
         validation_seed: seed of the choice of held-out episodes. It is not ``seed``, so agents with different
             seeds are measured on the same episodes.
         sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
-            likely; or `UniformEpisodes` or `ReturnWeighted`.
+            likely; or `UniformEpisodes`, `ReturnWeighted` or `HighReturns`.
         gradient_accumulation_steps: number of micro-batches into which each batch is divided. The update is
             that of the whole batch, apart from rounding, if its loss samples nothing: dropout, and the
             entropy of Box actions in `MaximumEntropy`, draw other random numbers. The activations of one
