@@ -1,5 +1,7 @@
 """Curricula: when the next stage begins, what lasts across a resumed training, and what is refused."""
 
+import copy
+import json
 from contextlib import closing
 from functools import partial
 
@@ -17,7 +19,7 @@ from rlxf.envs import (
     Workers,
     make_vec_env,
 )
-from rlxf.envs.resume import ActionReplay
+from rlxf.envs.resume import ActionReplay, episode_state, resume_episodes
 
 MAZES = Curriculum(({"corridor_length": 2}, {"corridor_length": 4}), advance_return=-9.0, episodes=3)
 TASK = {"corridor_length": 8}
@@ -100,7 +102,7 @@ def played(env, steps, seed=0):
     for _ in range(steps):
         actions = np.where(generator.random(env.num_envs) < 0.8, 0, generator.integers(4, size=env.num_envs))
         observations, rewards, dones, _ = env.step(actions)
-        results.append((observations.copy(), rewards.copy(), dones.copy(), env.get_attr("stage")))
+        results.append((copy.deepcopy(observations), rewards.copy(), dones.copy(), env.get_attr("stage")))
     return results
 
 
@@ -131,6 +133,26 @@ def test_a_replayed_episode_has_the_stage_of_the_recorded_one(cut):
         for number, record in enumerate(env.env_method("record")):
             assert resumed.env_method("replay", record, indices=number) == [None]
         assert same(played(env, 60, seed=1), played(resumed, 60, seed=1))
+
+
+@pytest.mark.parametrize("workers", [None, Workers(2)], ids=str)
+def test_saved_episodes_continue_in_their_stages(workers):
+    def make(workers):
+        return make_vec_env(
+            "rlxf/TMaze-v0", 3, 7, TASK, previous_transition=True, workers=workers, curriculum=MAZES
+        )
+
+    with closing(make(None)) as env, closing(make(workers)) as resumed:
+        env.reset()
+        resumed.reset()
+        played(env, 33)
+        document, arrays = episode_state(env)
+        assert {record["state"]["stage"] for record in document["records"]} - {1}
+        resume_episodes(resumed, json.loads(json.dumps(document)), arrays)
+        results = [played(each, 40, seed=1) for each in (env, resumed)]
+    for one, other in zip(*results, strict=True):
+        assert all(np.array_equal(one[0][key], other[0][key]) for key in one[0])
+        assert same([one[1:]], [other[1:]])
 
 
 @pytest.mark.parametrize(
