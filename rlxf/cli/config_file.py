@@ -21,7 +21,7 @@ from rlxf.cli.config_values import (
     known_options,
     technique_name,
 )
-from rlxf.cli.options import given_lists, given_options, with_dashes
+from rlxf.cli.options import check_curriculum_trust, given_lists, given_options, with_dashes
 from rlxf.cli.runs import (
     NOT_SAVED,
     OLDER_VALUES,
@@ -259,12 +259,14 @@ def run_settings(
         flat = {name: value for name, value in flat.items() if name not in SETTINGS_OF_DATA}
     flat = _without_overridden(flat, command, core, args)
     if _flag(args, "trust") is not True:
-        kwargs = flat.get("env_kwargs", {})
-        described = kwargs or flat.get("curriculum")
-        env = flat.get("env", given_options(args, "env").get("env") if described else None)
-        # A number of workers that the user gives needs no trust.
-        own = {"workers": 0} if given_options(args, "workers") else {}
-        command.check_trust(RunFolder(run.path, flat | {"env": env, "env_kwargs": kwargs} | own))
+        kwargs, given = flat.get("env_kwargs", {}), given_options(args, "env").get("env")
+        check_curriculum_trust({"env": given} | flat)
+        # An environment without arguments of the file, and a number of workers, need no trust if the user
+        # gives them.
+        own: dict[str, Any] = {"curriculum": {}}
+        own |= {"workers": 0} if given_options(args, "workers") else {}
+        described = {"env": flat.get("env", given if kwargs else None), "env_kwargs": kwargs}
+        command.check_trust(RunFolder(run.path, flat | described | own))
     return flat
 
 

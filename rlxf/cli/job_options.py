@@ -69,11 +69,14 @@ def check_same(job: "Job", settings: Mapping[str, Any], file: Path) -> None:
             f"options are unknown: move the folder, or choose another one with --output"
         )
     config = RunFolder.reopen(folder).config
-    for name in ("env", "env_kwargs", "curriculum"):
-        if name in settings and config.get(name) != settings[name]:
+    given = {name: settings[name] for name in ("env", "env_kwargs") if name in settings}
+    given |= {"curriculum": settings.get("curriculum", {})}
+    given |= {"env_kwargs": settings.get("env_kwargs", {})} if "env" in settings else {}
+    for name, value in given.items():
+        if (config.get(name) or {}) != (value or {}):
             raise ValueError(
                 f"{folder} has {name} = {config.get(name)!r} in its config.json, but {file} has "
-                f"{settings[name]!r}: move the folder, or choose another one with --output"
+                f"{value!r}: move the folder, or choose another one with --output"
             )
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlxf.data.findings import differ_beyond_rounding
+from rlxf.data.findings import EQUAL_RETURNS, differ_beyond_rounding
 
 
 class SamplingScheme(ABC):
@@ -108,9 +108,10 @@ FEW_EPISODES = 10
 class HighReturns(SamplingScheme):
     """Draw the steps of episodes with high returns, all with the same probability; others are not drawn.
 
-    These are the episodes with ``R >= R_max - range_share (R_max - R_min)``. Unlike a share of the episodes,
-    such as ``best`` of `rlxf.BehaviorCloning`, this adapts to the data: all good episodes are used if there
-    are many, and only good ones if there are few.
+    These are the episodes with ``R >= R_max - range_share (R_max - R_min)``, up to rounding. Unlike a share
+    of the episodes, such as ``best`` of `rlxf.BehaviorCloning`, this adapts to the data: all good episodes
+    are used if there are many, and only good ones if there are few. Held-out episodes (``validation_share``)
+    are of all returns, so their loss does not compare agents that imitate high returns only.
 
     Args:
         range_share: share of the range of returns below the best one, above 0 and at most 1. With 0.25, an
@@ -137,7 +138,7 @@ class HighReturns(SamplingScheme):
         Warns:
             UserWarning: if fewer than ten episodes are used, and there are others.
         """
-        is_high = _below_best(returns, self) >= -self.range_share
+        is_high = _below_best(returns, self) >= -self.range_share - EQUAL_RETURNS
         if (used := int(is_high.sum())) < min(FEW_EPISODES, len(returns)):
             warnings.warn(
                 f"sampling={self} uses {used} of {len(returns)} episodes, so the agent learns from little "

@@ -1,11 +1,12 @@
 """Curriculum: episodes of easier tasks first, and of the task itself once the agent solves them."""
 
 import reprlib
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from math import isfinite
+from numbers import Integral, Real
 from typing import Any
 
 import gymnasium
@@ -34,6 +35,9 @@ class Curriculum:
     stage and others in the one before. The last stage is the task itself, with the id and the arguments that
     `make_vec_env` gets.
 
+    The returns are sums of the rewards of the environment, without a ``wrapper_class`` of `make_vec_env` or
+    `VecNormalize`. Episodes must end in the environment itself: those that a wrapper ends do not count.
+
     Source: Bengio et al. 2009, "Curriculum learning", ICML; a survey for reinforcement learning is Narvekar
     et al. 2020, arXiv:2003.04960.
 
@@ -52,7 +56,7 @@ class Curriculum:
             advance_return is not a finite number.
     """
 
-    stages: tuple[Stage, ...]
+    stages: Sequence[Stage]
     advance_return: float
     episodes: int = 20
 
@@ -76,11 +80,14 @@ class Curriculum:
             raise ValueError(
                 f"advance_return must be a finite number, got {reprlib.repr(self.advance_return)}"
             )
-        if type(self.episodes) is not int or not 1 <= self.episodes <= MAX_EPISODES:
+        is_whole = isinstance(self.episodes, Integral) and _is_number(self.episodes)
+        if not is_whole or not 1 <= self.episodes <= MAX_EPISODES:
             raise ValueError(
                 f"episodes must be a whole number from 1 to {MAX_EPISODES:,}, got "
                 f"{reprlib.repr(self.episodes)}"
             )
+        object.__setattr__(self, "advance_return", float(self.advance_return))
+        object.__setattr__(self, "episodes", int(self.episodes))
 
     def tasks(self, env_id: Any, env_kwargs: Mapping[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
         """Return the id and the arguments of each stage, of which the last one is the task."""
@@ -138,7 +145,7 @@ class CurriculumEnv(gymnasium.Wrapper):
         if seed is not None:
             self._generator = np.random.default_rng(seed)
         if self._env_stage != self.stage:
-            self._make_env()
+            self._make_env(self.stage)
         if seed is None and self._unseeded:
             seed = int(self._generator.integers(2**31))
         self._return, self._unseeded = 0.0, False
@@ -172,9 +179,8 @@ class CurriculumEnv(gymnasium.Wrapper):
         is_stage = type(stage) is int and 1 <= stage <= self.stages
         if not (is_stage and isinstance(returns, list) and all(map(_is_number, returns))):
             raise ValueError(f"not a state of {self.stages} stages: {reprlib.repr(state)}")
-        self.stage = stage
+        self._make_env(stage)
         self._returns = deque(returns, maxlen=self.curriculum.episodes)
-        self._make_env()
         if "task" in state:
             self.env.get_wrapper_attr("load_persistent_state")(state["task"])
 
@@ -188,27 +194,31 @@ class CurriculumEnv(gymnasium.Wrapper):
             self.stage += 1
             self._returns.clear()
 
-    def _make_env(self) -> None:
-        """Replace the environment by a new one of the current stage."""
+    def _make_env(self, stage: int) -> None:
+        """Begin a stage: replace the environment by a new one."""
+        env = self._env_fns[stage - 1]()
+        check_same_spaces(stage, env, (self.observation_space, self.action_space))
         self.env.close()
-        self.env, self._env_stage, self._unseeded = self._env_fns[self.stage - 1](), self.stage, True
-        check_same_spaces(self.stage, self.env, (self.observation_space, self.action_space))
+        self.env, self.stage, self._env_stage, self._unseeded = env, stage, stage, True
 
 
 class CurriculumCallback(BaseCallback):
     """Log the mean stage of the copies of a `CurriculumEnv`, from 1, as ``curriculum/stage``.
 
-    It is logged at the end of each rollout, for the environments of this process. Environments that are being
-    restarted do not count.
+    It is logged at the end of each rollout, for the environments of this process. The stage of a copy is that
+    of its last step, or of its last episode if its observation space is nested.
     """
 
+    def _on_training_start(self) -> None:
+        self._stages: dict[int, int] = {}
+
     def _on_step(self) -> bool:
-        self._infos = self.locals["infos"]
+        self._stages |= {i: info[STAGE] for i, info in enumerate(self.locals["infos"]) if STAGE in info}
         return True
 
     def _on_rollout_end(self) -> None:
-        if stages := [info[STAGE] for info in self._infos if STAGE in info]:
-            self.logger.record("curriculum/stage", float(np.mean(stages)))
+        if self._stages:
+            self.logger.record("curriculum/stage", float(np.mean(list(self._stages.values()))))
 
 
 def check_stages(env_fns: Sequence[Callable[[], gymnasium.Env]]) -> EnvSpec | None:
@@ -238,4 +248,9 @@ def check_same_spaces(number: int, env: gymnasium.Env, expected: tuple[spaces.Sp
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    if not isinstance(value, Real) or isinstance(value, bool | np.bool_):
+        return False
+    try:
+        return isfinite(float(value))
+    except OverflowError:  # of an int
+        return False

@@ -108,7 +108,8 @@ def make_vec_env(
         workers: number of processes, timeouts and restarts; None for copies in this process. Processes
             support neither nested observation spaces nor text.
         curriculum: easier tasks with which each copy begins (`CurriculumEnv`); None for none. With a
-            curriculum, an environment's vector entry point is not used.
+            curriculum, an environment's vector entry point is not used. Each stage is made once in this
+            process, also with ``workers``, to compare the spaces.
 
     Raises:
         BrokenEnvironmentError: if an environment cannot be created in its process.

@@ -36,9 +36,9 @@ class ActionReplay(TransparentWrapper):
     process, whatever actions are taken. Without a seed, s is drawn at random.
 
     An environment that keeps state across a reset with a seed, such as the level of a game, can provide it:
-    ``persistent_state()`` returns it as JSON, and ``load_persistent_state(state)`` restores it before the
-    reset of a replay. Without these methods, `replay` reports that the observations differ. A reset raises
-    TypeError or ValueError if the state is not JSON.
+    ``persistent_state()`` returns it as JSON before each reset, also the first one, and
+    ``load_persistent_state(state)`` restores it before the reset of a replay. Without these methods, `replay`
+    reports that the observations differ. A reset raises TypeError or ValueError if the state is not JSON.
 
     Args:
         env: the environment, with all wrappers that change observations.

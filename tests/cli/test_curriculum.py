@@ -10,8 +10,9 @@ import pytest
 
 from rlxf import GTrXLPPO
 from rlxf.cli import main
-from rlxf.cli.job_options import needs_trust
+from rlxf.cli.job_options import check_same, needs_trust
 from rlxf.cli.options import resume_trust_option, trust_option
+from rlxf.experiments.execution import Job, Outcome
 from rlxf.training import RunFolder
 from tests.cli.running import TASK, TINY, change_config, refused, train
 from tests.cli.test_resume import die, rows
@@ -55,8 +56,7 @@ def test_evaluations_are_in_the_task_itself(monkeypatch):
         _recording(lengths),
     )
     train("--run", "run", *CURRICULUM, "--evaluate-every", "32", "--evaluation-episodes", "2")
-    assert lengths
-    assert set(lengths) == {3}
+    assert lengths == [3, 3]  # during and after the training, both in the vector form of the task
     assert RunFolder.open("run").config["curriculum"] == STAGES
 
 
@@ -182,6 +182,30 @@ def test_options_override_the_task_of_a_run(given):
     config = RunFolder.open("new").config
     assert config["env"] == "rlxf/TMaze-v0"
     assert config["curriculum"] == ({} if "--curriculum" in given else STAGES)
+
+
+def test_the_module_of_an_environment_that_the_user_names_is_imported(module):
+    stages = json.dumps(STAGES | {"stages": ["rlxf/TMaze-v0"]})
+    named = ["--env", "my_tasks:my/Maze-v0"]
+    main(["train", "gtrxl", *named, "--curriculum", stages, *TINY, "--run", "run"])
+    main(["train", "gtrxl", *named, "--config", "run", "--run", "new"])
+    assert RunFolder.open("new").config["curriculum"]["stages"] == ["rlxf/TMaze-v0"]
+
+
+def test_a_run_of_an_experiment_with_another_curriculum_is_not_resumed():
+    train("--run", "run", *CURRICULUM)
+    settings = RunFolder.open("run").config
+    words = [*TASK, "--curriculum", json.dumps(settings["curriculum"])]
+    job = Job("run", "train gtrxl", tuple(words), trusted=True)
+    Outcome(["train gtrxl", *words], 0).write(job)
+    given = {name: settings[name] for name in ("env", "env_kwargs", "curriculum")}
+    check_same(job, given, Path("file.toml"))
+    change_config(Path("run"), curriculum=STAGES | {"stages": ["evil:Stage-v0"]})
+    with pytest.raises(ValueError, match=r"run has curriculum = .*evil.* in its config.json"):
+        check_same(job, given, Path("file.toml"))
+    change_config(Path("run"), curriculum=None, env_kwargs={"corridor_length": 9})
+    with pytest.raises(ValueError, match=r"run has env_kwargs = .*9.* in its config.json"):
+        check_same(job, {"env": settings["env"]}, Path("file.toml"))
 
 
 def test_jobs_with_a_curriculum_are_resumed_with_trust():

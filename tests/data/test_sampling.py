@@ -96,7 +96,7 @@ def test_the_best_episode_is_always_drawn_and_units_do_not_matter(sampling):
         sampling.episode_weights(lengths, scale * returns + shift) for scale, shift in ((1, 0), (50, 9))
     ]
     np.testing.assert_allclose(*chosen, rtol=1e-3)
-    assert chosen[0].argmax() == returns.argmax() or chosen[0][returns.argmax()] == chosen[0].max()
+    assert chosen[0][returns.argmax()] == chosen[0].max()
 
 
 @pytest.mark.parametrize("high", [1, 9])
@@ -105,6 +105,13 @@ def test_few_high_returns_are_reported(high):
     with pytest.warns(UserWarning, match=rf"uses {high} of 50 episodes, .* a larger range_share uses more"):
         weights = HighReturns(0.5).episode_weights(np.full(50, 3), returns)
     assert weights.tolist() == [0.0] * (50 - high) + [3.0] * high
+
+
+@pytest.mark.parametrize("tenths", range(1, 11))
+def test_returns_at_the_threshold_are_high(tenths):
+    returns = np.repeat(np.arange(11, dtype=np.float32) / 10, 20)
+    weights = HighReturns(tenths / 10).episode_weights(np.ones(220, np.int64), returns)
+    assert weights.sum() == 20 * (tenths + 1)
 
 
 def test_enough_high_returns_are_not_reported():
@@ -169,7 +176,8 @@ def test_agents_need_a_sampling_scheme():
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.filterwarnings("ignore:sampling=HighReturns")
 def test_agents_keep_their_sampling_in_files(tmp_path, name):
-    sampling = SAMPLINGS[name]() if name != "ReturnWeighted" else ReturnWeighted(0.25)
+    options = {"ReturnWeighted": [0.25], "HighReturns": [0.4]}.get(name, [])
+    sampling = SAMPLINGS[name](*options)
     BehaviorCloning(some_trajectories(), sampling=sampling, device="cpu").save(tmp_path / "agent.zip")
     assert BehaviorCloning.load(tmp_path / "agent.zip", device="cpu").sampling == sampling
 

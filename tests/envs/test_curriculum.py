@@ -136,13 +136,14 @@ def test_a_replayed_episode_has_the_stage_of_the_recorded_one(cut):
 
 
 @pytest.mark.parametrize("workers", [None, Workers(2)], ids=str)
-def test_saved_episodes_continue_in_their_stages(workers):
+@pytest.mark.parametrize("saving", [None, Workers(2)], ids=str)
+def test_saved_episodes_continue_in_their_stages(saving, workers):
     def make(workers):
         return make_vec_env(
             "rlxf/TMaze-v0", 3, 7, TASK, previous_transition=True, workers=workers, curriculum=MAZES
         )
 
-    with closing(make(None)) as env, closing(make(workers)) as resumed:
+    with closing(make(saving)) as env, closing(make(workers)) as resumed:
         env.reset()
         resumed.reset()
         played(env, 33)
@@ -324,6 +325,48 @@ def test_environment_classes_have_stages_too():
     with closing(make_vec_env(Given, 1, env_kwargs={"stage": 2}, curriculum=curriculum)) as env:
         assert env.reset()[0, 0] == 1
         assert env.step(np.array([1.0]))[0][0, 0] == 2
+
+
+class Nested(Given):
+    """`Given` with a nested observation space, whose infos reach the callback at the end of episodes only."""
+
+    observation_space = spaces.Dict({"a": spaces.Dict({"b": Given.observation_space})})
+
+    def reset(self, **options):
+        observation, info = super().reset(**options)
+        return {"a": {"b": observation}}, info
+
+    def step(self, action):
+        observation, *others = super().step(action)
+        return {"a": {"b": observation}}, *others
+
+
+def test_the_stages_of_nested_observations_reach_the_callback():
+    curriculum = Curriculum(({"stage": 1},), -9, 1)
+    callback = CurriculumCallback()
+    with closing(make_vec_env(Nested, 2, 0, {"stage": 2}, curriculum=curriculum)) as env:
+        env.reset()
+        callback._on_training_start()
+        for _ in range(2):
+            callback.locals = {"infos": env.step(np.zeros(2))[3]}
+            callback._on_step()
+    assert callback._stages == {0: 2, 1: 2}
+
+
+def test_numbers_of_numpy_are_accepted():
+    curriculum = Curriculum([{}], np.float32(0.5), np.int64(3))
+    assert (curriculum.advance_return, curriculum.episodes) == (0.5, 3)
+    assert type(curriculum.advance_return) is float
+
+
+def test_a_stage_that_cannot_begin_keeps_the_environment_of_the_last_one():
+    env = CurriculumEnv([partial(Given, 1), partial(Level, [1])], Curriculum([{}], -9, 1))
+    env.reset(seed=0)
+    env.step(0.0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="need the same spaces: stage 2"):
+            env.reset()
+    assert isinstance(env.unwrapped, Given)
 
 
 def test_the_mean_stage_is_logged(tmp_path):
