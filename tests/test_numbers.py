@@ -16,6 +16,7 @@ from benchmarks import (
     offline_ablation,
     online,
     ranking,
+    returns,
 )
 from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
@@ -98,6 +99,18 @@ def test_table_of_off_policy_rankings():
     runs = [ranking.Run(**run) for run in read_runs(NUMBERS / "ranking.jsonl").values()]
     for dataset, *cells in ranking.rows(runs):
         assert f"| `{dataset}` | {' | '.join(cells)} |" in PAGES["offline"]
+
+
+def test_table_of_cloning_with_averaged_weights():
+    lines = read_runs(NUMBERS / "returns.jsonl").items()
+    runs = [returns.Run(**run) for key, run in lines if "averaging 0.9999" in key or key.endswith(", data")]
+    groups = {f"`{name}`": [name] for name in returns.MUJOCO} | {"all four": returns.MUJOCO}
+    table = [
+        [title, *(row[column] for column in (0, 2, 3, 5))]
+        for title, datasets in groups.items()
+        for row in returns.rows([run for run in runs if run.dataset in datasets], datasets)
+    ]
+    assert_on_page("offline", table)
 
 
 def test_table_of_online_fine_tuning():
