@@ -116,13 +116,25 @@ def test_table_of_cloning_with_averaged_weights():
 def test_table_of_online_fine_tuning():
     page = "\n".join(PAGES["decision-transformer"])
     for run in (online.Run(**run) for run in read_runs(NUMBERS / "online.jsonl").values()):
-        parts = (run.before, run.after, run.after - run.before)
-        cells = [
-            f"{x.mean():.0f} ({low:.0f} to {high:.0f})"
-            for x in parts
-            for low, high in [bootstrap_interval(x)]
-        ]
+        cells = map(mean_cell, (run.before, run.after, run.after - run.before))
         assert f"| {run.seed} | {' | '.join(cells)} |\n" in page
+
+
+def test_table_of_the_best_agents_of_online_fine_tuning():
+    runs = [online.Run(**run) for run in read_runs(NUMBERS / "online.jsonl").values()]
+    table = [
+        [str(run.seed), f"{run.best_step:,} steps", *map(mean_cell, (before, best, best - before))]
+        for run in sorted(runs, key=lambda run: run.seed)
+        if run.other is not None
+        for before, best in [map(np.array, run.other)]
+    ]
+    assert_on_page("decision-transformer", table)
+
+
+def mean_cell(returns):
+    """Return a mean with its interval over episodes."""
+    low, high = bootstrap_interval(returns)
+    return f"{returns.mean():.0f} ({low:.0f} to {high:.0f})"
 
 
 @pytest.mark.parametrize("name", ["minigrid-memory", "no-velocity", "pendulum-sweep", "tmaze-passive"])
