@@ -343,8 +343,14 @@ class EnvOptions:
             )
         return cls(env=config["env"], env_kwargs=merge_env_kwargs(config, env_kwargs, trust), **extended)
 
-    def make(self, n_envs: int, seed: int | None, workers: "Workers | None" = None) -> "VecEnv":
-        """Make ``n_envs`` parallel environments with `make_vec_env`.
+    def make(
+        self,
+        n_envs: int,
+        seed: int | None,
+        workers: "Workers | None" = None,
+        curriculum: "Curriculum | None" = None,
+    ) -> "VecEnv":
+        """Make ``n_envs`` parallel environments with `make_vec_env`, by default without a curriculum.
 
         Raises:
             ValueError: if the id is unknown or the arguments are not a JSON object.
@@ -352,21 +358,18 @@ class EnvOptions:
         """
         from rlxf.envs.make import make_vec_env
 
-        kwargs = json_object(self.env_kwargs)
-        return make_vec_env(self.env, n_envs, seed, kwargs, workers=workers, **self.observation_options)
+        kwargs, extended = json_object(self.env_kwargs), self.observation_options
+        return make_vec_env(
+            self.env, n_envs, seed, kwargs, workers=workers, curriculum=curriculum, **extended
+        )
 
     def make_for_training(self, n_envs: int, seed: int | None, workers: "Workers | None" = None) -> "VecEnv":
-        """Make environments as `make` does, which begin with the easier tasks of the curriculum.
+        """Make environments that begin with the easier tasks of the curriculum, if there is one.
 
         Raises:
             ValueError, TypeError: as `make`, and if the curriculum is invalid.
         """
-        from rlxf.envs.make import make_vec_env
-
-        kwargs, curriculum = json_object(self.env_kwargs), read_curriculum(self.curriculum)
-        return make_vec_env(
-            self.env, n_envs, seed, kwargs, workers=workers, curriculum=curriculum, **self.observation_options
-        )
+        return self.make(n_envs, seed, workers, read_curriculum(self.curriculum))
 
     @property
     def observation_options(self) -> dict[str, Any]:
