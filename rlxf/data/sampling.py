@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlxf.data.findings import EQUAL_RETURNS, differ_beyond_rounding
+from rlxf.data.findings import EQUAL_RETURNS, FEW_EPISODES, differ_beyond_rounding
 
 
 class SamplingScheme(ABC):
@@ -98,10 +98,6 @@ class ReturnWeighted(SamplingScheme):
         below_best = _below_best(returns, self)
         weights: NDArray[np.float64] = lengths.astype(np.float64) * np.exp(below_best / self.temperature)
         return weights
-
-
-FEW_EPISODES = 10
-"""Number of episodes below which `HighReturns` warns."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def make_vec_env(
         return make_vec_env_from(make, n_envs, seed, wrap, workers)
     if not isinstance(env_id, str):
         wrap = _wrapper("", wrapper_class, previous_reward, previous_transition)
-        return make_vec_env_from(partial(_checked_maker(env_id), **kwargs), n_envs, seed, wrap, workers)
+        return make_vec_env_from(_env_fn(env_id, kwargs), n_envs, seed, wrap, workers)
     spec = find_spec(env_id)
     single = wrapper_class is not None or previous_reward or previous_transition or workers is not None
     if spec.vector_entry_point is not None and not single and "max_episode_steps" not in kwargs:
