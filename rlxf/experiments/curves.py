@@ -67,6 +67,12 @@ class Curve:
         """Return the curve of the means over the last ``window`` values; 1 returns an equal curve."""
         return Curve(self.steps, trailing_mean(self.values, window))
 
+    def hold_until(self, step: float) -> "Curve":
+        """Return the curve with its last value repeated at a later step; the curve itself at another one."""
+        if step <= self.steps[-1]:
+            return self
+        return Curve(np.append(self.steps, step), np.append(self.values, self.values[-1]))
+
     def last(self, count: int = 1) -> float:
         """Return the mean of the last ``count`` values; of all values if there are fewer."""
         return float(self.values[-count:].mean())
@@ -159,11 +165,28 @@ def _by_interest(metric: str) -> tuple[bool, str]:
     return not metric.startswith(("eval/", "rollout/")), metric
 
 
+def hold_last_values(curves: Sequence[Curve], ended_early: Sequence[bool]) -> list[Curve]:
+    """Return the curves; those of trainings that ended early keep their last value to the last step of all.
+
+    A training that ended early had reached its return. Without this, the mean of several trainings would end
+    with the first one of them.
+
+    Args:
+        curves: curves of several trainings.
+        ended_early: for each training, whether it ended early because an evaluation reached a return.
+    """
+    last = max((curve.steps[-1] for curve in curves), default=0.0)
+    return [
+        curve.hold_until(last) if early else curve for curve, early in zip(curves, ended_early, strict=True)
+    ]
+
+
 def interpolate(curves: Sequence[Curve], grid: ArrayLike) -> NDArray[np.float64]:
     """Return the values of curves at common steps, (curves, n).
 
     Points are joined by straight lines. A curve is not extrapolated: it is NaN before its first step and
-    beyond its last one, where nothing is known about this training.
+    beyond its last one, where nothing is known about this training. See `hold_last_values` for trainings that
+    ended early.
 
     Args:
         curves: curves of several trainings.

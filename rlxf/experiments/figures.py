@@ -52,7 +52,8 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 def learning_curves(groups: Sequence[Group], metric: str) -> Figure:
     """Plot the mean of each group over the steps, with its 95% interval over seeds; a panel for each task.
 
-    A line ends at the last step that all seeds of its group reached. A group with one seed has no interval,
+    A line ends at the last step that all seeds of its group reached; a training that ended early keeps its
+    last value (`hold_last_values`). A group with one seed has no interval,
     and the legend says so.
 
     Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlxf.experiments.columns import listed
-from rlxf.experiments.curves import Curve, describe_metrics, find_curve, metrics_of
+from rlxf.experiments.curves import Curve, describe_metrics, find_curve, hold_last_values, metrics_of
 from rlxf.experiments.runs import AGENT, Run
 from rlxf.utils.tables import printable
 
@@ -27,7 +27,8 @@ class Group:
     Args:
         label: name of the method.
         task: name of the task; "" if unknown.
-        curves: the curves, at least one.
+        curves: the curves, at least one. Those of trainings that ended early keep their last value
+            (`hold_last_values`).
         unfinished: number of trainings that did not end.
         unit: unit of the steps.
     """
@@ -142,7 +143,8 @@ def _group(
             stacklevel=3,
         )
     unfinished = sum(run.finished is False for run in runs)
-    return Group(label, task, [curves[run.path] for run in runs], unfinished, runs[0].unit)
+    held = hold_last_values([curves[run.path] for run in runs], [run.ended_early for run in runs])
+    return Group(label, task, held, unfinished, runs[0].unit)
 
 
 def _given_names(runs: Sequence[Run], patterns: Mapping[str, str]) -> dict[Path, str]:

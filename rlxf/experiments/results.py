@@ -33,6 +33,11 @@ class RunResult:
     completion: Completion | None = None
 
     @property
+    def ended_early(self) -> bool:
+        """Whether the training ended before its last step, because an evaluation reached ``stop_return``."""
+        return self.completion is not None and self.completion.ended_early
+
+    @property
     def failure(self) -> str:
         """Reason why the run is not complete after its last attempt; "" if there was none."""
         if self.returns is not None or self.outcome is None or self.outcome.returncode == 0:

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from rlxf.experiments.log_files import open_logs
 from rlxf.training.file_contents import CHECKPOINT, CONFIG
-from rlxf.training.run_folder import COMPLETED
+from rlxf.training.run_folder import COMPLETED, Completion
 from rlxf.training.serialization import load_json_object
 from rlxf.utils.tables import printable
 
@@ -44,6 +44,7 @@ class Run:
         seed: seed of the training; None if unknown.
         unit: unit of the steps.
         finished: whether the training ended; None if unknown.
+        ended_early: whether it ended before its last step, because an evaluation reached ``stop_return``.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class Run:
     seed: int | None = None
     unit: str = "steps"
     finished: bool | None = None
+    ended_early: bool = False
 
 
 def find_runs(paths: Sequence[str | Path]) -> list[Run]:
@@ -121,6 +123,7 @@ def _read_run(path: Path) -> Run:
 
 
 def _run_of_config(path: Path, config: Mapping[str, Any]) -> Run:
+    completion = Completion.read(path)
     return Run(
         path,
         task_of(config),
@@ -128,6 +131,7 @@ def _run_of_config(path: Path, config: Mapping[str, Any]) -> Run:
         seed if type(seed := config.get("seed")) is int else None,
         "updates" if "updates" in config else "environment steps",
         (path / COMPLETED).is_file() or (path / CHECKPOINT).is_file(),
+        completion is not None and completion.ended_early,
     )
 
 

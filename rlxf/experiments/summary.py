@@ -18,7 +18,7 @@ from rlxf.evaluation.aggregates import (
     probability_of_improvement,
 )
 from rlxf.evaluation.intervals import Interval, stratified_interquartile_mean
-from rlxf.experiments.curves import find_curve
+from rlxf.experiments.curves import find_curve, hold_last_values
 from rlxf.experiments.execution import ExperimentError
 from rlxf.experiments.figures import (
     MAX_LINES,
@@ -46,7 +46,10 @@ NOTE = (
     "IQM: mean of the middle half of all episodes of all seeds. Intervals: stratified bootstrap over seeds "
     "and episodes. Minutes: median wall-clock time of a run."
 )
-STEPS_NOTE = "Steps: median steps or updates of a run, which ends once an evaluation reaches stop_return."
+STEPS_NOTE = (
+    "Steps: median steps or updates of a run, which ends once an evaluation reaches stop_return. In the "
+    "figure, it keeps its last value."
+)
 
 
 @dataclass(frozen=True)
@@ -255,11 +258,13 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
 def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
     """Return the learning curves of an agent on a task; those of incomplete runs end earlier."""
     runs = results.of(task, agent)
-    paths = [folder / run.cell.name for run in runs if (folder / run.cell.name / "progress.csv").is_file()]
+    logged = [run for run in runs if (folder / run.cell.name / "progress.csv").is_file()]
     try:
-        curves = [curve for path in paths if (curve := find_curve(path, METRIC)) is not None]
+        found = [(run.ended_early, find_curve(folder / run.cell.name, METRIC)) for run in logged]
     except ValueError as error:
         raise ExperimentError(f"{error}; remove the folder of the run to repeat it") from None
+    curves = [curve for _, curve in found if curve is not None]
+    early = [ended_early for ended_early, curve in found if curve is not None]
     unfinished = sum(run.returns is None for run in runs)
     unit = "updates" if "dataset" in runs[0].cell.settings else "environment steps"
-    return Group(agent, task, curves, unfinished, unit)
+    return Group(agent, task, hold_last_values(curves, early), unfinished, unit)

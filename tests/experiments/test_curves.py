@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlxf.experiments import curves
-from rlxf.experiments.curves import Curve, band, common_grid, common_steps, interpolate
+from rlxf.experiments.curves import (
+    Curve,
+    band,
+    common_grid,
+    common_steps,
+    hold_last_values,
+    interpolate,
+)
 
 few = settings(max_examples=40, deadline=None)
 points = st.dictionaries(st.integers(0, 50).map(float), st.integers(-9, 9).map(float), min_size=1, max_size=8)
@@ -40,6 +47,16 @@ def test_interpolation_joins_points_and_does_not_extrapolate(values, grid):
         right = min(step for step in steps if step >= x)
         part = 0 if left == right else (x - left) / (right - left)
         assert y == pytest.approx(values[left] + part * (values[right] - values[left]), abs=1e-9)
+
+
+def test_trainings_that_ended_early_keep_their_last_value():
+    solved, other, longest = curve([1, 2], [0, 9]), curve([1, 3], [4, 5]), curve([1, 6], [0, 0])
+    held = hold_last_values([solved, other, longest], [True, False, True])
+    assert (held[0].steps.tolist(), held[0].values.tolist()) == ([1, 2, 6], [0, 9, 9])
+    assert held[1] is other
+    assert held[2] is longest
+    assert hold_last_values([], []) == []
+    assert held[0].hold_until(5) is held[0]
 
 
 def test_a_grid_has_the_steps_that_all_curves_cover():

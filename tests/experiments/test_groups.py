@@ -181,6 +181,16 @@ def test_unfinished_runs_are_counted():
     assert [group.unfinished for group in groups("runs")] == [1]
 
 
+def test_a_run_that_ended_early_keeps_its_last_value():
+    solved = write_run("runs/a", (1.0, 9.0), seed=0, stop_return=8)
+    write_run("runs/b", (1.0, 2.0, 3.0, 4.0), seed=1, stop_return=8)
+    write_run("runs/c", (1.0, 5.0), seed=2, stop_return=8, finished=False)
+    (solved / "completed.json").write_text('{"steps": 250, "ended_early": true, "sha256": {}}')
+    (group,) = groups("runs")
+    assert [each.values.tolist() for each in group.curves] == [[1, 9, 9], [1, 2, 3, 4], [1, 5]]
+    assert [each.steps[-1] for each in group.curves] == [400, 400, 200]
+
+
 def test_equal_seeds_cause_a_warning():
     write_run("runs/a", seed=1)
     write_run("runs/b", seed=1)

@@ -5,13 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from rlxf.experiments import summary as module
 from rlxf.experiments.execution import ExperimentError, Outcome
 from rlxf.experiments.figures import MAX_LINES
 from rlxf.experiments.plan import Plan
 from rlxf.experiments.results import Results, RunResult
 from rlxf.experiments.summary import Summary, write_summary
 from rlxf.training.run_folder import Completion
+from tests.experiments.logs import write_run
 
 FILE = """\
 seeds = 3
@@ -89,6 +92,20 @@ def test_steps_are_shown_for_a_task_whose_trainings_can_end_early(plan, tmp_path
     written = json.loads((tmp_path / "results.json").read_text())["runs"]
     steps = [run["steps"] for run in written if (run["task"], run["agent"]) == ("pole", "ppo")]
     assert steps == [1000, 2000, None]
+
+
+def test_curves_of_trainings_that_ended_early_are_continued(plan, tmp_path, monkeypatch):
+    values = {0: (1.0, 9.0), 1: (1.0, 2.0, 3.0), 2: (1.0, 5.0)}
+    for seed, each in values.items():
+        write_run(tmp_path / f"pole/ppo/seed-{seed}", each, seed)
+    marks = {0: Completion(250, {}, ended_early=True), 1: Completion(300, {}), 2: None}
+    results = summary(plan, ("pole/ppo/seed-2",)).results
+    runs = [replace(run, completion=marks[run.cell.seed]) for run in results.runs]
+    drawn = []
+    monkeypatch.setattr(module, "learning_curves", lambda groups, metric: drawn.extend(groups) or Figure())
+    list(write_summary(Summary(Results(plan, tuple(runs))), tmp_path))
+    assert [curve.steps[-1] for curve in drawn[0].curves] == [300, 300, 200]
+    assert drawn[0].curves[0].values.tolist() == [1, 9, 9]
 
 
 def test_failed_runs_are_counted_and_named(plan, tmp_path):
