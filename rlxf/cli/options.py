@@ -195,6 +195,13 @@ Pretrained = Annotated[
     arg(help='Folder of a run with initial weights, e.g. of "rlxf pretrain". None means random weights.'),
 ]
 """Option of the commands that train an agent with ``rlxf train``."""
+TunedName = Annotated[
+    str | None,
+    arg(
+        help='Name of the tuned settings of a task; "rlxf tuned" lists them with their results. Options on '
+        "the command line override them."
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     arg(

@@ -1,7 +1,8 @@
 """Tuned settings of tasks, which are part of the package.
 
 Each file is a settings file of one command (``rlxf train gtrxl --config FILE``). The comments at its top name
-the task, the result that the settings gave, and the command that measured it.
+the task, the result that the settings gave, and the command that measured it. Names are unique over all
+commands.
 """
 
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from rlxf.utils.names import choose_one_of
 
 FOLDER = Path(__file__).parent
-COMMANDS = {"train gtrxl": "gtrxl"}
+COMMANDS = {"train gtrxl": "gtrxl", "train dt": "dt", "train bc": "bc"}
 """Words of a command -> subfolder with its files."""
 
 
@@ -29,6 +30,18 @@ def tuned_file(command: str, name: str) -> Path:
         ValueError: if there are none with this name; the message lists all names.
     """
     files = tuned_files(command)
+    if name not in files:
+        raise ValueError(f"unknown tuned settings {name!r}{choose_one_of(name, files)}")
+    return files[name]
+
+
+def find_tuned_file(name: str) -> Path:
+    """Return the file of tuned settings of any command.
+
+    Raises:
+        ValueError: if there are none with this name; the message lists all names.
+    """
+    files = {each: file for command in COMMANDS for each, file in tuned_files(command).items()}
     if name not in files:
         raise ValueError(f"unknown tuned settings {name!r}{choose_one_of(name, files)}")
     return files[name]

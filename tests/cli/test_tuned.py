@@ -4,9 +4,14 @@ import tomllib
 
 import pytest
 
+from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.decision_transformer.conditioning import HighestValueReturn
+from rlxf.agents.offline.objectives import QRegularized
 from rlxf.attention import GRU, DeltaNet
 from rlxf.cli import main
 from rlxf.cli.entry_point import parse
+from rlxf.data import HighReturns
+from rlxf.training import linear
 from rlxf.tuned import COMMANDS, description, tuned_file, tuned_files
 from tests.cli.running import refused
 
@@ -21,10 +26,33 @@ def test_files_are_valid_settings_with_task_result_and_command(command, name):
     assert any(character.isdigit() for character in result)
     assert measured.startswith(("rlxf ", "scripts/bench.py "))
     settings = tomllib.loads(file.read_text())
-    options = parse([*command.split(), "--tuned", name])
-    assert options.task.env == settings["env"]
-    assert options.task.env_kwargs == settings.get("env_kwargs", {})
-    assert options.total_timesteps == settings["total_timesteps"]
+    required = [] if command == "train gtrxl" else ["--dataset", "cartpole/random-v0"]
+    options = parse([*command.split(), *required, "--tuned", name])
+    if command == "train gtrxl":
+        assert options.task.env == settings["env"]
+        assert options.task.env_kwargs == settings.get("env_kwargs", {})
+        assert options.total_timesteps == settings["total_timesteps"]
+    else:
+        assert options.dataset == ("cartpole/random-v0",)
+        assert options.updates == settings["updates"]
+        assert options.learner.arguments()  # raises for invalid values
+
+
+def test_names_are_unique_over_all_commands():
+    names = [name for _, name in FILES]
+    assert len({*names}) == len(names)
+
+
+def test_settings_for_datasets_are_those_of_the_benchmark():
+    cloning = parse(["train", "bc", "--tuned", "mujoco", "--dataset", "a/b-v0"]).learner.arguments()
+    assert (cloning["sampling"], cloning["weight_averaging"]) == (HighReturns(0.25), 0.9999)
+    words = ["train", "dt", "--tuned", "classic-control", "--dataset", "a/b-v0", "--core.width", "32"]
+    options = parse(words)
+    assert options.core == decision_transformer(width=32, layers=2)
+    arguments = options.learner.arguments()
+    chosen = [arguments[name] for name in ("objective", "conditioning", "context_length", "batch_size")]
+    assert chosen == [QRegularized(), HighestValueReturn(), 10, 32]
+    assert repr(arguments["learning_rate"]) == repr(linear(1e-3, 1e-4))
 
 
 def test_options_on_the_command_line_have_precedence():
@@ -59,6 +87,7 @@ def test_all_settings_are_listed(capsys):
         (["tuned", "tmaze-25"], "unknown tuned settings 'tmaze-25'; did you mean tmaze-250? Choose one of"),
         (["tuned", "../gtrxl/pendulum"], "unknown tuned settings '../gtrxl/pendulum'"),
         (["train", "gtrxl", "--tuned", "hopper"], "unknown tuned settings 'hopper'"),
+        (["train", "bc", "--tuned", "pendulum", "--dataset", "a/b-v0"], "unknown tuned settings 'pendulum'"),
         (
             ["train", "gtrxl", "--tuned", "pendulum", "--config", "x.toml"],
             "--config and --tuned both name settings",

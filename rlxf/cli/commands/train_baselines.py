@@ -20,6 +20,7 @@ from rlxf.cli.options import (
     Quiet,
     StopReturn,
     Track,
+    TunedName,
     options,
 )
 from rlxf.cli.robust_options import RobustOptions
@@ -152,6 +153,7 @@ class TrainBehaviorCloning(MLPTraining):
     Example: rlxf train bc --dataset cartpole/random-v0 --updates 500 --best 0.1
     """
 
+    tuned: TunedName = None
     best: float = 1.0
     """Share of the episodes to imitate, those with the highest returns. Below 1 it needs ten episodes."""
 

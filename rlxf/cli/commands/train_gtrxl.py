@@ -29,6 +29,7 @@ from rlxf.cli.options import (
     Quiet,
     StopReturn,
     Track,
+    TunedName,
     check_counts,
     check_curriculum_trust,
     check_worker_trust,
@@ -241,9 +242,7 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     run: Path | None = None
     """New folder of the run. None means runs/gtrxl-ENV-SEED. It must not exist."""
     config: ConfigFile = None
-    tuned: str | None = None
-    """Name of the tuned settings of a task, e.g. tmaze-250; "rlxf tuned" lists them. Options on the command
-    line override them."""
+    tuned: TunedName = None
     trust: ConfigTrust = False
     episodes: int = 100
     """Number of episodes of the final evaluation.

@@ -31,6 +31,7 @@ from rlxf.cli.options import (
     Quiet,
     StopReturn,
     Track,
+    TunedName,
     given_options,
     options,
 )
@@ -167,6 +168,7 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
     run: Path | None = None
     """New folder of the run. None means runs/dt-DATASET-SEED. It must not exist."""
     config: ConfigFile = None
+    tuned: TunedName = None
     trust: ConfigTrust = False
     episodes: int = 100
     """Number of episodes of the final evaluation, per target return. 0 turns off all evaluations."""

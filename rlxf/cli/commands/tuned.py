@@ -10,10 +10,11 @@ from rlxf.cli.options import Command, options
 
 @options
 class Tuned(Command):
-    """List the tuned settings of tasks that "rlxf train gtrxl --tuned NAME" uses, or print one of them.
+    """List the tuned settings of tasks that "--tuned NAME" of a command uses, or print one of them.
 
     With a name, the settings file is printed, as a start for an own one: rlxf tuned NAME > own.toml, and then
-    rlxf train gtrxl --config own.toml
+    rlxf train gtrxl --config own.toml (or another command). Settings of the commands that train on datasets
+    need --dataset, too.
 
     Example: rlxf tuned tmaze-250
     """
@@ -24,23 +25,24 @@ class Tuned(Command):
     def prepare(self) -> Callable[[], None]:
         """Check the name, and return the function that prints."""
         from rlxf.cli.output import print_out
-        from rlxf.tuned import tuned_file
+        from rlxf.tuned import find_tuned_file
 
         if self.name is None:
             return _print_list
-        return partial(print_out, tuned_file("train gtrxl", self.name).read_text(encoding="utf-8").rstrip())
+        return partial(print_out, find_tuned_file(self.name).read_text(encoding="utf-8").rstrip())
 
 
 def _print_list() -> None:
     from rich.table import Column
 
     from rlxf.cli.output import print_out
-    from rlxf.tuned import description, tuned_files
+    from rlxf.tuned import COMMANDS, description, tuned_files
     from rlxf.utils.tables import Table
 
-    name_column = Column("name", no_wrap=True)
-    table = Table(name_column, "task", "result", title="Tuned settings of rlxf train gtrxl")
-    for name, file in tuned_files("train gtrxl").items():
-        task, result, *_ = description(file)
-        table.add_row(name, task, result)
-    print_out(table)
+    for command in COMMANDS:
+        title = f"Tuned settings of rlxf {command}"
+        table = Table(Column("name", no_wrap=True), "task", "result", title=title)
+        for name, file in tuned_files(command).items():
+            task, result, *_ = description(file)
+            table.add_row(name, task, result)
+        print_out(table)
