@@ -21,7 +21,8 @@ from rlxf.cli.config_values import (
     known_options,
     technique_name,
 )
-from rlxf.cli.options import check_curriculum_trust, given_lists, given_options, with_dashes
+from rlxf.cli.env_options import check_curriculum_trust
+from rlxf.cli.options import given_lists, given_options, with_dashes
 from rlxf.cli.runs import (
     NOT_SAVED,
     OLDER_VALUES,

@@ -12,8 +12,9 @@ import gymnasium
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlxf.cli.env_options import EnvOptions
 from rlxf.cli.evaluated_training import EvaluatedTrainingCommand, default_interval
-from rlxf.cli.options import EnvOptions, check_counts, check_not_negative
+from rlxf.cli.options import check_counts, check_not_negative
 from rlxf.cli.output import print_out
 from rlxf.cli.runs import AGENTS, acts_in_env_of_data, check_env_named, make_offline_env
 from rlxf.cli.training_command import TrainingCommand

@@ -13,7 +13,7 @@ import gymnasium
 from rlxf.cli.commands import COMMANDS
 from rlxf.cli.config_file import run_settings, to_arguments
 from rlxf.cli.entry_point import parse
-from rlxf.cli.options import trust_option
+from rlxf.cli.env_options import trust_option
 from rlxf.cli.output import print_out
 from rlxf.cli.playback import IMAGES, Task, play_episodes, prepare_agent
 from rlxf.cli.reports import checkpoints_of, select_checkpoints

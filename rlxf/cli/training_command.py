@@ -14,7 +14,8 @@ from tyro.constructors import ConstructorRegistry
 
 from rlxf import __version__
 from rlxf.attention import TransformerSpec
-from rlxf.cli.options import Command, check_env_trust, check_not_negative, given_command
+from rlxf.cli.env_options import check_env_trust
+from rlxf.cli.options import Command, check_not_negative, given_command
 from rlxf.cli.output import print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
 from rlxf.cli.runs import (

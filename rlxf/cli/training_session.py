@@ -12,7 +12,7 @@ from typing import Any, Self
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 
-from rlxf.cli.options import resume_trust_option
+from rlxf.cli.env_options import resume_trust_option
 from rlxf.cli.output import ReceivedSignal, exit_with, print_out
 from rlxf.cli.torchrun_job import ignore_signals
 from rlxf.evaluation.callback import EvaluationCallback, PeriodicCallback

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 from stable_baselines3.common.callbacks import BaseCallback
 
-from rlxf.cli.options import EnvOptions
+from rlxf.cli.env_options import EnvOptions
 from rlxf.cli.output import print_out
 from rlxf.envs.make import make_env
 from rlxf.envs.specs import declares_images, find_spec

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
 from rlxf.cli.commands.train_gtrxl import TensorBoardOptions
-from rlxf.cli.options import EnvOptions
+from rlxf.cli.env_options import EnvOptions
 from rlxf.envs import TMaze
 from rlxf.evaluation import VideoCallback
 from tests.cli.running import TASK, TINY, refused, train

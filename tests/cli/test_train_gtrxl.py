@@ -21,7 +21,7 @@ from rlxf.attention.registry import TECHNIQUES
 from rlxf.cli import main
 from rlxf.cli.commands.train_gtrxl import PPOOptions
 from rlxf.cli.entry_point import parse
-from rlxf.cli.options import EnvOptions
+from rlxf.cli.env_options import EnvOptions
 from rlxf.envs import make_vec_env
 from rlxf.training import load_normalizer, schedule_to_json
 from tests.cli.running import TASK, TINY, refused, train

@@ -51,7 +51,7 @@ def test_modules_are_imported_from_the_command_line_or_with_trust(module, capsys
 
 
 def test_trust_option_of_configurations(module, capsys):
-    from rlxf.cli.options import trust_option
+    from rlxf.cli.env_options import trust_option
 
     assert trust_option({"env": module, "env_kwargs": {}}) == " --trust"
     assert trust_option({"env": "CartPole-v1", "trust_data": True}) == " --trust"

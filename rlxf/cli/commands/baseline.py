@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 from tyro.conf import Positional, arg
 
+from rlxf.cli.env_options import EnvOptions, json_object
 from rlxf.cli.options import (
     Command,
     Device,
-    EnvOptions,
     Json,
     Quiet,
     StopReturn,
@@ -24,7 +24,6 @@ from rlxf.cli.options import (
     check_counts,
     check_not_negative,
     check_stop_return,
-    json_object,
     options,
 )
 

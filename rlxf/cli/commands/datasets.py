@@ -11,10 +11,10 @@ from rich.box import HEAVY_HEAD, Box
 from rich.table import Column
 from tyro.conf import Positional
 
+from rlxf.cli.env_options import EnvOptions
 from rlxf.cli.options import (
     Command,
     Device,
-    EnvOptions,
     Json,
     Trust,
     check_counts,

@@ -16,6 +16,7 @@ from rlxf.agents.common.checkpoint import CACHE_COPIES, state_memory
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.policy import POLICIES, default_policy_name
 from rlxf.attention import TransformerSpec
+from rlxf.cli.env_options import EnvOptions, check_curriculum_trust, check_worker_trust
 from rlxf.cli.evaluated_training import EvaluatedTrainingCommand
 from rlxf.cli.normalization import normalize_env
 from rlxf.cli.options import (
@@ -23,7 +24,6 @@ from rlxf.cli.options import (
     ConfigFile,
     ConfigTrust,
     Device,
-    EnvOptions,
     PrecisionOption,
     Pretrained,
     Quiet,
@@ -31,8 +31,6 @@ from rlxf.cli.options import (
     Track,
     TunedName,
     check_counts,
-    check_curriculum_trust,
-    check_worker_trust,
     options,
 )
 from rlxf.cli.progress import ONLINE_METRICS
