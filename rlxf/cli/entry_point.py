@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
 from operator import or_
 from pathlib import Path
@@ -20,7 +20,7 @@ from tyro.conf import Suppress, subcommand
 
 from rlxf import __version__
 from rlxf.cli.commands import COMMANDS, SUMMARIES
-from rlxf.cli.options import GIVEN_WORDS, Command, NotACountError, given_options
+from rlxf.cli.options import GIVEN_WORDS, Command, NotACountError, given_lists, given_options
 from rlxf.cli.output import (
     EXECUTION_ERRORS,
     PREPARATION_ERRORS,
@@ -124,7 +124,8 @@ def _settings_arguments(words: str, command: type[Command], args: Sequence[str])
     """Return the words for the settings file that ``--config`` or ``--tuned`` names; none without them.
 
     Raises:
-        ValueError: if both are given, or the name is empty.
+        ValueError: if both are given, ``--tuned`` and published settings (``--settings``) are, or the name is
+            empty.
     """
     names = {field.name for field in fields(command)}  # type: ignore[arg-type]  # commands are dataclasses
     given = given_options(args, *names & {"config", "tuned"})
@@ -136,20 +137,26 @@ def _settings_arguments(words: str, command: type[Command], args: Sequence[str])
             raise ValueError(f"--{name} is empty: name the settings, or leave it out")
     if len(given) > 1:
         raise ValueError("--config and --tuned both name settings: use one of them")
+    if "tuned" in given and command.replaced_options(args):
+        raise ValueError("--tuned and --settings both name settings of the agent: use one of them")
     from rlxf.cli.config_file import file_arguments
 
-    file = tuned_file(words, given["tuned"]) if "tuned" in given else Path(given["config"])
+    file = tuned_file(given["tuned"], words) if "tuned" in given else Path(given["config"])
     return file_arguments(file, words, command, args)  # type: ignore[arg-type]  # it trains
 
 
 def _chosen_options(read: Callable[..., Any], args: Sequence[str]) -> Any:
-    """Return the options in ``args`` as defaults of a help text.
+    """Return the options in ``args`` as defaults of a help text; datasets that are not given stay required.
 
-    The defaults of the command are returned if an option is missing or invalid.
+    The defaults of the command are returned if another option is missing or an option is invalid.
     """
     chosen = read.keywords["default"]  # type: ignore[attr-defined]  # a partial
+    words = [word for word in args if word not in HELP]
+    lacks_data = "--dataset" in _option_names(read) and not given_lists(words, "dataset")
+    placeholder = ["--dataset", "ID"] if lacks_data else []
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit, NotACountError):
-        chosen = read(args=[word for word in args if word not in HELP])
+        chosen = read(args=[*words, *placeholder])
+        chosen = replace(chosen, dataset=tyro.MISSING) if lacks_data else chosen
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""Options of the environment of a run: its task, its curriculum, and what of a stranger's run needs trust."""
+"""Options of the environment of a run, its curriculum, and checks of configurations that need trust."""
 
 import os
 import reprlib
@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Self
 
-from rlxf.cli.options import Json, options
+from rlxf.cli.options import Json, json_object, options
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -96,21 +96,6 @@ class EnvOptions:
     def observation_options(self) -> dict[str, Any]:
         """Return the arguments of `make_vec_env` and `make_env` that extend the observations."""
         return {"previous_reward": self.previous_reward, "previous_transition": self.previous_transition}
-
-
-def json_object(value: Any, option: str = "--env-kwargs") -> dict[str, Any]:
-    """Return the value of an option after checking that it is a JSON object.
-
-    Args:
-        value: the value.
-        option: name of the option, for the message.
-
-    Raises:
-        ValueError: if the value is not a dict.
-    """
-    if not isinstance(value, dict):
-        raise ValueError(f"{option} must be a JSON object, got {value!r}")
-    return value
 
 
 def read_curriculum(value: Any) -> "Curriculum | None":

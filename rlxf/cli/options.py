@@ -259,6 +259,21 @@ def with_dashes(word: str) -> str:
     return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
 
 
+def json_object(value: Any, option: str = "--env-kwargs") -> dict[str, Any]:
+    """Return the value of an option after checking that it is a JSON object.
+
+    Args:
+        value: the value.
+        option: name of the option, for the message.
+
+    Raises:
+        ValueError: if the value is not a dict.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{option} must be a JSON object, got {value!r}")
+    return value
+
+
 def check_counts(options: Any, *names: str) -> None:
     """Raise ValueError unless each of these options is None or at least 1."""
     for name in names:

@@ -19,9 +19,9 @@ from rlxf.agents.offline.agent import OfflineAgent
 from rlxf.agents.pretraining import KINDS, MaskedPretraining
 from rlxf.attention import TransformerSpec
 from rlxf.cli.commands import COMMANDS
-from rlxf.cli.env_options import EnvOptions, json_object, merge_env_kwargs
+from rlxf.cli.env_options import EnvOptions, merge_env_kwargs
 from rlxf.cli.normalization import normalize_as_in_training
-from rlxf.cli.options import Device
+from rlxf.cli.options import Device, json_object
 from rlxf.data.findings import describe_missing_environment
 from rlxf.training import RunFolder
 from rlxf.training.file_contents import CONFIG

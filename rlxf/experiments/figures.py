@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlxf.evaluation.aggregates import mean_score, performance_profile
 from rlxf.experiments.comparison import by_task, final_scores
-from rlxf.experiments.curves import band, common_grid, interpolate
+from rlxf.experiments.curves import Curve, band, common_grid, interpolate
 from rlxf.experiments.groups import Group
 from rlxf.utils.files import atomic_write
 
@@ -52,8 +52,8 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 def learning_curves(groups: Sequence[Group], metric: str) -> Figure:
     """Plot the mean of each group over the steps, with its 95% interval over seeds; a panel for each task.
 
-    A line ends at the last step that all seeds of its group reached; a training that ended early keeps its
-    last value (`hold_last_values`). A group with one seed has no interval,
+    A line ends at the last step that all seeds of its group reached, where a training that ended early keeps
+    its last value (`Group.lines`). A group with one seed has no interval,
     and the legend says so.
 
     Args:
@@ -69,7 +69,7 @@ def learning_curves(groups: Sequence[Group], metric: str) -> Figure:
     figure, panels = _panels(len(tasks), columns, width, height)
     for (task, members), axes in zip(tasks.items(), panels, strict=True):
         for group in members:
-            _draw_curve(axes, group, styles[group.label])
+            _draw_curve(axes, group.lines(metric), styles[group.label])
         axes.set(xlabel=" or ".join(dict.fromkeys(group.unit for group in members)), ylabel=plain(metric))
         axes.set_title(fill(plain(task), TITLE_WIDTH), fontsize="medium")
         axes.set_xlim(left=0)
@@ -193,13 +193,13 @@ def _panels(count: int, columns: int, width: float, height: float) -> tuple[Figu
     return figure, list(grid[:count])
 
 
-def _draw_curve(axes: "Axes", group: Group, style: Mapping[str, Any]) -> None:
-    grid = common_grid(group.curves)
+def _draw_curve(axes: "Axes", curves: Sequence[Curve], style: Mapping[str, Any]) -> None:
+    grid = common_grid(curves)
     if not len(grid):
         return
-    found = band(interpolate(group.curves, grid))
+    found = band(interpolate(curves, grid))
     axes.plot(grid, found.value, marker="o" if len(grid) == 1 else None, **style)
-    if len(group.curves) > 1:
+    if len(curves) > 1:
         width = SINGLE_POINT if len(grid) == 1 else 0
         axes.fill_between(grid, found.low, found.high, color=style["color"], alpha=0.2, linewidth=width)
 

@@ -5,7 +5,7 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from rlxf.utils.tables import printable
 
 DEFAULT_METRICS = ("eval/mean_reward", "rollout/ep_rew_mean")
 """Metrics to choose from if none is given."""
+HELD_METRICS = ("eval/", "rollout/")
+"""Prefixes of the metrics of episodes, whose last value a line keeps if its training ended early."""
 LABEL_CHARACTERS = 60
 """Maximum length of a label; further settings are counted."""
 
@@ -27,10 +29,11 @@ class Group:
     Args:
         label: name of the method.
         task: name of the task; "" if unknown.
-        curves: the curves, at least one. Those of trainings that ended early keep their last value
-            (`hold_last_values`).
+        curves: the curves, at least one.
         unfinished: number of trainings that did not end.
         unit: unit of the steps.
+        ended_early: for each curve, whether its training ended early because an evaluation reached a return.
+            Empty means that none did.
     """
 
     label: str
@@ -38,11 +41,17 @@ class Group:
     curves: Sequence[Curve]
     unfinished: int = 0
     unit: str = "steps"
+    ended_early: Sequence[bool] = ()
+
+    def lines(self, metric: str) -> Sequence[Curve]:
+        """Return the curves to draw: for a metric of episodes, early trainings keep their last value."""
+        if not (self.ended_early and metric.startswith(HELD_METRICS)):
+            return self.curves
+        return hold_last_values(self.curves, self.ended_early)
 
     def smooth(self, window: int) -> "Group":
         """Return the group with smoothed curves, see `Curve.smooth`."""
-        curves = [curve.smooth(window) for curve in self.curves]
-        return Group(self.label, self.task, curves, self.unfinished, self.unit)
+        return replace(self, curves=[curve.smooth(window) for curve in self.curves])
 
 
 def choose_metric(runs: Sequence[Run], metric: str | None = None) -> str:
@@ -143,8 +152,8 @@ def _group(
             stacklevel=3,
         )
     unfinished = sum(run.finished is False for run in runs)
-    held = hold_last_values([curves[run.path] for run in runs], [run.ended_early for run in runs])
-    return Group(label, task, held, unfinished, runs[0].unit)
+    early = [run.ended_early for run in runs]
+    return Group(label, task, [curves[run.path] for run in runs], unfinished, runs[0].unit, early)
 
 
 def _given_names(runs: Sequence[Run], patterns: Mapping[str, str]) -> dict[Path, str]:

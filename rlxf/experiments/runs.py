@@ -123,7 +123,7 @@ def _read_run(path: Path) -> Run:
 
 
 def _run_of_config(path: Path, config: Mapping[str, Any]) -> Run:
-    completion = Completion.read(path)
+    completion = Completion.read_marker(path)
     return Run(
         path,
         task_of(config),

@@ -18,7 +18,7 @@ from rlxf.evaluation.aggregates import (
     probability_of_improvement,
 )
 from rlxf.evaluation.intervals import Interval, stratified_interquartile_mean
-from rlxf.experiments.curves import find_curve, hold_last_values
+from rlxf.experiments.curves import find_curve
 from rlxf.experiments.execution import ExperimentError
 from rlxf.experiments.figures import (
     MAX_LINES,
@@ -47,8 +47,8 @@ NOTE = (
     "and episodes. Minutes: median wall-clock time of a run."
 )
 STEPS_NOTE = (
-    "Steps: median steps or updates of a run, which ends once an evaluation reaches stop_return. In the "
-    "figure, it keeps its last value."
+    "Steps: median steps or updates of a run, which ends once an evaluation reaches stop_return. "
+    "In the figure, such a run keeps its last value."
 )
 
 
@@ -263,8 +263,8 @@ def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
         found = [(run.ended_early, find_curve(folder / run.cell.name, METRIC)) for run in logged]
     except ValueError as error:
         raise ExperimentError(f"{error}; remove the folder of the run to repeat it") from None
-    curves = [curve for _, curve in found if curve is not None]
-    early = [ended_early for ended_early, curve in found if curve is not None]
+    curves = [(early, curve) for early, curve in found if curve is not None]
     unfinished = sum(run.returns is None for run in runs)
     unit = "updates" if "dataset" in runs[0].cell.settings else "environment steps"
-    return Group(agent, task, hold_last_values(curves, early), unfinished, unit)
+    early = [early for early, _ in curves]
+    return Group(agent, task, [curve for _, curve in curves], unfinished, unit, early)

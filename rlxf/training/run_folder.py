@@ -39,14 +39,21 @@ class Completion:
     @classmethod
     def read(cls, folder: Path) -> Self | None:
         """Read the marker in a run folder; None if it is missing or invalid, or a result file is missing."""
+        found = cls.read_marker(folder)
+        is_complete = found is not None and all((folder / name).is_file() for name in found.sha256)
+        return found if is_complete else None
+
+    @classmethod
+    def read_marker(cls, folder: Path) -> Self | None:
+        """Read the marker as `read`, also if result files are missing, e.g. in a copy of the logs only."""
         try:
             document = load_json_file(folder / COMPLETED)
-            steps, digests = document["steps"], dict(document["sha256"])
+            steps, digests = document["steps"], document["sha256"]
             ended_early = document.get("ended_early", False) is True
-        except (FileNotFoundError, IsADirectoryError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, IsADirectoryError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        is_complete = type(steps) is int and all((folder / name).is_file() for name in digests)
-        return cls(steps, digests, ended_early) if is_complete else None
+        is_valid = type(steps) is int and isinstance(digests, dict) and digests.keys() <= {*RESULTS}
+        return cls(steps, digests, ended_early) if is_valid else None
 
     def covers(self, total: int) -> bool:
         """Return whether the run needs no further training for a total of ``total`` steps or updates."""

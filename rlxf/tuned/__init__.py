@@ -19,32 +19,30 @@ def tuned_files(command: str) -> dict[str, Path]:
     return {path.stem: path for path in sorted((FOLDER / COMMANDS[command]).glob("*.toml"))}
 
 
-def tuned_file(command: str, name: str) -> Path:
+def tuned_file(name: str, command: str | None = None) -> Path:
     """Return the file of tuned settings.
 
     Args:
-        command: words of the command, a key of `COMMANDS`.
         name: name of the settings.
+        command: words of their command, a key of `COMMANDS`; None for any command.
 
     Raises:
         ValueError: if there are none with this name; the message lists all names.
     """
-    files = tuned_files(command)
+    commands = [*COMMANDS] if command is None else [command]
+    files = {each: file for words in commands for each, file in tuned_files(words).items()}
     if name not in files:
         raise ValueError(f"unknown tuned settings {name!r}{choose_one_of(name, files)}")
     return files[name]
 
 
-def find_tuned_file(name: str) -> Path:
-    """Return the file of tuned settings of any command.
-
-    Raises:
-        ValueError: if there are none with this name; the message lists all names.
-    """
-    files = {each: file for command in COMMANDS for each, file in tuned_files(command).items()}
-    if name not in files:
-        raise ValueError(f"unknown tuned settings {name!r}{choose_one_of(name, files)}")
-    return files[name]
+def settings_text(name: str) -> str:
+    """Return the text of a file of tuned settings; the last line of its comment is its command."""
+    file = tuned_file(name)
+    (command,) = (words for words, folder in COMMANDS.items() if folder == file.parent.name)
+    lines, count = file.read_text(encoding="utf-8").splitlines(), len(description(file))
+    data = "" if command == "train gtrxl" else " --dataset ID"
+    return "\n".join([*lines[:count], f"# Use: rlxf {command} --config FILE{data}", *lines[count:]])
 
 
 def description(file: Path) -> list[str]:

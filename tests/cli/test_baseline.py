@@ -27,6 +27,16 @@ def baseline(folder: Path, *words: str) -> dict:
     return json.loads((folder / "evaluation.json").read_text())["last"]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "total", "steps"), [("ppo", "64", 64), ("ppo", "128", 64), ("random", "64", 0)]
+)
+def test_the_marker_says_whether_an_evaluation_ended_the_training(tmp_path, algorithm, total, steps):
+    words = [] if algorithm == "random" else SMALL
+    baseline(tmp_path / "run", algorithm, *PPO, *words, "--total-timesteps", total, "--stop-return", "0")
+    completion = RunFolder.reopen(tmp_path / "run").completion
+    assert (completion.steps, completion.ended_early) == (steps, total == "128")
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "recurrent-ppo"])
 def test_a_run_has_the_files_that_comparisons_read(tmp_path, algorithm):
     report = baseline(tmp_path / "run", algorithm, *PPO, *SMALL)

@@ -1,6 +1,8 @@
 """Tests of tuned settings: their files, ``--tuned`` and ``rlxf tuned``."""
 
+import re
 import tomllib
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +22,7 @@ FILES = [(command, name) for command in COMMANDS for name in tuned_files(command
 
 @pytest.mark.parametrize(("command", "name"), FILES)
 def test_files_are_valid_settings_with_task_result_and_command(command, name):
-    file = tuned_file(command, name)
+    file = tuned_file(name, command)
     task, result, measured = description(file)
     assert task.endswith(".")
     assert any(character.isdigit() for character in result)
@@ -65,14 +67,24 @@ def test_options_on_the_command_line_have_precedence():
         assert changed.learner.batch_size == tuned.learner.batch_size
 
 
-def test_a_printed_file_gives_the_same_options(tmp_path, capsys):
-    main(["tuned", "tmaze-250"])
+@pytest.mark.parametrize(("command", "name"), FILES)
+def test_a_printed_file_names_its_command_and_gives_the_same_options(tmp_path, capsys, command, name):
+    main(["tuned", name])
     file = tmp_path / "own.toml"
     file.write_text(capsys.readouterr().out)
-    own, tuned = (
-        parse(["train", "gtrxl", *words]) for words in (["--config", str(file)], ["--tuned", "tmaze-250"])
-    )
-    assert (own.task, own.core, own.learner) == (tuned.task, tuned.core, tuned.learner)
+    assert f"# Use: rlxf {command} --config FILE" in file.read_text()
+    data = [] if command == "train gtrxl" else ["--dataset", "cartpole/random-v0"]
+    words = [*command.split(), *data]
+    own, tuned = (parse([*words, *given]) for given in (["--config", str(file)], ["--tuned", name]))
+    assert replace(own, config=None) == replace(tuned, tuned=None)
+
+
+def test_help_shows_tuned_settings_also_without_datasets(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "dt", "--tuned", "classic-control", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "(default: 7500)" in out
+    assert re.search(r"Minari ids, which are concatenated\..*?\(required\).*?--settings", out)
 
 
 def test_all_settings_are_listed(capsys):
@@ -88,6 +100,10 @@ def test_all_settings_are_listed(capsys):
         (["tuned", "../gtrxl/pendulum"], "unknown tuned settings '../gtrxl/pendulum'"),
         (["train", "gtrxl", "--tuned", "hopper"], "unknown tuned settings 'hopper'"),
         (["train", "bc", "--tuned", "pendulum", "--dataset", "a/b-v0"], "unknown tuned settings 'pendulum'"),
+        (
+            ["train", "dt", "--tuned", "classic-control", "--settings", "odt", "--dataset", "a/b-v0"],
+            "--tuned and --settings both name settings of the agent: use one of them",
+        ),
         (
             ["train", "gtrxl", "--tuned", "pendulum", "--config", "x.toml"],
             "--config and --tuned both name settings",

@@ -187,8 +187,22 @@ def test_a_run_that_ended_early_keeps_its_last_value():
     write_run("runs/c", (1.0, 5.0), seed=2, stop_return=8, finished=False)
     (solved / "completed.json").write_text('{"steps": 250, "ended_early": true, "sha256": {}}')
     (group,) = groups("runs")
-    assert [each.values.tolist() for each in group.curves] == [[1, 9, 9], [1, 2, 3, 4], [1, 5]]
-    assert [each.steps[-1] for each in group.curves] == [400, 400, 200]
+    lines = group.lines("eval/mean_reward")
+    assert [each.values.tolist() for each in lines] == [[1, 9, 9], [1, 2, 3, 4], [1, 5]]
+    assert [each.steps[-1] for each in lines] == [400, 400, 200]
+    smooth = group.smooth(2).lines("eval/mean_reward")[0]
+    assert smooth.values.tolist() == [1, 5, 5]
+    assert group.lines("train/loss") == group.curves
+    assert [len(each.steps) for each in group.curves] == [2, 4, 2]  # what rlxf compare uses
+
+
+def test_a_run_whose_weights_were_removed_or_whose_marker_is_damaged_is_read():
+    copied, damaged = (write_run(f"runs/{name}", seed=seed) for seed, name in enumerate("ab"))
+    digests = '{"checkpoint.zip": "00"}'  # the file is missing
+    (copied / "completed.json").write_text(f'{{"steps": 250, "ended_early": true, "sha256": {digests}}}')
+    (damaged / "completed.json").write_text('{"steps": 1, "ended_early": true, "sha256": [[1, 2]]}')
+    (group,) = groups("runs")
+    assert list(group.ended_early) == [True, False]
 
 
 def test_equal_seeds_cause_a_warning():

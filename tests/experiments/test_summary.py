@@ -104,8 +104,9 @@ def test_curves_of_trainings_that_ended_early_are_continued(plan, tmp_path, monk
     drawn = []
     monkeypatch.setattr(module, "learning_curves", lambda groups, metric: drawn.extend(groups) or Figure())
     list(write_summary(Summary(Results(plan, tuple(runs))), tmp_path))
-    assert [curve.steps[-1] for curve in drawn[0].curves] == [300, 300, 200]
-    assert drawn[0].curves[0].values.tolist() == [1, 9, 9]
+    lines = drawn[0].lines("eval/mean_reward")
+    assert [curve.steps[-1] for curve in lines] == [300, 300, 200]
+    assert lines[0].values.tolist() == [1, 9, 9]
 
 
 def test_failed_runs_are_counted_and_named(plan, tmp_path):

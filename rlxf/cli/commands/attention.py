@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlxf.cli.env_options import json_object
-from rlxf.cli.options import check_counts, check_not_negative, options
+from rlxf.cli.options import check_counts, check_not_negative, json_object, options
 from rlxf.cli.output import print_out
 from rlxf.cli.playback_command import PlaybackCommand
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 from tyro.conf import Positional, arg
 
-from rlxf.cli.env_options import EnvOptions, json_object
+from rlxf.cli.env_options import EnvOptions
 from rlxf.cli.options import (
     Command,
     Device,
@@ -24,6 +24,7 @@ from rlxf.cli.options import (
     check_counts,
     check_not_negative,
     check_stop_return,
+    json_object,
     options,
 )
 
@@ -176,7 +177,8 @@ class Baseline(Command):
                 report = evaluate(agent, env, self.episodes, logger=logger)
             track_reports(logger, {"last": report}, agent.num_timesteps)
         save_reports(run, {"last": report})
-        run.complete(agent.num_timesteps)
+        ended_early = self.stop_return is not None and 0 < agent.num_timesteps < self.total_timesteps
+        run.complete(agent.num_timesteps, ended_early)
         print_out(report.table())
 
     def _learn(self, agent: Any) -> None:

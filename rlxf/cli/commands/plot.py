@@ -59,8 +59,9 @@ def _last_value(group: "Group", metric: str) -> str:
 
     seeds = len(group.curves)
     name = f"{', '.join(filter(None, (group.task, group.label)))}: {describe_seeds(group)}"
-    first, last = common_steps(group.curves)
+    curves = group.lines(metric)
+    first, last = common_steps(curves)
     if first > last:
         return f"{name}, without a line, because no step is in the logs of all seeds"
-    mean = mean_score([interpolate(group.curves, [last])[:, 0]])
+    mean = mean_score([interpolate(curves, [last])[:, 0]])
     return f"{name}, {metric} {format_interval(mean, seeds)} at step {last:,.0f}"

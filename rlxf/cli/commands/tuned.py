@@ -12,9 +12,9 @@ from rlxf.cli.options import Command, options
 class Tuned(Command):
     """List the tuned settings of tasks that "--tuned NAME" of a command uses, or print one of them.
 
-    With a name, the settings file is printed, as a start for an own one: rlxf tuned NAME > own.toml, and then
-    rlxf train gtrxl --config own.toml (or another command). Settings of the commands that train on datasets
-    need --dataset, too.
+    With a name, the settings file is printed, as a start for an own one: rlxf tuned tmaze-250 > own.toml, and
+    then rlxf train gtrxl --config own.toml. Its first lines name the command. Settings of the commands that
+    train on datasets need --dataset, too.
 
     Example: rlxf tuned tmaze-250
     """
@@ -25,11 +25,11 @@ class Tuned(Command):
     def prepare(self) -> Callable[[], None]:
         """Check the name, and return the function that prints."""
         from rlxf.cli.output import print_out
-        from rlxf.tuned import find_tuned_file
+        from rlxf.tuned import settings_text
 
         if self.name is None:
             return _print_list
-        return partial(print_out, find_tuned_file(self.name).read_text(encoding="utf-8").rstrip())
+        return partial(print_out, settings_text(self.name))
 
 
 def _print_list() -> None:
