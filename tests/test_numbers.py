@@ -21,7 +21,7 @@ from benchmarks import (
 from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
 
-from rlxf.evaluation.intervals import bootstrap_interval
+from rlxf.evaluation.intervals import bootstrap_interval, stratified_interquartile_mean
 from rlxf.experiments.execution import Outcome
 from rlxf.experiments.plan import Plan
 from rlxf.experiments.results import Results, RunResult
@@ -104,13 +104,39 @@ def test_table_of_off_policy_rankings():
 def test_table_of_cloning_with_averaged_weights():
     lines = read_runs(NUMBERS / "returns.jsonl").items()
     runs = [returns.Run(**run) for key, run in lines if "averaging 0.9999" in key or key.endswith(", data")]
+    assert_on_page("offline", table_of_returns(runs, (0, 2, 3, 5)))
+
+
+def test_table_of_offline_methods():
+    methods = {returns.DATA, "bc", "bc-best", "bc-weighted", "rvs", "dt", "hf"}
+    lines = read_runs(NUMBERS / "returns.jsonl").items()
+    runs = [
+        returns.Run(**run)
+        for key, run in lines
+        if key.endswith(", data") or ("30000 updates" in key and "averaging 0.9999" not in key)
+    ]
+    assert_on_page("offline", table_of_returns([r for r in runs if r.method in methods], (0, 1, 2, 3, 5)))
+
+
+def table_of_returns(runs, columns):
+    """Return these columns of `returns.rows` for each dataset, and for all together."""
     groups = {f"`{name}`": [name] for name in returns.MUJOCO} | {"all four": returns.MUJOCO}
-    table = [
-        [title, *(row[column] for column in (0, 2, 3, 5))]
+    return [
+        [title, *(row[column] for column in columns)]
         for title, datasets in groups.items()
         for row in returns.rows([run for run in runs if run.dataset in datasets], datasets)
     ]
-    assert_on_page("offline", table)
+
+
+def test_returns_of_cloning_on_acrobot():
+    lines = read_runs(NUMBERS / "without-target.jsonl").items()
+    runs = [returns.Run(**run) for key, run in lines if "acrobot" in key and "averaging 0.9999" in key]
+    page = " ".join(line.strip() for line in PAGES["offline"])
+    for method in ("bc-best", "bc-high"):
+        table = np.array([run.returns for run in runs if run.method == method])
+        assert len(table) == 5
+        assert f" {stratified_interquartile_mean([table]):.1f} " in page
+        assert f" {table.mean():.1f}" in page
 
 
 def test_table_of_online_fine_tuning():
