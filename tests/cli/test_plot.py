@@ -60,6 +60,18 @@ def test_learning_curves_are_plotted(run):
         assert image.format == "PNG"
 
 
+def test_runs_that_ended_early_are_counted_where_their_last_value_is_kept(run):
+    write_runs()
+    solved = write_run("runs/a-3", (1, 8), seed=3, stop_return=8)
+    (solved / "completed.json").write_text('{"steps": 200, "ended_early": true, "sha256": {}}')
+    out, _ = run("plot", "runs")
+    assert re.search(
+        r"4 seeds, eval/mean_reward 5 \(.*\) at step 300, with the last value of 1 that ended early", out
+    )
+    out, _ = run("plot", "runs", "--metric", "rollout/ep_rew_mean")
+    assert out.count("ended early") == 1
+
+
 def test_runs_of_the_train_command_are_plotted_and_compared(run, finished):
     out, err = run("plot", str(finished), "--output", "a.svg", "--smooth", "2")
     assert re.search(

@@ -24,6 +24,14 @@ from rlxf.experiments.figures import (
 from rlxf.experiments.groups import Group
 
 
+def test_lines_of_returns_continue_where_trainings_ended_early():
+    solved = Curve.of_points([100, 200], [1, 9])
+    group = Group("a", "t", [solved, Curve.of_points([100, 200, 300], [1, 2, 3])], ended_early=[True, False])
+    for metric, steps, last in (("eval/mean_reward", 300, 6), ("train/loss", 200, 5.5)):
+        (line,) = learning_curves([group], metric).axes[0].lines
+        assert (line.get_xdata()[-1], line.get_ydata()[-1]) == (steps, last)
+
+
 @pytest.fixture(autouse=True)
 def _few_resamples(monkeypatch):
     monkeypatch.setattr(intervals, "RESAMPLES", 199)

@@ -64,4 +64,6 @@ def _last_value(group: "Group", metric: str) -> str:
     if first > last:
         return f"{name}, without a line, because no step is in the logs of all seeds"
     mean = mean_score([interpolate(curves, [last])[:, 0]])
-    return f"{name}, {metric} {format_interval(mean, seeds)} at step {last:,.0f}"
+    held = sum(bool(own.steps[-1] < last) for own in group.curves)
+    text = f"{name}, {metric} {format_interval(mean, seeds)} at step {last:,.0f}"
+    return f"{text}, with the last value of {held} that ended early" if held else text
