@@ -34,7 +34,7 @@ class RunResult:
 
     @property
     def ended_early(self) -> bool:
-        """Whether the training ended before its last step, because an evaluation reached ``stop_return``."""
+        """True if the training ended before its last step, because an evaluation reached ``stop_return``."""
         return self.completion is not None and self.completion.ended_early
 
     @property

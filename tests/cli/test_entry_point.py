@@ -237,7 +237,7 @@ def options() -> dict[str, ast.ClassDef]:
 
 SHARED = {
     *("CheckpointSeconds", "ConfigFile", "ConfigTrust", "Device", "LogInterval", "PrecisionOption"),
-    *("Pretrained", "Quiet", "StopReturn", "Track", "Trust"),
+    *("Pretrained", "Quiet", "StopReturn", "Track", "Trust", "TunedName"),
 }
 """Types of options that contain the help text."""
 

@@ -37,5 +37,5 @@ def test_all_combinations_of_a_sweep_are_valid(file, seed):
 def test_the_best_settings_of_a_sweep_are_shipped():
     plan = Plan.read(ROOT / "scripts/experiments/pendulum-sweep.toml")
     options = plan.options(plan.tasks[0], plan.agents[1])
-    tuned = flatten(tomllib.loads(tuned_file("train gtrxl", "pendulum-no-velocity").read_text()))
+    tuned = flatten(tomllib.loads(tuned_file("pendulum-no-velocity", "train gtrxl").read_text()))
     assert {name: flatten(options)[name] for name in tuned} == tuned
