@@ -97,7 +97,8 @@ def _parse_options(words: str, args: list[str]) -> Command:
     if not HELP.intersection(args):
         return _read_or_refuse(read, args, f"rlxf {words} --help")
     if settings:
-        read = partial(read, default=_chosen_options(read, args))
+        requires_data = "dataset" in _field_names(command)
+        read = partial(read, default=_chosen_options(read, args, requires_data))
     return read(args=args)
 
 
@@ -127,8 +128,7 @@ def _settings_arguments(words: str, command: type[Command], args: Sequence[str])
         ValueError: if both are given, ``--tuned`` and published settings (``--settings``) are, or the name is
             empty.
     """
-    names = {field.name for field in fields(command)}  # type: ignore[arg-type]  # commands are dataclasses
-    given = given_options(args, *names & {"config", "tuned"})
+    given = given_options(args, *_field_names(command) & {"config", "tuned"})
     given = {name: value for name, value in given.items() if value != "None"}  # the default
     if not given:
         return []
@@ -145,14 +145,24 @@ def _settings_arguments(words: str, command: type[Command], args: Sequence[str])
     return file_arguments(file, words, command, args)  # type: ignore[arg-type]  # it trains
 
 
-def _chosen_options(read: Callable[..., Any], args: Sequence[str]) -> Any:
+def _field_names(command: type[Command]) -> set[str]:
+    """Return the names of the options of a command without those of its groups."""
+    return {field.name for field in fields(command)}  # type: ignore[arg-type]  # commands are dataclasses
+
+
+def _chosen_options(read: Callable[..., Any], args: Sequence[str], requires_data: bool) -> Any:
     """Return the options in ``args`` as defaults of a help text; datasets that are not given stay required.
 
     The defaults of the command are returned if another option is missing or an option is invalid.
+
+    Args:
+        read: ``tyro.cli`` with all parameters of the command except ``args``.
+        args: words of the command line after the command.
+        requires_data: the command has a required option ``--dataset``.
     """
     chosen = read.keywords["default"]  # type: ignore[attr-defined]  # a partial
     words = [word for word in args if word not in HELP]
-    lacks_data = "--dataset" in _option_names(read) and not given_lists(words, "dataset")
+    lacks_data = requires_data and not given_lists(words, "dataset")
     placeholder = ["--dataset", "ID"] if lacks_data else []
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit, NotACountError):
         chosen = read(args=[*words, *placeholder])
