@@ -1,6 +1,7 @@
 """Tests that tables of docs/benchmarks agree with the runs in docs/numbers."""
 
 import json
+import re
 from collections import defaultdict
 
 import numpy as np
@@ -147,14 +148,23 @@ def test_table_of_online_fine_tuning():
 
 
 def test_table_of_the_best_agents_of_online_fine_tuning():
-    runs = [online.Run(**run) for run in read_runs(NUMBERS / "online.jsonl").values()]
-    table = [
-        [str(run.seed), f"{run.best_step:,} steps", *map(mean_cell, (before, best, best - before))]
-        for run in sorted(runs, key=lambda run: run.seed)
+    runs = [(key, online.Run(**run)) for key, run in read_runs(NUMBERS / "online.jsonl").items()]
+    cells = [
+        (updates_per_thousand_steps(key), run.seed, run.best_step, *map(np.array, run.other))
+        for key, run in runs
         if run.other is not None
-        for before, best in [map(np.array, run.other)]
+    ]
+    table = [
+        [str(updates), str(seed), f"{step:,} steps", *map(mean_cell, (before, best, best - before))]
+        for updates, seed, step, before, best in sorted(cells, key=lambda row: row[:2])
     ]
     assert_on_page("decision-transformer", table)
+
+
+def updates_per_thousand_steps(key):
+    """Return the updates of a round per 1,000 steps, from the key of a run of online fine-tuning."""
+    updates, steps = map(int, re.search(r"(\d+) updates per (\d+) steps", key).groups())
+    return 1000 * updates // steps
 
 
 def mean_cell(returns):
