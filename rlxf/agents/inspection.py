@@ -18,7 +18,7 @@ from rlxf.agents.decision_transformer.episode_context import EpisodeModel
 from rlxf.agents.decision_transformer.model import DECISION_TOKENS, NEWEST_DECISION_TOKEN
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.callbacks import group_of
-from rlxf.agents.offline.trajectory_model import ContextWindow
+from rlxf.agents.offline.context_window import ContextWindow
 from rlxf.attention import State, TokenIndex, Transformer
 from rlxf.attention.inspection import gate_activations
 from rlxf.attention.token_index import EMPTY

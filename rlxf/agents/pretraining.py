@@ -15,16 +15,11 @@ from rlxf.agents.common.precision import Precision
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.config import Converter
+from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.heads import Head
 from rlxf.agents.offline.objectives import Imitation
-from rlxf.agents.offline.trajectory_model import (
-    INITIAL_STD,
-    TOKENS_PER_STEP,
-    ContextWindow,
-    TrajectoryConfig,
-    TrajectoryModel,
-)
+from rlxf.agents.offline.trajectory_model import INITIAL_STD, TrajectoryConfig, TrajectoryModel
 from rlxf.attention import TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.data import Trajectories, WindowBatch, Windows

@@ -9,7 +9,7 @@ from scipy.stats import binom
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.agents.offline.trajectory_model import TOKENS_PER_STEP
+from rlxf.agents.offline.context_window import TOKENS_PER_STEP
 from rlxf.agents.pretraining import KINDS, MaskedPretraining, MaskedWindows, Masking
 from rlxf.attention import CALM, ALiBi, TransformerSpec, Window
 from rlxf.data import WindowBatch

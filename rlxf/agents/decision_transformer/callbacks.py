@@ -9,7 +9,7 @@ from stable_baselines3.common.logger import Figure as LoggedFigure
 from rlxf.agents.common.attention_figure import attention_figure, segment_weights
 from rlxf.agents.decision_transformer.learner import DecisionTransformer
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.offline.trajectory_model import TOKENS_PER_STEP, ContextWindow
+from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
 from rlxf.evaluation.callback import PeriodicCallback
 from rlxf.training.resumed_logger import writes_tensorboard
 

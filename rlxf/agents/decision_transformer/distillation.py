@@ -6,8 +6,8 @@ from torch import Tensor
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.common.numerics import check_parameters
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
+from rlxf.agents.offline.context_window import TOKENS_PER_STEP
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
-from rlxf.agents.offline.trajectory_model import TOKENS_PER_STEP
 from rlxf.data import Trajectories, WindowBatch, Windows
 
 

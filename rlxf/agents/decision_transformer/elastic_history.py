@@ -12,9 +12,9 @@ from rlxf.agents.decision_transformer.conditioning import ElasticHistory
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.decision_transformer.model import NEWEST_FIRST_TOKEN
 from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel, with_return
+from rlxf.agents.offline.context_window import NEW_CONTEXT, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
-from rlxf.agents.offline.trajectory_model import NEW_CONTEXT, ContextWindow
 
 
 @dataclass(frozen=True, eq=False)

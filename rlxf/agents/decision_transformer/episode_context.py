@@ -13,9 +13,9 @@ from rlxf.agents.common.cores import check_state, check_state_core, check_token_
 from rlxf.agents.common.numerics import check_outputs, check_recurrent_state
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
+from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation
-from rlxf.agents.offline.trajectory_model import TOKENS_PER_STEP, ContextWindow
 from rlxf.attention import State, TransformerSpec
 from rlxf.attention.cache import KVCache
 from rlxf.attention.token_index import EMPTY, TokenIndex

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from rlxf.agents.decision_transformer.conditioning import ExpectileHead, HighestValueReturn
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel, with_return
+from rlxf.agents.offline.context_window import ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation
-from rlxf.agents.offline.trajectory_model import ContextWindow
 
 
 class HighestValueReturnModel(PredictedReturnModel):

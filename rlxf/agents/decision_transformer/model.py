@@ -15,19 +15,12 @@ from torch import Tensor, nn
 from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
+from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow, WindowLayout, check_context
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.heads import Head
 from rlxf.agents.offline.objectives.critic import CriticWindows, warn_of_small_scale
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
-from rlxf.agents.offline.trajectory_model import (
-    TOKENS_PER_STEP,
-    ContextWindow,
-    TrajectoryModel,
-    WindowLayout,
-    check_context,
-    default_return_scale,
-    init_gpt2_weights,
-)
+from rlxf.agents.offline.trajectory_model import TrajectoryModel, default_return_scale, init_gpt2_weights
 from rlxf.attention import ExitTargets, State, TokenIndex
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.depth.calm import probability_margin

@@ -79,8 +79,10 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         counts environment steps, as in SB3; there is no warm-up.
 
         With `MaximumEntropy`, the policy imitates the best of its own episodes. With `QRegularized`, it also
-        follows the gradient of a critic, which learns from all episodes. The critic has no value after a
-        terminal state, and bootstraps from the last state of an episode that the time limit truncates.
+        follows the gradient of a critic, which learns from the episodes of the buffer. The critic has no
+        value after a terminal state, and bootstraps from the last state of an episode that the time limit
+        truncates. The last agent is not always the best one: on Hopper, returns rise and fall by a thousand
+        during the fine-tuning. Keep the best one with `rlxf.evaluation.EvaluationCallback` (``best_path``).
 
         Source: Zheng et al. 2022, arXiv:2202.05607, section 4 and algorithm 1. In the paper, a round is one
         episode of up to 1000 steps and 300 updates. Gradients of a critic: Yan et al. 2024, arXiv:2410.24108.

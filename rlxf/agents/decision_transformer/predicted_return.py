@@ -16,9 +16,10 @@ from rlxf.agents.decision_transformer.model import (
     NEWEST_FIRST_TOKEN,
     DecisionTransformerModel,
 )
+from rlxf.agents.offline.context_window import ContextWindow, check_context
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
-from rlxf.agents.offline.trajectory_model import ContextWindow, StepTokens, check_context
+from rlxf.agents.offline.trajectory_model import StepTokens
 from rlxf.data import Trajectories, WindowBatch
 from rlxf.data.findings import returns_differ
 

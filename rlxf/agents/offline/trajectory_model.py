@@ -1,4 +1,4 @@
-"""Transformer over trajectories: settings, context windows, their tokens, and the outputs."""
+"""Transformer over trajectories: settings, the tokens of steps, and the outputs."""
 
 import math
 from abc import abstractmethod
@@ -13,25 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder
-from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.checkpoint import state_memory, window_memory
 from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.common.weights import check_stored_parameters, core_error_context
 from rlxf.agents.offline.config import Converter, OfflineConfig, check_sizes
+from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel, feature_width
-from rlxf.attention import TokenIndex, Transformer, TransformerSpec
+from rlxf.attention import Transformer, TransformerSpec
 from rlxf.attention.modules import Dropout
 from rlxf.attention.recurrent.base import RecurrentMixer
 from rlxf.attention.technique import check_positive
-from rlxf.attention.token_index import EMPTY
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training.json_rules import Rule, number, whole
 
 INITIAL_STD = 0.02
 """Standard deviation of the initial weights, as in GPT-2."""
-TOKENS_PER_STEP = 3
-"""Number of tokens of a step: return, state, action."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,112 +102,6 @@ class TrajectoryConfig(OfflineConfig):
 def default_return_scale(data: Trajectories) -> float:
     """Return the population standard deviation of the return-to-go over all steps; 1 if it is 0."""
     return float(np.std(data.return_to_go, dtype=np.float64)) or 1.0
-
-
-@dataclass(frozen=True, eq=False)
-class ContextWindow:
-    """W consecutive steps of B episodes, padded on the left.
-
-    Args:
-        features: features of the observations, (B, W, F).
-        actions: Box (B, W, A), Discrete (B, W) or MultiDiscrete (B, W, A), in the encoding of the dataset.
-            While acting, the action of the newest step is a placeholder, since it is not chosen yet.
-        return_to_go: (B, W), in units of the rewards.
-        time_steps: (B, W) int64, counted from the start of the episode.
-        mask: (B, W) bool, False for padding.
-    """
-
-    features: Tensor
-    actions: Tensor
-    return_to_go: Tensor
-    time_steps: Tensor
-    mask: Tensor
-
-    @property
-    def index(self) -> TokenIndex:
-        """Positions of the 3 W tokens, (B, 3 W).
-
-        Token i of step k has position ``3 k + i``, where k counts from the first real step of the row.
-        Positions therefore stay below 3 W for episodes of any length. The time-step embedding encodes the
-        time within the episode.
-        """
-        tokens = self.mask.repeat_interleave(TOKENS_PER_STEP, dim=1)
-        position = tokens.long().cumsum(dim=1) - 1
-        return TokenIndex(position.clamp(min=0), torch.where(tokens, 0, EMPTY))
-
-    def rows(self, rows: Tensor) -> "ContextWindow":
-        """Select episodes; ``rows`` is a bool (B,) or an int64 (N,) tensor."""
-        return ContextWindow(*(part[rows] for part in vars(self).values()))
-
-    def repeat(self, times: int) -> "ContextWindow":
-        """Repeat all episodes, (B, ...) -> (times B, ...), as ``Tensor.repeat`` does along the first axis."""
-        return self.rows(torch.arange(len(self.mask), device=self.mask.device).repeat(times))
-
-    def between(self, first: int, end: int | None = None) -> "ContextWindow":
-        """Select the columns from ``first`` to ``end`` (exclusive), as a slice does."""
-        return ContextWindow(*(part[:, first:end] for part in vars(self).values()))
-
-    def clear_rows(self, start: Tensor) -> "ContextWindow":
-        """Clear the rows that ``start`` (B,) bool marks."""
-        return replace(self, mask=self.mask & ~start[:, None])
-
-    def append(
-        self, features: Tensor, previous_action: Tensor, return_to_go: Tensor, time_steps: Tensor
-    ) -> "ContextWindow":
-        """Append a step and drop the oldest one.
-
-        Args:
-            features: features of the new step, (B, F).
-            previous_action: action of the previously newest step.
-            return_to_go: return-to-go of the new step, (B,).
-            time_steps: time step of the new step, (B,).
-        """
-        newest = torch.stack([previous_action, torch.zeros_like(previous_action)], dim=1)
-        actions = torch.cat([self.actions[:, 1:-1], newest], dim=1)
-        return ContextWindow(
-            _push(self.features, features),
-            actions[:, -self.mask.shape[1] :],
-            _push(self.return_to_go, return_to_go),
-            _push(self.time_steps, time_steps),
-            _push(self.mask, torch.ones_like(self.mask[:, 0])),
-        )
-
-
-def _push(old: Tensor, new: Tensor) -> Tensor:
-    """Drop the first column of ``old`` (B, W, ...) and append ``new`` (B, ...) as the last."""
-    return torch.cat([old[:, 1:], new[:, None]], dim=1)
-
-
-WindowLayout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-"""Shape and dtype of each tensor of a `ContextWindow` by name."""
-
-
-NEW_CONTEXT = "pass state=None to start with an empty context"
-"""Advice in messages about a state."""
-
-
-def check_context(state: ContextWindow, layout: WindowLayout, batch: int, device: torch.device) -> None:
-    """Raise an error unless a state passed to `predict` fits the agent and the observation.
-
-    Args:
-        state: the state.
-        layout: layout of the context windows of the agent for these environments.
-        batch: number of environments.
-        device: device of the agent.
-
-    Raises:
-        TypeError: if the state is not a context window.
-        ValueError: if the window is of another agent, device, or number of environments.
-    """
-    check_state_type(state, ContextWindow, NEW_CONTEXT)
-    check_state_rows(state.mask, batch, device, NEW_CONTEXT)
-    for name, (shape, dtype) in layout.items():
-        given = getattr(state, name)
-        if given.shape != shape or given.dtype != dtype:
-            raise ValueError(
-                f"the state is of another agent: {name} has shape {tuple(given.shape)} and {given.dtype} in "
-                f"the state, {shape} and {dtype} in this agent; {NEW_CONTEXT}"
-            )
 
 
 class StepTokens(nn.Module):
@@ -337,8 +228,8 @@ class TrajectoryModel(OfflineModel):
 
 
 def memory_steps(core: TransformerSpec) -> int:
-    """Return the number of steps, of three tokens each, that fill the core's memory; 0 without memory."""
-    return 0 if core.memory is None else -(-core.memory.capacity // 3)
+    """Return the number of steps that fill the core's memory; 0 without memory."""
+    return 0 if core.memory is None else -(-core.memory.capacity // TOKENS_PER_STEP)
 
 
 @torch.no_grad()

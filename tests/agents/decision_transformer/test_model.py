@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.offline.trajectory_model import ContextWindow, memory_steps
+from rlxf.agents.offline.context_window import ContextWindow
+from rlxf.agents.offline.trajectory_model import memory_steps
 from rlxf.attention import MinGRU, TransformerSpec
 from rlxf.attention.token_index import EMPTY
 from rlxf.data import Windows
