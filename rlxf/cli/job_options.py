@@ -7,22 +7,34 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlxf.training.file_contents import CONFIG
+
 if TYPE_CHECKING:
-    from rlxf.experiments.execution import Job
+    from rlxf.experiments.execution import Job, Outcome
+    from rlxf.training import RunFolder
 
 
 FRAME = re.compile(r"[╭╮╰╯│─]|[+|]?-{3,}[+|]?|^ *\||\| *$", re.MULTILINE)
 """Pattern of the frame of an error message of tyro, also without Unicode."""
+ADVICE = "move the folder, or choose another one with --output"
+"""Advice in messages about a run with other options."""
 
 
-def check_words(words: Sequence[str]) -> None:
-    """Raise ValueError with the message of the command line if it refuses these words."""
+def read_options(words: Sequence[str]) -> dict[str, Any]:
+    """Return the options in the words of a command as in the ``config.json`` of its run.
+
+    Settings that ``--tuned`` or ``--config`` names are included.
+
+    Raises:
+        ValueError: if the command line refuses the words; the message is that of the command line.
+    """
     from rlxf.cli.entry_point import parse
+    from rlxf.cli.runs import options_to_config
 
     printed = io.StringIO()
     try:
         with redirect_stdout(printed), redirect_stderr(printed):
-            parse(words)
+            return options_to_config(parse(words))
     except SystemExit:
         raise ValueError(_plain(printed.getvalue())) from None
 
@@ -35,48 +47,57 @@ def _plain(text: str) -> str:
     return line.removeprefix("Value error ").strip()
 
 
-def needs_trust(settings: Mapping[str, Any]) -> bool:
-    """Return whether a run with these settings can be resumed with trust only."""
+def needs_trust(options: Mapping[str, Any]) -> bool:
+    """Return whether a run with these options, see `read_options`, can be resumed with trust only."""
     names = ("env_kwargs", "curriculum", "trust_data", "workers")
-    return ":" in str(settings.get("env", "")) or any(map(settings.get, names))
+    return ":" in str(options.get("env", "")) or any(map(options.get, names))
 
 
-def check_same(job: "Job", settings: Mapping[str, Any], file: Path) -> None:
-    """Raise ValueError if a run exists and was made with other options, or with unknown ones.
+def check_same(job: "Job", options: Mapping[str, Any], file: Path) -> None:
+    """Raise ValueError if the folder of a run exists and was made with other options, or with unknown ones.
 
     Args:
         job: the run.
-        settings: options of its command.
+        options: options of its command, see `read_options`.
         file: file that describes the runs.
     """
     from rlxf.experiments.execution import Outcome
     from rlxf.training.run_folder import RunFolder
 
-    outcome, folder = Outcome.read(job), Path(job.folder)
-    if outcome is not None:
-        trained, given = _options(outcome.command), _options([job.command, *job.arguments])
-        for name in {**trained, **given}:
-            if trained.get(name) != given.get(name):
-                raise ValueError(
-                    f"{folder} was trained with {_shown(name, trained)}, but {file} has "
-                    f"{_shown(name, given)}: move the folder, or choose another one with --output"
-                )
-    if not (folder / "config.json").is_file():
+    folder = Path(job.folder)
+    if not folder.exists():  # also after a failure before the first update
         return
-    if outcome is None:
-        raise ValueError(
-            f"{folder} was not made by {file}, or its record {job.sibling('json')} is missing, so its "
-            f"options are unknown: move the folder, or choose another one with --output"
-        )
-    config = RunFolder.reopen(folder).config
-    given = {name: settings[name] for name in ("env", "env_kwargs") if name in settings}
-    given |= {"curriculum": settings.get("curriculum", {})}
-    given |= {"env_kwargs": settings.get("env_kwargs", {})} if "env" in settings else {}
-    for name, value in given.items():
-        if (config.get(name) or {}) != (value or {}):
+    outcome = Outcome.read(job)
+    if outcome is not None:
+        _check_command(outcome, job, file)
+    if (folder / CONFIG).is_file():
+        if outcome is None:
             raise ValueError(
-                f"{folder} has {name} = {config.get(name)!r} in its config.json, but {file} has "
-                f"{value!r}: move the folder, or choose another one with --output"
+                f"{folder} was not made by {file}, or its record {job.sibling('json')} is missing, so its "
+                f"options are unknown: {ADVICE}"
+            )
+        _check_task(RunFolder.reopen(folder), options, file)
+
+
+def _check_command(outcome: "Outcome", job: "Job", file: Path) -> None:
+    """Raise ValueError if the last attempt of a run had other words than the next one."""
+    trained, given = _options(outcome.command), _options([job.command, *job.arguments])
+    for name in {**trained, **given}:
+        if trained.get(name) != given.get(name):
+            raise ValueError(
+                f"{job.folder} was trained with {_shown(name, trained)}, but {file} has "
+                f"{_shown(name, given)}: {ADVICE}"
+            )
+
+
+def _check_task(run: "RunFolder", options: Mapping[str, Any], file: Path) -> None:
+    """Raise ValueError if a run has another environment in its ``config.json`` than in its options."""
+    names = ["curriculum"] if options.get("env") is None else ["env", "env_kwargs", "curriculum"]
+    for name in names:
+        if (run.config.get(name) or {}) != (options.get(name) or {}):
+            raise ValueError(
+                f"{run.path} has {name} = {run.config.get(name)!r} in its config.json, but {file} has "
+                f"{options.get(name)!r}: {ADVICE}"
             )
 
 

@@ -102,10 +102,10 @@ def shared_content(
         others: repository and commit of `ModelCard`.
     """
     files = shared_files(run, checkpoint)
-    film = record_video(run, checkpoint, trust) if video else None
-    if film is not None:
-        files[VIDEO] = film
-    files[CARD] = model_card(run, folder, checkpoint, agent, video=film is not None, **others)
+    episode = record_video(run, checkpoint, trust) if video else None
+    if episode is not None:
+        files[VIDEO] = episode
+    files[CARD] = model_card(run, folder, checkpoint, agent, video=episode is not None, **others)
     return files
 
 
@@ -142,19 +142,32 @@ def model_card(run: RunFolder, folder: str, checkpoint: str, agent: Any, **other
         others: video, repository and commit of `ModelCard`.
     """
     info = getattr(agent, "dataset_info", None)
+    scores = read_scores_of(run, checkpoint)
     card = ModelCard(
         folder,
         type(agent).__name__,
         run.config.get("env") or getattr(info, "env_id", None),
         f"{agent.num_timesteps:,} {getattr(agent, 'progress_unit', 'step')}s",
         checkpoint,
-        read_scores_of(run, checkpoint),
+        scores,
         training_command(run),
         () if info is None else tuple(info.dataset_ids),
+        run.config.get("env_kwargs") or {},
+        (run.best_normalizer if checkpoint == "best" else run.normalizer).is_file(),
+        _target(agent, scores),
         trust_of(run),
         **others,
     )
     return card.text().encode()
+
+
+def _target(agent: Any, scores: Sequence[Score]) -> float | None:
+    """Return the requested return with the highest mean, or the highest of the data; None without targets."""
+    if not getattr(agent, "return_conditioned", False):
+        return None
+    best = max(scores, key=lambda score: score.mean, default=None)
+    target: float | None = None if best is None else best.target
+    return agent.return_range[1] if target is None else target
 
 
 def trust_of(run: RunFolder) -> str:

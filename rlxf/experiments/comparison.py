@@ -44,8 +44,8 @@ class GroupScores:
         mean: mean of the scores with its interval.
         iqm: interquartile mean of the scores, which is the mean if there are less than four.
         median: median of the scores.
-        area: mean over seeds of `Curve.mean_over` the steps that all trainings of the task cover; None if
-            there are none.
+        area: mean over seeds of `Curve.mean_over` the steps that all trainings of the task cover, where those
+            that ended early keep their last value (`Group.lines`); None if there are none.
         improvement: probability that a seed of the first group of the task scores higher than one of this
             group; None for the first group.
         compared_seeds: the smaller one of the numbers of seeds that this probability compares.
@@ -87,11 +87,12 @@ def _ends(name: str, interval: Interval | None, defined: bool) -> dict[str, floa
     }
 
 
-def compare_groups(groups: Sequence[Group], last: int = 1) -> list[GroupScores]:
+def compare_groups(groups: Sequence[Group], metric: str, last: int = 1) -> list[GroupScores]:
     """Return the statistics of groups on one task.
 
     Args:
         groups: groups of one task; the probabilities of improvement are those of the first one.
+        metric: name of the metric.
         last: number of values at the end of a curve whose mean is the score.
 
     Raises:
@@ -101,8 +102,14 @@ def compare_groups(groups: Sequence[Group], last: int = 1) -> list[GroupScores]:
     if len(tasks) != 1:
         raise ValueError(f"groups to compare must have the same task, got {', '.join(tasks) or 'no group'}")
     first = final_scores(groups[0], last)
-    covered = common_steps([curve for group in groups for curve in group.curves])
-    return [_statistics(group, last, covered, None if group is groups[0] else first) for group in groups]
+    end = max(curve.steps[-1] for group in groups for curve in group.curves)
+    lines = [group.lines(metric, end) for group in groups]
+    covered = common_steps([curve for each in lines for curve in each])
+    areas = [[curve.mean_over(*covered) for curve in each] for each in lines]
+    return [
+        _statistics(group, last, area, None if group is groups[0] else first)
+        for group, area in zip(groups, areas, strict=True)
+    ]
 
 
 def final_scores(group: Group, last: int = 1) -> NDArray[np.float64]:
@@ -111,10 +118,10 @@ def final_scores(group: Group, last: int = 1) -> NDArray[np.float64]:
 
 
 def _statistics(
-    group: Group, last: int, covered: tuple[float, float], first: NDArray[np.float64] | None
+    group: Group, last: int, areas: Sequence[float | None], first: NDArray[np.float64] | None
 ) -> GroupScores:
     scores = final_scores(group, last)
-    areas = [area for curve in group.curves if (area := curve.mean_over(*covered)) is not None]
+    covered = [area for area in areas if area is not None]
     ends = [float(curve.steps[-1]) for curve in group.curves]
     return GroupScores(
         label=group.label,
@@ -125,7 +132,7 @@ def _statistics(
         mean=mean_score([scores]),
         iqm=interquartile_mean_over_runs([scores]),
         median=median_over_runs([scores]),
-        area=float(np.mean(areas)) if areas else None,
+        area=float(np.mean(covered)) if covered else None,
         improvement=None if first is None else probability_of_improvement([first], [scores]),
         compared_seeds=len(scores) if first is None else min(len(first), len(scores)),
     )

@@ -165,8 +165,10 @@ def _by_interest(metric: str) -> tuple[bool, str]:
     return not metric.startswith(("eval/", "rollout/")), metric
 
 
-def hold_last_values(curves: Sequence[Curve], ended_early: Sequence[bool]) -> list[Curve]:
-    """Return the curves; those of trainings that ended early keep their last value to the last step of all.
+def hold_last_values(
+    curves: Sequence[Curve], ended_early: Sequence[bool], last: float | None = None
+) -> list[Curve]:
+    """Return the curves; those of trainings that ended early keep their last value up to a step.
 
     A training that ended early had reached its return. Without this, the mean of several trainings would end
     with the first one of them.
@@ -174,8 +176,9 @@ def hold_last_values(curves: Sequence[Curve], ended_early: Sequence[bool]) -> li
     Args:
         curves: curves of several trainings.
         ended_early: for each training, whether it ended early because an evaluation reached a return.
+        last: the step; None for the last one of all curves.
     """
-    last = max((curve.steps[-1] for curve in curves), default=0.0)
+    last = max((curve.steps[-1] for curve in curves), default=0.0) if last is None else last
     return [
         curve.hold_until(last) if early else curve for curve, early in zip(curves, ended_early, strict=True)
     ]

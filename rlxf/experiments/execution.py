@@ -12,8 +12,10 @@ from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecu
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import Signals
 from typing import Any, Self
 
+from rlxf.training.file_contents import CONFIG
 from rlxf.training.run_folder import COMPLETED
 from rlxf.training.serialization import dump_json, load_json_file
 from rlxf.utils.files import atomic_write, make_folder
@@ -59,7 +61,7 @@ class Job:
     def words(self) -> list[str]:
         """Arguments of ``rlxf`` that continue the run, or start it."""
         folder = Path(self.folder)
-        if self.command.startswith(RESUMED) and (folder / "config.json").is_file():
+        if self.command.startswith(RESUMED) and (folder / CONFIG).is_file():
             return ["resume", self.folder, "--no-progress-bar", *(["--trust"] if self.trusted else [])]
         bar = ["--no-progress-bar"] if self.command.startswith(RESUMED) else []
         return [*self.command.split(), *self.arguments, "--run", self.folder, *bar]
@@ -78,7 +80,8 @@ class Outcome:
         returncode: exit status of the process; 0 after success, negative after a signal. None while it
             trains, and after the program that started it was killed.
         message: last line of its output after a failure.
-        seconds: wall-clock time of all attempts whose end was recorded.
+        seconds: wall-clock time of the attempts whose end was recorded, from the last one that began a new
+            training.
         attempts: number of processes that were started.
     """
 
@@ -87,6 +90,15 @@ class Outcome:
     message: str = ""
     seconds: float = 0.0
     attempts: int = 0
+
+    @property
+    def failure(self) -> str:
+        """Reason why the last attempt has not finished the run; "" if it has."""
+        if self.returncode is None:
+            return "it has not ended, or the program that started it was killed"
+        if self.returncode < 0:
+            return _ended_by(-self.returncode)
+        return "" if self.returncode == 0 else self.message or f"exit status {self.returncode}"
 
     @classmethod
     def read(cls, job: Job) -> Self | None:
@@ -107,6 +119,13 @@ class Outcome:
         """Replace the file with the outcome of a run."""
         content = dump_json(self.__dict__, indent=2)
         atomic_write(job.sibling("json"), lambda file: file.write(content))
+
+
+def _ended_by(signal: int) -> str:
+    """Return the reason of the failure of a process that a signal has ended."""
+    name = Signals(signal).name if signal in list(Signals) else f"signal {signal}"
+    memory = ", e.g. because the memory was exhausted" if name == "SIGKILL" else ""
+    return f"the training was ended by {name}{memory}"
 
 
 def is_complete(job: Job) -> bool:
@@ -136,18 +155,22 @@ def run_job(job: Job, should_stop: Callable[[], bool] | None = None) -> Outcome:
     """
     make_folder(Path(job.folder).parent, exist_ok=True)
     with locked(job.sibling("lock")) as lock:
-        before = Outcome.read(job) or Outcome([job.command, *job.arguments])
+        new = Outcome([job.command, *job.arguments])
+        before = Outcome.read(job) or new
         if is_complete(job):
             if before.returncode == 0:
                 return before
             return _recorded(job, before, 0, "", _orphan_seconds(job, before))
         if not job.command.startswith(RESUMED):
             shutil.rmtree(job.folder, ignore_errors=True)
+        if not (Path(job.folder) / CONFIG).is_file():
+            before = replace(new, attempts=before.attempts)
         started = replace(before, returncode=None, attempts=before.attempts + 1)
         started.write(job)  # so that the options are known, even if this process is killed
-        start = time.monotonic()
+        log = job.sibling("log")
+        start, written = time.monotonic(), log.stat().st_size if log.is_file() else 0
         code = _train(job, lock, should_stop)
-        message = "" if code == 0 else last_line(job.sibling("log"))
+        message = "" if code == 0 else last_line(log, written)
         return _recorded(job, started, code, message, time.monotonic() - start)
 
 
@@ -249,10 +272,15 @@ def only_process(folder: Path) -> Iterator[None]:
         yield
 
 
-def last_line(log: Path) -> str:
-    """Return the last line of a log file without the name of the program; "" if there is none."""
+def last_line(log: Path, start: int = 0) -> str:
+    """Return the last line of a log file without the name of the program; "" if there is none.
+
+    Args:
+        log: the file.
+        start: number of bytes at its beginning that do not count.
+    """
     with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - LOG_TAIL))
+        file.seek(max(start, log.stat().st_size - LOG_TAIL))
         lines = file.read().decode(errors="replace").split("\n")
     written = [line.strip() for line in lines if line.strip()]
     return written[-1].removeprefix("rlxf: ")[:MESSAGE_CHARACTERS] if written else ""

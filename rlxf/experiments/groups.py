@@ -43,11 +43,16 @@ class Group:
     unit: str = "steps"
     ended_early: Sequence[bool] = ()
 
-    def lines(self, metric: str) -> Sequence[Curve]:
-        """Return the curves to draw: for a metric of episodes, early trainings keep their last value."""
+    def lines(self, metric: str, last: float | None = None) -> Sequence[Curve]:
+        """Return the curves with the last value of trainings that ended early, for a metric of episodes.
+
+        Args:
+            metric: name of the metric. Curves of other metrics are returned as they are.
+            last: step up to which the last value is kept; None for the last one of the group.
+        """
         if not (self.ended_early and metric.startswith(HELD_METRICS)):
             return self.curves
-        return hold_last_values(self.curves, self.ended_early)
+        return hold_last_values(self.curves, self.ended_early, last)
 
     def smooth(self, window: int) -> "Group":
         """Return the group with smoothed curves, see `Curve.smooth`."""
@@ -141,8 +146,8 @@ def _group(
     twice = [run for run in runs if run.seed is not None and seeds[run.seed] > 1]
     if twice:
         warnings.warn(
-            f"{listed([str(run.path) for run in twice], 3)} have the same settings and the seed "
-            f"{twice[0].seed}: they are no independent trainings, and the interval is too narrow",
+            f"{listed([f'{run.path} (seed {run.seed})' for run in twice], 4)} have the same settings and a "
+            f"seed of another run: they are no independent trainings, and the interval is too narrow",
             stacklevel=3,
         )
     if len(runs) > 1 and all(run.finished is None and run.path not in names for run in runs):

@@ -1,7 +1,7 @@
 """Experiment files: tasks, agents and seeds in TOML, and the runs that they describe."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import isfinite
@@ -165,12 +165,14 @@ class Plan:
     def options(self, task: Task, agent: Agent) -> dict[str, Any]:
         """Return the options of an agent on a task; later ones replace earlier ones of the same name.
 
-        The order is that of all runs, of the agent, of the task, and of the agent on this task.
+        The order is that of all runs, of the agent, of the task, and of the agent on this task. Options of a
+        technique keep its name: ``core.memory.length`` changes the memory of an earlier ``core.memory``.
         """
         layers = (self.settings, agent.settings, task.settings, task.overrides.get(agent.name, {}))
         merged: dict[str, Any] = {}
         for layer in layers:
-            merged = _merged(merged, layer)
+            core = _merged_core(merged.get("core"), layer.get("core"))
+            merged = merged | layer | ({} if core is None else {"core": core})
         return merged
 
 
@@ -193,13 +195,17 @@ def _check_partners(kind: str, names: Collection[str], found: Collection[str]) -
             )
 
 
-def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the union of two tables of options; tables in both, like ``core``, are merged, too."""
-    merged = dict(first)
-    for key, value in second.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict) and key == "core"
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged
+def _merged_core(first: Any, second: Any) -> Any:
+    """Return an option of a core after another value of it; None stands for no value.
+
+    A table without ``name`` changes entries of a table, or options of a technique. Other values replace.
+    """
+    if second is None:
+        return first
+    if not isinstance(second, dict) or "name" in second:
+        return second
+    table = {"name": first} if isinstance(first, str) else first if isinstance(first, dict) else {}
+    return table | {key: _merged_core(table.get(key), value) for key, value in second.items()}
 
 
 class _Reader(TomlReader):
@@ -213,8 +219,7 @@ class _Reader(TomlReader):
                 raise PlanError(f"{self.path} has no {name}: add a table [{name}.NAME] for each of them")
         tasks = tuple(self.task(*item) for item in self.tables(document["tasks"], "tasks"))
         agents = tuple(self.agent(*item) for item in self.tables(document["agents"], "agents"))
-        settings = self.table(document.get("settings", {}), "settings")
-        self.check_reserved(settings, "settings")
+        settings = self.options(document.get("settings", {}), "settings")
         checkpoint = document.get("checkpoint", CHECKPOINTS[0])
         if checkpoint not in CHECKPOINTS:
             raise self.error("checkpoint", f"checkpoint must be last or best, got {checkpoint!r}")
@@ -224,18 +229,20 @@ class _Reader(TomlReader):
 
     def task(self, name: str, table: dict[str, Any]) -> Task:
         """Return the task of a table."""
-        settings = {key: value for key, value in table.items() if key not in KEYS["task"]}
-        self.check_reserved(settings, name)
+        settings = self.options({k: v for k, v in table.items() if k not in KEYS["task"]}, name)
         if ("env" in settings) == ("dataset" in settings):
             raise self.error(name, f"task {name} must have either env or dataset")
-        overrides = dict(self.tables(table.get("agents", {}), f"tasks.{name}.agents"))
+        where = f"tasks.{name}.agents"
+        overrides = {
+            agent: self.options(options, f"{where}.{agent}")
+            for agent, options in self.tables(table.get("agents", {}), where)
+        }
         return Task(name, settings, overrides, self.score_range(name, table.get("score_range")))
 
     def agent(self, name: str, table: dict[str, Any]) -> Agent:
         """Return the agent of a table."""
         command = self.command(f"agent {name}", name, table.get("command"), COMMANDS)
-        settings = {key: value for key, value in table.items() if key not in KEYS["agent"]}
-        self.check_reserved(settings, name)
+        settings = self.options({k: v for k, v in table.items() if k not in KEYS["agent"]}, name)
         return Agent(name, command, settings)
 
     def score_range(self, task: str, value: Any) -> tuple[float, float] | None:

@@ -40,11 +40,7 @@ class RunResult:
     @property
     def failure(self) -> str:
         """Reason why the run is not complete after its last attempt; "" if there was none."""
-        if self.returns is not None or self.outcome is None or self.outcome.returncode == 0:
-            return ""
-        if self.outcome.returncode is None:
-            return "it has not ended, or the program that started it was killed"
-        return self.outcome.message or f"exit status {self.outcome.returncode}"
+        return "" if self.returns is not None or self.outcome is None else self.outcome.failure
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 from zlib import crc32
 
 from rlxf.experiments.log_files import open_logs
-from rlxf.training.file_contents import CHECKPOINT, CONFIG
-from rlxf.training.run_folder import COMPLETED, Completion
+from rlxf.training.file_contents import CONFIG
+from rlxf.training.run_folder import COMPLETED, Completion, RunFolder
 from rlxf.training.serialization import load_json_object
 from rlxf.utils.tables import printable
 
@@ -130,9 +130,16 @@ def _run_of_config(path: Path, config: Mapping[str, Any]) -> Run:
         settings_of(config),
         seed if type(seed := config.get("seed")) is int else None,
         "updates" if "updates" in config else "environment steps",
-        (path / COMPLETED).is_file() or (path / CHECKPOINT).is_file(),
+        _has_ended(RunFolder(path, dict(config))),
         completion is not None and completion.ended_early,
     )
+
+
+def _has_ended(run: RunFolder) -> bool:
+    """Return whether a training ended; an interrupted one has checkpoints to resume, and no marker."""
+    if (run.path / COMPLETED).is_file():
+        return True
+    return run.final_checkpoint.is_file() and not run.resume_checkpoints.files()
 
 
 def task_of(config: Mapping[str, Any]) -> str:

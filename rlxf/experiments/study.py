@@ -85,6 +85,7 @@ class SweepStudy:
     Args:
         plan: the sweep.
         storage: where the trials are stored.
+        place: URL of a database, or path of a file, for messages.
         name: name of the study in the storage.
         private: whether all processes that use the storage share the folder of the sweep.
 
@@ -92,10 +93,11 @@ class SweepStudy:
         OtherStudyError: if the study in the storage is that of another sweep.
     """
 
-    def __init__(self, plan: SweepPlan, storage: "BaseStorage", name: str, private: bool):
+    def __init__(self, plan: SweepPlan, storage: "BaseStorage", place: str, name: str, private: bool):
         import optuna
 
-        self.plan, self.storage, self.name, self.private = plan, storage, name, private
+        self.plan, self.storage, self.place = plan, storage, place
+        self.name, self.private = name, private
         self.study = optuna.create_study(
             storage=storage,
             study_name=name,
@@ -211,7 +213,7 @@ def open_study(plan: SweepPlan, folder: Path, storage: str | None = None) -> Swe
     else:
         url = storage
     with storage_errors(url):
-        return SweepStudy(plan, _storage(url), name, storage is None)
+        return SweepStudy(plan, _storage(url), url, name, storage is None)
 
 
 def _storage(url: str) -> "BaseStorage":
@@ -258,20 +260,26 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def storage_errors(name: str) -> Iterator[None]:
-    """Raise errors of a storage as `StorageError` in one sentence."""
+def storage_errors(place: str) -> Iterator[None]:
+    """Raise errors of a storage as `StorageError` in one sentence; errors about a file that they name stay.
+
+    Args:
+        place: URL of the database, or path of the file.
+    """
     try:
         yield
     except (StorageError, OtherStudyError):
         raise
     except Exception as error:  # of any database driver
-        raise _storage_error(name, error) from error
+        if isinstance(error, OSError) and not str(error.filename or place).startswith(place):
+            raise
+        raise _storage_error(place, error) from error
 
 
-def _storage_error(name: str, error: Exception) -> StorageError:
+def _storage_error(place: str, error: Exception) -> StorageError:
     first = f"{type(error).__name__}: {error}".split("\n")[0]
-    place = re.sub("//[^@/]*@", "//", name)  # without the password
+    public = re.sub("//[^@/]*@", "//", place)  # without the password
     return StorageError(
-        f"cannot use the storage {place}: {shown(first)}. It must be a file, or a URL such as "
+        f"cannot use the storage {public}: {shown(first)}. It must be a file, or a URL such as "
         f"sqlite:///study.db or postgresql://USER@HOST/NAME, whose driver is installed"
     )

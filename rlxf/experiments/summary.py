@@ -28,7 +28,7 @@ from rlxf.experiments.figures import (
     save_figure,
 )
 from rlxf.experiments.groups import Group
-from rlxf.experiments.plan import RESULT_FILES, Plan, Task
+from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Plan, Task
 from rlxf.experiments.results import Results
 from rlxf.training.serialization import dump_json
 from rlxf.utils.files import atomic_write
@@ -39,7 +39,7 @@ METRIC = "eval/mean_reward"
 TASK_COLUMNS = ("agent", "seeds", "IQM (95% interval)", "mean", "median", "worst seed", "minutes")
 STEPS = "steps"
 """Additional column of a task whose trainings can end early."""
-ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap", "better than the first")
+ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap")
 TABLE, NUMBERS, CURVES, PROFILE = RESULT_FILES
 FIGURES = CURVES, PROFILE
 NOTE = (
@@ -64,23 +64,26 @@ class Summary:
 
     @cached_property
     def tables(self) -> list[Table]:
-        """A table for each task, and one of normalized scores over all tasks that have them.
+        """A table for each task, and tables of normalized scores over all tasks that have them.
 
-        In the last table, an agent that lacks a task is left out.
+        Agents of environments and agents of datasets have a table each. An agent that lacks one of its tasks
+        is left out.
         """
         tables = [_task_table(self.results, task) for task in self.results.plan.tasks]
-        return [*tables, _score_table(self)] if self.tasks else tables
+        kinds = {tuple(self.tasks(agent)): None for agent in self.results.plan.agents}
+        return [*tables, *(_score_table(self, tasks) for tasks in kinds if tasks)]
 
-    @cached_property
-    def tasks(self) -> list[Task]:
-        """Tasks with normalized scores."""
-        return [task for task in self.results.plan.tasks if task.score_range is not None]
+    def tasks(self, agent: Agent) -> list[str]:
+        """Return the names of the tasks with normalized scores on which an agent trains."""
+        tasks = self.results.plan.tasks
+        return [task.name for task in tasks if task.score_range is not None and agent.trains_on(task)]
 
     @cached_property
     def scores(self) -> dict[str, list[NDArray[np.float64]]]:
-        """Agent -> its scores (S, E) on each of `tasks`, for the agents with results on all of them."""
+        """Agent -> its scores (S, E) on each of its `tasks`, for the agents with results on all of them."""
+        tasks = {task.name: task for task in self.results.plan.tasks}
         scores = {
-            agent.name: [self.results.scores(task, agent.name) for task in self.tasks]
+            agent.name: [self.results.scores(tasks[name], agent.name) for name in self.tasks(agent)]
             for agent in self.results.plan.agents
         }
         return {
@@ -139,13 +142,15 @@ def _task_cells(results: Results, task: Task, agent: str) -> list[str]:
     ]
 
 
-def _score_table(summary: Summary) -> Table:
-    names = [task.name for task in summary.tasks]
+def _score_table(summary: Summary, names: Sequence[str]) -> Table:
+    """Return the table of the agents that train on the named tasks, which have normalized scores."""
+    members = [agent.name for agent in summary.results.plan.agents if summary.tasks(agent) == [*names]]
+    scored = [agent for agent in members if agent in summary.scores]
     over = f"over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
     title = f"Normalized scores {over} (95% intervals)"
-    table = Table(*ALL_COLUMNS, title=title)
-    for agent, tables in summary.scores.items():
-        reference = next(iter(summary.scores.values()))
+    table = Table(*ALL_COLUMNS, *(f"P(this > {first})" for first in scored[:1]), title=title)
+    for agent in scored:
+        tables, reference = summary.scores[agent], summary.scores[scored[0]]
         table.add_row(
             summary.results.label(agent, names),
             str(min(map(len, tables))),
@@ -209,6 +214,8 @@ def _left_out(plan: Plan, figures: Collection[str]) -> Iterator[str]:
         yield f"{CURVES} shows the first {shown} and {min(tasks, MAX_PANELS)} of {tasks} tasks."
     if PROFILE in figures and agents > MAX_LINES:
         yield f"{PROFILE} shows the first {shown}."
+    if PROFILE in figures and len({COMMANDS[agent.command] for agent in plan.agents}) > 1:
+        yield f"{PROFILE} shows each agent on its own tasks, those with environments or those with datasets."
 
 
 def _failures(results: Results) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from signal import SIGINT, SIGTERM, Signals
+from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class LearningCurve:
     """
 
     def __init__(self, trial: "Trial", folder: Path, plan: SweepPlan, index: int, study: SweepStudy):
-        self.trial, self.folder, self.plan, self.name = trial, folder, plan, study.name
+        self.trial, self.folder, self.plan, self.place = trial, folder, plan, study.place
         self.first = index * POINTS
         known = study.frozen(trial.number).intermediate_values
         own = [step - self.first for step in known if 0 < step - self.first < POINTS]
@@ -92,7 +92,7 @@ class LearningCurve:
             if not np.isfinite(values[point]):
                 continue
             self.reported = point
-            with storage_errors(self.name):
+            with storage_errors(self.place):
                 self.trial.report(float(values[point]), self.first + point)
                 self.pruned = point >= self.plan.pruning.warmup * POINTS and self.trial.should_prune()
             if self.pruned:
@@ -170,7 +170,7 @@ class Sweep:
     def _claimed(self) -> "Iterator[Trial | None]":
         """Yield a trial that no other process works on: an interrupted one, or a new one; None at the end."""
         with ExitStack() as stack:
-            with self._lock, locked(self.folder / ".sweep.lock"), storage_errors(self.study.name):
+            with self._lock, locked(self.folder / ".sweep.lock"), storage_errors(self.study.place):
                 trials = self.study.trials()
                 trial = self._interrupted(trials, stack)
                 if trial is None and len(trials) < self.plan.trials:
@@ -216,7 +216,7 @@ class Sweep:
         except (ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
         state = "failed" if reason else "pruned" if value is None else "complete"
-        with storage_errors(self.study.name):
+        with storage_errors(self.study.place):
             self._tell(trial, state, value, reason)
         return TrialEnd(trial.number, state, value, reason, searched, time.monotonic() - start)
 
@@ -258,17 +258,8 @@ class Sweep:
         if outcome.returncode in STOPPED and self._stopped.wait(GRACE_SECONDS):
             raise InterruptedTrialError
         if outcome.returncode:
-            raise ValueError(_failure(outcome.returncode, outcome.message))
+            raise ValueError(outcome.failure)
         return objective(folder, self.plan.metric)
-
-
-def _failure(code: int, message: str) -> str:
-    """Return the reason of the failure of a process."""
-    if code >= 0:
-        return message or f"exit status {code}"
-    name = Signals(-code).name if -code in list(Signals) else f"signal {-code}"
-    memory = ", e.g. because the memory was exhausted" if name == "SIGKILL" else ""
-    return f"the training was ended by {name}{memory}"
 
 
 def objective(folder: Path, metric: str) -> float:

@@ -126,7 +126,7 @@ class SweepPlan:
 def _entries(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield full name and value of each entry; a technique with a ``name`` is its value, too."""
     for key, value in table.items():
-        name = prefix + (key.replace("-", "_") if not prefix or prefix.startswith("core") else key)
+        name = prefix + key
         is_technique = isinstance(value, dict) and name.startswith("core.") and "name" in value
         yield name, value["name"] if is_technique else value
         if isinstance(value, dict):
@@ -149,8 +149,7 @@ class _Reader(TomlReader):
         """Return the plan of a document."""
         self.check_keys(document, KEYS, "the file")
         command = self.command("", "command", document.get("command"), TRAINED)
-        settings = self.table(document.get("settings", {}), "settings")
-        self.check_reserved(settings, "settings")
+        settings = self.options(document.get("settings", {}), "settings")
         needed = COMMANDS[command]
         if needed not in settings:
             raise self.error("settings", f"command {command} needs {needed}: add it to [settings]")

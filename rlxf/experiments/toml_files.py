@@ -98,6 +98,29 @@ class TomlReader:
                 advice = did_you_mean(key, known, f"known keys are {', '.join(known)}")
                 raise self.error(key, f"{where} has an unknown key {key}{advice}")
 
+    def options(self, value: Any, where: str) -> dict[str, Any]:
+        """Return a table of options with underscores in their names, after checks of type and names.
+
+        Raises:
+            PlanError: if it is no table, an option occurs twice, or it is set for each run.
+        """
+        options = self._with_underscores(self.table(value, where), where)
+        self.check_reserved(options, where)
+        return options
+
+    def _with_underscores(
+        self, table: Mapping[str, Any], where: str, is_core: bool = False
+    ) -> dict[str, Any]:
+        """Return a table with underscores in its keys, and in those of ``core`` on all levels."""
+        found: dict[str, Any] = {}
+        for key, value in table.items():
+            name = key.replace("-", "_")
+            if name in found:
+                raise self.error(key, f"{where} has {name} twice, in two spellings: remove one")
+            nested = isinstance(value, dict) and (is_core or name == "core")
+            found[name] = self._with_underscores(value, f"{where}.{name}", True) if nested else value
+        return found
+
     def check_reserved(self, settings: Mapping[str, Any], where: str) -> None:
         """Raise PlanError if settings contain an option that is set for each run."""
         for key in RESERVED:

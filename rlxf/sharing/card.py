@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from shlex import quote
 from typing import Any
 
@@ -73,6 +73,9 @@ class ModelCard:
         folder: folder of the run, for the commands of the card.
         agent: name of the class of the agent.
         env: id of the environment; None if it is unknown.
+        env_kwargs: its arguments.
+        normalizer: whether the agent is shared with statistics of its observations, ``normalizer.zip``.
+        target: return to request from the agent; None if it is not conditioned on a return.
         progress: steps or updates of the training, e.g. "200,000 steps".
         checkpoint: checkpoint that is shared: "last" or "best".
         scores: scores of this checkpoint; empty if it was not evaluated.
@@ -93,6 +96,9 @@ class ModelCard:
     scores: list[Score]
     command: str | None
     datasets: tuple[str, ...] = ()
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    normalizer: bool = False
+    target: float | None = None
     trust: str = ""
     video: bool = False
     repository: str | None = None
@@ -168,12 +174,36 @@ class ModelCard:
             "\n\nThe environment is that of a module, or has arguments. `--trust` uses these parts of the "
             "run, which can run code: pass it only if you trust the author."
         )
-        program = (
-            f"from rlxf import {self.agent}\n\n"
-            f"agent = {self.agent}.load({json.dumps(f'{self.folder}/checkpoint.zip', ensure_ascii=False)})\n"
-            f"action, state = agent.predict(observation, deterministic=True)"
-        )
+        program = self._program()
         download = [] if self.repository is None else [f"rlxf pull {self.repository}"]
         commands = "\n".join([*download, self._evaluate, f"rlxf play {quote(self.folder)}{self.trust}"])
         blocks = f"```bash\n{commands}\n```\n\n```python\n{program}\n```"
         return f"## Usage\n\n{blocks}{trust * bool(self.trust)}"
+
+    def _program(self) -> str:
+        """Return a program in which the agent acts; without its environment, it only loads the agent."""
+        load = f"agent = {self.agent}.load({self._path('checkpoint.zip')})"
+        if self.env is None:
+            return f"from rlxf import {self.agent}\n\n{load}"
+        wrappers = [f"env = load_normalizer({self._path('normalizer.zip')}, env)"] if self.normalizer else []
+        if self.target is not None:
+            wrappers.append(f"env = ReturnToGo(env, target_return={self.target:g})")
+        kwargs = f", env_kwargs={dict(self.env_kwargs)!r}" if self.env_kwargs else ""
+        lines = [
+            "import numpy as np\n",
+            f"from rlxf import {self.agent}",
+            f"from rlxf.envs import {'' if self.target is None else 'ReturnToGo, '}make_vec_env",
+            *["from rlxf.training import load_normalizer"] * self.normalizer,
+            "",
+            load,
+            f"env = make_vec_env({json.dumps(self.env, ensure_ascii=False)}, n_envs=1{kwargs})",
+            *wrappers,
+            "obs, state, start = env.reset(), None, np.ones(1, bool)",
+            "for _ in range(1000):",
+            "    actions, state = agent.predict(obs, state, start, deterministic=True)",
+            "    obs, rewards, start, infos = env.step(actions)",
+        ]
+        return "\n".join(lines)
+
+    def _path(self, name: str) -> str:
+        return json.dumps(f"{self.folder}/{name}", ensure_ascii=False)

@@ -93,6 +93,45 @@ def test_a_run_that_outlived_its_program_has_its_time(folder, capsys):
     assert "| 1.5 |" in (folder / "table.md").read_text()
 
 
+MAZE = """\
+[tasks.maze]
+env = "rlxf/TMaze-v0"
+{}
+
+[agents.small]
+command = "train gtrxl"
+{}
+n-envs = 2
+n-steps = 8
+segment-length = 8
+batch-size = 16
+episodes = 1
+evaluate-every = 0
+quiet = true
+core.width = 8
+core.layers = 1
+core.heads = 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["dashes", "tuned"])
+def test_arguments_of_the_environment_are_compared_with_those_of_the_command(folder, capsys, source):
+    """They may have dashes in their name, or come from tuned settings; the second call completes the run."""
+    kwargs, tuned = (
+        ("env-kwargs = {corridor_length=9}", "") if source == "dashes" else ("", 'tuned = "tmaze-50"')
+    )
+    Path("small.toml").write_text("[settings]\ntotal-timesteps = 16\n" + MAZE.format(kwargs, tuned))
+    run(capsys)
+    (folder / "maze/small/seed-0/completed.json").unlink()
+    assert "1 runs, 0 of them complete" in run(capsys)
+    config = json.loads((folder / "maze/small/seed-0/config.json").read_text())
+    assert config["env_kwargs"]["corridor_length"] == (9 if source == "dashes" else 50)
+    (folder / "maze/small/seed-0/config.json").write_text(json.dumps(config | {"env": "CartPole-v1"}))
+    message = refused(capsys, "experiment", "small.toml")
+    assert "has env = 'CartPole-v1' in its config.json, but small.toml has 'rlxf/TMaze-v0'" in message
+
+
 @pytest.mark.slow
 def test_changed_options_are_refused(folder, capsys):
     text = FILE.replace('[tasks.missing]\nenv = "NoSuchPackage-v0"\nscore_range = [0, 1]\n', "")

@@ -12,6 +12,8 @@ from rlxf.experiments.comparison import by_task, compare_groups, comparison_tabl
 from rlxf.experiments.curves import Curve
 from rlxf.experiments.groups import Group
 
+METRIC = "eval/mean_reward"
+
 
 @pytest.fixture(autouse=True)
 def _few_resamples(monkeypatch):
@@ -24,7 +26,7 @@ def group(label, finals, task="T-v0", steps=(0, 10, 20), **options):
 
 
 def test_scores_are_last_values():
-    first, second = compare_groups([group("a", [1, 2, 3]), group("b", [0, 2])])
+    first, second = compare_groups([group("a", [1, 2, 3]), group("b", [0, 2])], METRIC)
     assert first.scores == (1, 2, 3)
     assert (first.mean, second.mean) == (mean_score([[1, 2, 3]]), mean_score([[0, 2]]))
     assert (first.median.value, first.iqm.value, first.steps) == (2, 2, (20, 20))
@@ -35,38 +37,47 @@ def test_scores_are_last_values():
 
 
 def test_several_last_values_are_averaged():
-    (found,) = compare_groups([group("a", [2, 4])], last=2)
+    (found,) = compare_groups([group("a", [2, 4])], METRIC, last=2)
     assert found.scores == (1, 2)
 
 
 def test_areas_cover_the_steps_of_all_trainings():
     short = group("b", [0], steps=(0, 5, 10))
-    found = compare_groups([group("a", [8]), short])
+    found = compare_groups([group("a", [8]), short], METRIC)
     assert [each.area for each in found] == [0, 0]  # the first curve is 0 up to step 10
     apart = group("b", [0], steps=(30, 40, 50))
-    assert [each.area for each in compare_groups([group("a", [8]), apart])] == [None, None]
+    assert [each.area for each in compare_groups([group("a", [8]), apart], METRIC)] == [None, None]
+
+
+def test_a_training_that_ended_early_does_not_shorten_the_areas_of_others():
+    """An early training keeps its return up to the last step of the task, as in a plot."""
+    fast = Group("a", "T-v0", [Curve.of_points([0, 10], [10, 10])], ended_early=[True])
+    slow = Group("b", "T-v0", [Curve.of_points([0, 10, 30], [0, 0, 20])])
+    assert [each.area for each in compare_groups([fast, slow], METRIC)] == pytest.approx([10, 20 / 3])
+    assert [each.area for each in compare_groups([fast, slow], "train/loss")] == [10, 0]
 
 
 def test_nothing_is_averaged_over_tasks():
     groups = [group("a", [1]), group("a", [2], task="S-v0"), group("b", [3])]
     with pytest.raises(ValueError, match="must have the same task, got T-v0, S-v0"):
-        compare_groups(groups)
+        compare_groups(groups, METRIC)
     with pytest.raises(ValueError, match="no group"):
-        compare_groups([])
+        compare_groups([], METRIC)
     assert {task: len(members) for task, members in by_task(groups).items()} == {"T-v0": 2, "S-v0": 1}
 
 
 @pytest.mark.parametrize("sizes", [(1, 3), (3, 1)])
 def test_a_comparison_with_one_seed_has_no_interval(sizes):
     first, second = (group(name, range(size)) for name, size in zip("ab", sizes, strict=True))
-    record = compare_groups([first, second])[1].record()
+    record = compare_groups([first, second], METRIC)[1].record()
     assert record["probability_of_improvement"] is not None
     assert record["probability_of_improvement_low"] is None
-    assert " to " not in comparison_table(compare_groups([first, second]), "x").markdown().split("|")[-3]
+    table = comparison_table(compare_groups([first, second], METRIC), METRIC)
+    assert " to " not in table.markdown().split("|")[-3]
 
 
 def test_one_seed_has_no_interval():
-    (found,) = compare_groups([group("a", [3])])
+    (found,) = compare_groups([group("a", [3])], METRIC)
     assert found.record() | {"mean": 3, "mean_low": None, "mean_high": None} == found.record()
     text = str(comparison_table([found], "x"))
     assert " to " not in text
@@ -74,7 +85,7 @@ def test_one_seed_has_no_interval():
 
 
 def test_the_table_names_task_metric_seeds_and_the_first_group():
-    rows = compare_groups([group("a", [1, 2, 4], unfinished=1), group("b", [0, 1])])
+    rows = compare_groups([group("a", [1, 2, 4], unfinished=1), group("b", [0, 1])], METRIC)
     text = str(comparison_table(rows, "eval/mean_reward"))
     for part in ("T-v0: last eval/mean_reward", "3, 1 unfinished", "P(a > this)", "│ 2.333 (", " 20 "):
         assert part in text, part
@@ -84,7 +95,7 @@ def test_the_table_names_task_metric_seeds_and_the_first_group():
 
 def tasks():
     groups = [group("a|b", [1, 2]), group("c", [0.5]), group("a|b", [5], task="S-v0")]
-    return [compare_groups(members) for members in by_task(groups).values()]
+    return [compare_groups(members, METRIC) for members in by_task(groups).values()]
 
 
 def test_csv_has_a_line_for_each_group_of_each_task(tmp_path):

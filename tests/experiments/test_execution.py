@@ -291,6 +291,34 @@ def test_the_last_line_of_a_log(tmp_path, content, line):
     assert last_line(tmp_path / "log") == line
 
 
+def test_lines_of_earlier_attempts_do_not_count(tmp_path):
+    (tmp_path / "log").write_text("saved checkpoint\n")
+    assert last_line(tmp_path / "log", start=17) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "failure"),
+    [
+        (0, "", ""),
+        (2, "no memory", "no memory"),
+        (2, "", "exit status 2"),
+        (-9, "saved checkpoint", "the training was ended by SIGKILL, e.g. because the memory was exhausted"),
+        (-99, "", "the training was ended by signal 99"),
+        (None, "", "it has not ended, or the program that started it was killed"),
+    ],
+)
+def test_the_reason_of_a_failure(code, message, failure):
+    assert Outcome([], code, message).failure == failure
+
+
+def test_a_run_without_a_folder_begins_with_the_options_of_the_file(tmp_path):
+    job = random_job(tmp_path)
+    Outcome(["baseline random", "--n-envs", "1000"], 2, "no memory", 50.0, 1).write(job)
+    outcome = run_job(job)
+    assert (outcome.command, outcome.attempts) == ([job.command, *job.arguments], 2)
+    assert outcome.seconds < 50
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.faults

@@ -8,6 +8,7 @@ import pytest
 
 from rlxf.experiments.groups import Group, choose_metric, make_labels, parse_patterns, read_groups
 from rlxf.experiments.runs import find_runs, group_name, settings_of, task_of
+from rlxf.training import RunFolder
 from tests.experiments.logs import write_evaluations, write_monitor, write_run
 
 EVAL = "eval/mean_reward"
@@ -97,6 +98,15 @@ def test_a_run_without_its_marker_is_unfinished_and_one_with_a_checkpoint_is_not
     assert find_runs([write_run("a", finished=False)])[0].finished is False
     (write_run("b", finished=False) / "checkpoint.zip").touch()
     assert find_runs(["b"])[0].finished is True
+
+
+def test_an_interrupted_run_is_unfinished_although_it_saved_its_agent():
+    run = write_run("a", finished=False)
+    (run / "checkpoint.zip").touch()
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "step-000000020000.zip").touch()
+    assert RunFolder(run, {}).resume_checkpoints.files()
+    assert find_runs(["a"])[0].finished is False
 
 
 @pytest.mark.parametrize(
@@ -208,7 +218,7 @@ def test_a_run_whose_weights_were_removed_or_whose_marker_is_damaged_is_read():
 def test_equal_seeds_cause_a_warning():
     write_run("runs/a", seed=1)
     write_run("runs/b", seed=1)
-    with pytest.warns(UserWarning, match="runs/a, runs/b have the same settings and the seed 1"):
+    with pytest.warns(UserWarning, match=r"runs/a \(seed 1\), runs/b \(seed 1\) have the same settings"):
         assert len(groups("runs")) == 1
 
 

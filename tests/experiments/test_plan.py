@@ -112,6 +112,41 @@ def test_later_settings_replace_earlier_ones(read):
     assert options["bc"] == {"episodes": 5, "dataset": "cartpole/random-v0"}
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "core"),
+    [
+        ('{ name = "Compressive", length = 16 }', "{ length = 32 }", {"name": "Compressive", "length": 32}),
+        ('"Compressive"', "{ length = 32 }", {"name": "Compressive", "length": 32}),
+        ('{ name = "XL", length = 16 }', '{ name = "RMT" }', {"name": "RMT"}),
+        ('{ name = "XL", length = 16 }', '"None"', "None"),
+    ],
+)
+def test_options_of_a_technique_keep_its_name(read, first, second, core):
+    text = added("[agents.gru]", f"core.memory = {first}", FILE)
+    text = added("[tasks.short.agents.gru]", f"core.memory = {second}", text)
+    (cell, *_) = (cell for cell in read(text).cells() if (cell.task, cell.agent) == ("short", "gru"))
+    assert cell.settings["core"]["memory"] == core
+
+
+def test_dashes_and_underscores_are_equal_in_all_tables(read):
+    text = added("[agents.gru]", "n-steps = 8\ncore.kv-heads = 1", FILE.replace("n_envs = 2", "n-envs = 2"))
+    text = added("[tasks.short.agents.gru]", "n_steps = 16\ncore.kv_heads = 2", text)
+    options = {(cell.task, cell.agent): cell.settings for cell in read(text).cells()}["short", "gru"]
+    assert (options["n_envs"], options["n_steps"], options["core"]["kv_heads"]) == (4, 16, 2)
+    with pytest.raises(PlanError, match="n_steps twice, in two spellings: remove one"):
+        read(added("[agents.gru]", "n-steps = 8\nn_steps = 8", FILE))
+
+
+def added(table, lines, text):
+    """Return the text of a file with more lines in a table."""
+    return text.replace(f"\n{table}\n", f"\n{table}\n{lines}\n")
+
+
+def test_an_override_with_a_seed_is_refused(read):
+    with pytest.raises(PlanError, match="has seed, which the experiment sets for each run"):
+        read(added("[tasks.short.agents.gru]", "seed = 5", FILE))
+
+
 def test_arguments_of_environments_are_replaced_as_a_whole(read):
     text = FILE.replace(
         '[agents.ppo]\ncommand = "baseline ppo"',

@@ -6,7 +6,7 @@ import optuna
 import pytest
 
 from rlxf.experiments import study as module
-from rlxf.experiments.study import OtherStudyError, StorageError, check_database
+from rlxf.experiments.study import OtherStudyError, StorageError, check_database, storage_errors
 from tests.experiments.sweeps import FILE, make_sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -114,6 +114,14 @@ def test_broken_rows_are_refused(tmp_path):
         base.execute("UPDATE study_user_attributes SET value_json = '{'")
     with pytest.raises(StorageError, match="cannot use the storage"):
         make_sweep(tmp_path)
+
+
+def test_errors_of_other_files_do_not_name_the_storage():
+    with pytest.raises(PermissionError), storage_errors("sqlite:///study.db"):
+        raise PermissionError(13, "Permission denied", "runs/sweep/trial-0003")
+    own = pytest.raises(StorageError, match=r"cannot use the storage study\.log: PermissionError")
+    with own, storage_errors("study.log"):
+        raise PermissionError(13, "Permission denied", "study.log.lock")
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,26 @@ def test_an_agent_without_results_on_a_task_is_left_out_of_the_scores(plan):
     assert rows(summary(plan, absent).tables[0])["ppo"][1] == ""
 
 
+def test_agents_of_environments_and_of_datasets_have_a_table_of_scores_each(tmp_path):
+    """No agent trains on both kinds of tasks, so one table would be empty."""
+    data = '[tasks.logged]\ndataset = "a/b-v0"\nscore_range = [0, 500]\n[agents.bc]\ncommand = "train bc"\n'
+    (tmp_path / "both.toml").write_text(FILE + data)
+    plan = Plan.read(tmp_path / "both.toml")
+    both = Summary(
+        Results(plan, tuple(RunResult(cell, np.arange(8.0), Outcome([], 0)) for cell in plan.cells()))
+    )
+    *_, first, second = both.tables
+    assert (first.title, second.title) == (
+        "Normalized scores on pole (95% intervals)",
+        "Normalized scores on logged (95% intervals)",
+    )
+    assert (list(rows(first))[1:], list(rows(second))[1:]) == (["ppo", "random"], ["bc"])
+    assert rows(first)["agent"][-1] == "P(this > ppo)"
+    text = "\n".join(path.name for path in write_summary(both, tmp_path))
+    assert "profile.png" in text
+    assert "profile.png shows each agent on its own tasks" in (tmp_path / "table.md").read_text()
+
+
 def test_scores_are_those_of_the_range(plan):
     (scores,) = summary(plan).scores["random"]
     returns = np.stack([RETURNS[f"pole/random/seed-{seed}"] for seed in range(3)])

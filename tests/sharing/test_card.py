@@ -70,6 +70,23 @@ def test_folders_are_quoted_in_commands_and_programs(folder):
     assert ast.literal_eval(call.args[0]) == f"{folder}/checkpoint.zip"
 
 
+def test_the_program_of_a_card_acts_as_in_training():
+    program = card(env_kwargs={"n": 3}, normalizer=True, target=500.0).partition("```python\n")[2]
+    program = program.partition("```")[0]
+    ast.parse(program)
+    assert "env = make_vec_env(\"CartPole-v1\", n_envs=1, env_kwargs={'n': 3})\n" in program
+    assert 'env = load_normalizer("runs/agent/normalizer.zip", env)\n' in program
+    assert "env = ReturnToGo(env, target_return=500)\n" in program
+    assert (
+        "from rlxf.envs import ReturnToGo, make_vec_env\nfrom rlxf.training import load_normalizer" in program
+    )
+    plain = card()
+    assert "actions, state = agent.predict(obs, state, start, deterministic=True)" in plain
+    assert "ReturnToGo" not in plain
+    assert "normalizer" not in plain
+    assert "make_vec_env" not in card(env=None)
+
+
 def is_load(node):
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load"
 

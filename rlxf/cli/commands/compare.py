@@ -48,7 +48,7 @@ class Compare(RunsCommand):
         if self.plot is not None:
             check_figure_path(self.plot, "--plot")
         metric, groups = self.read_groups()
-        tasks = [compare_groups(members, self.last) for members in by_task(groups).values()]
+        tasks = [compare_groups(members, metric, self.last) for members in by_task(groups).values()]
         figure = None if self.plot is None else final_score_figure(groups, metric, self.last)
         return partial(self._show, metric, tasks, figure)
 

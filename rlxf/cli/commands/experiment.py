@@ -4,11 +4,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from rlxf.cli.job_options import check_same, check_words, needs_trust
+from rlxf.cli.job_options import check_same, needs_trust, read_options
 from rlxf.cli.options import Command, check_counts, options
 
 if TYPE_CHECKING:
@@ -57,10 +57,12 @@ class Experiment(Command):
 
         check_counts(self, "processes", "threads")
         plan = Plan.read(self.file).selection(self.tasks, self.agents)
-        self._check_options(plan)
-        jobs = [(cell, self._job(cell)) for cell in plan.cells()]
-        for cell, job in jobs:
-            check_same(job, cell.settings, self.file)
+        options = self._read_options(plan)
+        jobs = []
+        for cell in plan.cells():
+            given = options[cell.task, cell.agent]
+            jobs.append((cell, self._job(cell, needs_trust(given))))
+            check_same(jobs[-1][1], given, self.file)
         return partial(self._run, plan, jobs)
 
     @property
@@ -68,25 +70,25 @@ class Experiment(Command):
         """Folder of the experiment."""
         return Path("runs", self.file.stem) if self.output is None else self.output
 
-    def _job(self, cell: "Cell") -> "Job":
+    def _job(self, cell: "Cell", trusted: bool) -> "Job":
         from rlxf.cli.config_file import to_arguments
         from rlxf.experiments.execution import Job
 
         arguments = (*to_arguments(cell.settings), "--seed", str(cell.seed))
-        return Job(
-            str(self.folder / cell.name), cell.command, arguments, needs_trust(cell.settings), self.threads
-        )
+        return Job(str(self.folder / cell.name), cell.command, arguments, trusted, self.threads)
 
-    def _check_options(self, plan: "Plan") -> None:
-        """Raise ValueError if the options of an agent on a task are invalid."""
+    def _read_options(self, plan: "Plan") -> dict[tuple[str, str], dict[str, Any]]:
+        """Return (task, agent) -> options of its runs; raise ValueError if they are invalid."""
         from rlxf.cli.config_file import to_arguments
 
+        options = {}
         for task, agent in plan.pairs():
-            words = [*agent.command.split(), *to_arguments(plan.options(task, agent))]
             try:
-                check_words(words)
+                words = [*agent.command.split(), *to_arguments(plan.options(task, agent))]
+                options[task.name, agent.name] = read_options(words)
             except ValueError as error:
                 raise ValueError(f"{self.file}: agent {agent.name} on task {task.name}: {error}") from None
+        return options
 
     def _run(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:
         from rlxf.cli.output import exit_with, print_out
@@ -139,8 +141,8 @@ class _Progress:
         self.ended += 1
         if isinstance(outcome, BaseException):
             text = f"failed: {outcome}"
-        elif outcome.returncode:
-            text = f"failed: {outcome.message or f'exit status {outcome.returncode}'}"
+        elif outcome.failure:
+            text = f"failed: {outcome.failure}"
         else:
             text = f"complete after {outcome.seconds:.0f} s"
         print_out(f"{self.ended} of {self.total}: {job.folder}: {text}")

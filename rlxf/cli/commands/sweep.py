@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from rlxf.cli.job_options import check_same, check_words, needs_trust
+from rlxf.cli.job_options import check_same, needs_trust, read_options
 from rlxf.cli.options import Command, check_counts, options
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Sweep(Command):
         first = None
         for seed in range(SAMPLES):
             try:
-                check_words(self._words(plan, plan.options(plan.space.draw(plan.fixed, seed))))
+                read_options(self._words(plan, plan.options(plan.space.draw(plan.fixed, seed))))
                 return
             except ValueError as error:
                 first = first or str(error)
@@ -97,9 +97,9 @@ class Sweep(Command):
         from rlxf.experiments.execution import Job
 
         words = (*to_arguments(chosen), "--seed", str(seed))
-        job = Job(str(folder), plan.command, words, needs_trust(chosen), self.threads)
-        check_words([*plan.command.split(), *words])
-        check_same(job, chosen, self.file)
+        options = read_options([*plan.command.split(), *words])
+        job = Job(str(folder), plan.command, words, needs_trust(options), self.threads)
+        check_same(job, options, self.file)
         return job
 
     def _run(self, plan: "SweepPlan", study: "SweepStudy") -> None:
@@ -118,7 +118,7 @@ class Sweep(Command):
                 self._report(study)
                 raise
             self._report(study)
-            with storage_errors(study.name):
+            with storage_errors(study.place):
                 states = {trial.state.name for trial in study.trials()}
         if not states & {"COMPLETE", "RUNNING", "WAITING"}:  # other machines may still train
             exit_with(f"no trial is complete; the reasons are in {self.folder / 'trials.md'}", 2)
@@ -130,7 +130,7 @@ class Sweep(Command):
         from rlxf.experiments.study import storage_errors
         from rlxf.experiments.sweep_report import MIN_IMPORTANCE, best_table, counts, write_report
 
-        with storage_errors(study.name):
+        with storage_errors(study.place):
             if study.complete():
                 print_out(best_table(study))
             print_out(counts(study))
