@@ -232,7 +232,7 @@ def run_settings(
 ) -> dict[str, Any]:
     """Return the settings of a run that are in effect with the options of the user.
 
-    The run is checked as by ``rlxf resume``: its author may be a stranger. Its tracker is left out, and so
+    The run is checked as by ``rlxf resume``: it may be untrusted. Its tracker is left out, and so
     are `SETTINGS_OF_DATA` if the user gives other datasets.
     """
     check_config_types(command, run.config, file)

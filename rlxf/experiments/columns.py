@@ -1,4 +1,4 @@
-"""Columns of numbers in CSV and NPZ files of strangers: bounded size, and errors with file and line."""
+"""Columns of numbers in untrusted CSV and NPZ files: bounded size, and errors with file and line."""
 
 import csv
 import math

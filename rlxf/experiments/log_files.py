@@ -1,6 +1,6 @@
 """Logs of trainings as columns of numbers: ``progress.csv``, ``*monitor.csv`` and ``evaluations.npz``.
 
-The files may come from strangers. They are read as data: no pickle, at most
+The files may be untrusted. They are read as data: no pickle, at most
 `rlxf.experiments.columns.MAX_BYTES` of a file, and any damage is a `ValueError` of one sentence with the file
 and the line.
 """

@@ -132,7 +132,8 @@ def best_settings(
         use,
     ]
     lines = [f"# {shown_line(line)}" for line in comments]
-    return "\n".join([*lines, "", *(f"{_key(name)} = {_toml(value)}" for name, value in options.items()), ""])
+    settings = (f"{_key(name)} = {to_toml(value)}" for name, value in options.items())
+    return "\n".join([*lines, "", *settings, ""])
 
 
 def shown_line(text: str) -> str:
@@ -141,18 +142,18 @@ def shown_line(text: str) -> str:
 
 
 def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _toml(name)
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else to_toml(name)
 
 
-def _toml(value: Any) -> str:
+def to_toml(value: Any) -> str:
     """Return a value of a TOML document in one line."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(key)} = {_toml(each)}" for key, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {to_toml(each)}" for key, each in value.items()) + " }"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(to_toml, value))}]"
     if isinstance(value, float):
         return repr(value)  # inf and nan are those of TOML
-    return json.dumps(value).replace("\x7f", "\\u007f")
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def option_importances(study: SweepStudy) -> dict[str, float]:

@@ -121,9 +121,13 @@ def replay(
         progress_bar: show a progress bar.
 
     Raises:
-        TypeError, DatasetError, ValueError: as `check_replayable`.
+        TypeError, DatasetError, ValueError: as `check_replayable`; also ValueError if ``target_return`` is
+            missing, or the agent takes none.
     """
     check_replayable(agent, data)
+    if is_conditioned(agent) != (target_return is not None):
+        needed = "needs a target_return" if target_return is None else "takes no target_return"
+        raise ValueError(f"the agent {needed}: got {target_return}")
     returns = None if target_return is None else logged_return_to_go(data, target_return)
     load = _raw_observations(agent, data) if returns is None else _conditioned(data, returns)
     step = probability_function(agent, data.action_space) if not deterministic else None
@@ -172,15 +176,22 @@ def _replay_batches(
     """Yield step indices (n,) and encoded actions (n, A) of all steps."""
     longest_first = np.argsort(-data.lengths, kind="stable")  # so that running episodes are a prefix
     batches = range(0, data.episodes, EPISODES_PER_BATCH)
+    logged = torch.from_numpy(np.array(data.actions))
     for first in track(batches, "replay", disable=not progress_bar):
-        yield from _replay_episodes(agent, data, longest_first[first : first + EPISODES_PER_BATCH], load, act)
+        episodes = longest_first[first : first + EPISODES_PER_BATCH]
+        yield from _replay_episodes(agent, data, episodes, logged, load, act)
 
 
 def _replay_episodes(
-    agent: Any, data: Trajectories, episodes: NDArray[np.int64], load: ObservationLoader, act: StepFunction
+    agent: Any,
+    data: Trajectories,
+    episodes: NDArray[np.int64],
+    logged: Tensor,
+    load: ObservationLoader,
+    act: StepFunction,
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
     first, lengths = data.offsets[episodes], data.lengths[episodes]
-    observe, logged = getattr(agent, "observe_action", None), torch.from_numpy(np.array(data.actions))
+    observe = getattr(agent, "observe_action", None)
     state: Any = None
     for t in range(int(lengths.max())):
         running = int((lengths > t).sum())

@@ -1,6 +1,6 @@
 """Download of a run from a repository of the Hub into a new run folder.
 
-A repository is data of a stranger. Only files of a closed list are requested. Their sizes are limited before
+A repository is untrusted data. Only files of a closed list are requested. Their sizes are limited before
 the download and compared after it. The run folder appears only after all files were checked.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlxf.sharing.hub import HubError, check_repository, client, hub_request, printable
+from rlxf.sharing.hub import HubError, check_repository, client, hub_request, redacted
 from rlxf.utils.files import create_folder, not_writable_by_others
 
 CHECKPOINT_BYTES = 2**30
@@ -59,7 +59,7 @@ class RemoteRun:
         """One line that names the ignored files; None if there is none."""
         if not self.ignored:
             return None
-        names = ", ".join(repr(printable(name)) for name in self.ignored[:MAX_LISTED])
+        names = ", ".join(repr(redacted(name)) for name in self.ignored[:MAX_LISTED])
         more = len(self.ignored) - MAX_LISTED
         return f"ignored files of {self.repository}: {names}{f' and {more} more' if more > 0 else ''}"
 
@@ -99,7 +99,7 @@ def _check_content(repository: str, sizes: dict[str, Any], library: str | None) 
     """Raise HubError if a required file is missing."""
     missing = [name for name in REQUIRED if name not in sizes]
     if missing:
-        other = f"; it belongs to the library {printable(library)!r}" if library not in (None, "rlxf") else ""
+        other = f"; it belongs to the library {redacted(library)!r}" if library not in (None, "rlxf") else ""
         raise HubError(
             f"{repository} is no run of rlxf, as it has no {' and no '.join(missing)}{other}: give a "
             f"repository written by rlxf push"
@@ -140,7 +140,7 @@ def download(remote: RemoteRun, path: Path, check: Callable[[Path], object]) -> 
         try:
             check(folder)
         except (ValueError, TypeError, FileNotFoundError, NotImplementedError) as error:
-            reason = printable(str(error).replace(f"{folder}{os.sep}", "").replace(str(folder), "it"))
+            reason = redacted(str(error).replace(f"{folder}{os.sep}", "").replace(str(folder), "it"))
             raise HubError(f"{remote.repository} is no valid run: {reason}") from error
 
     create_folder(path, fill)

@@ -58,11 +58,11 @@ def check_repository(repository: str) -> None:
     if not valid:
         raise ValueError(
             f"a repository of the Hub is OWNER/NAME, each of letters, digits, '-', '_' and '.', got "
-            f"{printable(repository)!r}"
+            f"{redacted(repository)!r}"
         )
 
 
-def printable(text: Any) -> str:
+def redacted(text: Any) -> str:
     """Return a text of a server in one line, shortened, without control characters and tokens."""
     line = "".join(char if char.isprintable() else " " for char in str(text))
     line = TOKEN.sub("hf_...", " ".join(line.split()))
@@ -125,7 +125,7 @@ def _message(error: Exception, repository: str, revision: str | None) -> str:
     from huggingface_hub import errors
 
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"{repository} has no revision {printable(revision)!r}: give a branch, a tag or a commit of it"
+        return f"{repository} has no revision {redacted(revision)!r}: give a branch, a tag or a commit of it"
     if isinstance(error, errors.GatedRepoError):
         return (
             f"{repository} requires that its conditions are accepted on its page: accept them, and {SIGN_IN}"
@@ -141,7 +141,7 @@ def _message(error: Exception, repository: str, revision: str | None) -> str:
 
 
 def _status_message(error: Any, repository: str) -> str:
-    status, reason = error.response.status_code, printable(error.server_message or "")
+    status, reason = error.response.status_code, redacted(error.server_message or "")
     detail = f" ({reason})" if reason else ""
     if status in (401, 403):
         return f"no permission for {repository}{detail}: {SIGN_IN}"
@@ -172,4 +172,4 @@ def _connection_message(error: Exception, repository: str) -> str:
 def _endpoint() -> str:
     from huggingface_hub import constants
 
-    return printable(constants.ENDPOINT)
+    return redacted(constants.ENDPOINT)

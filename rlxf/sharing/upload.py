@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rlxf.sharing.download import CARD, FILES, VIDEO
-from rlxf.sharing.hub import LIBRARY, HubError, check_repository, client, hub_request, printable
+from rlxf.sharing.hub import LIBRARY, HubError, check_repository, client, hub_request, redacted
 
 UPLOADED = {*FILES, VIDEO}
 """Names of the files that an upload writes or removes."""
@@ -38,7 +38,7 @@ def upload(repository: str, files: Mapping[str, Path | bytes], private: bool = F
     _check_replaceable(repository, info, present, private)
     with hub_request(repository):
         hub.create_commit(repository, _operations(files, present), commit_message="Upload an agent of rlxf")
-    return printable(url)
+    return redacted(url)
 
 
 def _check_replaceable(repository: str, info: Any, present: set[str], private: bool) -> None:

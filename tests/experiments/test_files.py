@@ -8,6 +8,7 @@ from rlxf.cli.config_file import flatten, to_arguments
 from rlxf.cli.entry_point import parse
 from rlxf.experiments.plan import Plan
 from rlxf.experiments.sweep_plan import SweepPlan
+from rlxf.experiments.sweep_report import to_toml
 from rlxf.tuned import tuned_file
 from tests.sources import ROOT
 
@@ -39,3 +40,8 @@ def test_the_best_settings_of_a_sweep_are_shipped():
     options = plan.options(plan.tasks[0], plan.agents[1])
     tuned = flatten(tomllib.loads(tuned_file("pendulum-no-velocity", "train gtrxl").read_text()))
     assert {name: flatten(options)[name] for name in tuned} == tuned
+
+
+@pytest.mark.parametrize("text", ["a", "\U0001f600 ü", 'say "hi"', "a\\b", "\x00\x1f\x7f"])
+def test_texts_of_best_settings_are_read_as_they_are(text):
+    assert tomllib.loads(f"value = {to_toml(text)}") == {"value": text}

@@ -180,6 +180,10 @@ def test_unsuitable_agents_are_rejected(data):
         replay(gtrxl("rlxf/TMaze-v0"), data)
     with pytest.raises(TypeError, match="agent must have predict"):
         replay(None, data)
+    with pytest.raises(ValueError, match="the agent takes no target_return: got 5"):
+        replay(gtrxl(), data, 5.0)
+    with pytest.raises(ValueError, match="the agent needs a target_return: got None"):
+        replay(transformer(data), data)
     env = make_vec_env("CartPole-v1", 2)
     persistent = GTrXLPPO(
         "MlpGTrXLPolicy", env, persist_memory_across_episodes=True, **(TINY_GTRXL | {"n_envs": 2})

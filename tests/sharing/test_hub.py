@@ -6,7 +6,7 @@ import httpx2
 import pytest
 from huggingface_hub.utils import are_progress_bars_disabled, logging
 
-from rlxf.sharing.hub import HubError, check_repository, hub_request, printable
+from rlxf.sharing.hub import HubError, check_repository, hub_request, redacted
 
 
 def test_missing_package_names_the_extra(monkeypatch):
@@ -30,8 +30,8 @@ def test_invalid_names_of_repositories_are_refused(name):
 
 
 def test_texts_of_servers_are_one_short_line_without_tokens():
-    assert printable("a\n\x1b[2Jb hf_abcDEF123") == "a [2Jb hf_..."
-    assert len(printable("x" * 10**6)) < 400
+    assert redacted("a\n\x1b[2Jb hf_abcDEF123") == "a [2Jb hf_..."
+    assert len(redacted("x" * 10**6)) < 400
 
 
 def test_error_that_contains_the_token_is_not_chained():

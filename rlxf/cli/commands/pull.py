@@ -15,7 +15,7 @@ class Pull(Command):
     """Download an agent from a model repository of the Hugging Face Hub, as the folder of a run.
 
     Only the files that "rlxf push" writes are downloaded, and they are checked before the folder appears.
-    The folder is that of a stranger: without --trust, later commands use registered environments only.
+    The folder is untrusted: without --trust, later commands use registered environments only.
     HF_TOKEN, for private repositories, and HF_ENDPOINT are those of huggingface_hub.
 
     Example: rlxf pull rlxf/gtrxl-tmaze

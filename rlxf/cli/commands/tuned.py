@@ -12,7 +12,7 @@ from rlxf.cli.options import Command, options
 class Tuned(Command):
     """List the tuned settings of tasks that "--tuned NAME" of a command uses, or print one of them.
 
-    With a name, the settings file is printed, as a start for an own one: rlxf tuned tmaze-250 > own.toml, and
+    With a name, the settings file is printed, as a template for yours: rlxf tuned tmaze-250 > own.toml, and
     then rlxf train gtrxl --config own.toml. Its first lines name the command. Settings of the commands that
     train on datasets need --dataset, too.
 
