@@ -73,14 +73,14 @@ class ModelCard:
         folder: folder of the run, for the commands of the card.
         agent: name of the class of the agent.
         env: id of the environment; None if it is unknown.
-        env_kwargs: its arguments.
-        normalizer: whether the agent is shared with statistics of its observations, ``normalizer.zip``.
-        target: return to request from the agent; None if it is not conditioned on a return.
         progress: steps or updates of the training, e.g. "200,000 steps".
         checkpoint: checkpoint that is shared: "last" or "best".
         scores: scores of this checkpoint; empty if it was not evaluated.
         command: command that trains the agent; None if it is unknown.
         datasets: ids of the Minari datasets that it was trained on.
+        env_kwargs: arguments of the environment.
+        normalizer: whether the agent is shared with statistics of its observations, ``normalizer.zip``.
+        target: return to request from the agent; None if it is not conditioned on a return.
         trust: ``" --trust"`` if commands on the run need it, else empty.
         video: whether the agent is shared with a video.
         repository: name of the repository, ``OWNER/NAME``, from which ``rlxf pull`` downloads the folder;
