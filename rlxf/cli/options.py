@@ -290,6 +290,18 @@ def check_not_negative(options: Any, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be finite and at least 0, got {value}")
 
 
+def default_run_path(name: str, seed: int) -> Path:
+    """Return the default folder of a run: runs/NAME-SEED, with dashes in place of special characters."""
+    plain = re.sub(r"[^\w.-]+", "-", name)
+    return Path("runs", f"{plain}-{seed}")
+
+
+def check_new_folder(path: Path) -> None:
+    """Raise FileExistsError if the folder of a new run exists."""
+    if path.exists():
+        raise FileExistsError(f"{path} exists; choose another folder with --run, or move the existing folder")
+
+
 def check_image_path(option: str, path: Path) -> None:
     """Raise ValueError unless a PNG image can be written to the path that is the value of an option."""
     if path.suffix.lower() != ".png" or path.is_dir():

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rlxf.cli.reports import default_target_returns
 from rlxf.cli.runs import AGENTS, GTRXL, OFFLINE_AGENTS, Agent, agent_name, load_agent, make_env
 from rlxf.envs import make
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
-from rlxf.envs.specs import spec_of
+from rlxf.envs.specs import MONITOR, spec_of
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation.environment import warn_of_missing_statistics
 from rlxf.evaluation.report import Report
@@ -116,7 +117,7 @@ class Task:
         names = ("previous_reward", "previous_transition")
         extended = {name: online and bool(run.config.get(name, False)) for name in names}
         modes = tuple(metadata.get("render_modes") or ())
-        return cls(_single_spec(spec), extended, modes, metadata.get("render_fps") or FPS)
+        return cls(spec_without_probe(spec), extended, modes, metadata.get("render_fps") or FPS)
 
     def make(self, mode: str | None) -> gymnasium.Env:
         """Create the environment with a render mode."""
@@ -145,10 +146,14 @@ class Task:
         return next((mode for mode in wanted if mode in self.modes), None)
 
 
-def _single_spec(spec: EnvSpec) -> EnvSpec:
-    """Return the spec of a single environment, without the wrappers of a probe."""
+def spec_without_probe(spec: EnvSpec) -> EnvSpec:
+    """Return the spec of a single environment, without the wrappers of a probe: ``Monitor`` and outer ones.
+
+    Inner ones, those of its registration or of the description in a trusted dataset, stay.
+    """
     kwargs = {name: value for name, value in spec.kwargs.items() if name not in CREATION}
-    return replace(spec, kwargs=kwargs, additional_wrappers=())
+    wrappers = takewhile(lambda wrapper: wrapper.entry_point != MONITOR, spec.additional_wrappers)
+    return replace(spec, kwargs=kwargs, additional_wrappers=tuple(wrappers))
 
 
 def has_display() -> bool:

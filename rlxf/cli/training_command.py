@@ -1,6 +1,5 @@
 """Base class of the commands that train an agent in a run folder."""
 
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
@@ -15,7 +14,7 @@ from tyro.constructors import ConstructorRegistry
 from rlxf import __version__
 from rlxf.attention import TransformerSpec
 from rlxf.cli.env_options import check_env_trust
-from rlxf.cli.options import Command, check_not_negative, given_command
+from rlxf.cli.options import Command, check_new_folder, check_not_negative, default_run_path, given_command
 from rlxf.cli.output import print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
 from rlxf.cli.runs import (
@@ -124,10 +123,7 @@ class TrainingCommand(Command):
     def check(self) -> None:
         """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
         check_not_negative(self, "checkpoint_seconds", "seed")
-        if self.path.exists():
-            raise FileExistsError(
-                f"{self.path} exists; choose another folder with --run, or move the existing folder"
-            )
+        check_new_folder(self.path)
 
     def check_agent(self, agent: Any) -> None:  # optional
         """Raise ValueError or TypeError if an option does not suit the agent."""
@@ -167,8 +163,7 @@ class TrainingCommand(Command):
     @property
     def path(self) -> Path:
         """Folder of the run."""
-        name = re.sub(r"[^\w.-]+", "-", self.default_name)
-        return Path("runs", f"{name}-{self.seed}") if self.run is None else self.run
+        return default_run_path(self.default_name, self.seed) if self.run is None else self.run
 
     @property
     def verbose(self) -> bool:

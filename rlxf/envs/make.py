@@ -17,7 +17,7 @@ from rlxf.envs.curriculum import Curriculum, CurriculumEnv, check_stages
 from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.spaces import check_playable
-from rlxf.envs.specs import creation_errors, find_spec, make_single, package_of, single_spec
+from rlxf.envs.specs import creation_errors, find_spec, make_single, package_of, single_arguments, single_spec
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.worker_pool import Workers
 from rlxf.envs.worker_vec_env import WorkerVecEnv
@@ -200,9 +200,9 @@ def make_env(
     ``env_id`` can also be the spec of an environment, e.g. of another instance. Arguments of a vector
     environment, such as its number of copies, are left out.
     """
-    spec = find_spec(env_id) if isinstance(env_id, str) else single_spec(env_id)
+    spec = single_spec(find_spec(env_id) if isinstance(env_id, str) else env_id)
     wrap = _wrapper(spec.id, wrapper_class, previous_reward, previous_transition)
-    return wrap(make_single(spec, **(env_kwargs or {})))
+    return wrap(make_single(spec, **single_arguments(spec, env_kwargs or {})))
 
 
 def _vector_entry_point_env(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) -> VecEnv | None:

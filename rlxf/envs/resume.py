@@ -227,6 +227,13 @@ def episode_state(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return document, arrays
 
 
+CREATED_OTHERWISE = (
+    "the environments were created in another way than those of the run: by their own vector environment, or "
+    "one by one"
+)
+"""Reason why episodes cannot be continued."""
+
+
 def resume_episodes(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Continue the episodes of `episode_state` without a reset: the same steps follow.
 
@@ -235,7 +242,10 @@ def resume_episodes(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[st
             counts of restarts and lost steps are loaded anyway.
     """
     _check_known(env)
-    if (stateful := _stateful(env)) is not None:
+    stateful, has_counts = _stateful(env), isinstance(env.unwrapped, GymnasiumVecEnv)
+    if ("state" in document) != (stateful is not None) or ("counts" in document and not has_counts):
+        raise EpisodeLostError(CREATED_OTHERWISE)
+    if stateful is not None:
         stateful.load_state(document["state"])
         return
     records = dict(enumerate(document["records"]))
@@ -249,6 +259,8 @@ def resume_episodes(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[st
             raise EpisodeLostError(f"environment {min(failed)} had failed when the run was saved")
         _check_not_lost([env.env_method("replay", record, indices=i)[0] for i, record in replays.items()])
         if isinstance(env.unwrapped, GymnasiumVecEnv):
+            if "counts" not in document:
+                raise EpisodeLostError(CREATED_OTHERWISE)
             env.unwrapped.load_counts(document["counts"])
         return
     workers.load_restart_state([_counts_of(record) for record in records.values()])

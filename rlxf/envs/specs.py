@@ -181,14 +181,24 @@ _EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
 """Module of environments -> extra of rlxf with the packages that they need."""
 
 
+MONITOR = "stable_baselines3.common.monitor:Monitor"
+"""Entry point of SB3's wrapper that `rlxf.envs.make_vec_env` puts directly around an environment."""
 VECTOR_ARGUMENTS = ("num_envs", "vectorization_mode", "vector_kwargs")
 """Arguments that `gymnasium.make_vec` adds to those of an environment."""
 
 
 def single_spec(spec: EnvSpec) -> EnvSpec:
-    """Return the spec of one environment, without the arguments that `gymnasium.make_vec` adds."""
-    kwargs = {name: value for name, value in spec.kwargs.items() if name not in VECTOR_ARGUMENTS}
-    return replace(spec, kwargs=kwargs)
+    """Return the spec of one environment, without the arguments of `single_arguments`."""
+    return replace(spec, kwargs=single_arguments(spec, spec.kwargs))
+
+
+def single_arguments(spec: EnvSpec, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments without those that `gymnasium.make_vec` adds or only the vector class accepts."""
+    if not kwargs:
+        return {}
+    single, vector = _accepted_arguments(spec.entry_point), _accepted_arguments(spec.vector_entry_point)
+    only_vector = set() if single is None else set(vector or ()) - set(single)
+    return {name: value for name, value in kwargs.items() if name not in {*VECTOR_ARGUMENTS, *only_vector}}
 
 
 def make_single(spec: EnvSpec, **kwargs: Any) -> gymnasium.Env:
@@ -216,7 +226,7 @@ def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
         ) from error
     except TypeError as error:
         match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if match is not None and match[1] in kwargs:
+        if match is not None and match[1] in {**spec.kwargs, **kwargs}:
             raise TypeError(f"{spec.id} takes no argument {match[1]!r}{_advice(spec, match[1])}") from error
         if spec.id in str(error):
             raise
@@ -224,19 +234,19 @@ def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
 
 
 def _advice(spec: EnvSpec, name: str) -> str:
-    accepted = _accepted_arguments(spec)
+    accepted = _accepted_arguments(spec.entry_point)
     listing = "" if accepted is None else f"it takes {', '.join(accepted) or 'none'}"
     return did_you_mean(name, accepted or (), listing)
 
 
-def _accepted_arguments(spec: EnvSpec) -> list[str] | None:
-    """Return the names of the arguments of an environment, including those passed on to base classes.
+def _accepted_arguments(entry_point: Any) -> list[str] | None:
+    """Return the names of the arguments of an entry point, including those passed on to base classes.
 
-    They are unknown, None, if a function creates it and passes on any argument.
+    They are unknown, None, if a function creates the environment and passes on any argument.
     """
-    if spec.entry_point is None:
+    if entry_point is None:
         return []
-    creator = _creator(spec)
+    creator = _load_creator(entry_point)
     classes: list[Any] = list(creator.__mro__[:-1]) if isinstance(creator, type) else []
     functions = [base.__init__ for base in classes] or [creator]
     names: dict[str, None] = {}
@@ -248,14 +258,14 @@ def _accepted_arguments(spec: EnvSpec) -> list[str] | None:
     return list(names) if classes else None
 
 
-def _creator(spec: EnvSpec) -> Any:
-    """Return the class or function that creates an environment."""
-    return load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+def _load_creator(entry_point: Any) -> Any:
+    """Return the class or function of an entry point, which may be given by its name."""
+    return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
 
 
 def declares_images(spec: EnvSpec) -> bool:
     """Return False if an environment declares that it has no render mode ``rgb_array``, else True."""
-    metadata = getattr(_creator(spec), "metadata", {})
+    metadata = getattr(_load_creator(spec.entry_point), "metadata", {})
     return "rgb_array" in metadata.get("render_modes", ["rgb_array"])
 
 

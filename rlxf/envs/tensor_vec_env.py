@@ -161,8 +161,12 @@ class TensorVecEnv(GymnasiumVecEnv):
         rows = self._count_step(rewards)
         last = None
         if has_ends:
+            stepped = observations
             observations, last, last_infos = self._finish(observations, infos, ends)
             self._checks.check_observations("last observations", last)
+            if observations is not stepped:  # environments without autoreset were reset
+                self._checks.check_observations("first observations", observations)
+                valid = valid and bool(self._checks.valid(observations, rewards))
             rows |= self._end_episodes(ends, truncated, last, last_infos)
         step = observations, rewards.float(), ends, truncated, last, self.filler_next
         return TensorStep(*step, SparseInfos(self.num_envs, rows), valid, has_truncated)

@@ -66,7 +66,7 @@ class Workers:
 
     def restart_delay(self, failures: int) -> float:
         """Return the seconds from the last of ``failures`` consecutive failures to the restart."""
-        return float(min(self.back_off * 2.0 ** (failures - 1), MAX_BACK_OFF))
+        return float(min(self.back_off * 2.0 ** min(failures - 1, 64), MAX_BACK_OFF))
 
     def split_envs(self, n_envs: int) -> list[range]:
         """Return the environments of each process.

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -179,6 +180,13 @@ class TargetSweep(Tabular):
         return np.array(list(self.reports), np.float64)
 
     @property
+    def labels(self) -> dict[float, str]:
+        """Target -> its text with six digits; with all digits if another target has the same six."""
+        short = {target: f"{target:g}" for target in self.reports}
+        counts = Counter(short.values())
+        return {target: text if counts[text] == 1 else repr(float(target)) for target, text in short.items()}
+
+    @property
     def achieved(self) -> NDArray[np.float64]:
         """Mean return at each target, float64 (n,)."""
         return np.array([report.mean for report in self.reports.values()], np.float64)
@@ -208,12 +216,12 @@ class TargetSweep(Tabular):
         ``return_iqm``, ``ci_low``, ``ci_high``, ``success_rate`` and ``normalized_score`` for each target g;
         and ``eval/spearman``.
         """
-        values = self.first.scalars()
+        values, labels = self.first.scalars(), self.labels
         for target, report in self.reports.items():
             for tag, value in report.scalars().items():
                 if tag != "eval/mean_ep_length":
                     name = TARGET_NAMES.get(tag, tag.removeprefix("eval/"))
-                    values[f"eval/target_{target:g}/{name}"] = value
+                    values[f"eval/target_{labels[target]}/{name}"] = value
         return values if self.spearman is None else values | {"eval/spearman": self.spearman}
 
     def log(self, logger: Logger | SummaryWriter, step: int) -> None:
@@ -236,10 +244,12 @@ class TargetSweep(Tabular):
     def markdown(self) -> str:
         """Return `scalars` of all targets as a Markdown table with one row for each target."""
         columns = list(dict.fromkeys(tag for report in self.reports.values() for tag in report.scalars()))
+        labels = self.labels
         lines = [["target", *(tag.removeprefix("eval/") for tag in columns)], ["---"] * (len(columns) + 1)]
         for target, report in self.reports.items():
             values = report.scalars()
-            lines.append([f"{target:g}", *(f"{values[tag]:.6g}" if tag in values else "" for tag in columns)])
+            cells = (f"{values[tag]:.6g}" if tag in values else "" for tag in columns)
+            lines.append([labels[target], *cells])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def to_json(self) -> str:
@@ -253,7 +263,8 @@ class TargetSweep(Tabular):
 
     def table(self) -> Table:
         """Return a table with a row for each target, which ``print`` renders."""
-        by_name = {f"{target:g}": report for target, report in self.reports.items()}
+        labels = self.labels
+        by_name = {labels[target]: report for target, report in self.reports.items()}
         title = ", ".join(filter(None, ("Requested and achieved", self._correlation)))
         return compare(by_name, title, "target")
 

@@ -1,5 +1,6 @@
 """Callback that measures the loss on held-out episodes and saves the agent with the lowest one."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,14 @@ class BestValidationCallback(PeriodicCallback):
         super()._on_training_start()
 
     def on_interval(self) -> int:
-        """Measure and log; save the agent if its loss is the lowest so far."""
+        """Measure and log; save the agent if its loss is the lowest finite one so far."""
         agent: Any = self.model
         losses: dict[str, float] = agent.validation_losses()
         write_scalars(
             {f"validation/{name}": loss for name, loss in losses.items()}, self.logger, self.num_timesteps
         )
         self.losses[self.num_timesteps] = losses["loss"]
-        if self.best is None or losses["loss"] < self.best:
+        if math.isfinite(losses["loss"]) and (self.best is None or losses["loss"] < self.best):
             self.best, self.best_step = losses["loss"], self.num_timesteps
             if self.best_path is not None:
                 agent.save(self.best_path)

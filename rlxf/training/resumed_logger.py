@@ -74,7 +74,7 @@ class LogFiles:
 
     def state(self) -> dict[str, Any]:
         """Return the current `LogPosition` as JSON."""
-        rows = len(read_rows(self.folder / LOG))
+        rows = count_rows(self.folder / LOG)
         return {"rows": rows, "events": {file.name: file.stat().st_size for file in event_files(self.folder)}}
 
     def sync(self) -> None:
@@ -101,6 +101,19 @@ def read_rows(path: Path) -> list[Row]:
     complete = text[: text.rfind("\n") + 1]
     rows = csv.DictReader(io.StringIO(complete, newline=""))
     return [{name: value for name, value in row.items() if name and value} for row in rows]
+
+
+def count_rows(path: Path) -> int:
+    """Return the number of rows that `read_rows` returns, for a file of any size.
+
+    Args:
+        path: the file; a missing one has no rows.
+    """
+    if not path.exists():
+        return 0
+    with open(path, newline="", errors="replace") as file:
+        rows = csv.reader(line for line in file if line.endswith("\n"))
+        return max(0, sum(bool(row) for row in rows) - 1)
 
 
 def event_files(folder: Path) -> list[Path]:

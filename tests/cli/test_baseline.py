@@ -86,6 +86,10 @@ def test_a_baseline_cannot_be_resumed(tmp_path, capsys):
         (["--arguments", '{"seed": 1}'], "got seed"),
         (["--total-timesteps", "0"], "--total-timesteps must be at least 1, got 0"),
         (["--frame-stack", "0"], "--frame-stack must be at least 1"),
+        (
+            ["--env", "FrozenLake-v1", "--frame-stack", "4"],
+            "--frame-stack needs observations that are",
+        ),
         (["--seed", "-1"], "--seed must be finite and at least 0"),
         (["--env", "CartPol-v1"], "unknown environment id 'CartPol-v1'; similar ids: CartPole-v1"),
         (
@@ -174,7 +178,11 @@ def test_random_actions_have_no_options_of_algorithms(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "space",
-    [spaces.Tuple([spaces.Discrete(2)] * 2), spaces.Dict({"a": spaces.Dict({"b": spaces.Discrete(2)})})],
+    [
+        spaces.Tuple([spaces.Discrete(2)] * 2),
+        spaces.Dict({"a": spaces.Dict({"b": spaces.Discrete(2)})}),
+        spaces.Dict({"instruction": spaces.Text(9), "position": spaces.Box(-1, 1, (3,))}),
+    ],
 )
 def test_random_actions_are_as_many_as_environments(space):
     env = SimpleNamespace(action_space=spaces.Discrete(3), observation_space=space)

@@ -3,11 +3,16 @@
 import shutil
 import sys
 
+import gymnasium
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import WrapperSpec
 from PIL import Image, ImageSequence
 
 from rlxf.cli import main
-from rlxf.cli.playback import Task
+from rlxf.cli.playback import Task, spec_without_probe
+from rlxf.envs.make import make_env, make_vec_env
+from rlxf.envs.specs import spec_of
 from rlxf.training import RunFolder
 from tests.cli.running import refused
 from tests.datasets import record_cartpole
@@ -99,3 +104,19 @@ def test_offline_agents_are_played(run, minari_root, capsys):
     main(["train", "dt", "--dataset", "cartpole/random-v0", "--run", "offline", *tiny.split()])
     main(["play", "offline"])
     assert "written to offline/play.gif" in capsys.readouterr().out
+
+
+def test_the_task_of_a_run_keeps_the_wrappers_of_its_registration():
+    """Those of the vector environment, such as ``Monitor``, are left out."""
+    sticky = WrapperSpec(
+        "StickyAction", "gymnasium.wrappers:StickyAction", {"repeat_action_probability": 0.5}
+    )
+    gymnasium.register("StickyPole-v0", CartPoleEnv, additional_wrappers=(sticky,), max_episode_steps=9)
+    try:
+        env = make_vec_env("StickyPole-v0", 1, previous_reward=True)
+        spec = spec_without_probe(spec_of(env))
+        env.close()
+        assert [wrapper.name for wrapper in spec.additional_wrappers] == ["StickyAction"]
+        assert "StickyAction" in str(make_env(spec))
+    finally:
+        gymnasium.registry.pop("StickyPole-v0")

@@ -211,7 +211,9 @@ def test_runs_of_the_demonstration_cannot_be_resumed(tmp_path, capsys):
         run = make_run(tmp_path / make_run.__module__, 10, 0)
         message = refused(capsys, "resume", str(run.path))
         assert f"{run.path} was made by scripts/demo.sh, which saves no checkpoints" in message
-        assert f"evaluate the run: rlxf evaluate {run.path}" in message
+        assert f"plot the run: rlxf plot {run.path}" in message
+        run.final_checkpoint.touch()
+        assert f"evaluate the run: rlxf evaluate {run.path}" in refused(capsys, "resume", str(run.path))
 
 
 def test_options_are_read_from_the_run(whole):

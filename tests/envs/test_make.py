@@ -3,6 +3,7 @@
 import re
 import sys
 import warnings
+from contextlib import closing
 from functools import partial
 
 import gymnasium
@@ -281,3 +282,11 @@ def test_a_time_limit_can_be_longer_than_the_registered_one():
 def test_one_environment_is_made_from_the_spec_of_a_vector_environment():
     spec = make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 7}).get_attr("spec", 0)[0]
     assert make_env(spec).unwrapped.rules.corridor_length == 7
+
+
+def test_arguments_of_the_vector_class_only_do_not_reach_a_single_environment():
+    kwargs = {"corridor_length": 3, "device": "cpu"}
+    with closing(make_env("rlxf/TMazeTensor-v0", kwargs)) as env:
+        assert env.spec.kwargs == {"active": False, "corridor_length": 3}
+    with pytest.raises(TypeError, match="takes no argument 'devise'"):
+        make_env("rlxf/TMazeTensor-v0", {"devise": "cpu"})

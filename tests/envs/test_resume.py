@@ -320,3 +320,15 @@ def test_episodes_of_restarts_after_resuming_depend_on_the_seed():
             kill(env, 1)
             episodes.append([observations[1] for observations, *_ in until_back(env, 1)][-2:])
     np.testing.assert_array_equal(*episodes)
+
+
+@pytest.mark.parametrize("names", [("own", "single"), ("single", "own")])
+def test_episodes_of_environments_that_were_created_otherwise_are_lost(names):
+    """The T-Maze has a vector environment of its own, which a wrapper class excludes."""
+    options = {"own": {}, "single": {"wrapper_class": lambda env: env}}
+    saved, other = (make_vec_env("rlxf/TMaze-v0", 2, seed=0, **options[name]) for name in names)
+    with closing(saved), closing(other):
+        saved.reset()
+        other.reset()
+        with pytest.raises(EpisodeLostError, match="were created in another way than those of the run"):
+            resume_episodes(other, *episode_state(saved))

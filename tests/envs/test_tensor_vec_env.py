@@ -210,6 +210,25 @@ def test_values_are_tested_on_the_device(results, valid):
     assert env.step_tensors(torch.zeros(2, dtype=torch.long)).valid == valid
 
 
+class FaultyResets(Constant):
+    """`Constant` without autoreset, whose observations after the end of an episode are NaN."""
+
+    def __init__(self):
+        super().__init__(AutoresetMode.DISABLED, terminated=torch.tensor([True, False]))
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        observations, infos = super().reset(seed=seed, options=options)
+        if options:
+            observations["any"] = torch.full((2, 1), float("nan"))
+        return observations, infos
+
+
+def test_first_observations_after_an_episode_are_tested():
+    env = TensorVecEnv(FaultyResets())
+    env.reset()
+    assert not env.step_tensors(torch.zeros(2, dtype=torch.long)).valid
+
+
 def test_ignored_bounds_leave_the_test_for_finite_numbers():
     env = TensorVecEnv(Constant(vector=torch.tensor([[2.0, 0.0], [0.0, 0.0]])))
     env.reset()

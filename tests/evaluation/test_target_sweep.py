@@ -195,3 +195,12 @@ def test_plot_of_a_single_target_and_of_an_unwritable_path(tmp_path):
     sweep.plot(tmp_path / "one.png")
     with pytest.raises(OSError, match="nowhere"):
         sweep.plot(tmp_path / "nowhere" / "one.png")
+
+
+def test_targets_with_the_same_six_digits_keep_their_results():
+    targets = [1234567.0, 1234568.0, 20.0]
+    sweep = TargetSweep({target: Report(np.full(2, target), np.ones(2)) for target in targets})
+    assert list(sweep.labels.values()) == ["1234567.0", "1234568.0", "20"]
+    means = {tag: value for tag, value in sweep.scalars().items() if tag.endswith("/return_mean")}
+    assert list(means.values()) == targets
+    assert len(sweep.markdown().splitlines()) == 2 + len(targets)

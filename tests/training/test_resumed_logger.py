@@ -12,9 +12,12 @@ from rlxf.training.resumed_logger import (
     LogFiles,
     LogPosition,
     ProgressCSV,
+    count_rows,
     cut_events,
+    read_rows,
 )
 from rlxf.training.tensorboard import resumed_output
+from rlxf.utils import files
 
 
 def write(log, steps, value=1.0, **more):
@@ -149,3 +152,16 @@ def test_symbolic_link_among_events_is_not_followed(tmp_path):
 def test_invalid_log_position_is_rejected(document):
     with pytest.raises(CheckpointError):
         LogPosition.from_json(document)
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n", "a,b\n1,2\n\n3,4\n", "a,b\n1,2\n3,", 'a,b\n"1\n2",3\n4,5\n'])
+def test_rows_are_counted_without_reading_them_all(tmp_path, text):
+    (tmp_path / "progress.csv").write_text(text)
+    assert count_rows(tmp_path / "progress.csv") == len(read_rows(tmp_path / "progress.csv"))
+    assert count_rows(tmp_path / "missing.csv") == 0
+
+
+def test_a_large_log_does_not_end_the_training(tmp_path, monkeypatch):
+    (tmp_path / "progress.csv").write_text("a,b\n" + "1,2\n" * 1000)
+    monkeypatch.setattr(files.read_bounded, "__defaults__", (1000,))
+    assert LogFiles(tmp_path).state()["rows"] == 1000

@@ -1,8 +1,9 @@
 """Online fine-tuning of a Decision Transformer in environments."""
 
+import math
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -128,7 +129,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         """
         self.ranks.check_single_process("learn_online")
         self.policy.check_window("learn_online")
-        self._check_target(target_return)
+        target_return = self._checked_target(target_return)
         sizes = {"round_steps": round_steps, "round_updates": round_updates}
         sizes |= {"replay_episodes": replay_episodes}
         steps, log_interval = as_whole_number("steps", steps, least=1), as_log_interval(log_interval)
@@ -138,7 +139,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         self.policy.loss.check_online()
         self._check_eval_callbacks(callback)
         options: dict[str, float | str | None] = {"target_return": target_return}
-        options |= {"exploration_noise": exploration_noise} | sizes | {"replay_remove": replay_remove}
+        options |= {"exploration_noise": float(exploration_noise)} | sizes | {"replay_remove": replay_remove}
         run, info = None, self._training_info()
         if resume_from is not None:
             run = read_online_run(resume_from, self._describe(info), steps, options)
@@ -167,7 +168,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         self._rounds, self.resumable = rounds, True
         try:
             while self.num_timesteps < total_timesteps:
-                self._update_policy(rounds, rounds.pop_due_updates(), log_interval)
+                self._update_policy(rounds, rounds.pop_due_updates, log_interval)
                 dones, infos = rounds.collect()
                 self._update_info_buffer(infos, dones)
                 self.num_timesteps += len(dones)
@@ -175,21 +176,22 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
                 if not callback.on_step():
                     break
             else:
-                self._update_policy(rounds, rounds.pop_due_updates(), log_interval)
-                self._update_policy(rounds, rounds.finish(), log_interval)
+                self._update_policy(rounds, rounds.pop_due_updates, log_interval)
+                self._update_policy(rounds, rounds.finish, log_interval)
             callback.on_training_end()
         finally:
             self._rounds, self.resumable = None, False
 
-    def _update_policy(self, rounds: OnlineRounds, updates: int, log_interval: int) -> None:
-        """Run the updates of a round, if there are any, and log every ``log_interval`` rounds."""
-        if not updates:
+    def _update_policy(self, rounds: OnlineRounds, end_rounds: Callable[[], int], log_interval: int) -> None:
+        """Run the updates of the rounds that end, if there are any, and log every ``log_interval`` rounds."""
+        before = rounds.completed
+        if not (updates := end_rounds()):
             return
         windows = self.windows(rounds.replay.trajectories())
         rate = self.lr_schedule(self.progress_remaining)
         for _ in range(updates):
             self.train(windows, rate)
-        if rounds.completed % log_interval == 0:
+        if rounds.completed // log_interval > before // log_interval:
             self._log_episodes()
             self.dump_logs()
 
@@ -223,8 +225,8 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
             seed = int(np.random.SeedSequence([self.seed, self.num_timesteps]).generate_state(1)[0])
         rounds.load_archive(archive, self.device, seed)
 
-    def _check_target(self, target_return: float | None) -> None:
-        """Raise ValueError unless there is a target return exactly if the agent is conditioned on one."""
+    def _checked_target(self, target_return: float | None) -> float | None:
+        """Return the target return as a float; raise ValueError unless the agent is conditioned on one."""
         if self.return_conditioned and target_return is None:
             raise ValueError(
                 "learn_online collects episodes for a target return, got target_return=None: pass a return "
@@ -235,6 +237,11 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
                 f"with conditioning={self.conditioning} the agent predicts the return on which it acts, got "
                 f"target_return={target_return}: leave it out"
             )
+        if target_return is None:
+            return None
+        if not math.isfinite(target_return):
+            raise ValueError(f"target_return must be a finite number, got {target_return}")
+        return float(target_return)
 
     @contextmanager
     def _collecting_in(

@@ -187,8 +187,9 @@ class OnlineRounds:
     def finish(self) -> int:
         """End the last round, which may be incomplete; return its updates, in proportion to its steps."""
         self.finished = True
-        self.completed += self._steps_taken > 0
-        return math.ceil(self.updates * self._steps_taken / self.steps)
+        steps, self._steps_taken = self._steps_taken, 0
+        self.completed += steps > 0
+        return math.ceil(self.updates * steps / self.steps)
 
     def to_archive(self, episode_statistics: Mapping[str, Any]) -> Archive:
         """Return the state, in addition to the agent, that `learn_online` needs to continue.

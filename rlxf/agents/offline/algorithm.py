@@ -252,9 +252,11 @@ class OfflineAlgorithm(ValidatedAlgorithm):
 
     @property
     def progress_remaining(self) -> float:
-        """Remaining fraction of the training, from 1 to 0."""
+        """Remaining fraction of the training, from 1 to 0, also if the last step of several environments
+        exceeds the total.
+        """
         self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
-        return self._current_progress_remaining
+        return max(0.0, self._current_progress_remaining)
 
     def train(self, windows: Windows, learning_rate: float) -> None:
         """Run one update on a batch of windows.

@@ -120,7 +120,8 @@ def read_resumable_run(path: str | os.PathLike[str], description: Any, steps: in
         ResumeError: if its settings or data differ from the agent's, the run has reached ``steps`` already,
             or it was written by `learn_online`.
     """
-    archive, file = read_matching_run(path, description), newest_checkpoint_file(path)
+    file = newest_checkpoint_file(path)
+    archive = read_matching_run(file, description)
     if "online" in archive.documents:
         raise ResumeError(
             f"{file} was written during learn_online: resume it with learn_online(resume_from=...)"

@@ -22,8 +22,10 @@ from rlxf.cli.options import (
     StopReturn,
     Track,
     check_counts,
+    check_new_folder,
     check_not_negative,
     check_stop_return,
+    default_run_path,
     json_object,
     options,
 )
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     from rlxf.training import RunFolder
     from rlxf.training.json_rules import Rule
 
-DEFAULT_EVALUATIONS = 10
-"""Default number of evaluations in a training."""
 RESERVED = ("policy", "env", "seed", "device", "tensorboard_log", "verbose", "_init_setup_model")
 """Arguments of an algorithm that have an option of their own, or that this command sets."""
 
@@ -97,10 +97,9 @@ class Baseline(Command):
         check_not_negative(self, "seed", "evaluate_every")
         json_object(self.arguments, "--arguments")
         check_stop_return(self.stop_return, self.evaluate_every, self.episodes)
-        path = self.run or Path("runs", f"{self.algorithm}-{self.task.env}-{self.seed}".replace("/", "-"))
+        path = self.run or default_run_path(f"{self.algorithm}-{self.task.env}", self.seed)
         names = {"program": "rlxf baseline", "agent": self.algorithm}
-        if path.exists():
-            raise FileExistsError(f"{path} exists; choose another folder with --run, or move it")
+        check_new_folder(path)
         agent = self._build()
         return partial(self._train, agent, RunFolder.create(path, names | options_to_config(self)))
 
@@ -155,7 +154,14 @@ class Baseline(Command):
             return env
         from stable_baselines3.common.vec_env import VecFrameStack
 
-        return VecFrameStack(env, self.frame_stack)
+        try:
+            return VecFrameStack(env, self.frame_stack)
+        except AssertionError:  # how SB3 refuses a space
+            space = env.observation_space
+            env.close()
+            raise ValueError(
+                f"--frame-stack needs observations that are arrays (Box), or a Dict of them, got {space}"
+            ) from None
 
     def _train(self, agent: Any, run: "RunFolder") -> None:
         from rlxf.cli.output import print_out
@@ -182,12 +188,12 @@ class Baseline(Command):
         print_out(report.table())
 
     def _learn(self, agent: Any) -> None:
+        from rlxf.cli.evaluated_training import default_interval
         from rlxf.envs.curriculum import CurriculumCallback
         from rlxf.evaluation import EvaluationCallback
 
         callbacks: list[BaseCallback] = [CurriculumCallback()] if self.task.curriculum else []
-        every = self.evaluate_every
-        every = max(1, self.total_timesteps // DEFAULT_EVALUATIONS) if every is None else every
+        every = default_interval(self.total_timesteps) if self.evaluate_every is None else self.evaluate_every
         if every == 0:
             agent.learn(self.total_timesteps, callback=callbacks)
             return
@@ -280,7 +286,8 @@ class RandomPolicy:
         """Return random actions, one for each environment."""
         import numpy as np
 
-        first = observation
-        while isinstance(first, dict | tuple):  # of a Dict or Tuple space, also nested
-            first = next(iter(first.values() if isinstance(first, dict) else first))
-        return np.stack([self.action_space.sample() for _ in range(len(first))]), None
+        from rlxf.envs.spaces import map_parts
+
+        sizes: list[int] = []
+        map_parts(observation, lambda part: sizes.append(len(part)))
+        return np.stack([self.action_space.sample() for _ in range(sizes[0])]), None

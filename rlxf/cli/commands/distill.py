@@ -14,7 +14,16 @@ from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.attention import TransformerSpec
-from rlxf.cli.options import Command, Device, Quiet, Track, Trust, check_counts, options
+from rlxf.cli.options import (
+    Command,
+    Device,
+    Quiet,
+    Track,
+    Trust,
+    check_counts,
+    check_new_folder,
+    options,
+)
 from rlxf.cli.progress import OFFLINE_METRICS, ONLINE_METRICS, progress
 from rlxf.cli.runs import (
     OFFLINE,
@@ -80,10 +89,7 @@ class Distill(Command):
         process_group().check_single_process("rlxf distill")
         check_counts(self, "steps", "width", "layers", "heads")
         check_tracker(self.track)
-        if self._path.exists():
-            raise FileExistsError(
-                f"{self._path} exists; choose another folder with --run, or move the existing folder"
-            )
+        check_new_folder(self._path)
         distillation = Distillation(self.temperature, self.hidden_coef)
         source = RunFolder.open(self.teacher)
         build = self._build_offline if agent_name(source, TRANSFORMERS) == OFFLINE else self._build_online

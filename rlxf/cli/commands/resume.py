@@ -55,9 +55,10 @@ class Resume(Command):
         if "teacher" in run.config:
             raise ValueError(f"{self.run} is a run of rlxf distill, which cannot be resumed: distill again")
         if PROGRAM in run.config:
+            use = "evaluate" if run.final_checkpoint.is_file() else "plot"
             raise ValueError(
                 f"{self.run} was made by {run.config[PROGRAM]}, which saves no checkpoints to resume from; "
-                f"run it again, or evaluate the run: rlxf evaluate {quote(str(self.run))}"
+                f"run it again, or {use} the run: rlxf {use} {quote(str(self.run))}"
             )
         agent = run.config.get("agent", "")
         if agent not in TRAINING_COMMANDS:

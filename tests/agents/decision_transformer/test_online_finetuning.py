@@ -17,6 +17,7 @@ from rlxf.data import DatasetError
 from rlxf.envs import make_vec_env
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.wrappers import ReturnToGo
+from rlxf.training import CheckpointFolder, CheckpointWriter
 from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.agents.gtrxl.worlds import MIXED, next_step_scripts, scripts, shifted
 from tests.envs.faulty_envs import breaking
@@ -267,3 +268,37 @@ def test_environments_that_were_passed_stay_open(agent, make, open_envs):
     agent.learn_online(8, 20.0, env, round_steps=8, round_updates=1)
     assert open_envs == before
     assert len(before) >= 1
+
+
+def test_a_schedule_is_not_asked_beyond_the_end(agent):
+    """Four environments take 12 steps of 10."""
+    asked = []
+    agent.learning_rate = lambda remaining: asked.append(remaining) or 1e-3 * remaining
+    agent._setup_lr_schedule()
+    agent.learn_online(10, 20.0, n_envs=4, round_steps=4, round_updates=1)
+    assert agent.num_timesteps == 12
+    assert min(asked) == 0
+
+
+def test_numbers_of_numpy_are_stored_in_checkpoints(agent, tmp_path):
+    writer = CheckpointWriter(CheckpointFolder(tmp_path), 0)
+    agent.learn_online(6, np.float32(20), n_envs=2, round_steps=3, round_updates=1, callback=writer)
+    assert CheckpointFolder(tmp_path).files()
+    with pytest.raises(ValueError, match="target_return must be a finite number, got nan"):
+        agent.learn_online(6, float("nan"), n_envs=2)
+
+
+def test_an_extended_training_does_not_repeat_the_updates_of_its_last_round(agent, tmp_path):
+    rounds = {"n_envs": 1, "round_steps": 8, "round_updates": 10}
+    agent.learn_online(12, 20.0, callback=CheckpointWriter(CheckpointFolder(tmp_path), 0), **rounds)
+    assert agent._n_updates == 15
+    agent.learn_online(16, 20.0, resume_from=tmp_path, **rounds)
+    assert agent._n_updates == 20
+
+
+@pytest.mark.parametrize(("interval", "logged"), [(1, [4, 8, 12, 16, 20, 24]), (3, [8, 12, 20, 24])])
+def test_several_rounds_in_one_step_are_logged_at_the_next_possible_one(agent, tmp_path, interval, logged):
+    agent.set_logger(configure(str(tmp_path), ["csv"]))
+    agent.learn_online(24, 20.0, n_envs=4, round_steps=2, round_updates=1, log_interval=interval)
+    rows = np.genfromtxt(tmp_path / "progress.csv", delimiter=",", names=True)
+    assert rows["timetotal_timesteps"].tolist() == logged

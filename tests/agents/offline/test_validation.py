@@ -179,6 +179,16 @@ def test_the_callback_logs_and_saves_the_lowest_loss(tmp_path):
     assert saved.validation_losses()["loss"] == callback.best
 
 
+def test_losses_that_are_not_finite_are_not_the_lowest(tmp_path, monkeypatch):
+    losses = iter([float("nan"), 1.0, float("inf"), 0.5])
+    agent = small_agent(**SHARE)
+    monkeypatch.setattr(agent, "validation_losses", lambda: {"loss": next(losses)})
+    callback = BestValidationCallback(1, tmp_path / "best.zip")
+    saving = CheckpointWriter(CheckpointFolder(tmp_path), 0, {"validation": callback})
+    agent.learn(4, [callback, saving])
+    assert (callback.best, callback.best_step) == (0.5, 4)
+
+
 class StopAt(BaseCallback):
     """Callback that stops the training after a number of updates."""
 

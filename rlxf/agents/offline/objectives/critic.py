@@ -124,8 +124,9 @@ class DivergenceCheck:
 
     With rewards of at most ``|r|`` and discount g, no policy has a value above ``|r| / (1 - g)``. The values
     diverge if the mean of |Q| over a batch exceeds 10 times this bound, for the largest reward of the
-    training so far. A bound below 1 counts as 1: the returns of the data, in units of their scale, and the
-    values of untrained networks are of this order. Values that are not finite stop the training with a
+    training so far. Nothing is checked before the first reward: a loaded critic has learned from others. A
+    bound below 1 counts as 1: the returns of the data, in units of their scale, and the values of untrained
+    networks are of this order. Values that are not finite stop the training with a
     `NumericalError` in any case (`rlxf.agents.common.numerics.clip_grad_norm_checked`).
 
     Args:
@@ -154,7 +155,8 @@ class DivergenceCheck:
     def _check(self, value: float, reward: float) -> None:
         self.largest_reward = max(self.largest_reward, reward)
         bound = self.largest_reward / (1 - self.discount)
-        if value > DIVERGENCE_RATIO * max(bound, 1.0) and not self._warned:
+        exceeds = value > DIVERGENCE_RATIO * max(bound, 1.0)
+        if exceeds and self.largest_reward > 0 and not self._warned:
             self._warned = True
             warnings.warn(
                 f"the critic diverges: the mean of |Q| is {value:.3g} in units of return_scale, but with "
