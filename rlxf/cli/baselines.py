@@ -72,7 +72,8 @@ def report_baselines(
     rows = dict(baselines)
     for name, report in reports.items():
         if isinstance(report, TargetSweep):
-            rows |= {f"{name}, target {target:g}": each for target, each in report.reports.items()}
+            labels = report.labels
+            rows |= {f"{name}, target {labels[target]}": each for target, each in report.reports.items()}
         else:
             rows[name] = report
     print_out(compare(rows, "Data, behavior cloning and this agent"))

@@ -18,6 +18,8 @@ FRAME = re.compile(r"[╭╮╰╯│─]|[+|]?-{3,}[+|]?|^ *\||\| *$", re.MULTI
 """Pattern of the frame of an error message of tyro, also without Unicode."""
 ADVICE = "move the folder, or choose another one with --output"
 """Advice in messages about a run with other options."""
+TASK_OPTIONS = ("env_kwargs", "curriculum", "dataset", "trust_data")
+"""Options that define the task of a run, next to the environment."""
 
 
 def read_options(words: Sequence[str]) -> dict[str, Any]:
@@ -91,9 +93,14 @@ def _check_command(outcome: "Outcome", job: "Job", file: Path) -> None:
 
 
 def _check_task(run: "RunFolder", options: Mapping[str, Any], file: Path) -> None:
-    """Raise ValueError if a run has another environment in its ``config.json`` than in its options."""
-    names = ["curriculum"] if options.get("env") is None else ["env", "env_kwargs", "curriculum"]
-    for name in names:
+    """Raise ValueError if a run has another task in its ``config.json`` than in its options.
+
+    The environment of a run on datasets is that of its datasets, or of ``--env``; an id with a module, which
+    would be imported, must be that of ``--env``.
+    """
+    env = run.config.get("env")
+    of_data = "dataset" in options and options.get("env") is None and ":" not in str(env)
+    for name in TASK_OPTIONS if of_data else ("env", *TASK_OPTIONS):
         if (run.config.get(name) or {}) != (options.get(name) or {}):
             raise ValueError(
                 f"{run.path} has {name} = {run.config.get(name)!r} in its config.json, but {file} has "

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from rlxf.cli.reports import default_target_returns
 from rlxf.cli.runs import AGENTS, GTRXL, OFFLINE_AGENTS, Agent, agent_name, load_agent, make_env
 from rlxf.envs import make
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
-from rlxf.envs.specs import MONITOR, spec_of
+from rlxf.envs.specs import spec_of
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation.environment import warn_of_missing_statistics
 from rlxf.evaluation.report import Report
@@ -147,13 +146,14 @@ class Task:
 
 
 def spec_without_probe(spec: EnvSpec) -> EnvSpec:
-    """Return the spec of a single environment, without the wrappers of a probe: ``Monitor`` and outer ones.
+    """Return the spec of a single environment, with the wrappers of its registration only.
 
-    Inner ones, those of its registration or of the description in a trusted dataset, stay.
+    A probe also has those of `rlxf.envs.make_vec_env`, and those that its entry point creates.
     """
     kwargs = {name: value for name, value in spec.kwargs.items() if name not in CREATION}
-    wrappers = takewhile(lambda wrapper: wrapper.entry_point != MONITOR, spec.additional_wrappers)
-    return replace(spec, kwargs=kwargs, additional_wrappers=tuple(wrappers))
+    registered = gymnasium.registry.get(spec.id)
+    wrappers = () if registered is None else registered.additional_wrappers
+    return replace(spec, kwargs=kwargs, additional_wrappers=wrappers)
 
 
 def has_display() -> bool:

@@ -1,6 +1,7 @@
 """Runs that are shared: checks of a downloaded run, and the files and the model card of an upload."""
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from contextlib import closing
@@ -152,7 +153,7 @@ def model_card(run: RunFolder, folder: str, checkpoint: str, agent: Any, **other
         scores,
         training_command(run),
         () if info is None else tuple(info.dataset_ids),
-        run.config.get("env_kwargs") or {},
+        make_env_expression(run, agent),
         (run.best_normalizer if checkpoint == "best" else run.normalizer).is_file(),
         _target(agent, scores),
         trust_of(run),
@@ -166,8 +167,23 @@ def _target(agent: Any, scores: Sequence[Score]) -> float | None:
     if not getattr(agent, "return_conditioned", False):
         return None
     best = max(scores, key=lambda score: score.mean, default=None)
-    target: float | None = None if best is None else best.target
-    return agent.return_range[1] if target is None else target
+    target = math.nan if best is None or best.target is None else best.target
+    return float(target if math.isfinite(target) else agent.return_range[1])
+
+
+def make_env_expression(run: RunFolder, agent: Any) -> str | None:
+    """Return a Python expression that makes an environment of a run; None if its settings name none."""
+    env, kwargs = run.config.get("env"), run.config.get("env_kwargs") or {}
+    info = getattr(agent, "dataset_info", None)
+    if info is not None and env in (None, info.env_id) and not kwargs:
+        return None if info.env_id is None else "agent.make_env(1)"
+    if not isinstance(env, str) or not isinstance(kwargs, dict):
+        return None
+    arguments = [json.dumps(env), "n_envs=1", *([f"env_kwargs={kwargs!r}"] if kwargs else [])]
+    for name in ("previous_reward", "previous_transition"):
+        if info is None and run.config.get(name) is True:
+            arguments.append(f"{name}=True")
+    return f"make_vec_env({', '.join(arguments)})"
 
 
 def trust_of(run: RunFolder) -> str:

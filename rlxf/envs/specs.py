@@ -194,11 +194,16 @@ def single_spec(spec: EnvSpec) -> EnvSpec:
 
 def single_arguments(spec: EnvSpec, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments without those that `gymnasium.make_vec` adds or only the vector class accepts."""
-    if not kwargs:
-        return {}
-    single, vector = _accepted_arguments(spec.entry_point), _accepted_arguments(spec.vector_entry_point)
-    only_vector = set() if single is None else set(vector or ()) - set(single)
-    return {name: value for name, value in kwargs.items() if name not in {*VECTOR_ARGUMENTS, *only_vector}}
+    given = {name: value for name, value in kwargs.items() if name not in VECTOR_ARGUMENTS}
+    unknown = set(given) - set(inspect.signature(gymnasium.make).parameters)
+    if not unknown or spec.vector_entry_point is None:
+        return given
+    try:
+        single, vector = map(_accepted_arguments, (spec.entry_point, spec.vector_entry_point))
+    except (ImportError, gymnasium.error.DependencyNotInstalled):  # `creation_errors` describes it
+        return given
+    only_vector = set() if single is None else unknown & set(vector or ()) - set(single)
+    return {name: value for name, value in given.items() if name not in only_vector}
 
 
 def make_single(spec: EnvSpec, **kwargs: Any) -> gymnasium.Env:

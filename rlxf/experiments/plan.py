@@ -204,7 +204,8 @@ def _merged_core(first: Any, second: Any) -> Any:
         return first
     if not isinstance(second, dict) or "name" in second:
         return second
-    table = {"name": first} if isinstance(first, str) else first if isinstance(first, dict) else {}
+    technique = {"name": first} if isinstance(first, str) and first.lower() != "none" else {}
+    table = first if isinstance(first, dict) else technique
     return table | {key: _merged_core(table.get(key), value) for key, value in second.items()}
 
 

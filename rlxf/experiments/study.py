@@ -261,7 +261,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def storage_errors(place: str) -> Iterator[None]:
-    """Raise errors of a storage as `StorageError` in one sentence; errors about a file that they name stay.
+    """Raise errors of a storage as `StorageError` in one sentence; errors that name another file stay.
 
     Args:
         place: URL of the database, or path of the file.
@@ -271,7 +271,8 @@ def storage_errors(place: str) -> Iterator[None]:
     except (StorageError, OtherStudyError):
         raise
     except Exception as error:  # of any database driver
-        if isinstance(error, OSError) and not str(error.filename or place).startswith(place):
+        own = str(Path(place.removeprefix("sqlite:///")))
+        if isinstance(error, OSError) and not str(error.filename or own).startswith(own):
             raise
         raise _storage_error(place, error) from error
 

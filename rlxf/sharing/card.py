@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
@@ -78,7 +78,7 @@ class ModelCard:
         scores: scores of this checkpoint; empty if it was not evaluated.
         command: command that trains the agent; None if it is unknown.
         datasets: ids of the Minari datasets that it was trained on.
-        env_kwargs: arguments of the environment.
+        make_env: Python expression that makes a vector environment of ``agent``; None if there is none.
         normalizer: whether the agent is shared with statistics of its observations, ``normalizer.zip``.
         target: return to request from the agent; None if it is not conditioned on a return.
         trust: ``" --trust"`` if commands on the run need it, else empty.
@@ -96,7 +96,7 @@ class ModelCard:
     scores: list[Score]
     command: str | None
     datasets: tuple[str, ...] = ()
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    make_env: str | None = None
     normalizer: bool = False
     target: float | None = None
     trust: str = ""
@@ -172,7 +172,7 @@ class ModelCard:
     def _usage(self) -> str:
         trust = (
             "\n\nThe environment is that of a module, or has arguments. `--trust` uses these parts of the "
-            "run, which can run code: pass it only if you trust the author."
+            "run, which can run code: pass it only if you trust the author. The program uses them without it."
         )
         program = self._program()
         download = [] if self.repository is None else [f"rlxf pull {self.repository}"]
@@ -183,26 +183,33 @@ class ModelCard:
     def _program(self) -> str:
         """Return a program in which the agent acts; without its environment, it only loads the agent."""
         load = f"agent = {self.agent}.load({self._path('checkpoint.zip')})"
-        if self.env is None:
+        if self.make_env is None:
             return f"from rlxf import {self.agent}\n\n{load}"
-        wrappers = [f"env = load_normalizer({self._path('normalizer.zip')}, env)"] if self.normalizer else []
-        if self.target is not None:
-            wrappers.append(f"env = ReturnToGo(env, target_return={self.target:g})")
-        kwargs = f", env_kwargs={dict(self.env_kwargs)!r}" if self.env_kwargs else ""
+        names = [name for name in ("ReturnToGo", "make_vec_env") if name in self._environment]
         lines = [
             "import numpy as np\n",
             f"from rlxf import {self.agent}",
-            f"from rlxf.envs import {'' if self.target is None else 'ReturnToGo, '}make_vec_env",
-            *["from rlxf.training import load_normalizer"] * self.normalizer,
+            *([f"from rlxf.envs import {', '.join(names)}"] if names else []),
+            *(["from rlxf.training import load_normalizer"] if self.normalizer else []),
             "",
             load,
-            f"env = make_vec_env({json.dumps(self.env, ensure_ascii=False)}, n_envs=1{kwargs})",
-            *wrappers,
+            self._environment,
             "obs, state, start = env.reset(), None, np.ones(1, bool)",
             "for _ in range(1000):",
             "    actions, state = agent.predict(obs, state, start, deterministic=True)",
             "    obs, rewards, start, infos = env.step(actions)",
         ]
+        return "\n".join(lines)
+
+    @property
+    def _environment(self) -> str:
+        """Lines of the program that make the environment, with the wrappers of the agent."""
+        lines = [f"env = {self.make_env}"]
+        if self.normalizer:
+            lines += [f"env = load_normalizer({self._path('normalizer.zip')}, env)"]
+            lines += ["env.training = env.norm_reward = False"]
+        if self.target is not None:
+            lines += [f"env = ReturnToGo(env, target_return={self.target!r})"]
         return "\n".join(lines)
 
     def _path(self, name: str) -> str:

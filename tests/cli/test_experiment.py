@@ -2,12 +2,15 @@
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from rlxf.cli import main
-from rlxf.experiments.execution import only_process
+from rlxf.cli.job_options import check_same, needs_trust, read_options
+from rlxf.experiments.execution import Job, Outcome, only_process
+from rlxf.training import RunFolder
 from tests.cli.running import refused
 
 FILE = """\
@@ -225,3 +228,25 @@ def test_a_folder_that_cannot_be_written_is_named(folder, capsys):
     folder.mkdir(parents=True)
     folder.chmod(0o500)
     assert str(folder.name) in refused(capsys, "experiment", "small.toml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused_name"),
+    [
+        ({}, None),
+        ({"env": "CartPole-v1"}, None),
+        ({"env": "evil:Env-v0"}, "env"),
+        ({"env_kwargs": {"file": "/etc/x"}}, "env_kwargs"),
+        ({"dataset": ["other/x-v0"]}, "dataset"),
+        ({"trust_data": False}, "trust_data"),
+    ],
+)
+def test_a_run_on_a_dataset_is_resumed_with_trust_in_its_own_task_only(tmp_path, changes, refused_name):
+    words = ["train bc", "--dataset", "a/b-v0", "--trust-data"]
+    options = read_options(["train", "bc", *words[1:]])
+    assert needs_trust(options)
+    job = Job(str(tmp_path / "seed-0"), words[0], tuple(words[1:]), trusted=True)
+    Outcome(words, 143).write(job)
+    RunFolder.create(Path(job.folder), options | {"agent": "behavior_cloning"} | changes)
+    with pytest.raises(ValueError, match=f"has {refused_name} = ") if refused_name else nullcontext():
+        check_same(job, options, Path("file.toml"))

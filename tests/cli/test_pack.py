@@ -1,6 +1,7 @@
 """Tests of ``rlxf pack``."""
 
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,11 @@ import pytest
 
 from rlxf import GTrXLPPO, evaluate
 from rlxf.cli import main
+from rlxf.cli.shared_runs import make_env_expression
 from rlxf.envs import make_vec_env
-from tests.cli.running import refused, train
+from rlxf.training import RunFolder
+from tests.cli.running import TASK, TINY, refused, train
+from tests.datasets import ID, record_cartpole
 
 
 def returns_of(checkpoint):
@@ -49,6 +53,38 @@ def test_statistics_are_those_of_the_checkpoint():
     train("--run", "runs/own", "--normalize-observations", "--core.layers", "1", "--episodes", "2")
     main(["pack", "runs/own", "own"])
     assert Path("own/normalizer.zip").read_bytes() == Path("runs/own/normalizer.zip").read_bytes()
+
+
+NORMALIZED = ["--normalize-observations", "--normalize-rewards", "--previous-reward"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "gtrxl", *TASK, *TINY, *NORMALIZED],
+        ["train", "dt", "--dataset", ID, "--updates", "2", "--core.width", "8", "--episodes", "2"],
+        ["train", "bc", "--dataset", ID, "--updates", "2", "--episodes", "2"],
+    ],
+    ids=["normalized", "conditioned", "cloned"],
+)
+def test_the_program_of_a_card_runs(minari_root, words):
+    record_cartpole()
+    main([*words, "--run", "runs/own", "--no-progress-bar"])
+    main(["pack", "runs/own", "own"])
+    program = Path("own/README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    Path("program.py").write_text(program.replace("range(1000)", "range(40)"))
+    env = runpy.run_path("program.py")["env"]
+    assert not getattr(env, "training", False)
+    spec = env.get_attr("spec")[0]
+    assert spec.id == ("CartPole-v1" if ID in words else "rlxf/TMaze-v0")
+    assert spec.kwargs.get("corridor_length") == (None if ID in words else 3)
+
+
+@pytest.mark.parametrize("kwargs", [[1], "abc", 5])
+def test_a_damaged_run_has_a_card_without_an_environment(kwargs):
+    run = RunFolder(Path("run"), {"env": "CartPole-v1", "env_kwargs": kwargs})
+    assert make_env_expression(run, None) is None
 
 
 def test_existing_folder_is_kept(finished, capsys):

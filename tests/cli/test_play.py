@@ -7,6 +7,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import WrapperSpec
+from gymnasium.wrappers import TransformObservation
 from PIL import Image, ImageSequence
 
 from rlxf.cli import main
@@ -120,3 +121,19 @@ def test_the_task_of_a_run_keeps_the_wrappers_of_its_registration():
         assert "StickyAction" in str(make_env(spec))
     finally:
         gymnasium.registry.pop("StickyPole-v0")
+
+
+def halved_pole():
+    env = CartPoleEnv()
+    return TransformObservation(env, lambda observation: observation / 2, env.observation_space)
+
+
+def test_wrappers_of_an_entry_point_are_not_repeated():
+    gymnasium.register("HalvedPole-v0", halved_pole, max_episode_steps=9)
+    try:
+        env = make_vec_env("HalvedPole-v0", 1)
+        spec = spec_without_probe(spec_of(env))
+        env.close()
+        make_env(spec).close()
+    finally:
+        gymnasium.registry.pop("HalvedPole-v0")

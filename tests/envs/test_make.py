@@ -290,3 +290,9 @@ def test_arguments_of_the_vector_class_only_do_not_reach_a_single_environment():
         assert env.spec.kwargs == {"active": False, "corridor_length": 3}
     with pytest.raises(TypeError, match="takes no argument 'devise'"):
         make_env("rlxf/TMazeTensor-v0", {"devise": "cpu"})
+
+
+def test_arguments_of_gymnasium_make_reach_an_environment_with_a_vector_class():
+    """CartPole's vector class has a parameter ``max_episode_steps``, and CartPole itself has not."""
+    with closing(make_env("CartPole-v1", {"max_episode_steps": 9})) as env:
+        assert env.spec.max_episode_steps == 9

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rlxf.experiments import execution
 from rlxf.experiments.execution import (
     ExperimentError,
     Job,
@@ -291,9 +292,12 @@ def test_the_last_line_of_a_log(tmp_path, content, line):
     assert last_line(tmp_path / "log") == line
 
 
-def test_lines_of_earlier_attempts_do_not_count(tmp_path):
-    (tmp_path / "log").write_text("saved checkpoint\n")
-    assert last_line(tmp_path / "log", start=17) == ""
+def test_lines_of_earlier_attempts_do_not_count(tmp_path, monkeypatch):
+    """A process that ends without a message, e.g. by a signal, leaves the lines of the attempt before."""
+    job = random_job(tmp_path)
+    job.sibling("log").write_text("saved checkpoint\n")
+    monkeypatch.setattr(execution, "_train", lambda *arguments: 3)
+    assert run_job(job).failure == "exit status 3"
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ def test_later_settings_replace_earlier_ones(read):
         ('"Compressive"', "{ length = 32 }", {"name": "Compressive", "length": 32}),
         ('{ name = "XL", length = 16 }', '{ name = "RMT" }', {"name": "RMT"}),
         ('{ name = "XL", length = 16 }', '"None"', "None"),
+        ('"None"', "{ length = 16 }", {"length": 16}),
     ],
 )
 def test_options_of_a_technique_keep_its_name(read, first, second, core):

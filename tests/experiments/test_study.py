@@ -122,6 +122,8 @@ def test_errors_of_other_files_do_not_name_the_storage():
     own = pytest.raises(StorageError, match=r"cannot use the storage study\.log: PermissionError")
     with own, storage_errors("study.log"):
         raise PermissionError(13, "Permission denied", "study.log.lock")
+    with pytest.raises(StorageError), storage_errors("sqlite:///runs/s/study.db"):
+        raise PermissionError(13, "Permission denied", "runs/s/study.db")
 
 
 @pytest.mark.parametrize(

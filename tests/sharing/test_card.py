@@ -70,21 +70,19 @@ def test_folders_are_quoted_in_commands_and_programs(folder):
     assert ast.literal_eval(call.args[0]) == f"{folder}/checkpoint.zip"
 
 
-def test_the_program_of_a_card_acts_as_in_training():
-    program = card(env_kwargs={"n": 3}, normalizer=True, target=500.0).partition("```python\n")[2]
-    program = program.partition("```")[0]
+def test_the_program_of_a_card_has_the_wrappers_of_the_agent():
+    """`tests.cli.test_pack` runs such programs."""
+    text = card(make_env='make_vec_env("CartPole-v1", n_envs=1)', normalizer=True, target=1234567.5)
+    program = text.partition("```python\n")[2].partition("```")[0]
     ast.parse(program)
-    assert "env = make_vec_env(\"CartPole-v1\", n_envs=1, env_kwargs={'n': 3})\n" in program
+    assert "from rlxf.envs import ReturnToGo, make_vec_env\n" in program
     assert 'env = load_normalizer("runs/agent/normalizer.zip", env)\n' in program
-    assert "env = ReturnToGo(env, target_return=500)\n" in program
-    assert (
-        "from rlxf.envs import ReturnToGo, make_vec_env\nfrom rlxf.training import load_normalizer" in program
-    )
-    plain = card()
-    assert "actions, state = agent.predict(obs, state, start, deterministic=True)" in plain
-    assert "ReturnToGo" not in plain
-    assert "normalizer" not in plain
-    assert "make_vec_env" not in card(env=None)
+    assert "env.training = env.norm_reward = False\n" in program
+    assert "env = ReturnToGo(env, target_return=1234567.5)\n" in program
+    own = card(make_env="agent.make_env(1)")
+    assert "env = agent.make_env(1)\nobs, state, start = env.reset()" in own
+    assert "rlxf.envs" not in own
+    assert "predict" not in card()
 
 
 def is_load(node):

@@ -270,7 +270,7 @@ def test_environments_that_were_passed_stay_open(agent, make, open_envs):
     assert len(before) >= 1
 
 
-def test_a_schedule_is_not_asked_beyond_the_end(agent):
+def test_a_schedule_is_not_evaluated_beyond_the_end(agent):
     """Four environments take 12 steps of 10."""
     asked = []
     agent.learning_rate = lambda remaining: asked.append(remaining) or 1e-3 * remaining
