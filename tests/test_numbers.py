@@ -114,9 +114,16 @@ def test_table_of_offline_methods():
     runs = [
         returns.Run(**run)
         for key, run in lines
-        if key.endswith(", data") or ("30000 updates" in key and "averaging 0.9999" not in key)
+        if key.endswith(", data")
+        or ("30000 updates" in key and "averaging 0.9999" not in key and "dropout" not in key)
     ]
     assert_on_page("offline", table_of_returns([r for r in runs if r.method in methods], (0, 1, 2, 3, 5)))
+
+
+def test_table_of_decision_transformers_without_dropout():
+    lines = read_runs(NUMBERS / "returns.jsonl").items()
+    runs = [returns.Run(**run) for key, run in lines if ", dropout 0," in key or key.endswith(", data")]
+    assert_on_page("offline", table_of_returns(runs, (0, 1, 2, 3, 4, 5)))
 
 
 def table_of_returns(runs, columns):

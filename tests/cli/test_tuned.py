@@ -48,6 +48,10 @@ def test_names_are_unique_over_all_commands():
 def test_settings_for_datasets_are_those_of_the_benchmark():
     cloning = parse(["train", "bc", "--tuned", "mujoco", "--dataset", "a/b-v0"]).learner.arguments()
     assert (cloning["sampling"], cloning["weight_averaging"]) == (HighReturns(0.25), 0.9999)
+    conditioned = parse(["train", "dt", "--tuned", "mujoco-dt", "--dataset", "a/b-v0"])
+    assert conditioned.core == decision_transformer(width=64, layers=2, dropout=0.0)
+    names = ("weight_averaging", "context_length", "batch_size", "return_scale")
+    assert [conditioned.learner.arguments()[name] for name in names] == [0.999, 10, 32, None]
     words = ["train", "dt", "--tuned", "classic-control", "--dataset", "a/b-v0", "--core.width", "32"]
     options = parse(words)
     assert options.core == decision_transformer(width=32, layers=2)
