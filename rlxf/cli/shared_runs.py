@@ -171,6 +171,16 @@ def _target(agent: Any, scores: Sequence[Score]) -> float | None:
     return float(target if math.isfinite(target) else agent.return_range[1])
 
 
+def python_literal(value: Any) -> str:
+    """Return a JSON value as a Python expression, with double quotes around texts."""
+    if isinstance(value, dict):
+        entries = (f"{python_literal(key)}: {python_literal(each)}" for key, each in value.items())
+        return f"{{{', '.join(entries)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(python_literal, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
 def make_env_expression(run: RunFolder, agent: Any) -> str | None:
     """Return a Python expression that makes an environment of a run; None if its settings name none."""
     env, kwargs = run.config.get("env"), run.config.get("env_kwargs") or {}
@@ -179,7 +189,7 @@ def make_env_expression(run: RunFolder, agent: Any) -> str | None:
         return None if info.env_id is None else "agent.make_env(1)"
     if not isinstance(env, str) or not isinstance(kwargs, dict):
         return None
-    arguments = [json.dumps(env), "n_envs=1", *([f"env_kwargs={kwargs!r}"] if kwargs else [])]
+    arguments = [json.dumps(env), "n_envs=1", *([f"env_kwargs={python_literal(kwargs)}"] if kwargs else [])]
     for name in ("previous_reward", "previous_transition"):
         if info is None and run.config.get(name) is True:
             arguments.append(f"{name}=True")

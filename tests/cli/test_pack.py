@@ -1,5 +1,6 @@
 """Tests of ``rlxf pack``."""
 
+import ast
 import json
 import runpy
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from rlxf import GTrXLPPO, evaluate
 from rlxf.cli import main
-from rlxf.cli.shared_runs import make_env_expression
+from rlxf.cli.shared_runs import make_env_expression, python_literal
 from rlxf.envs import make_vec_env
 from rlxf.training import RunFolder
 from tests.cli.running import TASK, TINY, refused, train
@@ -79,6 +80,12 @@ def test_the_program_of_a_card_runs(minari_root, words):
     spec = env.get_attr("spec")[0]
     assert spec.id == ("CartPole-v1" if ID in words else "rlxf/TMaze-v0")
     assert spec.kwargs.get("corridor_length") == (None if ID in words else 3)
+
+
+@pytest.mark.parametrize("value", [{"a": [1, None, True, {"b": -0.5}]}, 'it\'s "x"\\\n', "\U0001f600", {}])
+def test_literals_of_python(value):
+    assert ast.literal_eval(python_literal(value)) == value
+    assert python_literal({"a": "b"}) == '{"a": "b"}'
 
 
 @pytest.mark.parametrize("kwargs", [[1], "abc", 5])
