@@ -7,8 +7,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlxf.training.file_contents import CONFIG
-
 if TYPE_CHECKING:
     from rlxf.experiments.execution import Job, Outcome
     from rlxf.training import RunFolder
@@ -64,6 +62,7 @@ def check_same(job: "Job", options: Mapping[str, Any], file: Path) -> None:
         file: file that describes the runs.
     """
     from rlxf.experiments.execution import Outcome
+    from rlxf.training.file_contents import CONFIG
     from rlxf.training.run_folder import RunFolder
 
     folder = Path(job.folder)
