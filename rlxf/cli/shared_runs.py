@@ -32,7 +32,7 @@ from rlxf.evaluation.video import MAX_STEPS, FrameRecorder
 from rlxf.sharing.card import ModelCard, Score, read_scores
 from rlxf.sharing.download import CARD, CHECKPOINT, CONFIG, FILES, VIDEO
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.run_folder import EVALUATION
+from rlxf.training.run_folder import EVALUATION, NORMALIZER
 from rlxf.training.serialization import dump_json, load_json, load_json_object
 from rlxf.utils.gif import encode_gif
 
@@ -81,7 +81,7 @@ def shared_files(run: RunFolder, checkpoint: str) -> dict[str, Path | bytes]:
     }
     statistics = run.best_normalizer if best else run.normalizer
     if statistics.is_file():
-        files["normalizer.zip"] = statistics
+        files[NORMALIZER] = statistics
     reports = read_evaluation(run)
     if checkpoint in reports:
         files[EVALUATION] = json.dumps({"last": reports[checkpoint]}).encode()
@@ -106,7 +106,8 @@ def shared_content(
     episode = record_video(run, checkpoint, trust) if video else None
     if episode is not None:
         files[VIDEO] = episode
-    files[CARD] = model_card(run, folder, checkpoint, agent, video=episode is not None, **others)
+    parts = {"video": episode is not None, "normalizer": NORMALIZER in files}
+    files[CARD] = model_card(run, folder, checkpoint, agent, **parts, **others)
     return files
 
 
@@ -140,7 +141,7 @@ def model_card(run: RunFolder, folder: str, checkpoint: str, agent: Any, **other
         folder: folder in which the shared run is used.
         checkpoint: "last" or "best".
         agent: the agent of this checkpoint.
-        others: video, repository and commit of `ModelCard`.
+        others: normalizer, video, repository and commit of `ModelCard`.
     """
     info = getattr(agent, "dataset_info", None)
     scores = read_scores_of(run, checkpoint)
@@ -153,10 +154,9 @@ def model_card(run: RunFolder, folder: str, checkpoint: str, agent: Any, **other
         scores,
         training_command(run),
         () if info is None else tuple(info.dataset_ids),
-        make_env_expression(run, agent),
-        (run.best_normalizer if checkpoint == "best" else run.normalizer).is_file(),
-        _target(agent, scores),
-        trust_of(run),
+        make_env=make_env_expression(run, agent),
+        target=_target(agent, scores),
+        trust=trust_of(run),
         **others,
     )
     return card.text().encode()

@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.data import ReferenceScores
-from rlxf.envs.specs import MONITOR, single_spec, spec_of
+from rlxf.envs.specs import single_spec, spec_of
 from rlxf.evaluation import evaluate
 from rlxf.evaluation.environment import reference_scores_of, with_training_normalization
 from rlxf.evaluation.episodes import validate_targets
@@ -25,6 +25,7 @@ from rlxf.evaluation.episodes import validate_targets
 Agent = PolicyPredictor | None
 SCORED_EPISODES = 100
 """Number of episodes to measure the mean return of a random policy, and of the agent."""
+MONITOR = "stable_baselines3.common.monitor:Monitor"
 
 
 @dataclass(frozen=True)

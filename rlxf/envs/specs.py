@@ -181,8 +181,6 @@ _EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
 """Module of environments -> extra of rlxf with the packages that they need."""
 
 
-MONITOR = "stable_baselines3.common.monitor:Monitor"
-"""Entry point of SB3's wrapper that `rlxf.envs.make_vec_env` puts directly around an environment."""
 VECTOR_ARGUMENTS = ("num_envs", "vectorization_mode", "vector_kwargs")
 """Arguments that `gymnasium.make_vec` adds to those of an environment."""
 

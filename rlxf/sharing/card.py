@@ -174,10 +174,9 @@ class ModelCard:
             "\n\nThe environment is that of a module, or has arguments. `--trust` uses these parts of the "
             "run, which can run code: pass it only if you trust the author. The program uses them without it."
         )
-        program = self._program()
         download = [] if self.repository is None else [f"rlxf pull {self.repository}"]
         commands = "\n".join([*download, self._evaluate, f"rlxf play {quote(self.folder)}{self.trust}"])
-        blocks = f"```bash\n{commands}\n```\n\n```python\n{program}\n```"
+        blocks = f"```bash\n{commands}\n```\n\n```python\n{self._program()}\n```"
         return f"## Usage\n\n{blocks}{trust * bool(self.trust)}"
 
     def _program(self) -> str:
@@ -185,7 +184,8 @@ class ModelCard:
         load = f"agent = {self.agent}.load({self._path('checkpoint.zip')})"
         if self.make_env is None:
             return f"from rlxf import {self.agent}\n\n{load}"
-        names = [name for name in ("ReturnToGo", "make_vec_env") if name in self._environment]
+        environment = self._environment
+        names = [name for name in ("ReturnToGo", "make_vec_env") if name in environment]
         lines = [
             "import numpy as np\n",
             f"from rlxf import {self.agent}",
@@ -193,7 +193,7 @@ class ModelCard:
             *(["from rlxf.training import load_normalizer"] if self.normalizer else []),
             "",
             load,
-            self._environment,
+            environment,
             "obs, state, start = env.reset(), None, np.ones(1, bool)",
             "for _ in range(1000):",
             "    actions, state = agent.predict(obs, state, start, deterministic=True)",

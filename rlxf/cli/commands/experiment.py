@@ -61,8 +61,9 @@ class Experiment(Command):
         jobs = []
         for cell in plan.cells():
             given = options[cell.task, cell.agent]
-            jobs.append((cell, self._job(cell, needs_trust(given))))
-            check_same(jobs[-1][1], given, self.file)
+            job = self._job(cell, needs_trust(given))
+            check_same(job, given, self.file)
+            jobs.append((cell, job))
         return partial(self._run, plan, jobs)
 
     @property
