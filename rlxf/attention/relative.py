@@ -199,17 +199,19 @@ class _Unshift(torch.autograd.Function):
 
 def _shift_right(x: Tensor, first: int, columns: int) -> Tensor:
     left = max(0, -first)
-    width = max(columns, left + x.shape[-1])
-    buffer = x.new_zeros(*x.shape[:-1], width + 1)
-    buffer[..., left : left + x.shape[-1]] = x
+    right = left + x.shape[-1]
+    buffer = x.new_empty(*x.shape[:-1], max(columns, right) + 1)
+    buffer[..., :left], buffer[..., left:right], buffer[..., right:] = 0, x, 0
     return _shifted_rows(buffer, left + first)[..., :columns]
 
 
 def _shift_left(x: Tensor, first: int, columns: int) -> Tensor:
     left = max(0, -first)
-    width = max(x.shape[-1], left + columns)
-    buffer = x.new_zeros(*x.shape[:-1], width + 1)
-    _shifted_rows(buffer, left + first)[..., : x.shape[-1]] = x
+    buffer = x.new_empty(*x.shape[:-1], max(x.shape[-1], left + columns) + 1)
+    rows, start = _shifted_rows(buffer, left + first), left + first
+    rows[..., : x.shape[-1]], rows[..., x.shape[-1] :] = x, 0
+    edges = buffer.flatten(-2)
+    edges[..., :start], edges[..., start + rows.shape[-2] * rows.shape[-1] :] = 0, 0
     return buffer[..., left : left + columns]
 
 
