@@ -219,6 +219,8 @@ def observation_fault(space: spaces.Space[Any], observation: Any) -> str | None:
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _parts_fault(space, observation)
+    if isinstance(space, spaces.Discrete) and type(observation) in (int, np.int64):
+        return None if 0 <= observation - space.start < space.n else range_fault(space, observation)
     if not isinstance(space, FLAT):
         return None
     has_dtype = type(observation) is np.ndarray and observation.dtype == space.dtype

@@ -19,6 +19,10 @@ from rlxf.training.distributed import process_group
 from rlxf.training.process_group import ProcessGroup
 
 
+JOINED_VALUES = 1024
+"""Number of pending values of a metric that are joined to one tensor: 4 bytes each instead of several hundred."""
+
+
 @dataclass
 class OfflineUpdate:
     """Gradient update that also records metrics.
@@ -67,7 +71,14 @@ class OfflineUpdate:
         with naming_output_faults(partial(self.losses, batch)):
             norm = self.step(parts)
         for name, value in (parts | {"grad_norm": norm}).items():
-            self._metrics[name].append(value.detach())
+            self._record(name, value.detach().view(1))
+
+    def _record(self, name: str, value: Tensor) -> None:
+        """Add the value of an update, (1,); many values are joined, as a training without log keeps all."""
+        values = self._metrics[name]
+        values.append(value)
+        if len(values) == JOINED_VALUES:
+            values[:] = [torch.cat(values)]
 
     def losses(self, batch: Any) -> dict[str, Tensor]:
         """Return the "loss" and its parts."""
@@ -109,11 +120,11 @@ class OfflineUpdate:
 
     def metrics(self) -> dict[str, Tensor]:
         """Return each metric of the updates since the last call of `pop_metric_means`, (updates,)."""
-        return {name: torch.stack(values) for name, values in self._metrics.items()}
+        return {name: torch.cat(values) for name, values in self._metrics.items()}
 
     def load_metrics(self, metrics: Mapping[str, Tensor]) -> None:
         """Restore pending metrics from the result of `metrics`."""
-        self._metrics.update((name, list(values)) for name, values in metrics.items())
+        self._metrics.update((name, [values]) for name, values in metrics.items())
 
 
 UNCLIPPED = ("loss.log_temperature", "loss.critic.")
