@@ -18,9 +18,8 @@ from rlxf.agents.offline.weight_averaging import WeightAverage
 from rlxf.training.distributed import process_group
 from rlxf.training.process_group import ProcessGroup
 
-
 JOINED_VALUES = 1024
-"""Number of pending values of a metric that are joined to one tensor: 4 bytes each instead of several hundred."""
+"""Number of pending values of a metric that are joined to one tensor, which needs less memory."""
 
 
 @dataclass
