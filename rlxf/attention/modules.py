@@ -1,4 +1,4 @@
-"""What modules of all axes share: functions for acting steps, and pending terms of auxiliary losses."""
+"""Common parts of modules of all axes: functions for acting steps, and pending terms of auxiliary losses."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
