@@ -34,7 +34,7 @@ def evaluate_baselines(
 ) -> dict[str, Report]:
     """Train the baselines, and return their reports by name, the returns of the data first.
 
-    With fewer than ten episodes, the cloning of the best tenth is left out, and a line says so.
+    With fewer than ten episodes, the cloning of the best tenth is left out (`report_missing_baselines`).
 
     Args:
         data: training data.
@@ -47,8 +47,7 @@ def evaluate_baselines(
     returns = np.asarray(data.returns, np.float64)
     reports = {"data": Report(returns, data.lengths, references=data.reference_scores)}
     for name, share in BASELINES.items():
-        if share < 1 and data.episodes < MIN_EPISODES:
-            print_out(f"{name} is left out: it needs {MIN_EPISODES} episodes, the data have {data.episodes}")
+        if _is_missing(share, data):
             continue
         agent = BehaviorCloning(data, share, **settings)
         agent.set_logger(Logger(None, []))
@@ -57,6 +56,17 @@ def evaluate_baselines(
         with fresh_env(agent, episodes) as env:
             reports[name] = evaluate(agent, env, episodes, progress_bar=verbose and name)
     return reports
+
+
+def report_missing_baselines(data: Trajectories) -> None:
+    """Print a line for each baseline that needs more episodes than the data have."""
+    for name, share in BASELINES.items():
+        if _is_missing(share, data):
+            print_out(f"{name} is left out: it needs {MIN_EPISODES} episodes, the data have {data.episodes}")
+
+
+def _is_missing(share: float, data: Trajectories) -> bool:
+    return share < 1 and data.episodes < MIN_EPISODES
 
 
 def report_baselines(

@@ -38,9 +38,27 @@ class Episodes(Protocol):
         """True if the episode was truncated, bool (E,)."""
 
 
-def returns_differ(data: Episodes) -> bool:
-    """Return whether not all episodes have the same return, as `differ_beyond_rounding`."""
-    return differ_beyond_rounding(data.returns)
+UNUSED_REWARDS = (
+    "in the last step of an episode that is not terminated; such a step has no value target, because the "
+    "observation after it is not known: mark these ends as terminations if the episodes end there, for "
+    "example at a goal"
+)
+LARGE_SHARE = 0.1
+"""Share of unused rewards above which a warning reports them. A time limit of ten steps or more has less."""
+
+
+def unused_rewards(rewards: NDArray[np.float32], complete: NDArray[np.bool_]) -> str | None:
+    """Find rewards that no value target contains, if they are a large share by absolute value.
+
+    Args:
+        rewards: rewards of the steps, (N,).
+        complete: `rlxf.data.Trajectories.complete_transitions` of the steps, (N,).
+    """
+    sizes = np.abs(rewards, dtype=np.float64)
+    share = sizes[~complete].sum() / max(sizes.sum(), np.finfo(np.float64).tiny)
+    if share <= LARGE_SHARE:
+        return None
+    return f"{share:.0%} of the rewards, by absolute value, are {UNUSED_REWARDS}"
 
 
 def differ_beyond_rounding(returns: NDArray[np.float32]) -> bool:
@@ -54,15 +72,15 @@ def equal_returns(data: Episodes) -> str | None:
 
     The sentence also names the cause if all returns are 0: the rewards may be missing.
     """
-    if returns_differ(data):
+    if differ_beyond_rounding(data.returns):
         return None
     low, episodes = float(data.returns.min()), len(data.returns)
     who = f"all {episodes} episodes have" if episodes > 1 else "the only episode has"
     cause = "" if np.any(data.returns) else f"{_no_return(data)}; otherwise "
     return (
-        f"{who} the return {low:g}, so the data do not show how actions depend on the return: an agent that "
-        f"is conditioned on the return only clones the behavior in the data, whatever return it is asked "
-        f"for; {cause}use {low:g} as target return, or add episodes with other returns"
+        f"{who} the return {low:g}, so the data do not show how actions depend on the return: whatever the "
+        f"target return, an agent without a critic clones the behavior in the data; {cause}use {low:g} as "
+        f"target return, or add episodes with other returns"
     )
 
 
@@ -83,18 +101,18 @@ def missing_ends(data: Episodes) -> str | None:
     )
 
 
-def warn_of_returns(data: Episodes, return_conditioned: bool, stacklevel: int = 2) -> None:
+def warn_of_returns(data: Episodes, allows_equal_returns: bool, stacklevel: int = 2) -> None:
     """Warn about data on which an agent cannot be conditioned on the return as intended.
 
     Args:
         data: the training data.
-        return_conditioned: True if the agent acts for a target return, False if it predicts the return.
+        allows_equal_returns: False if the agent refuses such data, or needs no return.
         stacklevel: as in ``warnings.warn``; 2 attributes the warning to the caller of this function.
 
     Warns:
-        UserWarning: for the findings `equal_returns`, if there is a target, and `missing_ends`.
+        UserWarning: for the findings `equal_returns`, if they are allowed, and `missing_ends`.
     """
-    for find in (equal_returns, missing_ends) if return_conditioned else (missing_ends,):
+    for find in (equal_returns, missing_ends) if allows_equal_returns else (missing_ends,):
         if sentence := find(data):
             warnings.warn(sentence, stacklevel=stacklevel)
 

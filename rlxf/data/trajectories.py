@@ -137,6 +137,16 @@ class Trajectories:
         return np.concatenate([np.arange(self.offsets[e], self.offsets[e + 1]) for e in episodes])
 
     @property
+    def complete_transitions(self) -> NDArray[np.bool_]:
+        """Steps whose next observation is known or not needed, bool (N,).
+
+        They are all steps except the last step of episodes that are not terminated.
+        """
+        complete = np.ones(self.steps, np.bool_)
+        complete[self.offsets[1:][~self.terminated] - 1] = False
+        return complete
+
+    @property
     def encoder(self) -> VectorEncoder | ImageEncoder:
         """Encoder of observations as rows."""
         return observation_encoder(self.observation_space)

@@ -62,7 +62,13 @@ def check_probabilities(probabilities: ArrayLike, data: Trajectories) -> NDArray
     Raises:
         ValueError: if there is not one for each step, or one is not above 0 and at most 1.
     """
-    values = np.asarray(probabilities, np.float64)
+    try:
+        values = np.asarray(probabilities, np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"behavior_probabilities must be the probability of each logged action, {data.steps} numbers "
+            f"above 0 and at most 1; got {type(probabilities).__name__}"
+        ) from None
     if values.shape != (data.steps,) or not ((values > 0) & (values <= 1)).all():
         raise ValueError(
             f"behavior_probabilities must be the probability of each logged action, above 0 and at most 1, "

@@ -19,6 +19,7 @@ from rlxf.agents.common.checkpoint import MAX_SEED
 from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
+from rlxf.data.findings import unused_rewards
 from rlxf.evaluation.episodes import data_range, unconditioned_message, validate_targets
 from rlxf.evaluation.intervals import CONFIDENCE
 from rlxf.off_policy_evaluation.behavior import check_probabilities, estimate_behavior
@@ -114,6 +115,11 @@ class OffPolicyEstimate(Tabular):
         return table
 
 
+UNKNOWN_BEHAVIOR = (
+    "the behavior policy is unknown: its probabilities are estimated by behavior cloning of the data"
+)
+
+
 def estimate_return(
     agent: Any,
     dataset: Dataset | Sequence[Dataset] | Trajectories,
@@ -181,7 +187,7 @@ def estimate_return(
 
     Warns:
         UserWarning: for each entry of ``warnings`` of the result, and if the target lies outside of the
-            returns in the data.
+            returns in the data. All but a small effective sample size are known before the training.
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -200,20 +206,25 @@ def estimate_return(
         )
     acted = replay(agent, data, target, deterministic, seed, progress_bar)
     chosen = _defined_method(method, acted, data, notes)
+    if chosen != "fqe" and given is None:
+        notes.append(UNKNOWN_BEHAVIOR)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
     seeds = np.random.SeedSequence(seed).spawn(2)
     folds = None if chosen == "fqe" else folds_of_episodes(data.episodes, members, seeds[0])
     held_out = None if folds is None else folds == np.arange(members)[:, None]
     values = fit_q(
         data, acted.actions, config, acted.return_to_go, seed, get_device(device), progress_bar, held_out
     )
-    ratios = None if chosen == "fqe" else _ratios(acted, data, given, notes, seed, get_device(device))
+    ratios = None if chosen == "fqe" else _ratios(acted, data, given, seed, get_device(device))
     log = LoggedEpisodes.of(data, discount, ratios)
-    size = None if ratios is None else _effective_size(log, notes)
+    size = None if ratios is None else effective_sample_size(log.corrected_ratios)
+    if size is not None and size < FEW_SAMPLES:
+        notes.append(_few_samples(size, log.episodes))
+        warnings.warn(notes[-1], stacklevel=2)
     if folds is not None:
         values = values.of_members(folds[log.episode])
     value, margin = _interval(log, values, chosen, seeds[1])
-    for note in notes:
-        warnings.warn(note, stacklevel=2)
     logged = float(discounted_returns_to_go(data, discount)[data.offsets[:-1]].mean())
     interval = value - margin, value + margin
     return OffPolicyEstimate(value, *interval, chosen, discount, logged, size, target, tuple(notes))
@@ -231,7 +242,8 @@ def _target(agent: Any, data: Trajectories, target: float | None) -> float | Non
 
 def _data_notes(data: Trajectories, config: FittedQConfig) -> list[str]:
     """Return limitations of the data and of the settings, as sentences."""
-    notes = list(filter(None, [_unmarked_ends(data)]))
+    unused = unused_rewards(data.rewards, data.complete_transitions)
+    notes = list(filter(None, [_unmarked_ends(data), unused]))
     if data.episodes == 1:
         notes.append(
             "the data have a single episode: the interval contains no variation of episodes; use at least ten"
@@ -276,32 +288,25 @@ def _ratios(
     acted: Replay,
     data: Trajectories,
     given: NDArray[np.float64] | None,
-    notes: list[str],
     seed: int,
     device: torch.device,
 ) -> NDArray[np.float64]:
-    """Return the importance ratios of the steps; notes get an entry if the behavior policy is estimated."""
+    """Return the importance ratios of the steps; the probabilities of the data are estimated if unknown."""
     assert acted.probability is not None
     if given is None:
-        notes.append(
-            "the behavior policy is unknown: its probabilities are estimated by behavior cloning of the data"
-        )
         given = estimate_behavior(data, seed, device)
     return acted.probability / given
 
 
-def _effective_size(log: LoggedEpisodes, notes: list[str]) -> float:
-    """Return the effective sample size; notes get an entry if it is low."""
-    size = effective_sample_size(log.corrected_ratios)
+def _few_samples(size: float, episodes: int) -> str:
+    """Return a sentence about a small effective sample size, with its cause."""
     cause = (
         "the agent rarely takes the logged actions, so few episodes decide; prefer method='fqe', or "
         "deterministic=False"
     )
-    if size > log.episodes / 2:
+    if size > episodes / 2:
         cause = "the data have few episodes; use more, or method='fqe'"
-    if size < FEW_SAMPLES:
-        notes.append(f"the effective sample size is {size:.1f} of {log.episodes} episodes: {cause}")
-    return size
+    return f"the effective sample size is {size:.1f} of {episodes} episodes: {cause}"
 
 
 def _interval(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlxf.data import Trajectories
-from rlxf.off_policy_evaluation.fitted_q import StepValues, usable_steps
+from rlxf.off_policy_evaluation.fitted_q import StepValues
 
 Floats = NDArray[np.float64]
 LARGEST_LOG_RATIO = 700.0
@@ -42,7 +42,7 @@ class LoggedEpisodes:
         """Return the episodes of a dataset; ratios are 1 if they are not given."""
         ratios = np.ones(data.steps) if step_ratios is None else step_ratios
         rewards, offsets = data.rewards.astype(np.float64), np.asarray(data.offsets)
-        return cls(rewards, offsets, np.asarray(data.terminated), usable_steps(data), discount, ratios)
+        return cls(rewards, offsets, np.asarray(data.terminated), data.complete_transitions, discount, ratios)
 
     @property
     def episodes(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlxf.agents.common.numerics import clip_grad_norm_checked, numerical_error_context
 from rlxf.attention.technique import check_finite_number, check_int
 from rlxf.data import Trajectories
+from rlxf.data.findings import UNUSED_REWARDS
 from rlxf.off_policy_evaluation.networks import (
     ContinuousQ,
     DiscreteQ,
@@ -164,26 +165,18 @@ def check_data(data: Trajectories, discount: float) -> None:
         raise ValueError(
             f"all rewards of {ids} are 0, so all policies have the return 0: use data with rewards"
         )
-    if not usable_steps(data).any():
+    if not data.complete_transitions.any():
         raise ValueError(
             f"no step of {ids} can be used: each episode has one step and is not terminated, so no next "
             f"observation is known; use longer episodes"
         )
+    if not np.any(data.rewards[data.complete_transitions]):
+        raise ValueError(f"all rewards other than 0 of {ids} are {UNUSED_REWARDS}")
     if discount == 1 and not data.terminated.all():
         raise ValueError(
             f"an undiscounted return (discount=1) needs episodes that all end in a terminal state, but "
             f"{int((~data.terminated).sum())} of {data.episodes} in {ids} do not: use a discount below 1"
         )
-
-
-def usable_steps(data: Trajectories) -> NDArray[np.bool_]:
-    """Return the steps whose next observation is known or not needed, (N,).
-
-    They are all steps except the last step of episodes that are not terminated.
-    """
-    usable = np.ones(data.steps, np.bool_)
-    usable[data.offsets[1:][~data.terminated] - 1] = False
-    return usable
 
 
 def discounted_returns_to_go(data: Trajectories, discount: float) -> NDArray[np.float64]:
@@ -253,7 +246,7 @@ class TransitionBatches:
         self._terminal = np.zeros(data.steps, np.bool_)
         self._terminal[data.offsets[1:][data.terminated] - 1] = True
         counts = _usable_counts(counts * allowed, allowed, data)
-        weights = np.repeat(counts, data.lengths, axis=1) * usable_steps(data)
+        weights = np.repeat(counts, data.lengths, axis=1) * data.complete_transitions
         self._cumulative = torch.from_numpy(np.cumsum(weights, axis=1))
 
     def largest_return(self) -> float:
@@ -314,7 +307,7 @@ def _usable_counts(
 
 def _usable_in(counts: NDArray[np.int64], data: Trajectories) -> NDArray[np.bool_]:
     """Return which resamples, (M, E), contain a usable step: (M, 1)."""
-    usable = np.add.reduceat(usable_steps(data).astype(np.int64), data.offsets[:-1])
+    usable = np.add.reduceat(data.complete_transitions.astype(np.int64), data.offsets[:-1])
     contains: NDArray[np.bool_] = (counts @ usable)[:, None] > 0
     return contains
 

@@ -62,10 +62,17 @@ def check_replayable(agent: Any, data: Trajectories) -> None:
         DatasetError: if its spaces differ from those of the data.
         ValueError: if its memory persists across episodes, or the ``VecNormalize`` of its training is
             missing.
+
+    Warns:
+        UserWarning: if the episodes are from another version of the environment of its training data.
     """
     if not callable(getattr(agent, "predict", None)):
         raise TypeError(f"agent must have predict(obs, state, episode_start, deterministic), got {agent!r}")
     _check_spaces(agent, data)
+    check_env_id = getattr(agent, "check_env_id", None)  # offline agents know the environment of their data
+    if check_env_id is not None:
+        for env_id in data.env_ids:
+            check_env_id(env_id)
     if getattr(agent, "persist_memory_across_episodes", False):
         raise ValueError(
             "logged episodes are replayed with an empty memory, but the memory of this agent persists across "

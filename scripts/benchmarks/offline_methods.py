@@ -192,6 +192,11 @@ def no_requirement(data: Trajectories) -> None:
     """Accept all data."""
 
 
+def check_different_returns(data: Trajectories) -> None:
+    """Raise ValueError if all episodes have the same return."""
+    check_returns_differ(data.returns)
+
+
 def check_vectors(data: Trajectories) -> None:
     """Raise ValueError unless observations are vectors and actions continuous, which HF's model needs."""
     if data.observation_mean is None or not isinstance(data.action_space, spaces.Box):
@@ -231,7 +236,7 @@ def other_sizes(preset: Preset) -> str:
 
 def decision_transformer(title: str, **techniques: Any) -> Method:
     """Return the method of a Decision Transformer with an objective and a conditioning."""
-    check = check_returns_differ if "conditioning" in techniques else no_requirement
+    check = check_different_returns if "conditioning" in techniques else no_requirement
     return Method(title, partial(transformer, **techniques), check, transformer_sizes)
 
 
@@ -248,9 +253,9 @@ METHODS = {
         "BC, return-weighted", partial(cloning, sampling=WEIGHTED), no_requirement, cloning_sizes
     ),
     "bc-high": Method(
-        "BC, high returns", partial(cloning, sampling=HIGH), check_returns_differ, cloning_sizes
+        "BC, high returns", partial(cloning, sampling=HIGH), check_different_returns, cloning_sizes
     ),
-    "rvs": Method("RvS, highest target", conditioned_cloning, check_returns_differ, conditioned_sizes),
+    "rvs": Method("RvS, highest target", conditioned_cloning, check_different_returns, conditioned_sizes),
     "dt": decision_transformer("DT, highest target"),
     "dt-weighted": decision_transformer("DT, return-weighted, highest target", sampling=WEIGHTED),
     "dt-q": decision_transformer("DT, QRegularized, highest target", objective=QRegularized()),

@@ -204,7 +204,7 @@ def test_episodes_without_a_marked_end_are_stated():
     with pytest.warns(UserWarning, match=note):
         estimate_return(AGENT, unmarked, discount=0.8, updates=5, members=2)
     cut = replace(unmarked, truncated=np.ones(5, bool))
-    assert estimated(cut, updates=5).warnings == ()
+    assert not [sentence for sentence in estimated(cut, updates=5).warnings if "end neither" in sentence]
 
 
 def test_too_few_updates_are_stated(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlxf.off_policy_evaluation import FittedQConfig, fit_q, fitted_q
-from rlxf.off_policy_evaluation.fitted_q import TransitionBatches, discounted_returns_to_go, usable_steps
+from rlxf.off_policy_evaluation.fitted_q import TransitionBatches, discounted_returns_to_go
 from rlxf.off_policy_evaluation.networks import StepFeatures
 from rlxf.utils.errors import NumericalError
 from tests.off_policy_evaluation.worlds import TabularMDP, episodes_of, scaled, states_of
@@ -63,7 +63,7 @@ def test_terminated_episodes_bootstrap_nothing_and_truncated_ones_go_on(terminat
 def test_the_last_step_of_a_truncated_episode_is_left_out():
     observations = np.arange(5.0)[:, None]
     data = episodes_of(observations, np.zeros(5, np.int64), np.ones(5), [2, 3], [True, False])
-    assert usable_steps(data).tolist() == [True, True, True, True, False]
+    assert data.complete_transitions.tolist() == [True, True, True, True, False]
     generator = torch.Generator().manual_seed(0)
     batches = TransitionBatches(data, torch.ones(5, 1), StepFeatures(data), FAST, generator)
     batch = batches.sample()

@@ -69,14 +69,17 @@ class DecisionTransformerModel(TrajectoryModel):
         super().check_processes(world_size)
 
     def check_data(self, data: Trajectories, device: torch.device) -> None:
-        """Raise ValueError if the core or the objective is unsuitable for the data.
+        """Raise ValueError if the core is unsuitable for the data.
 
         Warns:
             UserWarning: if there is a critic and the scale of returns is far below that of the data.
         """
-        self.loss.check_data(data)
         self.check_return_scale(data)
         super().check_data(data, device)
+
+    def check_episodes(self, data: Trajectories, episodes: NDArray[np.int64]) -> None:
+        """Raise DatasetError if the objective cannot be trained on these episodes."""
+        self.loss.check_episodes(data, episodes)
 
     def check_return_scale(self, data: Trajectories) -> None:
         """Warn if there is a critic and the scale of returns is far below that of the data."""

@@ -44,6 +44,9 @@ from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors
 
+DEFAULT_NOISE = 0.1
+"""Standard deviation of the exploration noise, as in TD3."""
+
 
 class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
     """Part of `DecisionTransformer` that continues the training in environments."""
@@ -62,7 +65,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         round_updates: int = 300,
         replay_episodes: int = 1_000,
         replay_remove: str = "worst",
-        exploration_noise: float = 0.1,
+        exploration_noise: float | None = None,
         callback: MaybeCallback = None,
         log_interval: int | None = 1,
         tb_log_name: str = "DecisionTransformer_online",
@@ -103,8 +106,8 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
             replay_remove: episodes that a full replay buffer removes: "worst", those with the lowest return,
                 or "oldest", as in the paper.
             exploration_noise: standard deviation of the noise on Box actions of `QRegularized`, in units of
-                half their range, or of the action if it is unbounded (TD3: Fujimoto et al. 2018,
-                arXiv:1802.09477). Other policies sample and ignore it.
+                half their range, or of the action if it is unbounded; None for 0.1 (TD3: Fujimoto et al.
+                2018, arXiv:1802.09477). Other policies sample their actions and refuse it.
             callback: SB3 callback, called after each step of the environments.
             log_interval: number of rounds between log outputs; None for no log.
             tb_log_name: name of the run in TensorBoard.
@@ -118,11 +121,11 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
                 reset, with a warning. Sets the global generators of torch, numpy and Python.
 
         Raises:
-            ValueError: if a number is out of range, the agent was loaded without a dataset, its policy is
-                deterministic and has no critic (train it with ``objective=MaximumEntropy()`` or
-                ``QRegularized()``), target_return is missing or the agent predicts the return instead, its
-                settings or data differ from those in ``resume_from``, or ``env`` is a ``VecNormalize`` that
-                normalizes observations or rewards.
+            ValueError: if a number is out of range, ``exploration_noise`` has no effect, the agent was loaded
+                without a dataset, its policy is deterministic and has no critic (train it with
+                ``objective=MaximumEntropy()`` or ``QRegularized()``), target_return is missing or the agent
+                predicts the return instead, its settings or data differ from those in ``resume_from``, or
+                ``env`` is a ``VecNormalize`` that normalizes observations or rewards.
             DatasetError: if the environment's spaces differ from those of the dataset.
             FileNotFoundError: if ``resume_from`` does not exist.
             CheckpointError: if the file is truncated, altered or of a different format, or was not written
@@ -135,12 +138,12 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         sizes |= {"replay_episodes": replay_episodes}
         steps, log_interval = as_whole_number("steps", steps, least=1), as_log_interval(log_interval)
         check_sizes(**sizes)
-        check_not_negative("exploration_noise", exploration_noise)
+        noise = self._checked_noise(exploration_noise)
         replay = ReplayBuffer(self._data(), replay_episodes, replay_remove)
         self.policy.loss.check_online()
         self._check_eval_callbacks(callback)
         options: dict[str, float | str | None] = {"target_return": target_return}
-        options |= {"exploration_noise": float(exploration_noise)} | sizes | {"replay_remove": replay_remove}
+        options |= {"exploration_noise": noise} | sizes | {"replay_remove": replay_remove}
         run, info = None, self._training_info()
         if resume_from is not None:
             run = read_online_run(resume_from, self._describe(info), steps, options)
@@ -153,7 +156,7 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
             )
             self._update = self._new_update()
             assert self.env is not None
-            collector = EpisodeCollector(self, self.env, exploration_noise)
+            collector = EpisodeCollector(self, self.env, noise)
             rounds = OnlineRounds(collector, replay, options)
             callback.on_training_start(locals(), globals())
             if run is not None:
@@ -243,6 +246,18 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         if not math.isfinite(target_return):
             raise ValueError(f"target_return must be a finite number, got {target_return}")
         return float(target_return)
+
+    def _checked_noise(self, noise: float | None) -> float:
+        """Return the standard deviation of the exploration noise, by default `DEFAULT_NOISE`."""
+        if noise is None:
+            return DEFAULT_NOISE
+        check_not_negative("exploration_noise", noise)
+        if not self.policy.loss.head.explores_with_noise:
+            raise ValueError(
+                f"exploration_noise={noise} has no effect, because this policy samples its actions; leave it "
+                f"out"
+            )
+        return float(noise)
 
     @contextmanager
     def _collecting_in(

@@ -4,7 +4,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlxf.agents.common.losses import masked_mean
@@ -21,7 +23,7 @@ from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import StepTokens
 from rlxf.data import Trajectories, WindowBatch
-from rlxf.data.findings import returns_differ
+from rlxf.data.findings import differ_beyond_rounding
 
 
 class StateFirstTokens(StepTokens):
@@ -68,15 +70,16 @@ class PredictedReturnModel(DecisionTransformerModel):
     def fit(self, data: Trajectories) -> None:
         self.return_head.fit(data.return_to_go)
 
-    def check_data(self, data: Trajectories, device: torch.device) -> None:
-        """Raise ValueError if the core is unsuitable, or all episodes have the same return."""
-        if not returns_differ(data):
+    def check_episodes(self, data: Trajectories, episodes: NDArray[np.int64]) -> None:
+        """Raise ValueError if all episodes have the same return; DatasetError as the base class."""
+        returns = data.returns[episodes]
+        if not differ_beyond_rounding(returns):
             raise ValueError(
-                f"conditioning={self.conditioning} predicts the return, but all {data.episodes} episodes "
-                f"have the return {data.returns[0]:g}, so a return does not tell good actions from others: "
-                f"use rlxf.BehaviorCloning, which needs no return"
+                f"conditioning={self.conditioning} predicts the return, but all {len(returns)} episodes "
+                f"have the return {returns[0]:g}, so a return does not tell good actions from others: "
+                f"use rlxf.BehaviorCloning (rlxf train bc), which needs no return"
             )
-        super().check_data(data, device)
+        super().check_episodes(data, episodes)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""

@@ -20,7 +20,7 @@ from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import EncodedObservation
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
-from rlxf.data.findings import returns_differ
+from rlxf.data.findings import differ_beyond_rounding
 from rlxf.data.sampling import UNIFORM_STEPS, Sampling
 from rlxf.training.json_rules import Rule, number
 
@@ -187,7 +187,7 @@ class BehaviorCloning(MLPAgent):
 
 def warn_of_equal_returns(data: Trajectories, best: float, stacklevel: int) -> None:
     """Warn if a share of the episodes below 1 is requested of episodes with the same return."""
-    if best < 1 and not returns_differ(data):
+    if best < 1 and not differ_beyond_rounding(data.returns):
         warnings.warn(
             f"best={best:g} has no meaning: all {data.episodes} episodes have the return "
             f"{data.returns[0]:g}; the first ones are chosen",

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
@@ -20,9 +22,9 @@ from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import default_return_scale
 from rlxf.attention.technique import check_positive
-from rlxf.data import Trajectories, Windows
+from rlxf.data import Trajectories
 from rlxf.data.dataset_source import Dataset
-from rlxf.data.findings import returns_differ
+from rlxf.data.findings import differ_beyond_rounding
 from rlxf.data.sampling import UNIFORM_STEPS, Sampling
 from rlxf.training.json_rules import Rule, number
 
@@ -68,6 +70,10 @@ class ReturnConditionedModel(MLPModel):
         """Return the scaled return-to-go, (B, 1)."""
         assert return_to_go is not None
         return [return_to_go[:, None] / self.return_scale]
+
+    def check_episodes(self, data: Trajectories, episodes: NDArray[np.int64]) -> None:
+        """Raise ValueError if all episodes have the same return."""
+        check_returns_differ(data.returns[episodes])
 
 
 class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
@@ -176,28 +182,21 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
         if env is not None:
             self.set_env(env)
 
-    def _set_dataset(self, trajectories: Trajectories) -> None:
-        check_returns_differ(trajectories)
-        super()._set_dataset(trajectories)
-
-    def windows(self, trajectories: Trajectories) -> Windows:
-        """Return the windows that end at each step, with K observations each.
-
-        Raises:
-            ValueError: if all episodes have the same return.
-        """
-        check_returns_differ(trajectories)
-        return super().windows(trajectories)
+    @property
+    def allows_equal_returns(self) -> bool:
+        """False: such data are refused."""
+        return False
 
     def _encode(self, observation: Any) -> tuple[EncodedObservation, Tensor | None]:
         encoded = ConditionedObservation.encode(observation, self.dataset_info, self.device)
         return encoded, encoded.return_to_go
 
 
-def check_returns_differ(data: Trajectories) -> None:
-    """Raise ValueError if all episodes have the same return, so that an agent cannot be conditioned on it."""
-    if not returns_differ(data):
+def check_returns_differ(returns: NDArray[np.float32]) -> None:
+    """Raise ValueError if returns (E,) are the same, so that an agent cannot be conditioned on them."""
+    if not differ_beyond_rounding(returns):
         raise ValueError(
-            f"all {data.episodes} episodes have the return {data.returns[0]:g}, so the data do not show what "
-            f"a target return changes: train rlxf.BehaviorCloning on them, which needs no target return"
+            f"all {len(returns)} episodes have the return {returns[0]:g}, so the data do not show what a "
+            f"target return changes: train rlxf.BehaviorCloning (rlxf train bc) on them, which needs no "
+            f"target return"
         )

@@ -210,9 +210,14 @@ class ReturnConditionedAgent(OfflineAgent):
         """True, see `OfflineAgent`."""
         return True
 
+    @property
+    def allows_equal_returns(self) -> bool:
+        """True if the agent is trained on data whose episodes all have the same return, with a warning."""
+        return self.return_conditioned
+
     def _set_dataset(self, trajectories: Trajectories) -> None:
         super()._set_dataset(trajectories)
-        warn_of_returns(trajectories, self.return_conditioned, stacklevel=6)
+        warn_of_returns(trajectories, self.allows_equal_returns, stacklevel=6)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *args: Any, **settings: Any) -> Self:  # type: ignore[override]
@@ -223,7 +228,7 @@ class ReturnConditionedAgent(OfflineAgent):
         """
         agent = super().load(path, *args, **settings)
         if agent.trajectories is not None:
-            warn_of_returns(agent.trajectories, agent.return_conditioned, stacklevel=3)
+            warn_of_returns(agent.trajectories, agent.allows_equal_returns, stacklevel=3)
         return agent
 
     def set_env(self, env: VecEnv, force_reset: bool = True) -> None:  # type: ignore[override]

@@ -428,6 +428,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
             data = agent.trajectories = as_trajectories(dataset, stored.get("download", False))
             check_spaces_match(agent.dataset_info, data.observation_space, data.action_space)
             agent.policy.check_data(data, agent.device)
+            agent.policy.check_episodes(data, agent.windows(data).episodes)
         return agent
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -283,5 +283,5 @@ def check_no_policy(dataset: Any) -> None:
     if isinstance(dataset, str) and dataset.endswith("Policy"):
         raise TypeError(
             f"the first argument is a dataset, not a policy, got {dataset!r}: pass a Minari id, e.g. "
-            f"'mujoco/hopper/medium-v0', and the network as core=decision_transformer(...)"
+            f"'mujoco/hopper/medium-v0', and the sizes of the network by the other arguments"
         )

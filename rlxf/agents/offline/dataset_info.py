@@ -236,9 +236,10 @@ def warn_on_version_mismatch(data_envs: Collection[str], env_id: str | None, war
         return
     warned.add(env_id)
     recorded = " and ".join(data_envs)
+    only = f"data from {env_id} only"
     warnings.warn(
         f"the data are from {recorded}, but the agent acts in {env_id}, another version of {others[0]}: "
-        f"dynamics and rewards may differ, so returns are not comparable; use {others[0]}, or data from "
-        f"{env_id} only",
+        f"dynamics and rewards may differ, so returns are not comparable; use "
+        f"{only if len(data_envs) > 1 else f'{others[0]}, or {only}'}",
         stacklevel=5,
     )

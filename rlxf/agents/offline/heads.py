@@ -76,6 +76,11 @@ class Head(nn.Module, ABC):
         """
         return self.choose(y, deterministic=False)
 
+    @property
+    def explores_with_noise(self) -> bool:
+        """True if `explore` adds noise to actions, False if it samples them."""
+        return type(self).explore is not Head.explore
+
     @abstractmethod
     def network_action(self, y: Tensor) -> Tensor:
         """Return the action for y (..., C) as a differentiable input (..., A) of a critic.

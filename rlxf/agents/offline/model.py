@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 from stable_baselines3.common.torch_layers import NatureCNN
 from torch import Tensor, nn
 
@@ -55,6 +56,14 @@ class OfflineModel(nn.Module, ABC):
         Args:
             data: training data.
             device: device of the model.
+        """
+
+    def check_episodes(self, data: Trajectories, episodes: NDArray[np.int64]) -> None:  # optional
+        """Raise ValueError if the model cannot be trained on some episodes of the data.
+
+        Args:
+            data: training data, with held-out episodes.
+            episodes: numbers of the episodes to train on, int64 (n,).
         """
 
     def check_processes(self, world_size: int) -> None:  # optional

@@ -35,10 +35,11 @@ class ValidatedAlgorithm(CheckpointedAlgorithm):
         """Return windows without held-out episodes, drawn with the probabilities of ``sampling``.
 
         Raises:
-            ValueError: if the episodes are too few to hold some out, or do not suit ``sampling``.
+            ValueError: if the episodes are too few to hold some out, or do not suit model or ``sampling``.
         """
         if self.validation_share is not None:
             windows, _ = windows.split(self.validation_share, self.validation_seed)
+        self.policy.check_episodes(windows.trajectories, windows.episodes)
         return windows.with_sampling(self.sampling)
 
     def validation_losses(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, TargetR
 from rlxf.agents.offline.objectives import OBJECTIVES
 from rlxf.agents.pretraining import MaskedPretraining, as_predicted_tokens
 from rlxf.attention import TransformerSpec
-from rlxf.cli.baselines import evaluate_baselines, report_baselines
+from rlxf.cli.baselines import evaluate_baselines, report_baselines, report_missing_baselines
 from rlxf.cli.choices import parse_choice
 from rlxf.cli.evaluated_training import default_interval
 from rlxf.cli.offline_training import EvaluatedOfflineTraining, OfflineTraining
@@ -249,6 +249,12 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
         with super().callbacks(agent, run) as others:
             every = default_interval(self.total, FEWEST_UPDATES_PER_MAP)
             yield [*others, *([ContextAttentionCallback(every)] if self.attention_maps else [])]
+
+    def check_agent(self, agent: Any) -> None:
+        """Check environments and targets as the base class; say which baseline the data do not permit."""
+        super().check_agent(agent)
+        if self.baselines and agent.trajectories is not None:
+            report_missing_baselines(agent.trajectories)
 
     def compare_reports(self, agent: DecisionTransformer, run: RunFolder, reports: Mapping[str, Any]) -> None:
         """Train and report the baselines, if they are requested."""

@@ -245,6 +245,11 @@ def test_unsuitable_arguments_are_refused():
         (roads_agent, {"exploration_noise": -0.1}, "exploration_noise must not be negative, got -0.1"),
         (roads_agent, {"exploration_noise": float("inf")}, "exploration_noise must be"),
         (partial(roads_agent, objective=None), {}, explain),
+        (
+            partial(roads_agent, objective=MaximumEntropy()),
+            {"exploration_noise": 0.1},
+            "exploration_noise=0.1 has no effect, because this policy samples its actions",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             make().learn_online(10, **options)

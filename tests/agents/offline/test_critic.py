@@ -1,8 +1,10 @@
 """Tests of the critic: targets within windows, action values, and the objective that uses them."""
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from rlxf.agents.offline.objectives.critic import (
 )
 from rlxf.attention import CALM
 from rlxf.data import DatasetError, Windows
+from rlxf.data.splits import split_episodes
 from rlxf.training import NumericalError
 from tests.agents.decision_transformer.worlds import ACTIONS, shown, small_agent, some_trajectories
 
@@ -337,6 +340,47 @@ def test_data_without_rewards_or_ends_are_refused_by_the_critic_only(changes, me
     small_agent(objective=QRegularized(hidden_sizes=(8,))).save(tmp_path / "agent.zip")
     with pytest.raises(DatasetError, match=message):
         DecisionTransformer.load(tmp_path / "agent.zip", dataset=data)
+
+
+def sparse_rewards(lengths, **ends):
+    """Return data whose only rewards, of 1, are in the last steps of episodes, with returns-to-go of 1."""
+    rewards = np.zeros(sum(lengths), np.float32)
+    rewards[np.cumsum(lengths) - 1] = 1
+    changes = {name: np.full(len(lengths), value) for name, value in ends.items()}
+    return some_trajectories(lengths=lengths, rewards=rewards, return_to_go=np.ones_like(rewards), **changes)
+
+
+@pytest.mark.filterwarnings("ignore:all 4 episodes:UserWarning")
+@pytest.mark.parametrize("lengths", [(1, 1, 1, 1), (6, 3, 5, 4)], ids=["one step", "several steps"])
+def test_rewards_that_no_target_contains_are_refused_by_the_critic(lengths):
+    """The target of the last step of a truncated episode needs the observation after it."""
+    make = partial(small_agent, objective=QRegularized(hidden_sizes=(8,)))
+    with pytest.raises(DatasetError, match="all rewards other than 0 are in the last step of an episode"):
+        make(sparse_rewards(lengths, terminated=False, truncated=True))
+    make(sparse_rewards(lengths, terminated=True, truncated=False))
+
+
+@pytest.mark.filterwarnings("ignore:all 4 episodes:UserWarning")
+def test_a_large_share_of_rewards_that_no_target_contains_is_stated():
+    ends = {
+        "terminated": np.array([True, True, False, False]),
+        "truncated": np.array([False, False, True, True]),
+    }
+    data = replace(sparse_rewards((6, 3, 5, 4)), **ends)
+    with pytest.warns(UserWarning, match="50% of the rewards, by absolute value, are in the last step of an"):
+        small_agent(data, objective=QRegularized(hidden_sizes=(8,)))
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_episodes_to_train_on_are_checked_without_those_held_out(held_out):
+    rewards = (np.arange(18) == 0).astype(np.float32)
+    data = some_trajectories(lengths=(3,) * 6, rewards=rewards, return_to_go=rewards)
+    parts = (split_episodes(np.arange(6), 0.5, seed) for seed in count())
+    seed = next(seed for seed, (training, _) in enumerate(parts) if (0 not in training) == held_out)
+    make = partial(small_agent, data, objective=QRegularized(hidden_sizes=(8,)))
+    with pytest.raises(DatasetError, match="all 9 rewards of the data are 0") if held_out else nullcontext():
+        make(validation_share=0.5, validation_seed=seed)
+    make()
 
 
 def test_data_that_are_only_truncated_are_accepted():

@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlxf.agents.offline.heads import (
@@ -63,8 +65,8 @@ class ObjectiveLoss(nn.Module, ABC):
     def check_processes(self, world_size: int) -> None:  # optional
         """Raise ValueError if the objective does not support this number of processes."""
 
-    def check_data(self, data: Trajectories) -> None:  # optional
-        """Raise DatasetError if the objective cannot be trained on these data."""
+    def check_episodes(self, data: Trajectories, episodes: NDArray[np.int64]) -> None:  # optional
+        """Raise DatasetError if the objective cannot be trained on these episodes; see `OfflineModel`."""
 
     def check_online(self) -> None:
         """Raise ValueError unless the policy can be fine-tuned online: by default, if it is stochastic."""

@@ -1,10 +1,13 @@
 """Imitation with a critic: a policy that prefers actions of high value."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 
@@ -27,6 +30,7 @@ from rlxf.agents.offline.objectives.critic import (
 from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_finite_number, check_int, check_positive
 from rlxf.data import DatasetError, Trajectories
+from rlxf.data.findings import UNUSED_REWARDS, unused_rewards
 
 SMALLEST_SCALE = 1e-6
 """Smallest divisor of action values."""
@@ -143,19 +147,29 @@ class QRegularizedLoss(ObjectiveLoss):
         self.divergence = DivergenceCheck(spec.discount)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
-    def check_data(self, data: Trajectories) -> None:
-        """Raise DatasetError if all rewards are 0, or no episode is marked as terminated or truncated."""
-        if not data.rewards.any():
+    def check_episodes(self, data: Trajectories, episodes: NDArray[np.int64]) -> None:
+        """Raise DatasetError if no episode has a marked end, or no value target contains a reward."""
+        steps = data.steps_of(episodes)
+        rewards, complete = data.rewards[steps], data.complete_transitions[steps]
+        if not rewards.any():
             raise DatasetError(
-                f"objective={self.spec} learns from rewards, but all {data.steps:,} rewards of the data are "
-                f"0: record the rewards, or use objective=Imitation() or behavior cloning, which need none"
+                f"objective={self.spec} learns from rewards, but all {len(rewards):,} rewards of the data "
+                f"are 0: record the rewards, or use objective=Imitation() or behavior cloning, which need "
+                f"none"
             )
-        if not (data.terminated | data.truncated).any():
+        if not (data.terminated | data.truncated)[episodes].any():
             raise DatasetError(
-                f"objective={self.spec} learns where episodes end, but none of the {data.episodes:,} "
+                f"objective={self.spec} learns where episodes end, but none of the {len(episodes):,} "
                 f"episodes is terminated or truncated: mark their ends, or use objective=Imitation() or "
                 f"behavior cloning, which need no ends"
             )
+        if not rewards[complete].any():
+            raise DatasetError(
+                f"objective={self.spec} learns from rewards, but all rewards other than 0 are "
+                f"{UNUSED_REWARDS}"
+            )
+        if note := unused_rewards(rewards, complete):
+            warnings.warn(f"objective={self.spec}: {note}", UserWarning, stacklevel=2)
 
     def check_processes(self, world_size: int) -> None:
         """Raise ValueError if there are several: means of the critic are over other steps than the loss."""
