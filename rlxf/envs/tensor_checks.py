@@ -12,6 +12,8 @@ from rlxf.data.spaces import discrete_sizes, discrete_start, tolerant_bounds
 from rlxf.envs.step_checks import is_whole_range
 from rlxf.utils.errors import FaultyEnvironmentError
 
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+"""Dtypes that torch does not compare."""
 Leaf = spaces.Box[Any] | spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary
 
 
@@ -77,6 +79,7 @@ class TensorChecks:
         for key, limits in self._limits.items():
             x = observations if key is None else observations[key]
             if limits is not None:
+                x = x.long() if x.dtype in UNSIGNED else x
                 parts.append(((x >= limits[0]) & (x <= limits[1])).all())  # False for NaN
             elif x.is_floating_point():
                 parts.append(x.isfinite().all())
@@ -111,6 +114,9 @@ def _limits(space: Leaf, device: torch.device) -> tuple[Tensor, Tensor] | None:
         if is_whole_range(space):
             return None
         low, high = space.low, space.high
+        if space.dtype.kind == "u":
+            largest = np.uint64(np.iinfo(np.int64).max)
+            low, high = (np.minimum(x.astype(np.uint64), largest).astype(np.int64) for x in (low, high))
         if space.dtype.kind == "f":
             extremes = torch.finfo(torch_dtype(space.dtype))
             bounds = (np.clip(x, extremes.min, extremes.max) for x in tolerant_bounds(space))

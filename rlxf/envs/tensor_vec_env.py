@@ -46,7 +46,7 @@ def to_numpy(space: spaces.Space[Any], observations: Any) -> Any:
     """Return a copy of observation tensors as arrays with the dtypes of their space."""
     if isinstance(space, spaces.Dict):
         return {key: to_numpy(part, observations[key]) for key, part in space.items()}
-    return observations.to(torch_dtype(space.dtype)).cpu().numpy().copy()
+    return observations.detach().to(torch_dtype(space.dtype)).cpu().numpy().copy()
 
 
 class SparseInfos(Sequence[Info]):
@@ -119,7 +119,8 @@ class TensorVecEnv(GymnasiumVecEnv):
 
     Args:
         env: the vector environment. If it has an attribute ``device``, this is the device of all tensors,
-            else torch's default device. Observation tensors may be overwritten by the next step.
+            else torch's default device. Tensors may be overwritten by the next step or reset, and may
+            require gradients, which are not used.
 
     Raises:
         TypeError: if env is not a `VectorEnv` or a space is not supported (`check_spaces`).
@@ -149,11 +150,13 @@ class TensorVecEnv(GymnasiumVecEnv):
         self.last_observation = to_numpy(self.observation_space, observations)
         return self.last_observation
 
+    @torch.no_grad()
     def step_tensors(self, actions: Tensor) -> TensorStep:
-        """Step all environments with actions (N, ...) in the format of their space."""
+        """Step all environments with actions (N, ...) in the format of their space, without gradients."""
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         self._checks.check_observations("observations", observations)
         self._checks.check_results(rewards, terminated, truncated)
+        observations, rewards = map_parts(observations, torch.detach), rewards.detach()
         terminated, truncated = terminated.bool(), truncated.bool()
         ends, truncated = terminated | truncated, truncated & ~terminated
         flags = self._checks.valid(observations, rewards), ends.any(), truncated.any()
@@ -161,6 +164,8 @@ class TensorVecEnv(GymnasiumVecEnv):
         rows = self._count_step(rewards)
         last = None
         if has_ends:
+            if self.env.metadata["autoreset_mode"] is AutoresetMode.DISABLED:  # the reset may overwrite both
+                observations, rewards = map_parts(observations, torch.clone), rewards.clone()
             stepped = observations
             observations, last, last_infos = self._finish(observations, infos, ends)
             self._checks.check_observations("last observations", last)
@@ -186,7 +191,7 @@ class TensorVecEnv(GymnasiumVecEnv):
             if "terminal_observation" in info:
                 info["terminal_observation"] = to_numpy(self.observation_space, info["terminal_observation"])
         self.last_observation = to_numpy(self.observation_space, step.observations)
-        return self.last_observation, step.rewards.cpu().numpy(), step.ends.cpu().numpy(), infos
+        return self.last_observation, step.rewards.cpu().numpy().copy(), step.ends.cpu().numpy(), infos
 
     def ignore_bounds(self) -> None:
         """Do not report observations outside of their space, unless they are not finite."""

@@ -103,6 +103,8 @@ class EnvironmentActions(nn.Module):
         actions = actions.reshape(-1, *self.shape)
         if not self.is_box:
             return (actions + self.low).to(self.dtype)
+        if self.low.is_floating_point():  # bounds in float64 are not rounded, which could exceed the space
+            actions = actions.to(torch.promote_types(actions.dtype, self.low.dtype))
         actions = torch.minimum(torch.maximum(actions, self.low.to(actions)), self.high.to(actions))
         return (actions.round() if self.rounds else actions).to(self.dtype)
 

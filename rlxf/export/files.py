@@ -43,9 +43,13 @@ def check_target(path: str | os.PathLike[str], format: str | None, opset: int | 
         ValueError: if the format is unknown, its suffix is another, or the opset is too old.
         ImportError: if a package is missing.
         FileNotFoundError: if the folder does not exist.
-        FileExistsError: if the description would replace a .json file that is no description of an agent.
+        IsADirectoryError: if the path is a folder.
+        FileExistsError: if the description would replace a .json file that is no description of an agent, or
+            that of an export in another format.
     """
     target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(f"{target} is a folder: choose a file in it, e.g. {target / 'policy.onnx'}")
     known = {suffix: name for name, suffix in SUFFIXES.items()}
     chosen = check_format(format or known.get(target.suffix, "onnx"))
     target = target if target.suffix else target.with_suffix(SUFFIXES[chosen])
@@ -55,12 +59,12 @@ def check_target(path: str | os.PathLike[str], format: str | None, opset: int | 
         raise FileNotFoundError(f"{target.parent} is not a folder: create it, or choose another path")
     check_opset(opset)
     check_installed(chosen)
-    _check_replaceable(target.with_suffix(".json"))
+    _check_replaceable(target.with_suffix(".json"), chosen)
     return target, chosen
 
 
-def _check_replaceable(description: Path) -> None:
-    """Raise FileExistsError if a .json file exists that is not the description of an exported agent."""
+def _check_replaceable(description: Path, format: Format) -> None:
+    """Raise FileExistsError if a .json file exists that does not describe an export in this format."""
     if not description.exists():
         return
     try:
@@ -71,6 +75,12 @@ def _check_replaceable(description: Path) -> None:
         raise FileExistsError(
             f"{description} would be replaced by the description of the agent, but is another file: choose "
             f"another name for the export, or move this file"
+        )
+    others = [suffix for name, suffix in SUFFIXES.items() if name == fields.get("format") != format]
+    if others and (other := description.with_suffix(others[0])).exists():
+        raise FileExistsError(
+            f"{description} describes {other.name}: choose another name for the export, for example "
+            f"{description.stem}-{format}{SUFFIXES[format]}"
         )
 
 
@@ -141,4 +151,6 @@ def _layout(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
 def _values(x: Tensor) -> Any:
     """Return the values of a tensor in row-major order; one number if all are equal."""
     flat = x.flatten()
+    if not len(flat):
+        return []
     return flat[0].item() if bool((flat == flat[0]).all()) else flat.tolist()

@@ -140,7 +140,9 @@ def write_torch(program: ExportedProgram) -> bytes:
 
 
 def check_opset(opset: int | None) -> int:
-    """Return the ONNX opset to write; raise ValueError if it is too old."""
+    """Return the ONNX opset to write; raise TypeError if it is no whole number, ValueError if too old."""
+    if opset is not None and type(opset) is not int:
+        raise TypeError(f"opset must be a whole number, got {opset!r}")
     if opset is not None and opset < OLDEST_OPSET:
         raise ValueError(
             f"opset {opset} is too old: torch writes ONNX from opset {OLDEST_OPSET}; use {DEFAULT_OPSET}"
@@ -187,6 +189,11 @@ def write_onnx(
             f"an operation of the agent cannot be written as ONNX with opset {opset} ({_first_line(error)}); "
             f"use {newer}format='torch'"
         ) from error
+    written = next((each.version for each in exported.model_proto.opset_import if not each.domain), None)
+    if written != opset:
+        raise ExportError(
+            f"torch {torch.__version__} cannot write ONNX opset {opset}: use opset={DEFAULT_OPSET}"
+        )
     content: bytes = exported.model_proto.SerializeToString()
     _check_runtime(content, step, inputs)
     return content

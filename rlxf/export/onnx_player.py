@@ -17,11 +17,10 @@ State = dict[str, np.ndarray]
 def read_verified(folder: Path, sums: dict[str, str], name: str) -> bytes:
     """Return the content of a file; raise ValueError unless its SHA-256 is the one in ``sums``."""
     content = (folder / name).read_bytes()
-    if (digest := hashlib.sha256(content).hexdigest()) != sums.get(name):
-        raise ValueError(
-            f"{folder / name} was altered: its SHA-256 is {digest}, but that of the export is "
-            f"{sums.get(name, 'missing')}; export the agent again"
-        )
+    if name not in sums:
+        raise ValueError(f"{folder / name} is not in the .sha256 file: keep the file names of the export")
+    if (digest := hashlib.sha256(content).hexdigest()) != sums[name]:
+        raise ValueError(f"{folder / name} was altered: its SHA-256 is {digest}; export the agent again")
     return content
 
 
@@ -29,8 +28,7 @@ class Player:
     """Agent that acts from an exported file, with the interface of ``predict`` of Stable-Baselines3.
 
     Args:
-        path: the .onnx file. The .json file with its description and the .sha256 file with the checksums of
-            both lie next to it.
+        path: the .onnx file, next to the .json file with its description and the .sha256 file with checksums.
         providers: execution providers of onnxruntime.
 
     Raises:
@@ -42,7 +40,7 @@ class Player:
 
         path = Path(path)
         lines = path.with_suffix(".sha256").read_text().splitlines()
-        sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
         model = read_verified(path.parent, sums, path.name)
         self.description = json.loads(read_verified(path.parent, sums, path.with_suffix(".json").name))
         options = onnxruntime.SessionOptions()
@@ -75,20 +73,21 @@ class Player:
             deterministic: must be True: the exported step does not sample.
 
         Raises:
-            ValueError: if an observation has another shape than in the export, or deterministic is False.
+            ValueError: if an observation is not finite, an argument does not fit, or deterministic is False.
         """
         if not deterministic:
             raise ValueError("an exported agent takes the most likely action: use deterministic=True")
-        start = state is None or (False if episode_start is None else np.asarray(episode_start, bool))
-        inputs = {"episode_start": np.array(np.broadcast_to(start, (self.envs,)))}
-        batched = True
+        start = np.asarray(state is None or (False if episode_start is None else episode_start), bool)
+        if start.shape not in ((), (self.envs,)):
+            raise ValueError(f"episode_start must have shape ({self.envs},), got {start.shape}")
+        inputs, batched = {"episode_start": np.array(np.broadcast_to(start, (self.envs,)))}, True
         for name, one in self.observations.items():
             value = observation[name.partition(".")[2]] if "." in name else observation
             inputs[name], batched = self._array(name, np.asarray(value, one["dtype"]), one["shape"])
-        feeds = inputs | {
-            f"state.{n}": x for n, x in (self.initial_state() if state is None else state).items()
-        }
-        action, *new = self.session.run(None, feeds)
+        state = self.initial_state() if state is None else state
+        if state.keys() != self.description["state"].keys():
+            raise ValueError("state is not that of this agent: pass the one that predict returned")
+        action, *new = self.session.run(None, inputs | {f"state.{name}": x for name, x in state.items()})
         return (action if batched else action[0]), dict(zip(self.description["state"], new, strict=True))
 
     def _array(self, name: str, value: np.ndarray, shape: list[int]) -> tuple[np.ndarray, bool]:
@@ -96,4 +95,6 @@ class Player:
         single = self.envs == 1 and list(value.shape) == shape[1:]
         if not single and list(value.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {list(value.shape)}")
+        if not np.isfinite(value).all():
+            raise ValueError(f"{name} contains NaN or an infinite number")
         return (value[None] if single else value), not single

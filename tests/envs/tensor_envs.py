@@ -49,7 +49,10 @@ class Overwriting(Tensors):
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         observations, infos = super().reset(seed=seed, options=options)
-        self._kept = {}
+        if options:
+            self._kept["rewards"].zero_()
+        else:
+            self._kept = {}
         return self._written("observations", observations), infos
 
     def step(self, actions: Any) -> Any:

@@ -15,7 +15,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs import FaultyEnvironmentError, GymnasiumVecEnv, TensorVecEnv, as_vec_env
-from rlxf.envs.tensor_checks import _limits
+from rlxf.envs.tensor_checks import TensorChecks, _limits
 from rlxf.envs.tensor_vec_env import SparseInfos
 from rlxf.envs.vector import has_filler_rows
 from tests.agents.gtrxl.worlds import ACTIONS, DICT, VECTOR, Scripted, shifted
@@ -54,8 +54,8 @@ def test_arrays_equal_those_of_the_environment_without_tensors(mode, observation
     assert has_filler_rows(wrapped) == (mode is AutoresetMode.NEXT_STEP)
 
 
-def test_results_do_not_change_if_the_environment_overwrites_its_tensors():
-    mode = AutoresetMode.NEXT_STEP
+@pytest.mark.parametrize("mode", MODES)
+def test_results_do_not_change_if_the_environment_overwrites_its_tensors(mode):
     np.testing.assert_equal(
         played(as_vec_env(Overwriting(scripted(mode)))), played(as_vec_env(scripted(mode)))
     )
@@ -208,6 +208,41 @@ def test_values_are_tested_on_the_device(results, valid):
     env = TensorVecEnv(Constant(**results))
     env.reset()
     assert env.step_tensors(torch.zeros(2, dtype=torch.long)).valid == valid
+
+
+def test_rewards_and_observations_are_copies():
+    results = {"rewards": torch.ones(2), "vector": torch.zeros(2, 2)}
+    env = TensorVecEnv(Constant(**results))
+    env.reset()
+    obs, rewards, _, _ = env.step(np.zeros(2, np.int64))
+    for tensor in results.values():
+        tensor.fill_(7)
+    assert rewards.tolist() == [1, 1]
+    assert not obs["vector"].any()
+
+
+def test_gradients_of_a_differentiable_environment_are_not_used():
+    numbers = torch.ones(2, requires_grad=True)
+    env = TensorVecEnv(
+        Constant(rewards=numbers, vector=numbers.expand(2, 2), terminated=torch.ones(2).bool())
+    )
+    env.reset()
+    obs, rewards, _, infos = env.step(np.zeros(2, np.int64))
+    assert rewards.tolist() == [1, 1]
+    assert obs["vector"].tolist() == [[1, 1], [1, 1]]
+    assert infos[0]["terminal_observation"]["vector"].tolist() == [1, 1]
+    step = env.step_tensors(torch.zeros(2, dtype=torch.long))
+    assert not step.rewards.requires_grad
+    assert not step.observations["vector"].requires_grad
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def test_unsigned_observations_are_tested(dtype):
+    checks = TensorChecks("env", spaces.Box(2, 1000, (1,), dtype), 2, torch.device("cpu"))
+    for values, valid in (([2, 1000], True), ([2, 1001], False), ([1, 5], False)):
+        observations = torch.from_numpy(np.array(values, dtype)[:, None])
+        assert bool(checks.valid(observations, torch.zeros(2))) == valid
+        assert bool(checks.valid(observations.int(), torch.zeros(2))) == valid
 
 
 class FaultyResets(Constant):

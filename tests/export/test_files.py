@@ -8,7 +8,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
+from rlxf.agents.gtrxl.acting_step import exportable_normalizer
 from rlxf.export.files import PLAYER
 from rlxf.export.formats import ExportError
 from rlxf.export.onnx_player import Player
@@ -90,6 +93,69 @@ def test_wrong_observations_are_named(exported):
         player.predict(np.zeros(3), deterministic=False)
 
 
+def test_unsuitable_arguments_of_the_player_are_named(exported):
+    player = Player(exported[1] / "policy.onnx")
+    with pytest.raises(ValueError, match="observation contains NaN or an infinite number"):
+        player.predict(np.array([0, np.nan, 0]))
+    with pytest.raises(ValueError, match=r"episode_start must have shape \(1,\), got \(2,\)"):
+        player.predict(np.zeros(3), player.initial_state(), [True, False])
+    with pytest.raises(ValueError, match="state is not that of this agent"):
+        player.predict(np.zeros(3), {"other": np.zeros(1)})
+
+
+def test_renamed_files_are_named(exported, tmp_path):
+    for path in exported[1].iterdir():
+        if path.is_file():
+            (tmp_path / path.name.replace("policy", "agent")).write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match=r"agent\.onnx is not in the \.sha256 file: keep the file names"):
+        Player(tmp_path / "agent.onnx")
+
+
+def test_another_format_does_not_replace_the_description(exported):
+    agent, folder = exported
+    with pytest.raises(FileExistsError, match=r"policy\.json describes policy\.onnx: .* policy-torch\.pt2"):
+        agent.export(folder / "policy.pt2")
+    Player(folder / "policy.onnx")
+
+
+def test_agents_without_previous_actions_and_with_bounds_in_float64(tmp_path):
+    """Bounds of float64 that float32 cannot represent are kept."""
+    space = spaces.Box(-0.1, 0.3, (2,), np.float64)
+    agent = small_agent(scripts(shifted(2), VECTOR, space), n_envs=2, previous_action=False)
+    with torch.no_grad():
+        agent.policy.action_net.bias[:] = torch.tensor([5.0, -5.0])
+    agent.export(tmp_path / "policy.onnx", n_envs=2)
+    player, state, own = Player(tmp_path / "policy.onnx"), None, None
+    for _ in range(4):
+        observation = np.stack([VECTOR.sample(), VECTOR.sample()])
+        action, own = player.predict(observation, own)
+        expected, state = agent.predict(observation, state, deterministic=True)
+        np.testing.assert_array_equal(action, expected)
+        assert all(space.contains(row) for row in action)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda env: VecFrameStack(VecNormalize(env), 2),
+        lambda env: VecNormalize(VecNormalize(env)),
+    ],
+    ids=["inside", "twice"],
+)
+def test_normalization_that_cannot_be_exported_is_named(tmp_path, wrap):
+    agent = small_agent(wrap(scripts(shifted(1), VECTOR)))
+    with pytest.raises(ValueError, match="only one VecNormalize, outside of other wrappers"):
+        agent.export(tmp_path / "policy.onnx")
+
+
+def test_the_normalization_inside_of_another_one_is_found():
+    env = VecNormalize(VecNormalize(scripts(shifted(1), VECTOR), norm_reward=False), norm_obs=False)
+    agent = small_agent(env)
+    agent.learn(1)
+    assert agent.normalized_observations
+    assert exportable_normalizer(agent.env) is env.venv
+
+
 def test_description_names_all_tensors(exported):
     description = json.loads((exported[1] / "policy.json").read_text())
     assert description["agent"] == "GTrXLPPO"
@@ -122,10 +188,12 @@ def test_programs_of_torch_act_as_predict(tmp_path):
         ({"path": "policy.onnx", "format": "tflite"}, "format must be one of onnx, torch, got 'tflite'"),
         ({"path": "policy.pt2", "format": "onnx"}, r"a file of format 'onnx' must end in \.onnx"),
         ({"path": "policy.onnx", "n_envs": 0}, "n_envs must be at least 1, got 0"),
+        ({"path": "policy.onnx", "opset": "20"}, "opset must be a whole number, got '20'"),
+        ({"path": "."}, "is a folder: choose a file in it"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path, arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError, IsADirectoryError), match=message):
         box_agent().export(**arguments | {"path": tmp_path / arguments["path"]})
     assert not list(tmp_path.iterdir())
 

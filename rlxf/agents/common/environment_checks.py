@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from rlxf.envs.step_checks import check_finite, check_shapes, range_fault, warn_outside
@@ -16,6 +16,16 @@ from rlxf.utils.errors import FaultyEnvironmentError
 
 STATISTICS = ("obs_rms", "ret_rms", "returns")
 """Attributes of a ``VecNormalize`` that every step updates."""
+
+
+def observation_normalizers(env: VecEnv | None) -> list[VecNormalize]:
+    """Return each ``VecNormalize`` around the environments that normalizes observations, outermost first."""
+    found = []
+    while isinstance(env, VecEnvWrapper):
+        if isinstance(env, VecNormalize) and env.norm_obs:
+            found.append(env)
+        env = env.venv
+    return found
 
 
 def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
@@ -28,8 +38,7 @@ def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
     Warns:
         UserWarning: if it did and the observations are raw now.
     """
-    normalizer = unwrap_vec_normalize(env)  # type: ignore[arg-type]  # None has none
-    now = normalizer is not None and normalizer.norm_obs
+    now = bool(observation_normalizers(env))
     if before and not now:
         warnings.warn(
             "the agent was trained on observations normalized by VecNormalize, but its environments now "

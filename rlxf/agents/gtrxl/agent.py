@@ -29,7 +29,7 @@ from rlxf.agents.common.retrieval import (
 )
 from rlxf.agents.common.weights import core_error_context, transfer_weights
 from rlxf.agents.gtrxl import checkpoint
-from rlxf.agents.gtrxl.acting_step import GTrXLActingStep, raw_observation_space
+from rlxf.agents.gtrxl.acting_step import GTrXLActingStep, exportable_normalizer, raw_observation_space
 from rlxf.agents.gtrxl.calibration import check_independent_episodes, measure_exits
 from rlxf.agents.gtrxl.config import as_training_env, warn_of_filler_rows
 from rlxf.agents.gtrxl.core import check_episode_length
@@ -274,8 +274,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
 
     def _observation_normalizer(self) -> VecNormalize | None:
         """Return the ``VecNormalize`` that normalizes observations; None if they are raw."""
-        normalizer = self.get_vec_normalize_env()
-        normalizer = normalizer if normalizer is not None and normalizer.norm_obs else None
+        normalizer = exportable_normalizer(self.env)
         if normalizer is None and self.normalized_observations:
             raise ValueError(
                 "the agent was trained on observations normalized by VecNormalize, whose statistics it "

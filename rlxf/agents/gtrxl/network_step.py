@@ -50,14 +50,14 @@ def eager_step(
 
 
 class CompiledStep:
-    """Step that is compiled at its first call for each number of environments.
+    """Step that is compiled at its first call for each number of environments and dtype of observations.
 
     Outputs differ from those of `eager_step` by rounding. If a step cannot be compiled, this class warns once
     and runs `eager_step`.
     """
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[tuple[int, ...], ...], _CompiledFor] = {}
+        self._steps: dict[tuple[Any, ...], _CompiledFor] = {}
         self._is_usable = True
 
     def __call__(
@@ -68,17 +68,20 @@ class CompiledStep:
         Warns:
             UserWarning: once, if the step cannot be compiled; the message names the reason.
         """
-        step = None if is_tracing() or policy.training else self._step_for(policy, obs, action, index, cache)
-        return (step or eager_step)(policy, obs, action, index, cache)
+        if is_tracing() or policy.training or not self._is_usable:
+            return eager_step(policy, obs, action, index, cache)
+        obs = _arranged(obs)
+        step = self._step_for(policy, obs, action, index, cache) or eager_step
+        return step(policy, obs, action, index, cache)
 
     def _step_for(
         self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
     ) -> "_CompiledFor | None":
-        """Return the compiled step for these shapes; None if it cannot be compiled."""
-        shapes = (*(tuple(x.shape) for x in _parts(obs)), tuple(cache.index.shape))
-        if self._is_usable and shapes not in self._steps:
+        """Return the compiled step for these shapes and dtypes; None if it cannot be compiled."""
+        layout = (*((tuple(x.shape), x.dtype) for x in _parts(obs)), tuple(cache.index.shape))
+        if layout not in self._steps:
             try:
-                self._steps[shapes] = _CompiledFor(policy, obs, action, index, cache)
+                self._steps[layout] = _CompiledFor(policy, obs, action, index, cache)
             except CompilationError as error:
                 self._is_usable = False
                 warnings.warn(
@@ -86,7 +89,7 @@ class CompiledStep:
                     f"one, with the same results",
                     stacklevel=2,
                 )
-        return self._steps.get(shapes) if self._is_usable else None
+        return self._steps.get(layout)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledStep":
         """Return a step for a copied policy, which is compiled again."""
@@ -204,6 +207,16 @@ class StepFunction(nn.Module):
         if names != [name for name in self.names if name.startswith("recurrent.")]:
             raise CompilationError(f"a step replaces other tensors than its recurrent state: {names}")
         return names
+
+
+def _arranged(obs: PyTorchObs) -> PyTorchObs:
+    """Return contiguous observations, real numbers as float32; a compiled step does not check its arguments.
+
+    The network itself converts real numbers to float32.
+    """
+    if isinstance(obs, dict):
+        return {key: _arranged(part) for key, part in obs.items()}  # type: ignore[misc]  # parts are tensors
+    return (obs.float() if obs.is_floating_point() else obs).contiguous()
 
 
 def _parts(obs: PyTorchObs) -> Sequence[Tensor]:

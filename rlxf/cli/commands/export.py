@@ -32,7 +32,7 @@ class Export(Command):
     format: Literal["onnx", "torch"] = "onnx"
     """Format of the file: ONNX, or a program of torch.export (.pt2)."""
     output: Path | None = None
-    """File to write. None means policy.onnx or policy.pt2 in the folder "export" of the run."""
+    """File to write. None means policy.onnx or policy-torch.pt2 in the folder "export" of the run."""
     checkpoint: Literal["last", "best", "validation"] = "last"
     """Checkpoint to export: the last one, the best one of the evaluations during training, or the one with
     the lowest validation loss."""
@@ -58,7 +58,8 @@ class Export(Command):
         output = self.output
         if output is None:
             make_folder(run.path / "export", exist_ok=True)
-            output = run.path / "export" / f"policy{SUFFIXES[self.format]}"
+            stem = "policy" if self.format == "onnx" else f"policy-{self.format}"
+            output = run.path / "export" / f"{stem}{SUFFIXES[self.format]}"
         path, format = check_target(output, self.format, self.opset)
         return partial(self._export, self._load(run, checkpoint), path, format)
 

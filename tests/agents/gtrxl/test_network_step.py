@@ -123,6 +123,41 @@ def test_each_policy_can_be_traced(policy, traced):
     assert largest_difference(agent_of(policy), CompiledStep()) < 1e-5
 
 
+def test_compiled_steps_get_contiguous_observations_of_one_dtype(monkeypatch):
+    """A compiled program reads memory as that of its example, whatever strides and dtype its argument has."""
+    programs, given = [], []
+
+    def compiled(function, examples):
+        programs.append(compiled_function.trace(function, examples).module())
+        return lambda *arguments: given.append(arguments[4]) or programs[-1](*arguments)
+
+    monkeypatch.setattr(network_step, "CompiledFunction", compiled)
+    agent, step = agent_of(), CompiledStep()
+    agent.policy.set_training_mode(False)
+    for obs, action, index in steps(agent, 1):
+        wide = torch.stack([obs, torch.zeros_like(obs)], dim=-1)[..., 0]
+        assert not wide.is_contiguous()
+        caches = [agent.policy.initial_state(ENVS).cache for _ in range(4)]
+        expected = eager_step(agent.policy, obs, action, index, caches[0]).latent
+        for x, cache in zip((obs, wide, obs.double()), caches[1:], strict=True):
+            torch.testing.assert_close(step(agent.policy, x, action, index, cache).latent, expected)
+    assert len(programs) == 1
+    assert [(x.is_contiguous(), x.dtype) for x in given] == [(True, torch.float32)] * 3
+
+
+def test_each_dtype_of_images_is_compiled(traced):
+    agent, step = agent_of("CnnGTrXLPolicy"), CompiledStep()
+    agent.policy.set_training_mode(False)
+    for obs, action, index in steps(agent, 1):
+        results = [
+            step(agent.policy, x, action, index, agent.policy.initial_state(ENVS).cache).latent
+            for x in (obs, obs.long(), obs)
+        ]
+    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(results[0], results[2])
+    assert len(traced) == 2
+
+
 def test_an_evaluation_compiles_once(traced):
     """Its environments end one after the other, so the number of the running ones changes."""
     env = scripts([[0] * length + [1] for length in (1, 3, 5)])
