@@ -133,16 +133,18 @@ class DecisionTransformer(OnlineFinetuning):
         device: "auto", "cpu" or "cuda".
 
     Raises:
-        DatasetError: if the dataset is unknown, empty, damaged, or contains a NaN.
+        DatasetError: if the dataset is unknown, empty, damaged, or contains a NaN; if the objective has a
+            critic and no value target contains a reward, or no episode has a marked end.
         ValueError: if a setting is out of range (the message names it and an allowed value), or if the device
-            does not exist; SB3 would use the CPU instead of a missing GPU.
+            does not exist; SB3 would use the CPU instead of a missing GPU. Also if all episodes to train on
+            have the same return, and the conditioning predicts the return or the sampling needs returns.
         TypeError: if a space is not supported, or for unknown arguments. For arguments of SB3's algorithms
             the message names the alternative.
 
     Warns:
         UserWarning: if all episodes have the same return, on which conditioning has no effect; if episodes
             end neither terminated nor truncated; if the objective has a critic and ``return_scale`` is less
-            than 1% of that of the data.
+            than 1% of that of the data, or more than 10% of the rewards are in no value target.
     """
 
     NAME = "DecisionTransformer"

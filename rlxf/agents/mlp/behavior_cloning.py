@@ -102,7 +102,8 @@ class BehaviorCloning(MLPAgent):
     Raises:
         DatasetError: if the dataset is unknown, empty, damaged, or contains a NaN.
         ValueError: if a setting is out of range (the message names it and an allowed value), the device does
-            not exist, or ``best`` is below 1 and there are fewer than ten episodes.
+            not exist, ``best`` is below 1 and there are fewer than ten episodes, or all episodes have the same
+            return and the sampling needs returns.
         TypeError: if a space is not supported, or for unknown arguments.
 
     Warns:

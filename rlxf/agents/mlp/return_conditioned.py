@@ -133,8 +133,11 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
     Raises:
         DatasetError: if the dataset is unknown, empty, damaged, or contains a NaN.
         ValueError: if a setting is out of range (the message names it and an allowed value), the device does
-            not exist, or all episodes of the dataset have the same return.
+            not exist, or all episodes to train on have the same return.
         TypeError: if a space is not supported, or for unknown arguments.
+
+    Warns:
+        UserWarning: if episodes end neither terminated nor truncated.
     """
 
     NAME = "ReturnConditionedMLP"
