@@ -5,7 +5,6 @@ The algorithm of a file is detected without unpickling; loading the agent unpick
 
 import json
 import os
-import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from rlxf.agents.common.arguments import check_device
 from rlxf.agents.common.checkpoint import checkpoint_path
 from rlxf.agents.gtrxl.config import as_training_env
 from rlxf.training import CheckpointError
+from rlxf.utils.warnings import warn_user
 
 ALGORITHMS = {
     "ppo_lstm": ("sb3_contrib:RecurrentPPO", {"clip_range", "sb3_contrib.common.recurrent.policies"}),
@@ -159,10 +159,9 @@ def _check_trusted(path: Path, trust: bool) -> None:
 def _check_normalizer(path: Path, has_env: bool, normalizer: str | os.PathLike[str] | None) -> None:
     statistics = path.with_suffix("") / NORMALIZER
     if normalizer is None and statistics.is_file():
-        warnings.warn(
+        warn_user(
             f"{statistics} exists next to {path}, so the agent was probably trained on normalized "
-            f"observations; pass normalizer={str(statistics)!r}",
-            stacklevel=3,
+            f"observations; pass normalizer={str(statistics)!r}"
         )
     if normalizer is not None and not has_env:
         raise ValueError(f"normalizer {normalizer} needs an environment to wrap: pass env=..., too")

@@ -1,7 +1,6 @@
 """Runs of the commands: options in their ``config.json``, and their agents and environments."""
 
 import reprlib
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from rlxf.training import RunFolder
 from rlxf.training.file_contents import CONFIG
 from rlxf.training.json_rules import rule_of
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
+from rlxf.utils.warnings import warn_user
 
 NOT_SAVED = ("run", "config", "tuned", "trust", "progress_bar", "quiet", "download")
 """Options of a command that do not affect the results of its run."""
@@ -341,10 +341,9 @@ def make_offline_env(agent: OfflineAgent, env: str | None, env_kwargs: dict[str,
     if acts_in_env_of_data(agent, env, env_kwargs):
         return agent.make_env(n_envs, env_kwargs=json_object(env_kwargs))
     if untrusted := _untrusted(agent, env, env_kwargs):
-        warnings.warn(
+        warn_user(
             f"the data specify {', '.join(untrusted)} for {env}; these are ignored: pass --env-kwargs, or "
-            f"--trust-data (--trust for a run) if you trust the author of the data",
-            stacklevel=2,
+            f"--trust-data (--trust for a run) if you trust the author of the data"
         )
     made = EnvOptions(env=str(env), env_kwargs=env_kwargs).make(n_envs, None)
     agent.check_env(made)

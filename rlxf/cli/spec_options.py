@@ -2,7 +2,6 @@
 
 import json
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import fields
@@ -25,6 +24,7 @@ from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES, technique_from_json
 from rlxf.cli.options import given_options
 from rlxf.utils.names import choose_one_of, plain_name
+from rlxf.utils.warnings import warn_user
 
 NONE, FIT_MEMORY = "None", "fitting"
 OPTIONS_OF = "{}_options"
@@ -268,10 +268,9 @@ def with_compatible_position(**choices: Any) -> TransformerSpec:
         for position in OTHER_POSITIONS:
             with suppress(ValueError):
                 spec = TransformerSpec(**choices | {"position": position})
-                warnings.warn(
+                warn_user(
                     f"the default position is incompatible with the other choices: {refusal}; {position} is "
-                    f"used instead. To choose another one, pass --core.position",
-                    stacklevel=2,
+                    f"used instead. To choose another one, pass --core.position"
                 )
                 return spec
         raise
@@ -307,9 +306,8 @@ def bound_to_memory(memory: Memory | None, requested: Pattern | None) -> Pattern
     if requested not in (None, bounded):
         unlimited = pattern.max_distance >= UNLIMITED
         longer = "a longer memory" if unlimited else f"--core.memory.length {pattern.max_distance}"
-        warnings.warn(
+        warn_user(
             f"pattern {pattern} reaches farther back than memory {memory}, so that single steps and segments "
-            f"would differ; it is bounded to {bounded}. To keep its reach, use {longer}",
-            stacklevel=2,
+            f"would differ; it is bounded to {bounded}. To keep its reach, use {longer}"
         )
     return bounded

@@ -1,6 +1,5 @@
 """Behavior policies that collect data, and the metadata of a dataset that they record."""
 
-import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from rlxf.envs.specs import single_spec, spec_of
 from rlxf.evaluation import evaluate
 from rlxf.evaluation.environment import reference_scores_of, with_training_normalization
 from rlxf.evaluation.episodes import validate_targets
+from rlxf.utils.warnings import warn_user
 
 Agent = PolicyPredictor | None
 SCORED_EPISODES = 100
@@ -159,10 +159,9 @@ def recreatable_spec(env: VecEnv) -> EnvSpec | None:
             return _single_spec(spec, env)
     except Exception as error:  # the spec of an arbitrary environment may fail in any way
         reason = f"the spec of the environment does not recreate it ({error!r})"
-    warnings.warn(
+    warn_user(
         f"{reason}: the dataset is stored without an environment, so pass env to evaluate agents that are "
-        f"trained on it",
-        stacklevel=3,
+        f"trained on it"
     )
     return None
 

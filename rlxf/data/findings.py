@@ -1,7 +1,6 @@
 """Findings: properties of a dataset that affect the training, each as one sentence with its consequence."""
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from rlxf.data.spaces import is_text, leaves
 from rlxf.utils.env_ids import is_other_version
+from rlxf.utils.warnings import warn_user
 
 if TYPE_CHECKING:
     from rlxf.data.dataset_report import DatasetReport
@@ -101,20 +101,19 @@ def missing_ends(data: Episodes) -> str | None:
     )
 
 
-def warn_of_returns(data: Episodes, allows_equal_returns: bool, stacklevel: int = 2) -> None:
+def warn_of_returns(data: Episodes, allows_equal_returns: bool) -> None:
     """Warn about data on which an agent cannot be conditioned on the return as intended.
 
     Args:
         data: the training data.
         allows_equal_returns: False if the agent refuses such data, or needs no return.
-        stacklevel: as in ``warnings.warn``; 2 attributes the warning to the caller of this function.
 
     Warns:
         UserWarning: for the findings `equal_returns`, if they are allowed, and `missing_ends`.
     """
     for find in (equal_returns, missing_ends) if allows_equal_returns else (missing_ends,):
         if sentence := find(data):
-            warnings.warn(sentence, stacklevel=stacklevel)
+            warn_user(sentence)
 
 
 def few_episodes(report: "DatasetReport") -> str | None:

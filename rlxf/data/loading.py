@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -26,6 +25,7 @@ from rlxf.data.trajectories import Trajectories
 from rlxf.utils.env_ids import is_other_version
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.files import file_sha256, not_writable_by_others, temporary_folder, temporary_name
+from rlxf.utils.warnings import warn_user
 
 ARRAYS = ("observations", "actions", "rewards", "return_to_go", "offsets", "terminated", "truncated")
 MOMENTS = ("observation_mean", "observation_std")
@@ -107,20 +107,18 @@ def _check_joinable(sources: Sequence[Source]) -> None:
 
 def _warn_of_text(observation_space: spaces.Space[Any]) -> None:
     if texts := [path for path, leaf in leaves(observation_space, "observation") if is_text(leaf)]:
-        warnings.warn(
+        warn_user(
             f"{', '.join(texts)} of the dataset is text, which is left out of the observations. If the text "
-            f"matters for the task, convert it to numbers with a wrapper and record the dataset again",
-            stacklevel=3,
+            f"matters for the task, convert it to numbers with a wrapper and record the dataset again"
         )
 
 
 def _warn_of_jpeg(sources: Sequence[Source]) -> None:
     if lossy := dict.fromkeys(source.id for source in sources if source.has_jpeg):
-        warnings.warn(
+        warn_user(
             f"images of {', '.join(lossy)} were stored as JPEG, so they differ slightly from those of the "
             f"environment. If that matters, record them without loss: with rlxf collect, or with Minari and "
-            f"jpeg_encoding=False",
-            stacklevel=3,
+            f"jpeg_encoding=False"
         )
 
 
@@ -129,10 +127,9 @@ def _warn_of_versions(sources: Sequence[Source]) -> None:
     known = {source.dataset.env_spec.id: source for source in sources if source.dataset.env_spec is not None}
     pairs = ((one, other) for one, other in combinations(known, 2) if is_other_version(one, other))
     for one, other in pairs:
-        warnings.warn(
+        warn_user(
             f"{known[one].id} was recorded in {one}, but {known[other].id} in {other}: dynamics and rewards "
-            f"may differ between versions, so returns are not comparable; train on data of one version",
-            stacklevel=3,
+            f"may differ between versions, so returns are not comparable; train on data of one version"
         )
 
 

@@ -1,7 +1,6 @@
 """Reference scores that returns are normalized with, and the table of known tasks."""
 
 import math
-import warnings
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -9,6 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from numpy.typing import ArrayLike, NDArray
+
+from rlxf.utils.warnings import warn_user
 
 VERSION = 2
 """Version of the table; normalized scores are comparable only within a version."""
@@ -97,7 +98,7 @@ def reference_scores(metadata: dict[str, Any], env_spec: EnvSpec | None) -> Refe
             return ReferenceScores(float(own[0]), float(own[1]), f"metadata of {metadata['dataset_id']}")
         except (TypeError, ValueError, OverflowError) as error:
             name = metadata["dataset_id"]
-            warnings.warn(f"the reference scores of {name} are ignored: {error}", stacklevel=2)
+            warn_user(f"the reference scores of {name} are ignored: {error}")
     return None if env_spec is None else scores_from_table(env_spec.id)
 
 

@@ -1,6 +1,5 @@
 """Sampling of the steps at which training windows start: uniform steps, uniform episodes, or by return."""
 
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlxf.data.findings import EQUAL_RETURNS, FEW_EPISODES, differ_beyond_rounding
+from rlxf.utils.warnings import warn_user
 
 
 class SamplingScheme(ABC):
@@ -136,10 +136,9 @@ class HighReturns(SamplingScheme):
         """
         is_high = _below_best(returns, self) >= -self.range_share - EQUAL_RETURNS
         if (used := int(is_high.sum())) < min(FEW_EPISODES, len(returns)):
-            warnings.warn(
+            warn_user(
                 f"sampling={self} uses {used} of {len(returns)} episodes, so the agent learns from little "
-                f"data; a larger range_share uses more of them",
-                stacklevel=2,
+                f"data; a larger range_share uses more of them"
             )
         return lengths.astype(np.float64) * is_high
 

@@ -1,7 +1,6 @@
 """Checks of the values that environments return: finite numbers, bounds, shapes and types."""
 
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +16,7 @@ from rlxf.data.spaces import FLAT, discrete_sizes, discrete_start, parts_of, tol
 from rlxf.envs.vector import GymnasiumVecEnv
 from rlxf.envs.wrappers import TransparentWrapper
 from rlxf.utils.errors import FaultyEnvironmentError
+from rlxf.utils.warnings import warn_user
 
 
 def check_finite(what: str, values: VecEnvObs, step: int, environments: Sequence[int] | None = None) -> None:
@@ -105,12 +105,10 @@ def warn_outside(
             _LIMITS[env] = {}
             environment, value = _first(rows, ~inside, environments)
             name, part = ("", space) if key is None else (f" {key!r}", space[key])  # type: ignore[index]
-            warnings.warn(
+            warn_user(
                 f"observation{name} of environment {environment} at its step {step} is {value}, outside of "
                 f"its space {part}; correct the bounds of the space, or clip the observation. Later ones are "
-                f"not reported",
-                UserWarning,
-                stacklevel=2,
+                f"not reported"
             )
             return
 

@@ -1,6 +1,5 @@
 """Pool of worker processes, and the restart of workers that failed."""
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import numpy as np
 
 from rlxf.envs.worker import CLOSE, CLOSE_TIMEOUT, Call, CallFailure, Make, Worker, call
 from rlxf.utils.errors import BrokenEnvironmentError
+from rlxf.utils.warnings import warn_user
 
 MAX_BACK_OFF = 60.0
 """Maximum delay of a restart in seconds."""
@@ -264,11 +264,10 @@ class WorkerPool:
             self._final_error = failure_error(failed, failure, reason)
             raise self._final_error
         delay = self.workers.restart_delay(times)
-        warnings.warn(
+        warn_user(
             f"{env_label(failed)} {failure.cause}; restarting in {delay:g} s, restart {times} of {limit} in "
             f"a row\n{failure.traceback}",
             RuntimeWarning,
-            stacklevel=2,
         )
         makes = {i: self._makes[i] for i in failed}
         resets = {i: self.new_reset_call(i) for i in failed}

@@ -1,7 +1,6 @@
 """Preparation of environments for an evaluation: construction, seeds, normalization, and its warnings."""
 
 import random
-import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from copy import deepcopy
@@ -26,6 +25,7 @@ from rlxf.envs.sb3_vec_env import make_sync_vec_env, resume_envs_at_exit
 from rlxf.envs.specs import env_id_of
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.vector import has_filler_rows
+from rlxf.utils.warnings import warn_user
 
 
 def reference_scores_of(agent: Any, env: VecEnv) -> ReferenceScores | None:
@@ -77,22 +77,20 @@ def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None)
 def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
     """Warn if the environment has filler rows and the memory of the agent persists across episodes."""
     if getattr(agent, "persist_memory_across_episodes", False) and has_filler_rows(env):
-        warnings.warn(
+        warn_user(
             "with persist_memory_across_episodes=True the agent processes filler rows, which training "
             "masked, as steps and stores them in its memory: evaluate with "
-            "autoreset_mode=AutoresetMode.SAME_STEP",
-            stacklevel=3,
+            "autoreset_mode=AutoresetMode.SAME_STEP"
         )
 
 
 def warn_of_missing_statistics(agent: Any, env: VecEnv) -> None:
     """Warn if the agent was trained with a ``VecNormalize``, but observations are raw here."""
     if getattr(agent, "normalized_observations", False) and unwrap_vec_normalize(env) is None:
-        warnings.warn(
+        warn_user(
             "the agent was trained on observations normalized by VecNormalize, but env returns raw ones: "
             "wrap env with the statistics of the training, rlxf.training.load_normalizer(path, env), or load "
-            "the agent with the wrapped environment, load(path, env=...)",
-            stacklevel=3,
+            "the agent with the wrapped environment, load(path, env=...)"
         )
 
 

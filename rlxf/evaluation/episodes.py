@@ -1,7 +1,6 @@
 """`evaluate`: play whole episodes of an agent in parallel environments and report their returns."""
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +26,7 @@ from rlxf.evaluation.environment import (
 from rlxf.evaluation.report import Report, TargetSweep, write_scalars
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, play, quotas
 from rlxf.utils.tables import counting_bar
+from rlxf.utils.warnings import warn_user
 
 DEFAULT_SEED = 1_000_000
 """Default seed, far from typical training seeds, so generated levels are new to the agent."""
@@ -195,10 +195,9 @@ def _run(
 def warn_of_one_episode(episodes: int) -> None:
     """Warn if there is only one episode, whose interval has no meaning."""
     if episodes == 1:
-        warnings.warn(
+        warn_user(
             "episodes=1: a single return has no spread, so the 95% interval of the report has width 0 and no "
-            "meaning; evaluate at least 10 episodes, better 100",
-            stacklevel=3,
+            "meaning; evaluate at least 10 episodes, better 100"
         )
 
 
@@ -265,8 +264,7 @@ def data_range(agent: Any) -> tuple[float, float] | None:
 def _warn_outside(targets: list[float], low: float, high: float) -> None:
     outside = [target for target in targets if not low <= target <= high]
     if outside:
-        warnings.warn(
+        warn_user(
             f"target returns {', '.join(f'{target:g}' for target in outside)} are outside the range of "
-            f"returns in the data, {low:g} to {high:g}: the agent must extrapolate",
-            stacklevel=4,
+            f"returns in the data, {low:g} to {high:g}: the agent must extrapolate"
         )

@@ -2,7 +2,6 @@
 
 import csv
 import math
-import warnings
 import zipfile
 from array import array
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from rlxf.utils.files import MAX_LOG_BYTES
 from rlxf.utils.tables import printable
+from rlxf.utils.warnings import warn_user
 
 LARGEST_STEP = 1e18
 LARGEST_VALUE = 1e100
@@ -116,10 +116,9 @@ def without_gaps(
     finite = np.abs(values) <= LARGEST_VALUE
     if not finite.all():
         first, count = int(np.argmin(finite)), int((~finite).sum())
-        warnings.warn(
+        warn_user(
             f"{path} {kind} {places[first]}: {metric} is {values[first]:g}; {count} such value"
-            f"{'s are' if count > 1 else ' is'} left out",
-            stacklevel=2,
+            f"{'s are' if count > 1 else ' is'} left out"
         )
     return steps[finite], values[finite]
 

@@ -2,7 +2,6 @@
 
 import fnmatch
 import json
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from rlxf.experiments.columns import listed
 from rlxf.experiments.curves import Curve, describe_metrics, find_curve, hold_last_values, metrics_of
 from rlxf.experiments.runs import AGENT, Run
 from rlxf.utils.tables import printable
+from rlxf.utils.warnings import warn_user
 
 DEFAULT_METRICS = ("eval/mean_reward", "rollout/ep_rew_mean")
 """Metrics to choose from if none is given."""
@@ -136,7 +136,7 @@ def _warn_of_missing(paths: Sequence[Path], metric: str) -> None:
     other = [path for path in paths if path not in empty]
     for each, reason in ((empty, "nothing was logged yet"), (other, f"there is no value of {metric}")):
         if each:
-            warnings.warn(f"runs left out, because {reason}: {listed([*map(str, each)], 5)}", stacklevel=3)
+            warn_user(f"runs left out, because {reason}: {listed([*map(str, each)], 5)}")
 
 
 def _group(
@@ -145,16 +145,14 @@ def _group(
     seeds = Counter(run.seed for run in runs)
     twice = [run for run in runs if run.seed is not None and seeds[run.seed] > 1]
     if twice:
-        warnings.warn(
+        warn_user(
             f"{listed([f'{run.path} (seed {run.seed})' for run in twice], 4)} have the same settings and a "
-            f"seed of another run: they are no independent trainings, and the interval is too narrow",
-            stacklevel=3,
+            f"seed of another run: they are no independent trainings, and the interval is too narrow"
         )
     if len(runs) > 1 and all(run.finished is None and run.path not in names for run in runs):
-        warnings.warn(
+        warn_user(
             f"{listed([str(run.path) for run in runs], 3)} have no config.json, and count as seeds of one "
-            f"method, because their names differ by a number only; other groups: --groups NAME=PATTERN",
-            stacklevel=3,
+            f"method, because their names differ by a number only; other groups: --groups NAME=PATTERN"
         )
     unfinished = sum(run.finished is False for run in runs)
     early = [run.ended_early for run in runs]

@@ -2,7 +2,6 @@
 
 import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from rlxf.training.file_contents import CONFIG
 from rlxf.training.run_folder import COMPLETED, Completion, RunFolder
 from rlxf.training.serialization import load_json_object
 from rlxf.utils.tables import printable
+from rlxf.utils.warnings import warn_user
 
 TASK_KEYS = ("env", "env_kwargs", "dataset")
 """Settings that define the task."""
@@ -79,7 +79,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
         for found in _run_paths(path):
             key = found.resolve()
             if key in runs:
-                warnings.warn(f"{found} is given twice, and counts once", stacklevel=2)
+                warn_user(f"{found} is given twice, and counts once")
             else:
                 runs[key] = _read_run(found)
     return list(runs.values())

@@ -2,7 +2,6 @@
 
 import json
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -40,6 +39,7 @@ from rlxf.off_policy_evaluation.fitted_q import (
 from rlxf.off_policy_evaluation.policy_replay import Replay, check_replayable, is_conditioned, replay
 from rlxf.utils.errors import NumericalError
 from rlxf.utils.tables import Table, Tabular
+from rlxf.utils.warnings import warn_user
 
 Method = Literal["fqe", "dr", "wdr"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -209,7 +209,7 @@ def estimate_return(
     if chosen != "fqe" and given is None:
         notes.append(UNKNOWN_BEHAVIOR)
     for note in notes:
-        warnings.warn(note, stacklevel=2)
+        warn_user(note)
     seeds = np.random.SeedSequence(seed).spawn(2)
     folds = None if chosen == "fqe" else folds_of_episodes(data.episodes, members, seeds[0])
     held_out = None if folds is None else folds == np.arange(members)[:, None]
@@ -221,7 +221,7 @@ def estimate_return(
     size = None if ratios is None else effective_sample_size(log.corrected_ratios)
     if size is not None and size < FEW_SAMPLES:
         notes.append(_few_samples(size, log.episodes))
-        warnings.warn(notes[-1], stacklevel=2)
+        warn_user(notes[-1])
     if folds is not None:
         values = values.of_members(folds[log.episode])
     value, margin = _interval(log, values, chosen, seeds[1])

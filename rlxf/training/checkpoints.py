@@ -3,7 +3,6 @@
 import re
 import signal
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.distributed import process_group
 from rlxf.utils.errors import CheckpointError
 from rlxf.utils.files import make_folder, sync_folder
+from rlxf.utils.warnings import warn_user
 
 EXIT_RESUMABLE = 75
 """Exit status of an interrupted run that can be resumed: EX_TEMPFAIL of sysexits.h."""
@@ -162,7 +162,7 @@ class CheckpointFolder:
             try:
                 read_archive(file)
             except CheckpointError as error:
-                warnings.warn(f"{error}; the previous checkpoint is used", stacklevel=2)
+                warn_user(f"{error}; the previous checkpoint is used")
             else:
                 return file
         raise FileNotFoundError(f"there is no valid checkpoint in {self.path}")

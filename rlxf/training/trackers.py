@@ -2,7 +2,6 @@
 
 import re
 import reprlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -22,6 +21,7 @@ from rlxf.training.tracker_backends import BACKENDS, Media, TrackerBackend
 from rlxf.utils.extras import install_command
 from rlxf.utils.files import atomic_write
 from rlxf.utils.gif import encode_gif
+from rlxf.utils.warnings import warn_user
 
 TRACKER = "tracker.json"
 """Name of the file with the tracker and the id of its run in the folder of a run."""
@@ -123,11 +123,9 @@ class TrackerOutput(KVWriter):
             return
         self._has_warned = True
         folder = self.backend.folder
-        warnings.warn(
+        warn_user(
             f"{folder} is not tracked completely by {self.backend.package}: {self._fault}. The training is "
-            f"not affected, and {folder / LOG} and the TensorBoard events contain all values",
-            UserWarning,
-            stacklevel=2,
+            f"not affected, and {folder / LOG} and the TensorBoard events contain all values"
         )
 
     def _work(self, run_id: str | None, on_start: Callable[[str], None]) -> None:
@@ -209,7 +207,7 @@ def read_run_id(folder: Path, name: str) -> str | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         fault = f"{type(error).__name__}: {str(error)[:200]}"
-    warnings.warn(f"{file} is invalid ({fault}): a new {name} run is started", UserWarning, stacklevel=2)
+    warn_user(f"{file} is invalid ({fault}): a new {name} run is started")
     return None
 
 

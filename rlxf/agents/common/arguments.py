@@ -2,7 +2,6 @@
 
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from rlxf.attention.technique import check_int
 from rlxf.utils.names import did_you_mean
+from rlxf.utils.warnings import warn_user
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -192,13 +192,10 @@ class MissingStateWarning:
     first of its episode. It is also issued at the `PATIENCE`-th consecutive call with neither a state nor
     ``episode_start``. To predict for independent observations, pass
     ``episode_start=np.ones(n, dtype=bool)``: these calls are never counted.
-
-    Args:
-        stacklevel: frames from the warning to the caller of ``predict``, as in ``warnings.warn``.
     """
 
-    def __init__(self, stacklevel: int) -> None:
-        self._in_a_row, self._warned, self._stacklevel = 0, False, stacklevel
+    def __init__(self) -> None:
+        self._in_a_row, self._warned = 0, False
 
     def record(self, state: Any, first: bool | None) -> None:
         """Record a call.
@@ -217,11 +214,10 @@ class MissingStateWarning:
 
     def _warn(self, problem: str) -> None:
         self._warned = True
-        warnings.warn(
+        warn_user(
             f"{problem}, so the agent acts without memory, as in the first step of an episode: pass the "
             f"state of the previous call, actions, state = agent.predict(obs, state, episode_start); for "
-            f"independent observations pass episode_start=np.ones(n, dtype=bool)",
-            stacklevel=self._stacklevel,
+            f"independent observations pass episode_start=np.ones(n, dtype=bool)"
         )
 
 

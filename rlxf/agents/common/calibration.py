@@ -1,7 +1,6 @@
 """Calibration of early exits: Learn then Test (risk control), and the calibrated threshold."""
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +15,7 @@ from rlxf.attention import Transformer
 from rlxf.attention.depth.base import CalibratableExit, Depth
 from rlxf.attention.technique import check_finite_number
 from rlxf.utils.tables import Table, Tabular
+from rlxf.utils.warnings import warn_user
 
 Losses = NDArray[np.float64]
 
@@ -214,10 +214,9 @@ def reset_calibration(transformer: Transformer) -> None:
     rule = transformer.depth.calibratable_exit()
     if rule is None or rule.threshold == rule.threshold.new_tensor(rule.spec_threshold):
         return
-    warnings.warn(
+    warn_user(
         f"the exit threshold {rule.threshold.item():g} was calibrated for weights that now change, so it "
         f"guarantees nothing: it is reset to {rule.spec_threshold:g}, the core's; calibrate again after "
-        f"training",
-        stacklevel=3,
+        f"training"
     )
     rule.threshold.fill_(rule.spec_threshold)

@@ -1,6 +1,5 @@
 """Checks that observations and rewards of environments are finite and valid, also with ``VecNormalize``."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -13,6 +12,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from rlxf.envs.step_checks import check_finite, check_shapes, range_fault, warn_outside
 from rlxf.utils.errors import FaultyEnvironmentError
+from rlxf.utils.warnings import warn_user
 
 STATISTICS = ("obs_rms", "ret_rms", "returns")
 """Attributes of a ``VecNormalize`` that every step updates."""
@@ -40,11 +40,10 @@ def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
     """
     now = bool(observation_normalizers(env))
     if before and not now:
-        warnings.warn(
+        warn_user(
             "the agent was trained on observations normalized by VecNormalize, but its environments now "
             "return raw ones: restore the statistics with "
-            "agent.set_env(rlxf.training.load_normalizer(path, env))",
-            stacklevel=4,
+            "agent.set_env(rlxf.training.load_normalizer(path, env))"
         )
     return now
 

@@ -1,6 +1,5 @@
 """Precision of updates: float32, or bfloat16 for matrix products."""
 
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, get_args
 
@@ -9,6 +8,7 @@ import torch
 from rlxf.attention.linear import matmul_dtype
 from rlxf.attention.technique import check_choice
 from rlxf.training.json_rules import Rule
+from rlxf.utils.warnings import warn_user
 
 Precision = Literal["float32", "bf16-mixed"]
 """Precision of updates, with the name of PyTorch Lightning for bfloat16 with weights in float32."""
@@ -28,10 +28,9 @@ def check_precision(precision: str, device: torch.device | str) -> None:
     """
     check_choice("precision", precision, PRECISIONS)
     if precision != "float32" and _emulates_bfloat16(torch.device(device)):
-        warnings.warn(
+        warn_user(
             f"precision={precision!r} is slower than float32 here: {device} has no instructions for bfloat16 "
-            f"and emulates its products; use precision='float32'",
-            stacklevel=4,
+            f"and emulates its products; use precision='float32'"
         )
 
 

@@ -193,7 +193,7 @@ class DecisionTransformer(OnlineFinetuning):
         sampling = UNIFORM_STEPS if sampling is None else sampling
         check_choice("context", context, CONTEXTS)
         self.trust, self._warned_versions = trust, set[str]()
-        self._missing_state_warning = MissingStateWarning(stacklevel=5)
+        self._missing_state_warning = MissingStateWarning()
         config = DecisionTransformerConfig.of(locals())
         model = MODELS[context] if conditioning.needs_target else PREDICTING_MODELS[type(conditioning)]
         super().__init__(model, dataset, config, download, tensorboard_log, device, _init_setup_model)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from rlxf.envs.wrappers import encoded_observation_space, is_return_conditioned
 from rlxf.training import Archive, CheckpointError
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.serialization import arrays_to_tensors, tensors_to_arrays
+from rlxf.utils.warnings import warn_user
 
 
 class EpisodeCollector:
@@ -234,10 +234,9 @@ class OnlineRounds:
         actions = tensors_to_arrays(groups.get(EPISODES, {}))
         lost = resume.try_resume_episodes(env, document["environment"], actions)
         if lost is not None:
-            warnings.warn(
+            warn_user(
                 f"the environments are reset, so results will not be bitwise equal to those of the "
-                f"uninterrupted run: {lost}",
-                stacklevel=3,
+                f"uninterrupted run: {lost}"
             )
             self.collector.reset()
             if seed is not None:

@@ -1,6 +1,5 @@
 """Hyperparameters of GTrXLPPO with their checks, default sizes, its environments, and the HParams tab."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args
@@ -37,6 +36,7 @@ from rlxf.training import schedule_to_text
 from rlxf.training.distributed import process_group
 from rlxf.training.json_rules import MAPPING, NOTHING, Rule, number, whole
 from rlxf.training.schedules import check_schedule
+from rlxf.utils.warnings import warn_user
 
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 """Hyperparameters that may be schedules."""
@@ -230,11 +230,10 @@ def warn_of_filler_rows(env: VecEnv, observation: Any) -> bool:
     """Warn if an observation of the agent's environments holds filler rows; return whether it does."""
     if not shows_filler_rows(env, observation):
         return False
-    warnings.warn(
+    warn_user(
         "with persist_memory_across_episodes=True predict treats filler rows as steps and stores them in "
         "memory, although training skips them: predict in environments with "
-        "autoreset_mode=AutoresetMode.SAME_STEP",
-        stacklevel=3,
+        "autoreset_mode=AutoresetMode.SAME_STEP"
     )
     return True
 
@@ -262,10 +261,9 @@ def warn_of_flattened_images(policy: BasePolicy) -> None:
     flattens = isinstance(policy, MlpGTrXLPolicy) and policy.features_extractor_class is FlattenExtractor
     is_image = default_policy_name(space) == CnnGTrXLPolicy.__name__
     if flattens and is_image and sorted(space.shape or ())[-2] >= SMALLEST_IMAGE:
-        warnings.warn(
+        warn_user(
             f"{type(policy).__name__} flattens images of shape {space.shape} and loses their spatial "
-            f"structure: use 'CnnGTrXLPolicy', which reads them with convolutions",
-            stacklevel=4,
+            f"structure: use 'CnnGTrXLPolicy', which reads them with convolutions"
         )
 
 

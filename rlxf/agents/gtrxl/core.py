@@ -1,6 +1,5 @@
 """Specification of the Gated Transformer-XL core, and validation of cores for PPO."""
 
-import warnings
 from typing import Any
 
 from gymnasium import spaces
@@ -14,6 +13,7 @@ from rlxf.attention.memory.base import NoMemory
 from rlxf.attention.residuals.base import Residual
 from rlxf.envs.specs import spec_of
 from rlxf.envs.vector import has_filler_rows
+from rlxf.utils.warnings import warn_user
 
 AGENT = "GTrXLPPO"
 MEMORY_LENGTH = 128
@@ -141,11 +141,10 @@ def warn_of_untrained_memory(core: TransformerSpec, segment_length: int) -> None
     for technique in (core.memory, core.recurrence):
         length = None if technique is None else technique.segment_length
         if length is not None and length >= segment_length:
-            warnings.warn(
+            warn_user(
                 f"segment_length={segment_length} is not longer than a segment of {technique}, so hardly any "
                 f"gradient reaches what its memory keeps; use segment_length={2 * length} or more, or "
-                f"segment={max(2, segment_length // 3)} in {type(technique).__name__}",
-                stacklevel=3,
+                f"segment={max(2, segment_length // 3)} in {type(technique).__name__}"
             )
 
 

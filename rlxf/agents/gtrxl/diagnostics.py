@@ -1,7 +1,6 @@
 """Diagnostics of training: warnings about failing runs, and statistics of finished episodes."""
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -15,6 +14,7 @@ from rlxf.agents.common.actions import BoxActions, action_encoder
 from rlxf.agents.gtrxl.heads import PopArtHead
 from rlxf.training import Archive
 from rlxf.training.process_group import ProcessGroup
+from rlxf.utils.warnings import warn_user
 
 COLLAPSED = 0.01
 """Collapse threshold: share of the maximal entropy; for Box actions, deviation per half range."""
@@ -84,11 +84,10 @@ class EntropyCollapseCheck:
         collapsed = entropy < collapse_threshold(self._action_space) and mean_return <= self.first_return
         if collapsed and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"the policy has stopped exploring: its entropy is {entropy:.3g} nats, and the mean return "
                 f"{mean_return:.3g} is no better than the initial {self.first_return:.3g}; raise ent_coef, "
-                f"or lower the learning rate",
-                stacklevel=2,
+                f"or lower the learning rate"
             )
 
 
@@ -117,11 +116,10 @@ class ValueLossCheck:
         self._ratios.append(ratio)
         if ratio > EXPLOSION_RATIO * max(1.0, usual) and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"the value loss explodes: {value_loss:.3g} is {ratio:.3g} times that of a constant "
                 f"prediction, and the median of this ratio so far is {usual:.3g}; lower the learning rate or "
-                f"max_grad_norm",
-                stacklevel=2,
+                f"max_grad_norm"
             )
 
 

@@ -1,6 +1,5 @@
 """Environments of a rollout: steps with action tensors, whose results are tensors on the agent's device."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rlxf.envs.spaces import LOST
 from rlxf.envs.step_checks import check_finite
 from rlxf.envs.tensor_vec_env import TensorStep, TensorVecEnv, to_numpy
 from rlxf.utils.errors import FaultyEnvironmentError
+from rlxf.utils.warnings import warn_user
 
 Info = dict[str, Any]
 
@@ -249,10 +249,8 @@ def rollout_envs(env: VecEnv, policy: GTrXLPolicy, env_numbers: Sequence[int]) -
     if isinstance(env, TensorVecEnv):
         return TensorEnvs(env, policy, env_numbers)
     if isinstance(env.unwrapped, TensorVecEnv):
-        warnings.warn(
+        warn_user(
             f"{type(env).__name__} computes with NumPy arrays, so observations are copied from the device "
-            f"and back in each step: use a wrapper for tensors inside of the VectorEnv instead",
-            UserWarning,
-            stacklevel=2,
+            f"and back in each step: use a wrapper for tensors inside of the VectorEnv instead"
         )
     return ArrayEnvs(env, policy, env_numbers)

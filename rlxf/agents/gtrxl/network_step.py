@@ -1,6 +1,5 @@
 """Steps of the network of a `GTrXLPolicy` while it acts, operation by operation or compiled."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
@@ -17,6 +16,7 @@ from rlxf.agents.common.compiled_function import CompilationError, CompiledFunct
 from rlxf.attention.cache import KVCache
 from rlxf.attention.functional_step import named_tensors, with_tensors
 from rlxf.attention.token_index import TokenIndex, is_tracing
+from rlxf.utils.warnings import warn_user
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -84,10 +84,9 @@ class CompiledStep:
                 self._steps[layout] = _CompiledFor(policy, obs, action, index, cache)
             except CompilationError as error:
                 self._is_usable = False
-                warnings.warn(
+                warn_user(
                     f"the acting step is not compiled, because {error}; torch runs its operations one by "
-                    f"one, with the same results",
-                    stacklevel=2,
+                    f"one, with the same results"
                 )
         return self._steps.get(layout)
 

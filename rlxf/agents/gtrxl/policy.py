@@ -107,7 +107,7 @@ class GTrXLPolicy(RecurrentPolicy):
         check_exits(core, action_space)
         check_sde(use_sde, action_space)
         self.use_sde = use_sde
-        self._missing_state_warning = MissingStateWarning(stacklevel=7)
+        self._missing_state_warning = MissingStateWarning()
         self.network_step: CompiledStep | None = None  # None: operation by operation, in `act_unchecked`
         self.precision = precision
         self.core, self.persist_memory_across_episodes = core, persist_memory_across_episodes

@@ -1,6 +1,5 @@
 """Proximal policy optimization (PPO) with a Gated Transformer-XL."""
 
-import warnings
 from typing import Any, Self
 
 import torch
@@ -38,6 +37,7 @@ from rlxf.agents.gtrxl.training_algorithm import Actor, DistillationTraining, PP
 from rlxf.agents.gtrxl.training_loop import TrainingLoop
 from rlxf.attention import TransformerSpec
 from rlxf.training.distributed import process_group
+from rlxf.utils.warnings import warn_user
 
 
 class GTrXLPPO(TrainingLoop):
@@ -381,7 +381,7 @@ class GTrXLPPO(TrainingLoop):
         log_interval = as_log_interval(log_interval)
         self.ranks.check_single_process("distill")
         if self.target_kl is not None:
-            warnings.warn(f"distill has no KL limit, target_kl={self.target_kl} has no effect", stacklevel=2)
+            warn_user(f"distill has no KL limit, target_kl={self.target_kl} has no effect")
         policies, loss = (self.policy, teacher.policy), distillation or Distillation()
         self._algorithm = DistillationTraining(*policies, self.n_envs, loss, actor, self.order)
         self._last_obs = None  # makes SB3 reset the environments

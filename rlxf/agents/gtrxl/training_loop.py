@@ -1,7 +1,6 @@
 """Training loop of the agent: alternating rollouts and updates, checkpoints of a run and their resumption."""
 
 import os
-import warnings
 from collections import deque
 from functools import cached_property
 from typing import Any, Self
@@ -41,6 +40,7 @@ from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboa
 from rlxf.training.states import RNG_GROUP
 from rlxf.training.tensorboard import write_layout
 from rlxf.utils.allocator import keep_freed_memory
+from rlxf.utils.warnings import warn_user
 
 LOSSES = ("train/policy_gradient_loss", "train/value_loss", "train/entropy_loss")
 """Tags of the losses with a chart in TensorBoard."""
@@ -338,10 +338,7 @@ class TrainingLoop(GTrXLAgent):
         reason = resume.resume_episodes(self.env, self.ranks, environment, own[resume.EPISODES])
         if reason is None:
             return
-        warnings.warn(
-            f"the environments start new episodes, so the resumed run is not bit-identical: {reason}",
-            stacklevel=3,
-        )
+        warn_user(f"the environments start new episodes, so the resumed run is not bit-identical: {reason}")
         self._last_obs = None
         if self.seed is not None:
             (unused,) = np.random.SeedSequence([self.seed, self.num_timesteps]).generate_state(1).tolist()

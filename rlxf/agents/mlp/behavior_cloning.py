@@ -1,7 +1,6 @@
 """Behavior cloning: imitation of all episodes of the data, or of those with the highest returns."""
 
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -23,6 +22,7 @@ from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import differ_beyond_rounding
 from rlxf.data.sampling import UNIFORM_STEPS, Sampling
 from rlxf.training.json_rules import Rule, number
+from rlxf.utils.warnings import warn_user
 
 MIN_EPISODES = 10
 """Smallest number of episodes of which a share can be chosen."""
@@ -102,8 +102,8 @@ class BehaviorCloning(MLPAgent):
     Raises:
         DatasetError: if the dataset is unknown, empty, damaged, or contains a NaN.
         ValueError: if a setting is out of range (the message names it and an allowed value), the device does
-            not exist, ``best`` is below 1 and there are fewer than ten episodes, or all episodes have the same
-            return and the sampling needs returns.
+            not exist, ``best`` is below 1 and there are fewer than ten episodes, or all episodes have the
+            same return and the sampling needs returns.
         TypeError: if a space is not supported, or for unknown arguments.
 
     Warns:
@@ -147,7 +147,7 @@ class BehaviorCloning(MLPAgent):
         sampling = UNIFORM_STEPS if sampling is None else sampling
         hidden_sizes = as_hidden_sizes("hidden_sizes", hidden_sizes)
         self.trust, self._warned_versions = trust, set[str]()
-        self._missing_state_warning = MissingStateWarning(stacklevel=4)
+        self._missing_state_warning = MissingStateWarning()
         config = BehaviorCloningConfig.of(locals())
         super().__init__(MLPModel, dataset, config, download, tensorboard_log, device, _init_setup_model)
         if env is not None:
@@ -155,7 +155,7 @@ class BehaviorCloning(MLPAgent):
 
     def _set_dataset(self, trajectories: Trajectories) -> None:
         check_share(trajectories, self.best)
-        warn_of_equal_returns(trajectories, self.best, stacklevel=6)
+        warn_of_equal_returns(trajectories, self.best)
         super()._set_dataset(trajectories)
 
     @classmethod
@@ -167,7 +167,7 @@ class BehaviorCloning(MLPAgent):
         """
         agent = super().load(path, *args, **settings)
         if agent.trajectories is not None:
-            warn_of_equal_returns(agent.trajectories, agent.best, stacklevel=3)
+            warn_of_equal_returns(agent.trajectories, agent.best)
         return agent
 
     def windows(self, trajectories: Trajectories) -> Windows:
@@ -186,13 +186,12 @@ class BehaviorCloning(MLPAgent):
         return EncodedObservation.encode(observation, self.dataset_info, self.device), None
 
 
-def warn_of_equal_returns(data: Trajectories, best: float, stacklevel: int) -> None:
+def warn_of_equal_returns(data: Trajectories, best: float) -> None:
     """Warn if a share of the episodes below 1 is requested of episodes with the same return."""
     if best < 1 and not differ_beyond_rounding(data.returns):
-        warnings.warn(
+        warn_user(
             f"best={best:g} has no meaning: all {data.episodes} episodes have the return "
-            f"{data.returns[0]:g}; the first ones are chosen",
-            stacklevel=stacklevel,
+            f"{data.returns[0]:g}; the first ones are chosen"
         )
 
 

@@ -177,7 +177,7 @@ class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
         sampling = UNIFORM_STEPS if sampling is None else sampling
         hidden_sizes = as_hidden_sizes("hidden_sizes", hidden_sizes)
         self.trust, self._warned_versions = trust, set[str]()
-        self._missing_state_warning = MissingStateWarning(stacklevel=4)
+        self._missing_state_warning = MissingStateWarning()
         config = ReturnConditionedMLPConfig.of(locals())
         super().__init__(
             ReturnConditionedModel, dataset, config, download, tensorboard_log, device, _init_setup_model

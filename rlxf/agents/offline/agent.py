@@ -217,7 +217,7 @@ class ReturnConditionedAgent(OfflineAgent):
 
     def _set_dataset(self, trajectories: Trajectories) -> None:
         super()._set_dataset(trajectories)
-        warn_of_returns(trajectories, self.allows_equal_returns, stacklevel=6)
+        warn_of_returns(trajectories, self.allows_equal_returns)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *args: Any, **settings: Any) -> Self:  # type: ignore[override]
@@ -228,7 +228,7 @@ class ReturnConditionedAgent(OfflineAgent):
         """
         agent = super().load(path, *args, **settings)
         if agent.trajectories is not None:
-            warn_of_returns(agent.trajectories, agent.allows_equal_returns, stacklevel=3)
+            warn_of_returns(agent.trajectories, agent.allows_equal_returns)
         return agent
 
     def set_env(self, env: VecEnv, force_reset: bool = True) -> None:  # type: ignore[override]

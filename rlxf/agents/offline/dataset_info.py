@@ -1,6 +1,5 @@
 """Information about the data of an offline agent, which its files hold, and its environment."""
 
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ from rlxf.training.json_rules import MAPPING, NOTHING, TEXT, TEXTS, Rule, check_
 from rlxf.training.serialization import dump_json
 from rlxf.training.spaces import space_from_json, space_to_json
 from rlxf.utils.env_ids import is_other_version
+from rlxf.utils.warnings import warn_user
 
 _NUMBER = number()
 RULES = {
@@ -237,9 +237,8 @@ def warn_on_version_mismatch(data_envs: Collection[str], env_id: str | None, war
     warned.add(env_id)
     recorded = " and ".join(data_envs)
     only = f"data from {env_id} only"
-    warnings.warn(
+    warn_user(
         f"the data are from {recorded}, but the agent acts in {env_id}, another version of {others[0]}: "
         f"dynamics and rewards may differ, so returns are not comparable; use "
-        f"{only if len(data_envs) > 1 else f'{others[0]}, or {only}'}",
-        stacklevel=5,
+        f"{only if len(data_envs) > 1 else f'{others[0]}, or {only}'}"
     )

@@ -1,7 +1,6 @@
 """Recorded episode: actions, rewards, observations and frames as text and data URIs."""
 
 import base64
-import warnings
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
@@ -16,6 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.cli.playback import IMAGES, Task
 from rlxf.evaluation.rollout import play
 from rlxf.evaluation.video import FrameRecorder, check_rendering
+from rlxf.utils.warnings import warn_user
 
 MAX_NUMBERS = 32
 """Largest number of components of an observation or action that the page shows."""
@@ -160,6 +160,6 @@ def _rendering_env(task: Task) -> gymnasium.Env | None:
     except ValueError as error:
         env.close()
         reason = " ".join(str(error.__cause__ or error).split())
-        warnings.warn(f"the page has no frames, because rendering fails: {reason}", stacklevel=2)
+        warn_user(f"the page has no frames, because rendering fails: {reason}")
         return None
     return env

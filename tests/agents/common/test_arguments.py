@@ -202,7 +202,7 @@ def test_decision_transformer_with_episode_start():
 
 
 def test_calls_with_a_state_start_the_count_again():
-    calls = MissingStateWarning(stacklevel=2)
+    calls = MissingStateWarning()
 
     def play():
         for state in ([None] * (PATIENCE - 1) + ["state"]) * 3:

@@ -1,6 +1,5 @@
 """Critic of offline agents: twin action values, target networks, n-step targets, and a divergence check."""
 
-import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions
+from rlxf.utils.warnings import warn_user
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -158,12 +158,11 @@ class DivergenceCheck:
         exceeds = value > DIVERGENCE_RATIO * max(bound, 1.0)
         if exceeds and self.largest_reward > 0 and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"the critic diverges: the mean of |Q| is {value:.3g} in units of return_scale, but with "
                 f"rewards of at most {self.largest_reward:.3g} and discount={self.discount:g} no value "
                 f"exceeds {bound:.3g}; lower the learning rate, the discount or target_rate, or leave "
-                f"return_scale=None, which normalizes the rewards",
-                stacklevel=3,
+                f"return_scale=None, which normalizes the rewards"
             )
 
 
@@ -178,11 +177,10 @@ def warn_of_small_scale(return_scale: float, data_scale: float) -> None:
         data_scale: standard deviation of the returns-to-go of the data.
     """
     if return_scale < SMALL_SCALE * data_scale:
-        warnings.warn(
+        warn_user(
             f"return_scale={return_scale:g} is less than {SMALL_SCALE:.0%} of {data_scale:.3g}, the standard "
             f"deviation of the returns-to-go in the data: the values of the critic are large, so it learns "
-            f"slowly or diverges; leave return_scale=None, which normalizes the rewards",
-            stacklevel=2,
+            f"slowly or diverges; leave return_scale=None, which normalizes the rewards"
         )
 
 

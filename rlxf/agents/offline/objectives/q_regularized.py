@@ -1,6 +1,5 @@
 """Imitation with a critic: a policy that prefers actions of high value."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,6 +30,7 @@ from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_finite_number, check_int, check_positive
 from rlxf.data import DatasetError, Trajectories
 from rlxf.data.findings import UNUSED_REWARDS, unused_rewards
+from rlxf.utils.warnings import warn_user
 
 SMALLEST_SCALE = 1e-6
 """Smallest divisor of action values."""
@@ -169,7 +169,7 @@ class QRegularizedLoss(ObjectiveLoss):
                 f"{UNUSED_REWARDS}"
             )
         if note := unused_rewards(rewards, complete):
-            warnings.warn(f"objective={self.spec}: {note}", UserWarning, stacklevel=2)
+            warn_user(f"objective={self.spec}: {note}")
 
     def check_processes(self, world_size: int) -> None:
         """Raise ValueError if there are several: means of the critic are over other steps than the loss."""
