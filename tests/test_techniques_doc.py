@@ -44,7 +44,7 @@ def test_page_has_the_numbers_of_techniques_and_pairs():
     page = " ".join((ROOT / "docs" / "reference" / "techniques.md").read_text(encoding="utf-8").split())
     assert f"There are {sum(map(len, TECHNIQUES.values()))} techniques." in page
     for causal, sentence in (
-        (True, "{} make a causal transformer and {} are refused"),
+        (True, "{} can be combined in a causal transformer, and {} raise an error"),
         (False, "bidirectional transformer, the numbers are {} and {}."),
     ):
         built = [not error for *_, error in pairs(causal)]

@@ -291,7 +291,7 @@ class MaskedPretraining(TrajectoryAlgorithm):
         gradient_accumulation_steps: 1. The masks of a batch contain tokens of other windows of the batch, so
             it cannot be divided.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, losses and validation stay float32.
+            `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses and validation stay float32.
         download: True to download a dataset that is not on this machine.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.

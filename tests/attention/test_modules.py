@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from rlxf.attention import TokenIndex, Transformer
-from rlxf.attention.dropout import Dropout, dropout
-from rlxf.attention.feed_forward import FeedForward
+from rlxf.attention.modules import Dropout, FeedForward, dropout
 from tests.attention.largest_tensor import LargestTensor
 from tests.attention.oracle import close
 from tests.attention.specs import DEFAULT, new_model

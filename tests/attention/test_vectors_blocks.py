@@ -3,8 +3,7 @@
 import torch
 
 from rlxf.attention import TransformerSpec
-from rlxf.attention.feed_forward import build_feed_forward
-from rlxf.attention.norms import RMSNorm
+from rlxf.attention.modules import RMSNorm, build_feed_forward
 from tests.attention.oracle import close, fill, load, put
 
 VECTOR = load("rmsnorm_swiglu")

@@ -111,7 +111,7 @@ class GTrXLPPO(TrainingLoop):
             number of segments. The update is that of the whole minibatch, apart from rounding, and without
             dropout; the activations of one micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, heads, losses and acting stay
+            `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, heads, losses and acting stay
             float32. PPO's ratio is then not exactly 1 in the first minibatch of an update.
         compile: compile the acting step of the network, for rollouts and ``predict``. This needs a C++
             compiler, and 10 to 60 seconds for each number of environments that act at once. Actions are

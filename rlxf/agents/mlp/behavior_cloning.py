@@ -86,7 +86,7 @@ class BehaviorCloning(MLPAgent):
             entropy of Box actions in `MaximumEntropy`, draw other random numbers. The activations of one
             micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
+            `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
             float32.
         env: environment for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.

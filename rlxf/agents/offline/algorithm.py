@@ -134,8 +134,8 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         self.policy = self.policy_class(info, normalization, self.config).to(self.device)
         if data is not None:
             self.policy.fit(data)
-            self.policy.check_data(data, self.device)
             self._training_windows(self.windows(data))
+            self.policy.check_data(data, self.device)
         trained, self._average = self.policy, None
         if self.weight_averaging is not None:
             trained = deepcopy(self.policy)
@@ -427,8 +427,8 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         if dataset is not None:
             data = agent.trajectories = as_trajectories(dataset, stored.get("download", False))
             check_spaces_match(agent.dataset_info, data.observation_space, data.action_space)
-            agent.policy.check_data(data, agent.device)
             agent.policy.check_episodes(data, agent.windows(data).episodes)
+            agent.policy.check_data(data, agent.device)
         return agent
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -1,5 +1,7 @@
 """LSTM as a token mixer, and torch's recurrent modules computed on episodes of different lengths."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from rlxf.attention.linear import orthogonal_linear
+from rlxf.attention.modules import orthogonal_linear
 from rlxf.attention.recurrent.base import (
     DEFAULT_HORIZON,
     EpisodeRuns,
@@ -93,17 +95,29 @@ class GatedRNN(RecurrentMixer):
 
     def _run(self, packed: PackedSequence, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Return the packed outputs (N, C) and the states (1, P, C) after each piece, in blocks of time."""
-        blocks = packed.batch_sizes.split(BLOCK)
+        blocks, dtype = packed.batch_sizes.split(BLOCK), self.output.weight.dtype
         outputs, ended = [], []
         for sizes, data in zip(blocks, packed.data.split([int(n.sum()) for n in blocks]), strict=True):
             pieces = int(sizes[0])  # the longest ones; the others ended in an earlier block
             ended.append([h[:, pieces:] for h in states])
-            initial = tuple(h[:, :pieces] for h in states)
-            y, final = self.rnn(PackedSequence(data, sizes), initial if len(initial) > 1 else initial[0])
+            initial = tuple(h[:, :pieces].to(dtype) for h in states)
+            with _full_precision(data.device.type):
+                block = PackedSequence(data.to(dtype), sizes)
+                y, final = self.rnn(block, initial if len(initial) > 1 else initial[0])
             states = [final] if isinstance(final, Tensor) else list(final)
             outputs.append(y.data)
         ended.append(states)
         return torch.cat(outputs), [torch.cat(parts[::-1], dim=1) for parts in zip(*ended, strict=True)]
+
+
+@contextmanager
+def _full_precision(device_type: str) -> Iterator[None]:
+    """Turn off ``torch.autocast``: torch has no LSTM in bfloat16 for some processors."""
+    if not torch.is_autocast_enabled(device_type):
+        yield
+        return
+    with torch.autocast(device_type, enabled=False):
+        yield
 
 
 class EpisodePieces:
