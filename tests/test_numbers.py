@@ -120,6 +120,12 @@ def test_table_of_offline_methods():
     assert_on_page("offline", table_of_returns([r for r in runs if r.method in methods], (0, 1, 2, 3, 5)))
 
 
+def test_table_of_costs_of_offline_methods():
+    runs = [returns.Run(**run) for run in read_runs(NUMBERS / "costs.jsonl").values()]
+    rows = returns.rows([run for run in runs if run.method != returns.DATA], [runs[0].dataset])
+    assert_on_page("offline", [[row[column] for column in (0, 6, 7)] for row in rows])
+
+
 def test_table_of_decision_transformers_without_dropout():
     lines = read_runs(NUMBERS / "returns.jsonl").items()
     runs = [returns.Run(**run) for key, run in lines if ", dropout 0," in key or key.endswith(", data")]
