@@ -95,7 +95,7 @@ class GatedRNN(RecurrentMixer):
 
     def _run(self, packed: PackedSequence, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Return the packed outputs (N, C) and the states (1, P, C) after each piece, in blocks of time."""
-        blocks, dtype = packed.batch_sizes.split(BLOCK), self.rnn.get_parameter("weight_hh_l0").dtype
+        blocks, dtype = packed.batch_sizes.split(BLOCK), self.rnn.all_weights[0][0].dtype
         outputs, ended = [], []
         for sizes, data in zip(blocks, packed.data.split([int(n.sum()) for n in blocks]), strict=True):
             pieces = int(sizes[0])  # the longest ones; the others ended in an earlier block
