@@ -18,11 +18,11 @@ STATISTICS = ("obs_rms", "ret_rms", "returns")
 """Attributes of a ``VecNormalize`` that every step updates."""
 
 
-def observation_normalizers(env: VecEnv | None) -> list[VecNormalize]:
-    """Return each ``VecNormalize`` around the environments that normalizes observations, outermost first."""
+def normalizers(env: VecEnv | None, option: str) -> list[VecNormalize]:
+    """Return each ``VecNormalize`` around the environments with an option of `RAW`, outermost first."""
     found = []
     while isinstance(env, VecEnvWrapper):
-        if isinstance(env, VecNormalize) and env.norm_obs:
+        if isinstance(env, VecNormalize) and getattr(env, option):
             found.append(env)
         env = env.venv
     return found
@@ -38,7 +38,7 @@ def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
     Warns:
         UserWarning: if it did and the observations are raw now.
     """
-    now = bool(observation_normalizers(env))
+    now = bool(normalizers(env, "norm_obs"))
     if before and not now:
         warn_user(
             "the agent was trained on observations normalized by VecNormalize, but its environments now "
@@ -57,7 +57,7 @@ RAW = {
 
 def check_raw(env: VecEnv, option: str) -> None:
     """Raise ValueError if a ``VecNormalize`` around the environments has an option of `RAW`."""
-    if getattr(unwrap_vec_normalize(env), option, False):
+    if normalizers(env, option):
         raise ValueError(
             f"the agent {RAW[option]}, but a VecNormalize around the environments changes them: set its "
             f"{option}=False, or remove it"

@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 from torch import Tensor, nn
 
 from rlxf.agents.common.cores import check_exportable
-from rlxf.agents.common.environment_checks import observation_normalizers
+from rlxf.agents.common.environment_checks import normalizers
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.attention.functional_step import (
     copies,
@@ -119,21 +119,21 @@ def exportable_normalizer(env: VecEnv | None) -> VecNormalize | None:
     Raises:
         ValueError: if there are several, or one is inside of a wrapper that changes the observation space.
     """
-    normalizers = observation_normalizers(env)
-    if not normalizers:
+    found = normalizers(env, "norm_obs")
+    if not found:
         return None
     converts = False
-    while isinstance(env, VecEnvWrapper) and env is not normalizers[0]:
+    while isinstance(env, VecEnvWrapper) and env is not found[0]:
         converts |= (
             not isinstance(env, VecTransposeImage) and env.observation_space != env.venv.observation_space
         )
         env = env.venv
-    if converts or len(normalizers) > 1:
+    if converts or len(found) > 1:
         raise ValueError(
             "only one VecNormalize, outside of other wrappers that change observations, can be exported: for "
             "example VecNormalize(VecFrameStack(env, 4)) instead of VecFrameStack(VecNormalize(env), 4)"
         )
-    return normalizers[0]
+    return found[0]
 
 
 def _in_axes_of(space: spaces.Space[Any], observations: dict[str, Tensor]) -> dict[str, Tensor]:

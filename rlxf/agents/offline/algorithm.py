@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
@@ -427,7 +428,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         if dataset is not None:
             data = agent.trajectories = as_trajectories(dataset, stored.get("download", False))
             check_spaces_match(agent.dataset_info, data.observation_space, data.action_space)
-            agent.policy.check_episodes(data, agent.windows(data).episodes)
+            agent.policy.check_episodes(data, np.arange(data.episodes))
             agent.policy.check_data(data, agent.device)
         return agent
 
