@@ -23,6 +23,7 @@ from benchmarks.mixers import Mixers
 from benchmarks.offline import Offline
 from benchmarks.offline_ablation import OfflineAblation
 from benchmarks.online import Online
+from benchmarks.phases import Phases
 from benchmarks.pretraining import Pretraining
 from benchmarks.ranking import Ranking
 from benchmarks.ranks import Ranks
@@ -37,6 +38,7 @@ from benchmarks.updates import Updates
 
 BENCHMARKS: dict[str, Any] = {
     "speed": Speed,
+    "phases": Phases,
     "tensors": Tensors,
     "acting": Acting,
     "attention": Attention,

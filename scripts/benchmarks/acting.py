@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.machine import is_cuda, now
 from rlxf.agents.gtrxl import GTrXLPPO
 
 CALLS = 300
@@ -49,7 +50,8 @@ class Acting:
 
     A step of a rollout chooses actions and values without the environment; ``predict`` also copies its state.
     Rounds with and without compilation alternate. Times are CPU times with one thread: the lowest median of a
-    round. The elapsed time of the compilation is that of the first step.
+    round. On a GPU they are elapsed times: the lowest mean of a round, at whose end the program waits for the
+    GPU. The elapsed time of the compilation is that of the first step.
 
     With ``checkout``, processes of this version and of another one, such as an earlier commit, alternate, and
     ``predict`` is compared.
@@ -63,6 +65,14 @@ class Acting:
     """Calls of each round."""
     checkout: Path | None = None
     """Checkout of another version of rlxf. None compares nothing."""
+    device: str = "cpu"
+    """Device of the agents: cpu or cuda."""
+
+    def __post_init__(self) -> None:
+        if self.checkout is not None and self.device != "cpu":
+            raise ValueError(
+                f"checkout compares versions on the CPU, got device={self.device!r}; leave out one of them"
+            )
 
     def run(self) -> None:
         """Measure and print the table."""
@@ -101,11 +111,11 @@ class Acting:
     def measure(self, envs: int) -> tuple[float, dict[str, tuple[float, float]]]:
         """Return the seconds of the compilation, and the milliseconds of each call, eager and compiled."""
         agents = [
-            GTrXLPPO("MlpPolicy", TASK, n_envs=envs, seed=0, device="cpu", compile=compile)
+            GTrXLPPO("MlpPolicy", TASK, n_envs=envs, seed=0, device=self.device, compile=compile)
             for compile in (False, True)
         ]
         calls = [acting_calls(agent) for agent in agents]
-        compilation = seconds(calls[1]["predict"])
+        compilation = seconds(calls[1]["predict"], self.device)
         return compilation, {name: self._compare([each[name] for each in calls]) for name in calls[0]}
 
     def _compare(self, calls: Sequence[Callable[[], object]]) -> tuple[float, float]:
@@ -115,6 +125,8 @@ class Acting:
         return eager, compiled
 
     def _round(self, call: Callable[[], object]) -> float:
+        if is_cuda(self.device):
+            return mean_seconds(call, self.calls, self.device)
         return median(processor_seconds(call) for _ in range(self.calls))
 
 
@@ -141,16 +153,26 @@ def acting_milliseconds(agent: GTrXLPPO, envs: int, steps: Sequence[int]) -> dic
     state, costs = None, {}
     for step in range(max(steps) + 1):
         if step in steps:
-            costs[step] = 1000 * median(seconds(partial(agent.predict, obs, state)) for _ in range(CALLS))
+            costs[step] = 1000 * median(
+                seconds(partial(agent.predict, obs, state), agent.device) for _ in range(CALLS)
+            )
         _, state = agent.predict(obs, state)
     return costs
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Return the wall time of a call, in seconds."""
-    start = time.perf_counter()
+def seconds(call: Callable[[], object], device: torch.device | str = "cpu") -> float:
+    """Return the wall time of a call and of its work on a device, in seconds."""
+    start = now(device)
     call()
-    return time.perf_counter() - start
+    return now(device) - start
+
+
+def mean_seconds(call: Callable[[], object], calls: int, device: str) -> float:
+    """Return the mean wall time of some calls, in seconds; the program waits for the device at their end."""
+    start = now(device)
+    for _ in range(calls):
+        call()
+    return (now(device) - start) / calls
 
 
 def processor_seconds(call: Callable[[], object]) -> float:

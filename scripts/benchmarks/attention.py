@@ -1,8 +1,9 @@
 """Scaling of time and memory of attention with the length of the sequence."""
 
+import gc
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +12,14 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
 
+from benchmarks.attention_flex import CUDA_SUBJECTS
 from benchmarks.attention_sizes import HEADS, SIZE
-from benchmarks.attention_subjects import SUBJECTS
+from benchmarks.attention_subjects import SUBJECTS, Subject
+from benchmarks.machine import is_cuda, now
 from benchmarks.process_memory import peak_bytes
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import run_missing, run_missing_here
 
 ALL_PAIRS = "every pair"
 FITTED = 2048
@@ -29,7 +33,7 @@ class Point:
     Args:
         name: name of the subject.
         length: tokens L.
-        seconds: CPU time of forward and backward pass, the minimum of several.
+        seconds: CPU time of forward and backward pass, on a GPU elapsed time; the minimum of several.
         bytes: peak memory minus the memory before the passes.
     """
 
@@ -43,8 +47,10 @@ class Point:
 class Attention:
     """Time and peak memory of forward and backward pass of an attention sublayer: batch 1, 4 heads of 64.
 
-    Each measurement runs in a process of its own with one thread. For reliable numbers, run no other programs
-    on the machine. Completed measurements are lines of the output file and are not repeated.
+    Each measurement runs in a process of its own with one thread; on a GPU all run in this process, and the
+    memory is that of its tensors. torch's flex_attention is measured on a GPU only, and the claims are about
+    the CPU. For reliable numbers, run no other programs on the machine. Completed measurements are lines of
+    the output file and are not repeated.
     """
 
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
@@ -53,43 +59,77 @@ class Attention:
     """Names of the subjects, in addition to dense attention ("every pair"); default: all."""
     repeats: int = 5
     """Timed passes after two for warm-up; the fastest counts."""
+    device: str = "cpu"
+    """Device: cpu or cuda."""
     output: Path = Path("runs/bench-attention.jsonl")
     """Output file with a line for each measurement; the figure is saved next to it."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.only) - set(SUBJECTS):
-            raise ValueError(f"only must be among {', '.join(SUBJECTS)}, got {sorted(unknown)}")
+        if unknown := set(self.only) - set(self.subjects):
+            raise ValueError(f"only must be among {', '.join(self.subjects)}, got {sorted(unknown)}")
+
+    @property
+    def subjects(self) -> dict[str, Subject]:
+        """Subjects on the device by name, without claims on a GPU."""
+        if not is_cuda(self.device):
+            return SUBJECTS
+        return {name: replace(subject, at_most=None) for name, subject in (SUBJECTS | CUDA_SUBJECTS).items()}
 
     def run(self) -> None:
         """Make missing measurements, print the table, and write numbers and figure."""
         points = list(self.points())
-        Console(width=140).print(table(points))
+        Console(width=140).print(table(points, self.subjects))
         draw(points, self.output.with_suffix(".png"))
         Console().print(f"numbers: {self.output}, {self.output.with_suffix('.png')}")
 
     def points(self) -> Iterator[Point]:
-        """Yield all measurements, each from a new process."""
-        for name in SUBJECTS:
-            for length in self.lengths if name in (ALL_PAIRS, *(self.only or SUBJECTS)) else ():
-                key = f"{name}, {length} tokens, the fastest of {self.repeats}"
-                results = run_missing({key: partial(measure, name, length, self.repeats)}, 1, self.output)
-                yield Point(**results[key])
+        """Yield all measurements, each from a new process; on a GPU, all from this one."""
+        for name in self.subjects:
+            for length in self.lengths if name in (ALL_PAIRS, *(self.only or self.subjects)) else ():
+                yield self.point(name, length)
+
+    def point(self, name: str, length: int) -> Point:
+        """Return the measurement of one subject at one length, from the output file if it is there."""
+        key = f"{name}, {length} tokens, the fastest of {self.repeats}"
+        job = partial(measure, name, length, self.repeats, self.device)
+        if is_cuda(self.device):
+            (result,) = run_missing_here({f"{key}, {self.device}": job}, self.output).values()
+        else:
+            (result,) = run_missing({key: job}, 1, self.output).values()
+        return Point(**result)
 
 
-def measure(name: str, length: int, repeats: int) -> Point:
+def measure(name: str, length: int, repeats: int, device: str) -> Point:
     """Measure one subject at one length."""
     torch.manual_seed(0)
-    subject = SUBJECTS[name]
-    attend = subject.build(length)
-    x = torch.randn(1, length, HEADS * SIZE, requires_grad=True)
+    gc.collect()  # memory of earlier subjects, if they were measured in this process
+    subject = (SUBJECTS | CUDA_SUBJECTS)[name]
+    attend = subject.build(length).to(device)
+    x = torch.randn(1, length, HEADS * SIZE).to(device).requires_grad_()
     attend(x[:, : subject.begins_with]).sum().backward()
-    baseline, times = peak_bytes(), []
-    for _ in range(2 + repeats):
-        start = time.process_time()
-        for _ in range(subject.layers):
-            attend(x).square().mean().backward()
-        times.append((time.process_time() - start) / subject.layers)
-    return Point(name, length, min(times[2:]), peak_bytes() - baseline)
+    baseline = reset_peak(device)
+    seconds = min([timed_pass(attend, x, subject.layers, device) for _ in range(2 + repeats)][2:])
+    return Point(name, length, seconds, peak(device) - baseline)
+
+
+def timed_pass(attend: nn.Module, x: Tensor, layers: int, device: str) -> float:
+    """Return the seconds of forward and backward pass of a layer, the mean of ``layers`` that take turns."""
+    start = now(device, time.process_time)
+    for _ in range(layers):
+        attend(x).square().mean().backward()
+    return (now(device, time.process_time) - start) / layers
+
+
+def reset_peak(device: str) -> int:
+    """Return the peak memory until now; on a GPU it is reset to the current memory before."""
+    if is_cuda(device):
+        torch.cuda.reset_peak_memory_stats(device)
+    return peak(device)
+
+
+def peak(device: str) -> int:
+    """Return the peak memory in bytes: of the process, or of the tensors on a GPU since `reset_peak`."""
+    return torch.cuda.max_memory_allocated(device) if is_cuda(device) else peak_bytes()
 
 
 def exponent(points: Sequence[Point]) -> float:
@@ -106,7 +146,7 @@ def by_name(points: Sequence[Point]) -> dict[str, list[Point]]:
     return {name: [point for point in points if point.name == name] for name in names}
 
 
-def table(points: Sequence[Point]) -> Table:
+def table(points: Sequence[Point], subjects: Mapping[str, Subject]) -> Table:
     """Return a table of time, speedup over dense attention, memory, exponent and claim of each subject."""
     lengths = sorted({point.length for point in points})
     result = Table(
@@ -119,16 +159,20 @@ def table(points: Sequence[Point]) -> Table:
     dense = {point.length: point.seconds for point in points if point.name == ALL_PAIRS}
     for name, own in by_name(points).items():
         cells = [
-            f"{1e3 * p.seconds:.0f} ms, {dense[p.length] / p.seconds:.1f} x, {p.bytes / 1e6:.0f} MB"
+            f"{milliseconds(p.seconds)} ms, {dense[p.length] / p.seconds:.1f} x, {p.bytes / 1e6:.0f} MB"
             for p in own
         ]
-        result.add_row(name, *cells, f"{exponent(own):.2f}", ", ".join(claims(own, dense)))
+        result.add_row(name, *cells, f"{exponent(own):.2f}", ", ".join(claims(subjects[name], own, dense)))
     return result
 
 
-def claims(own: Sequence[Point], dense: dict[int, float]) -> Iterator[str]:
+def milliseconds(seconds: float) -> str:
+    """Return a time in milliseconds, with decimals if it is short."""
+    return f"{1e3 * seconds:.{0 if seconds >= 0.01 else 2}f}"
+
+
+def claims(subject: Subject, own: Sequence[Point], dense: dict[int, float]) -> Iterator[str]:
     """Yield the claims about a subject, and mark those that are violated."""
-    subject = SUBJECTS[own[0].name]
     if subject.at_most is None:
         return
     yield f"{subject.at_most:.2f}" + (" missed" if exponent(own) > subject.at_most else "")

@@ -7,50 +7,63 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.attention_sizes import AROUND, BLOCK, CHUNK, HEADS, ROUNDS, SIZE, SUMMARIES, Pass, root
+from benchmarks.attention_sizes import AROUND, BLOCK, CHUNK, HEADS, ROUNDS, SIZE, SUMMARIES, root
 
 
-def packaged_linformer(length: int) -> Pass:
+def packaged_linformer(length: int) -> nn.Module:
     """Return the attention of the package linformer; heads share the projections E and F."""
     from linformer import LinformerSelfAttention  # its only use
 
-    attend: Pass = LinformerSelfAttention(HEADS * SIZE, length, SUMMARIES, HEADS)
+    attend: nn.Module = LinformerSelfAttention(HEADS * SIZE, length, SUMMARIES, HEADS)
     return attend
 
 
-def packaged_reformer(length: int) -> Pass:
+def packaged_reformer(length: int) -> nn.Module:
     """Return the attention of the package reformer-pytorch, with its definition of causality."""
     from reformer_pytorch import LSHSelfAttention  # its only use
 
-    attend: Pass = LSHSelfAttention(
+    attend: nn.Module = LSHSelfAttention(
         HEADS * SIZE, heads=HEADS, bucket_size=CHUNK, n_hashes=ROUNDS, causal=True, full_attn_thres=0
     )
     return attend
 
 
-def packaged_routing(length: int) -> Pass:
+def packaged_routing(length: int) -> nn.Module:
     """Return the attention of the package routing-transformer, with its definition of causality."""
     from routing_transformer.routing_transformer import SelfAttention  # its only use
 
     attention = SelfAttention(
         HEADS * SIZE, 1, length, HEADS, local_attn_heads=0, window_size=length // root(length), causal=True
     )
-    return lambda x: attention(x)[0]
+    return FirstOutput(attention)
 
 
-def packaged_performer(length: int) -> Pass:
+class FirstOutput(nn.Module):
+    """Module that returns the first output of another one."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (1, L, C) -> (1, L, C)."""
+        y: Tensor = self.module(x)[0]
+        return y
+
+
+def packaged_performer(length: int) -> nn.Module:
     """Return the attention of performer-pytorch, bidirectional: its causal form stores a matrix per token."""
     from performer_pytorch import SelfAttention  # its only use
 
-    attend: Pass = SelfAttention(HEADS * SIZE, heads=HEADS, dim_head=SIZE)
+    attend: nn.Module = SelfAttention(HEADS * SIZE, heads=HEADS, dim_head=SIZE)
     return attend
 
 
-def packaged_local(length: int) -> Pass:
+def packaged_local(length: int) -> nn.Module:
     """Return the attention of the package local-attention, causal, over the current and previous block."""
     from local_attention.transformer import LocalMHA  # its only use
 
-    attend: Pass = LocalMHA(dim=HEADS * SIZE, window_size=BLOCK, dim_head=SIZE, heads=HEADS, causal=True)
+    attend: nn.Module = LocalMHA(dim=HEADS * SIZE, window_size=BLOCK, dim_head=SIZE, heads=HEADS, causal=True)
     return attend
 
 
@@ -67,7 +80,7 @@ class HFLongformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (1, L, C) -> (1, L, C)."""
-        global_mask = torch.zeros(x.shape[:2])
+        global_mask = torch.zeros(x.shape[:2], device=x.device)
         global_mask[:, 0] = 1.0
         y = self.attention(
             x,
@@ -95,7 +108,7 @@ class HFBigBird(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (1, L, C) -> (1, L, C)."""
         blocks, band, from_mask, to_mask = self.masks.create_masks_for_block_sparse_attn(
-            torch.ones(x.shape[:2]), BLOCK
+            torch.ones(x.shape[:2], device=x.device), BLOCK
         )
         y = self.attention(
             x,
@@ -120,7 +133,7 @@ def hf_sizes(length: int) -> dict[str, Any]:
     }
 
 
-PACKAGES: dict[str, tuple[str, Callable[[int], Pass], int]] = {
+PACKAGES: dict[str, tuple[str, Callable[[int], nn.Module], int]] = {
     "linformer": ("linformer", packaged_linformer, 128),
     "performer_pytorch": ("performer_pytorch", packaged_performer, 128),
     "reformer_pytorch": ("reformer_pytorch", packaged_reformer, 128),
@@ -132,6 +145,6 @@ PACKAGES: dict[str, tuple[str, Callable[[int], Pass], int]] = {
 """By name: required module, function that builds the attention, and minimum number of tokens."""
 
 
-def installed() -> dict[str, tuple[Callable[[int], Pass], int]]:
+def installed() -> dict[str, tuple[Callable[[int], nn.Module], int]]:
     """Return builder and minimum number of tokens of each installed package."""
     return {name: (build, least) for name, (module, build, least) in PACKAGES.items() if find_spec(module)}

@@ -1,9 +1,6 @@
 """Sizes for measurements of attention."""
 
-from collections.abc import Callable
 from math import isqrt
-
-from torch import Tensor
 
 HEADS, SIZE = 4, 64
 SUMMARIES = 128
@@ -14,9 +11,6 @@ AROUND = 256
 """Window size of Longformer, half of it on each side of a token."""
 BLOCK = 64
 """Block size of local attention and BigBird, in tokens."""
-
-Pass = Callable[[Tensor], Tensor]
-"""Forward pass, x (1, L, C) -> (1, L, C)."""
 
 
 def root(length: int) -> int:

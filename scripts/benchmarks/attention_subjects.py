@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.attention_packages import installed
-from benchmarks.attention_sizes import AROUND, BLOCK, CHUNK, HEADS, ROUNDS, SIZE, SUMMARIES, Pass, root
+from benchmarks.attention_sizes import AROUND, BLOCK, CHUNK, HEADS, ROUNDS, SIZE, SUMMARIES, root
 from rlxf.attention import (
     ETC,
     LSH,
@@ -28,6 +28,7 @@ from rlxf.attention import (
     Window,
 )
 from rlxf.attention.attention import Attention
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.patterns.base import Pattern
 
 LAYERS = 2
@@ -40,55 +41,92 @@ class Subject:
     """Attention sublayer to be measured.
 
     Args:
-        build: function that builds the forward pass for a length.
+        build: function of a length L that builds the sublayer, on the CPU: x (1, L, C) -> (1, L, C).
         at_most: maximum exponent of L in its time; None: no claim.
         faster_from: number of tokens from which it should be faster than dense attention.
         layers: number of different layers that are called in turn; their mean is measured.
         begins_with: tokens of a first pass, after which memory is measured.
     """
 
-    build: Callable[[int], Pass]
+    build: Callable[[int], nn.Module]
     at_most: float | None = None
     faster_from: int = SPARSE_BY
     layers: int = 1
     begins_with: int = 128
 
 
-def dense_attention(length: int) -> Pass:
-    """Return dense causal attention with torch's scaled_dot_product_attention, which skips masked pairs."""
-    attention = TransformerSpec(width=HEADS * SIZE, heads=HEADS, layers=1).build().blocks[0].attention
-    assert isinstance(attention, Attention)
+class DenseAttention(nn.Module):
+    """Dense causal attention with torch's scaled_dot_product_attention, which skips masked pairs."""
 
-    def attend(x: Tensor) -> Tensor:
-        q, k, v = attention.split(attention.qkv(x))
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = plain_attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (1, L, C) -> (1, L, C)."""
+        q, k, v = self.attention.split(self.attention.qkv(x))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out: Tensor = attention.out(y.transpose(1, 2).flatten(2))
+        out: Tensor = self.attention.out(y.transpose(1, 2).flatten(2))
         return out
 
-    return attend
+
+def plain_attention() -> Attention:
+    """Return an attention module, of which only the projections are used."""
+    attention = TransformerSpec(width=HEADS * SIZE, heads=HEADS, layers=1).build().blocks[0].attention
+    assert isinstance(attention, Attention)
+    return attention
 
 
-def with_pattern(pattern: Pattern) -> Pass:
-    """Return the attention of a causal transformer with a pattern; its layers are called in turn."""
-    return with_techniques(pattern=pattern)
+class Sublayers(nn.Module):
+    """Attention of the layers of a transformer, causal by default; each call computes the next layer.
+
+    It includes the attention mask, which the layers of a transformer can share.
+
+    Args:
+        choices: fields of the spec of the transformer.
+    """
+
+    def __init__(self, **choices: Any):
+        super().__init__()
+        spec = TransformerSpec(width=HEADS * SIZE, heads=HEADS, layers=LAYERS, **choices)
+        self.transformer, self.calls = spec.build(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (1, L, C) -> (1, L, C)."""
+        layer = self.calls % LAYERS
+        self.calls += 1
+        block: Any = self.transformer.blocks[layer]
+        y: Tensor = block.attention(x, None, self.masks(x)[layer])
+        return y
+
+    def masks(self, x: Tensor) -> list[AttentionMask]:
+        """Return the attention mask of each layer for x (1, L, C)."""
+        index = TokenIndex.range(1, x.shape[1]).to(x.device)
+        return self.transformer.attention_masks(index, index)
 
 
-def with_techniques(**choices: Any) -> Pass:
-    """Return the attention of a transformer, causal by default; its layers are called in turn."""
-    transformer = TransformerSpec(width=HEADS * SIZE, heads=HEADS, layers=LAYERS, **choices).build()
-    turns = iter(range(10**9))
+class SublayersWithKeptMasks(Sublayers):
+    """`Sublayers` whose calls share the attention masks of a length."""
 
-    def attend(x: Tensor) -> Tensor:
-        layer, index = next(turns) % LAYERS, TokenIndex.range(1, x.shape[1])
-        relation = transformer.attention_masks(index, index)[layer]
-        block: Any = transformer.blocks[layer]
-        return block.attention(x, None, relation)
+    def __init__(self, **choices: Any):
+        super().__init__(**choices)
+        self.kept: dict[int, list[AttentionMask]] = {}
 
-    return attend
+    def masks(self, x: Tensor) -> list[AttentionMask]:
+        """Return the attention mask of each layer for x (1, L, C)."""
+        length = x.shape[1]
+        if length not in self.kept:
+            self.kept[length] = super().masks(x)
+        return self.kept[length]
+
+
+def with_pattern(pattern: Pattern) -> nn.Module:
+    """Return the attention of a causal transformer with a pattern."""
+    return Sublayers(pattern=pattern)
 
 
 SUBJECTS: dict[str, Subject] = {
-    "every pair": Subject(dense_attention),
+    "every pair": Subject(lambda length: DenseAttention()),
     "Window": Subject(lambda length: with_pattern(Window(129)), 1.15),
     "Dilated": Subject(lambda length: with_pattern(Dilated(129, 4)), 1.15),
     "Local1D": Subject(lambda length: with_pattern(Local1D(64, 64)), 1.15),
@@ -97,30 +135,28 @@ SUBJECTS: dict[str, Subject] = {
     "BigBird": Subject(lambda length: with_pattern(BigBird(32)), 1.15),
     "Blockwise": Subject(lambda length: with_pattern(Blockwise(64)), 1.15),
     "Longformer, both ways": Subject(
-        lambda length: with_techniques(pattern=Longformer(AROUND), causal=False), 1.15
+        lambda length: Sublayers(pattern=Longformer(AROUND), causal=False), 1.15
     ),
     "BigBird, both ways": Subject(
-        lambda length: with_techniques(pattern=BigBird(BLOCK, global_blocks=2), causal=False), 1.15
+        lambda length: Sublayers(pattern=BigBird(BLOCK, global_blocks=2), causal=False), 1.15
     ),
-    "Linformer": Subject(
-        lambda length: with_techniques(kernel=Linformer(length, SUMMARIES), causal=False), 1.15
-    ),
+    "Linformer": Subject(lambda length: Sublayers(kernel=Linformer(length, SUMMARIES), causal=False), 1.15),
     "Linformer, heads by themselves": Subject(
-        lambda length: with_techniques(kernel=Linformer(length, SUMMARIES, sharing="none"), causal=False),
+        lambda length: Sublayers(kernel=Linformer(length, SUMMARIES, sharing="none"), causal=False),
         1.15,
     ),
-    "Linformer, causal": Subject(lambda length: with_techniques(kernel=Linformer(128, 16))),
+    "Linformer, causal": Subject(lambda length: Sublayers(kernel=Linformer(128, 16))),
     "Linformer, causal, long blocks": Subject(
-        lambda length: with_techniques(kernel=Linformer(root(16 * length), 16)), 1.65
+        lambda length: Sublayers(kernel=Linformer(root(16 * length), 16)), 1.65
     ),
     "LSH": Subject(
-        lambda length: with_techniques(kernel=LSH(ROUNDS, max(2, 2 * length // CHUNK))), 1.3, faster_from=8192
+        lambda length: Sublayers(kernel=LSH(ROUNDS, max(2, 2 * length // CHUNK))), 1.3, faster_from=8192
     ),
-    "Routing": Subject(lambda length: with_techniques(kernel=Routing(root(length))), 1.65, faster_from=8192),
-    "Performer": Subject(lambda length: with_techniques(kernel=Performer()), 1.15),
-    "Performer, both ways": Subject(lambda length: with_techniques(kernel=Performer(), causal=False), 1.15),
-    "RFA": Subject(lambda length: with_techniques(kernel=RFA()), 1.15),
-    "RFA that forgets": Subject(lambda length: with_techniques(kernel=RFA(gate=True)), 1.15),
+    "Routing": Subject(lambda length: Sublayers(kernel=Routing(root(length))), 1.65, faster_from=8192),
+    "Performer": Subject(lambda length: Sublayers(kernel=Performer()), 1.15),
+    "Performer, both ways": Subject(lambda length: Sublayers(kernel=Performer(), causal=False), 1.15),
+    "RFA": Subject(lambda length: Sublayers(kernel=RFA()), 1.15),
+    "RFA that forgets": Subject(lambda length: Sublayers(kernel=RFA(gate=True)), 1.15),
     "Strided": Subject(lambda length: with_pattern(Strided(root(length))), 1.65, layers=LAYERS),
     "FixedColumns": Subject(lambda length: with_pattern(FixedColumns(root(length), 4)), 1.65),
 }

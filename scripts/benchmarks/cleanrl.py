@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.light_task import EPISODE_STEPS
+from benchmarks.machine import is_cuda
 from benchmarks.shapes import Shape
 from benchmarks.throughput import rates
 
@@ -38,10 +39,11 @@ class CleanRLRun:
     peak_bytes: int
 
 
-def run(checkout: Path, venv: Path, shape: Shape, iterations: int) -> CleanRLRun:
+def run(checkout: Path, venv: Path, shape: Shape, iterations: int, device: str = "cpu") -> CleanRLRun:
     """Train for ``1 + iterations`` iterations on `light_task`, timed by the printed progress lines.
 
-    The transformer is the script's default. The number of threads is that of torch in this process.
+    The transformer is the script's default. The number of threads is that of torch in this process. Before
+    each line the script reads the losses, so a GPU has done its work.
 
     Raises:
         FileNotFoundError: if the checkout has no ppo_trxl.py.
@@ -52,23 +54,27 @@ def run(checkout: Path, venv: Path, shape: Shape, iterations: int) -> CleanRLRun
         raise FileNotFoundError(f"{script} does not exist; --cleanrl must be a checkout of vwxyzjn/cleanrl")
     install(venv)
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(venv / "bin" / "python"), str(script.resolve()), *arguments(shape, iterations)]
+        command = [str(venv / "bin" / "python"), str(script.resolve()), *arguments(shape, iterations, device)]
         return timed(command, Path(folder), shape.envs * shape.steps)
 
 
 def install(venv: Path) -> None:
-    """Create the virtual environment unless it exists, with our version of torch and the pinned packages."""
+    """Create the virtual environment unless its file ``ready`` contains `requirements`."""
     ready = venv / "ready"
-    requirements = " ".join([f"torch=={torch.__version__.split('+')[0]}", "tyro", "tensorboard", *PACKAGES])
-    if ready.is_file() and ready.read_text() == requirements:
+    if ready.is_file() and ready.read_text() == requirements():
         return
     subprocess.run([PYTHON, "-m", "venv", "--clear", venv], check=True)
-    subprocess.run([venv / "bin" / "pip", "install", "--quiet", *requirements.split()], check=True)
-    ready.write_text(requirements)
+    subprocess.run([venv / "bin" / "pip", "install", "--quiet", *requirements().split()], check=True)
+    ready.write_text(requirements())
 
 
-def arguments(shape: Shape, iterations: int) -> list[str]:
-    """Return the command-line arguments of the script for ``1 + iterations`` iterations."""
+def requirements() -> str:
+    """Return the packages of the virtual environment: our version of torch and the pinned packages."""
+    return " ".join([f"torch=={torch.__version__.split('+')[0]}", "tyro", "tensorboard", *PACKAGES])
+
+
+def arguments(shape: Shape, iterations: int, device: str = "cpu") -> list[str]:
+    """Return the command-line arguments of the script for ``1 + iterations`` iterations on a device."""
     batch = shape.envs * shape.steps
     options = {
         "env-id": "light_task:LightTask-v0",
@@ -82,7 +88,8 @@ def arguments(shape: Shape, iterations: int) -> list[str]:
         "update-epochs": shape.epochs,
         "total-timesteps": batch * (1 + iterations),
     }
-    return ["--no-cuda", *(text for name, value in options.items() for text in (f"--{name}", str(value)))]
+    chosen = "--cuda" if is_cuda(device) else "--no-cuda"
+    return [chosen, *(text for name, value in options.items() for text in (f"--{name}", str(value)))]
 
 
 def timed(command: list[str], folder: Path, steps: int) -> CleanRLRun:

@@ -21,17 +21,24 @@ PACKAGES = ("transformers>=4.40,<6", "-e", f"{ROOT}[mujoco]")
 
 
 def install(venv: Path) -> None:
-    """Create the virtual environment unless it exists."""
+    """Create the virtual environment unless its file ``ready`` contains `requirements`."""
     ready = venv / "ready"
-    torch_version = torch.__version__.split("+")[0]
-    requirements = " ".join([torch_version, *PACKAGES])
-    if ready.is_file() and ready.read_text() == requirements:
+    if ready.is_file() and ready.read_text() == requirements():
         return
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
     pip = [str(venv / "bin" / "pip"), "install", "--quiet"]
-    subprocess.run([*pip, f"torch=={torch_version}"], check=True)
+    subprocess.run([*pip, f"torch=={_torch_version()}"], check=True)
     subprocess.run([*pip, *PACKAGES], check=True)
-    ready.write_text(requirements)
+    ready.write_text(requirements())
+
+
+def requirements() -> str:
+    """Return the version of torch and the packages of the virtual environment."""
+    return " ".join([_torch_version(), *PACKAGES])
+
+
+def _torch_version() -> str:
+    return torch.__version__.split("+")[0]
 
 
 def run_task(venv: Path, task: str, setting: Setting, **options: Any) -> dict[str, Any]:

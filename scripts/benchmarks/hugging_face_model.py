@@ -29,11 +29,14 @@ class Learner:
         trajectories: data with vector observations and Box actions.
         updates: total number of updates, for warm-up and decay.
         seed: random seed of weights and dropout.
+        device: device of the model, and of the batches that it gets.
     """
 
-    def __init__(self, setting: Setting, trajectories: Trajectories, updates: int, seed: int):
+    def __init__(
+        self, setting: Setting, trajectories: Trajectories, updates: int, seed: int, device: str = "cpu"
+    ):
         torch.manual_seed(seed)
-        self.setting, self.trajectories = setting, trajectories
+        self.setting, self.trajectories, self.device = setting, trajectories, device
         self.model = DecisionTransformerModel(
             DecisionTransformerConfig(
                 state_dim=trajectories.observations.shape[1],
@@ -49,10 +52,10 @@ class Learner:
                 bos_token_id=0,  # unused, but the defaults cause a warning
                 eos_token_id=0,
             )
-        )
-        self.mean = torch.from_numpy(np.array(trajectories.observation_mean))
-        self.std = torch.from_numpy(np.array(trajectories.observation_std))
-        self.bound = torch.from_numpy(trajectories.action_space.high)  # type: ignore[attr-defined]
+        ).to(device)
+        self.mean = torch.from_numpy(np.array(trajectories.observation_mean)).to(device)
+        self.std = torch.from_numpy(np.array(trajectories.observation_std)).to(device)
+        self.bound = torch.from_numpy(trajectories.action_space.high).to(device)  # type: ignore[attr-defined]
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=setting.learning_rate, weight_decay=1e-4
         )
@@ -93,7 +96,10 @@ class Learner:
 
 
 class Player:
-    """HF's model as an agent for `rlxf.evaluate`; its state is the last K steps of each environment."""
+    """HF's model, on the CPU, as an agent for `rlxf.evaluate`.
+
+    Its state is the last K steps of each environment.
+    """
 
     def __init__(self, learner: Learner):
         self.learner = learner

@@ -11,6 +11,7 @@ import gymnasium
 import torch
 
 from benchmarks.hugging_face_model import Learner, Player
+from benchmarks.machine import now
 from benchmarks.offline_methods import load_modules
 from benchmarks.offline_setting import Setting
 from benchmarks.original_loop import Batches, play_episode
@@ -52,23 +53,27 @@ def intervals(times: list[float]) -> list[float]:
 
 
 def time_original(
-    setting: Setting, dataset: str, updates: int, seed: int, episodes: int, target: float
+    setting: Setting, dataset: str, updates: int, seed: int, episodes: int, target: float, device: str
 ) -> Answer:
     """Measure each update of the original training loop, and steps and seconds of its evaluation."""
     data = load_trajectories(dataset)
-    learner = Learner(setting, data, updates, seed)
-    batches, times = Batches(data, setting.context_length, seed), [time.perf_counter()]
+    learner = Learner(setting, data, updates, seed, device)
+    batches, times = Batches(data, setting.context_length, seed, device), [now(device)]
     for _ in range(updates):
         learner.update(batches.sample(setting.batch_size))
-        times.append(time.perf_counter())
-    learner.model.eval()
-    assert data.eval_env_spec is not None
-    env = gymnasium.make(data.eval_env_spec)
-    start = time.perf_counter()
-    episode_results = [play_episode(learner, env, target, seed=1_000_000 + e) for e in range(episodes)]
-    seconds = time.perf_counter() - start
-    steps = sum(length for _, length in episode_results)
+        times.append(now(device))
+    steps, seconds = time_evaluation(learner, episodes, target)
     return {"update_seconds": intervals(times), "steps": steps, "seconds": seconds}
+
+
+def time_evaluation(learner: Learner, episodes: int, target: float) -> tuple[int, float]:
+    """Return the number of steps and the seconds of the original evaluation."""
+    learner.model.eval()
+    assert learner.trajectories.eval_env_spec is not None
+    env = gymnasium.make(learner.trajectories.eval_env_spec)
+    start = now(learner.device)
+    results = [play_episode(learner, env, target, seed=1_000_000 + e) for e in range(episodes)]
+    return sum(length for _, length in results), now(learner.device) - start
 
 
 TASKS = {task.__name__: task for task in (train_and_evaluate, time_original)}

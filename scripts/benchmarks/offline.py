@@ -1,7 +1,6 @@
 """Update time, evaluation throughput and memory of the Decision Transformer compared with HF's model."""
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from benchmarks import hugging_face
 from benchmarks.acting import seconds
-from benchmarks.machine import machine
+from benchmarks.machine import is_cuda, machine, now
 from benchmarks.offline_memory import Memory, memory_of_training
 from benchmarks.offline_setting import SETTINGS, Setting
 from benchmarks.operations import matrix_rate
@@ -64,7 +63,8 @@ class Offline:
     Both programs train in alternating rounds and are then evaluated: ours in 50 parallel environments, the
     original in one. The benchmark also measures the time of reading data, and the memory of training on
     1,000,000 steps. Datasets are read from MINARI_DATASETS_PATH; Hopper requires the extra mujoco. For
-    reliable numbers, run no other programs on the machine.
+    reliable numbers, run no other programs on the machine. On a GPU, both programs wait for it after each
+    update.
     """
 
     dataset: str = "rlxf/hopper/medium-v0"
@@ -77,8 +77,12 @@ class Offline:
     """Rounds; the programs alternate, so that disturbances affect both equally."""
     episodes: int = 50
     """Evaluation episodes, with the agents of the last round."""
+    original_episodes: int | None = None
+    """Evaluation episodes of the original loop, which plays one after the other; None: as many as ours."""
     large: tuple[str, ...] = LARGE
-    """Datasets that are joined for the measurement of memory."""
+    """Datasets that are joined for the measurement of memory; empty: it is left out, as on a GPU."""
+    device: str = "cpu"
+    """Device of both programs: cpu or cuda."""
     venv: Path = hugging_face.CACHE
     """Folder of the virtual environment of HF's model."""
     output: Path = Path("runs/bench-offline.json")
@@ -92,10 +96,11 @@ class Offline:
         """Measure, print the tables, and write the numbers."""
         hugging_face.install(self.venv)
         setting = SETTINGS[self.setting]
-        before = matrix_rate()
+        before = matrix_rate(self.device)
         programs = self.measure(setting)
-        rate = max(before, matrix_rate())
-        memory = memory_of_training(self.large, setting)
+        rate = max(before, matrix_rate(self.device))
+        measured = self.large and not is_cuda(self.device)
+        memory = memory_of_training(self.large, setting) if measured else None
         batch = batch_seconds(self.dataset, setting)
         console = Console(width=120)
         console.print(speed_table(programs, setting, rate))
@@ -118,34 +123,36 @@ class Offline:
             dataset=self.dataset,
             updates=self.updates,
             seed=number,
-            episodes=self.evaluated(number),
+            episodes=self.evaluated(number, self.original_episodes),
             target=self.target,
+            device=self.device,
         )
         return Program(warmed(answer["update_seconds"]), answer["steps"], answer["seconds"])
 
     def ours(self, setting: Setting, number: int) -> Program:
         """Measure a round of our agent."""
-        agent, clock = DecisionTransformer(self.dataset, seed=number, **setting.arguments()), UpdateClock()
+        agent = DecisionTransformer(self.dataset, seed=number, device=self.device, **setting.arguments())
+        clock = UpdateClock(partial(now, self.device))
         agent.learn(self.updates, clock)
         times = warmed(clock.durations)
         if not self.evaluated(number):
             return Program(times, 0, 0.0)
-        env, start = agent.make_env(self.episodes), time.perf_counter()
-        report = evaluate(agent, env, self.episodes, target_returns=[self.target]).first
-        elapsed = time.perf_counter() - start
+        env, target, start = agent.make_env(self.episodes), self.target, now(self.device)
+        report = evaluate(agent, env, self.episodes, target_returns=[target]).first
+        elapsed = now(self.device) - start
         env.close()
         return Program(times, int(report.lengths.sum()), elapsed)
 
-    def evaluated(self, number: int) -> int:
-        """Return the number of evaluation episodes in a round."""
-        return self.episodes if number == self.rounds - 1 else 0
+    def evaluated(self, number: int, episodes: int | None = None) -> int:
+        """Return the number of evaluation episodes in a round: that of the option if it is given, or ours."""
+        return (episodes or self.episodes) if number == self.rounds - 1 else 0
 
     @property
     def target(self) -> float:
         """Target return: the highest return of the data."""
         return float(load_trajectories(self.dataset).returns.max())
 
-    def write(self, programs: dict[str, Program], rate: float, batch: float, memory: Memory) -> None:
+    def write(self, programs: dict[str, Program], rate: float, batch: float, memory: Memory | None) -> None:
         """Write all numbers as JSON."""
         results = {
             "machine": machine(),
@@ -153,7 +160,7 @@ class Offline:
             "options": {**asdict(self), "venv": str(self.venv), "output": str(self.output)},
             "programs": {name: asdict(program) for name, program in programs.items()},
             "batch_seconds": batch,
-            "memory": asdict(memory),
+            "memory": memory and asdict(memory),
         }
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self.output.write_text(json.dumps(results, indent=1))
@@ -195,12 +202,14 @@ def speed_table(programs: dict[str, Program], setting: Setting, rate: float) -> 
     return table
 
 
-def facts_table(programs: dict[str, Program], batch: float, memory: Memory) -> Table:
-    """Return the table of data loading and memory of our agent."""
+def facts_table(programs: dict[str, Program], batch: float, memory: Memory | None) -> Table:
+    """Return the table of data loading of our agent, and of its memory if it was measured."""
     ours = programs["DecisionTransformer"]
     table = Table(title="DecisionTransformer", show_header=False)
     share = f"{batch / ours.update:.2%} of an update"
     table.add_row("reading a batch", f"{1000 * batch:.2f} ms, {share}")
+    if memory is None:
+        return table
     table.add_row("data", f"{memory.steps:,} steps, {memory.file_bytes / 1e6:.0f} MB, memory-mapped")
     table.add_row("peak of the process that converts them and trains", f"{memory.peak_bytes / 1e6:.0f} MB")
     return table

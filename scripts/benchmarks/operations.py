@@ -1,14 +1,16 @@
 """Upper bound of throughput: required operations over the measured rate of matrix products."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 
+from benchmarks.machine import is_cuda, now
 from benchmarks.shapes import Shape
 
 MATRICES = ((1024, 384, 384), (2048, 384, 1152), (4096, 512, 512), (2048, 1024, 1024), (4096, 1024, 1024))
 """Timed products (n, k, m): from the projection of a minibatch to sizes that occupy all cores."""
+CUDA_MATRICES = (*MATRICES, (8192, 4096, 4096), (8192, 8192, 8192))
+"""Timed products on a GPU, which also requires larger ones."""
 
 
 def multiply_adds_per_step(shape: Shape) -> float:
@@ -42,25 +44,36 @@ def steps_per_second_at_most(shape: Shape, rate: float) -> float:
     return rate / (2 * multiply_adds_per_step(shape))
 
 
-def matrix_rate(matrices: Sequence[tuple[int, int, int]] = MATRICES, seconds: float = 0.5) -> float:
-    """Return the highest rate of float32 matrix products in operations per second, with torch's threads.
+def matrix_rate(
+    device: str = "cpu", matrices: Sequence[tuple[int, int, int]] | None = None, seconds: float = 0.5
+) -> float:
+    """Return the highest rate of float32 matrix products in operations per second, with torch's settings.
 
-    Each product (n, k) x (k, m) is repeated for ``seconds``; the rate is 2 n k m over its shortest time.
+    These are the number of threads, and on a GPU float32 without TF32 by default. Each product (n, k) x
+    (k, m) is repeated for ``seconds``; the rate is 2 n k m over its shortest time.
+
+    Args:
+        device: device of the matrices.
+        matrices: sizes (n, k, m); None: `MATRICES`, or `CUDA_MATRICES` on a GPU.
+        seconds: time for each product.
     """
-    return max(2 * n * k * m / fastest(product(n, k, m), seconds) for n, k, m in matrices)
+    matrices = matrices or (CUDA_MATRICES if is_cuda(device) else MATRICES)
+    return max(2 * n * k * m / fastest(product(n, k, m, device), seconds, device) for n, k, m in matrices)
 
 
-def product(n: int, k: int, m: int) -> Callable[[], object]:
+def product(n: int, k: int, m: int, device: str) -> Callable[[], object]:
     """Return a function that multiplies (n, k) by (k, m) into a preallocated tensor."""
-    a, b, c = torch.rand(n, k), torch.rand(k, m), torch.empty(n, m)
+    a, b = torch.rand(n, k, device=device), torch.rand(k, m, device=device)
+    c = torch.empty(n, m, device=device)
     return lambda: torch.mm(a, b, out=c)
 
 
-def fastest(call: Callable[[], object], seconds: float) -> float:
-    """Return the shortest time of a call, in seconds, over repeated calls for ``seconds``."""
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
+def fastest(call: Callable[[], object], seconds: float, device: str) -> float:
+    """Return the shortest time of a call on a device, in seconds, over repeated calls for ``seconds``."""
+    best, start = float("inf"), now(device)
+    end = start + seconds
+    while start < end:
         call()
-        best = min(best, time.perf_counter() - start)
+        after = now(device)
+        best, start = min(best, after - start), after
     return best

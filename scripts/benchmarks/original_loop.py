@@ -26,10 +26,11 @@ class Batches:
         trajectories: the data.
         length: window length K.
         seed: random seed of the sampling.
+        device: device of the batches.
     """
 
-    def __init__(self, trajectories: Trajectories, length: int, seed: int):
-        self.length = length
+    def __init__(self, trajectories: Trajectories, length: int, seed: int, device: str = "cpu"):
+        self.length, self.device = length, device
         self.episodes = [_episode(trajectories, e) for e in range(trajectories.episodes)]
         self.shares = trajectories.lengths / trajectories.steps
         random.seed(seed)
@@ -39,7 +40,8 @@ class Batches:
         """Sample a batch of windows; the probability of an episode is proportional to its length."""
         chosen = self.rng.choice(len(self.episodes), batch_size, p=self.shares)
         rows = [self._window(self.episodes[e]) for e in chosen]
-        return WindowBatch(*(torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True)))
+        parts = (torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True))
+        return WindowBatch(*(part.to(self.device) for part in parts))
 
     def _window(self, episode: Episode) -> tuple[NDArray[Any], ...]:
         start = random.randint(0, len(episode["rewards"]) - 1)
@@ -80,16 +82,16 @@ def _episode(trajectories: Trajectories, e: int) -> Episode:
 def play_episode(learner: Learner, env: gymnasium.Env, target: float, seed: int) -> tuple[float, int]:
     """Play an episode; return its return and length. The model reads the last K steps of the history."""
     observation, _ = env.reset(seed=seed)
-    data = learner.trajectories
-    observations = torch.zeros(0, data.observations.shape[1])
-    actions = torch.zeros(0, data.actions.shape[1])
-    returns, total, done = torch.zeros(0), 0.0, False
+    data, device = learner.trajectories, learner.device
+    observations = torch.zeros(0, data.observations.shape[1], device=device)
+    actions = torch.zeros(0, data.actions.shape[1], device=device)
+    returns, total, done = torch.zeros(0, device=device), 0.0, False
     while not done:
-        observations = torch.cat([observations, torch.as_tensor(observation).float()[None]])
-        returns = torch.cat([returns, torch.tensor([target - total])])
-        actions = torch.cat([actions, torch.zeros(1, actions.shape[1])])
+        observations = torch.cat([observations, torch.as_tensor(observation).float()[None].to(device)])
+        returns = torch.cat([returns, torch.tensor([target - total], device=device)])
+        actions = torch.cat([actions, torch.zeros(1, actions.shape[1], device=device)])
         actions[-1] = choose(learner, observations, actions, returns)
-        observation, reward, terminated, truncated, _ = env.step(actions[-1].numpy())
+        observation, reward, terminated, truncated, _ = env.step(actions[-1].cpu().numpy())
         total, done = total + float(reward), terminated or truncated
     return total, len(returns)
 
@@ -99,8 +101,8 @@ def choose(learner: Learner, observations: Tensor, actions: Tensor, returns: Ten
     """Return the action (A,) for the last of T steps."""
     length = learner.setting.context_length
     first = max(0, len(returns) - length)
-    time_steps = torch.arange(first, len(returns))
+    time_steps = torch.arange(first, len(returns), device=returns.device)
     parts = [part[first:] for part in (observations, actions, returns)]
-    parts += [time_steps, torch.ones(len(time_steps), dtype=torch.bool)]
-    padded = [torch.from_numpy(_padded(part.numpy(), length))[None] for part in parts]
+    parts += [time_steps, torch.ones_like(time_steps, dtype=torch.bool)]
+    padded = [torch.cat([part.new_zeros(length - len(part), *part.shape[1:]), part])[None] for part in parts]
     return learner.forward(*padded)[0, -1]

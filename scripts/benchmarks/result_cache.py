@@ -27,18 +27,35 @@ def run_missing(jobs: Jobs, processes: int, output: Path) -> dict[str, dict[str,
         while running:
             wait(running, return_when=FIRST_COMPLETED)
             for job in [job for job in running if job.done()]:
-                key = running.pop(job)
-                write_run(output, key, job.result())
-                Console().print(f"done: {key}")
+                write_run(output, running.pop(job), job.result())
+    return requested_runs(jobs, output)
+
+
+def run_missing_here(jobs: Jobs, output: Path) -> dict[str, dict[str, Any]]:
+    """Make the runs that are missing in the output file in this process, and return all requested runs.
+
+    On a GPU this is faster than `run_missing`, whose processes each initialize it.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    done = read_runs(output)
+    for key, make in jobs.items():
+        if key not in done:
+            write_run(output, key, make())
+    return requested_runs(jobs, output)
+
+
+def requested_runs(jobs: Jobs, output: Path) -> dict[str, dict[str, Any]]:
+    """Return the runs of the output file with the keys of the jobs."""
     done = read_runs(output)
     return {key: done[key] for key in jobs}
 
 
 def write_run(output: Path, key: str, run: Any) -> None:
-    """Append a completed run to the output file."""
+    """Append a completed run to the output file, and print its key."""
     line = {"key": key, "machine": machine(), "run": asdict(run)}
     with open(output, "a") as file:
         file.write(json.dumps(line) + "\n")
+    Console().print(f"done: {key}")
 
 
 def read_runs(output: Path) -> dict[str, dict[str, Any]]:

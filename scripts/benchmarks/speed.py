@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -27,7 +28,6 @@ MINIBATCHES = (128, SMALL.minibatch)
 """Minibatch sizes of RecurrentPPO: its default and ours."""
 ROLLOUT = 512
 """Rollout steps for the comparison of memory: the default of CleanRL's ppo_trxl.py."""
-ACTING_STEPS = (10, 100, 1_000, 10_000)
 ACTING_ENVS = (1, 32)
 
 
@@ -76,21 +76,29 @@ class Speed:
     """Timed iterations of CleanRL, after one for warm-up."""
     iterations: int = 8
     """Timed iterations of the other programs, after one for warm-up."""
+    acting_steps: tuple[int, ...] = (10, 100, 1_000, 10_000)
+    """Steps of an episode at which an acting step is timed."""
+    compile: bool = False
+    """Compile GTrXLPPO: its acting step, and its updates on a GPU."""
+    device: str = "cpu"
+    """Device of all programs: cpu or cuda."""
     output: Path = Path("runs/bench-speed.json")
     """Output file."""
 
     def run(self) -> None:
         """Measure, print the tables, write the numbers."""
-        before = matrix_rate()
-        small = compare_recurrent_ppo(self.iterations)
+        before = matrix_rate(self.device)
+        own: dict[str, Any] = {"device": self.device, "compile": self.compile}
+        small = compare_recurrent_ppo(self.iterations, **own)
         theirs, peak = self.cleanrl_rows()
-        rows = [*small, *theirs, *at_cleanrl_shape(self.iterations, tuple(theirs))]
+        rows = [*small, *theirs, *at_cleanrl_shape(self.iterations, tuple(theirs), **own)]
         peak["GTrXLPPO"] = getrusage(RUSAGE_SELF).ru_maxrss * 1024
-        rate, memory = max(before, matrix_rate()), rollout_bytes()
-        acting = {envs: acting_cost(envs) for envs in ACTING_ENVS}
+        rate, memory = max(before, matrix_rate(self.device)), rollout_bytes(self.device)
+        acting = {envs: acting_cost(envs, self.acting_steps, **own) for envs in ACTING_ENVS}
         self.show(speed_table(rows, rate), memory_table(memory, peak), acting_table(acting))
         results = {
             "machine": machine(),
+            **own,
             "matrix_rate": rate,
             "programs": [as_data(row, rate) for row in rows],
             "rollout_bytes": memory,
@@ -104,7 +112,7 @@ class Speed:
         """Return the row of CleanRL and its peak memory; empty without a checkout."""
         if self.cleanrl is None:
             return [], {}
-        run = cleanrl.run(self.cleanrl, self.cleanrl_venv, PLAIN, self.cleanrl_iterations)
+        run = cleanrl.run(self.cleanrl, self.cleanrl_venv, PLAIN, self.cleanrl_iterations, self.device)
         return [Row("CleanRL", "3 layers of 384, plain", run.rates, PLAIN)], {"CleanRL": run.peak_bytes}
 
     def show(self, *tables: Table) -> None:
@@ -115,34 +123,37 @@ class Speed:
         console.print(f"numbers: {self.output}")
 
 
-def compare_recurrent_ppo(iterations: int) -> list[Row]:
+def compare_recurrent_ppo(iterations: int, device: str, compile: bool) -> list[Row]:
     """Measure RecurrentPPO and GTrXLPPO on the T-Maze."""
     theirs = []
     # RecurrentPPO runs first, as GTrXLPPO makes torch flush denormal numbers in the whole process.
     for minibatch in MINIBATCHES:
-        agent = recurrent_ppo(
-            make_vec_env(TMAZE, SMALL.envs, seed=0), replace(SMALL, minibatch=minibatch), seed=0
-        )
+        env, shape = make_vec_env(TMAZE, SMALL.envs, seed=0), replace(SMALL, minibatch=minibatch)
+        agent = recurrent_ppo(env, shape, seed=0, device=device)
         rates = iteration_rates(agent, iterations)
         theirs.append(Row(f"RecurrentPPO, minibatch {minibatch}", "LSTM of 64", rates))
-    gtrxl = ours.gtrxl_ppo(make_vec_env(TMAZE, SMALL.envs, seed=0), SMALL, seed=0)
+    gtrxl = ours.gtrxl_ppo(
+        make_vec_env(TMAZE, SMALL.envs, seed=0), SMALL, seed=0, device=device, compile=compile
+    )
     rates = iteration_rates(gtrxl, iterations)
     return [*theirs, Row("GTrXLPPO", "2 layers of 64, gated", rates, SMALL, tuple(theirs))]
 
 
-def at_cleanrl_shape(iterations: int, peers: tuple[Row, ...]) -> list[Row]:
+def at_cleanrl_shape(iterations: int, peers: tuple[Row, ...], device: str, compile: bool) -> list[Row]:
     """Measure GTrXLPPO with the sizes of ppo_trxl.py, on the same task."""
     rows = []
     for name, shape in (("plain", PLAIN), ("gated", GATED)):
-        agent = ours.gtrxl_ppo(make_vec_env(LIGHT, shape.envs, seed=0), shape, seed=0)
+        env = make_vec_env(LIGHT, shape.envs, seed=0)
+        agent = ours.gtrxl_ppo(env, shape, seed=0, device=device, compile=compile)
         rates = iteration_rates(agent, iterations)
         rows.append(Row("GTrXLPPO", f"3 layers of 384, {name}", rates, shape, peers))
     return rows
 
 
-def rollout_bytes() -> dict[str, dict[str, int]]:
+def rollout_bytes(device: str) -> dict[str, dict[str, int]]:
     """Return the bytes that each program stores for a rollout of 512 steps, and gathers for a minibatch."""
-    agent = ours.gtrxl_ppo(make_vec_env(LIGHT, PLAIN.envs, seed=0), PLAIN, n_steps=ROLLOUT)
+    env = make_vec_env(LIGHT, PLAIN.envs, seed=0)
+    agent = ours.gtrxl_ppo(env, PLAIN, n_steps=ROLLOUT, device=device)
     buffer = agent.rollout_buffer
     parts = [*vars(buffer).values(), *vars(buffer.index).values()]
     kept = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
@@ -152,10 +163,10 @@ def rollout_bytes() -> dict[str, dict[str, int]]:
     }
 
 
-def acting_cost(envs: int) -> dict[int, float]:
-    """Return the milliseconds of an acting step of the small agent at each of `ACTING_STEPS`."""
-    agent = ours.gtrxl_ppo(make_vec_env(TMAZE, 1, seed=0), SMALL, seed=0)
-    return acting_milliseconds(agent, envs, ACTING_STEPS)
+def acting_cost(envs: int, steps: Sequence[int], device: str, compile: bool) -> dict[int, float]:
+    """Return the milliseconds of an acting step of the small agent at each of ``steps`` of an episode."""
+    agent = ours.gtrxl_ppo(make_vec_env(TMAZE, 1, seed=0), SMALL, seed=0, device=device, compile=compile)
+    return acting_milliseconds(agent, envs, steps)
 
 
 def as_data(row: Row, matrix_rate: float) -> dict[str, Any]:
@@ -180,7 +191,10 @@ def speed_table(rows: list[Row], matrix_rate: float) -> Table:
 
 
 def memory_table(memory: dict[str, dict[str, int]], peak: dict[str, int]) -> Table:
-    """Return a table of memory in MB at CleanRL's shape; the peak of GTrXLPPO is that of this process."""
+    """Return a table of memory in MB at CleanRL's shape.
+
+    The peak of GTrXLPPO is that of this process. Peaks do not include the memory of a GPU.
+    """
     columns = ("program", "stored rollout", "gathered for a minibatch", "both", "peak of the process")
     table = Table(*columns, title=f"Memory at 3 layers of 384, {ROLLOUT} steps of {PLAIN.envs}, MB")
     for program, parts in memory.items():
@@ -192,7 +206,8 @@ def memory_table(memory: dict[str, dict[str, int]], peak: dict[str, int]) -> Tab
 def acting_table(acting: dict[int, dict[int, float]]) -> Table:
     """Return a table of milliseconds of one `predict` by step of the episode."""
     title = "One acting step, 2 layers of 64, memory 128, ms"
-    table = Table("environments", *(f"step {step}" for step in ACTING_STEPS), title=title)
+    steps = next(iter(acting.values()))
+    table = Table("environments", *(f"step {step}" for step in steps), title=title)
     for envs, costs in acting.items():
-        table.add_row(str(envs), *(f"{costs[step]:.2f}" for step in ACTING_STEPS))
+        table.add_row(str(envs), *(f"{cost:.2f}" for cost in costs.values()))
     return table

@@ -12,7 +12,7 @@ from rich.table import Table
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import get_device
 
-from benchmarks.machine import machine
+from benchmarks.machine import machine, now
 from benchmarks.throughput import typical
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import gtrxl
@@ -23,7 +23,10 @@ ENVS = ("arrays", "tensors")
 
 
 class PhaseClock(BaseCallback):
-    """Callback that measures the seconds of each rollout, and of each training with a single rollout."""
+    """Callback that measures the seconds of each rollout, and of each training with a single rollout.
+
+    They are processor times, which other programs affect less, or elapsed times on a GPU.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,21 +37,16 @@ class PhaseClock(BaseCallback):
         return True
 
     def _on_rollout_start(self) -> None:
-        self._start = now()
+        self._start = self._now()
 
     def _on_rollout_end(self) -> None:
-        self.rollouts.append(now() - self._start)
+        self.rollouts.append(self._now() - self._start)
 
     def _on_training_end(self) -> None:
-        self.iterations.append(now() - self._start)
+        self.iterations.append(self._now() - self._start)
 
-
-def now() -> float:
-    """Return elapsed seconds after all work of a GPU; without one, processor time, which is more robust."""
-    if not torch.cuda.is_available():
-        return time.process_time()
-    torch.cuda.synchronize()
-    return time.perf_counter()
+    def _now(self) -> float:
+        return now(self.model.device, time.process_time)
 
 
 @dataclass
@@ -56,7 +54,7 @@ class Tensors:
     """Environment steps per second with T-Mazes whose results are tensors on the device, or arrays.
 
     The agents, their actions and their updates are equal. Rollouts of the two kinds alternate. The times are
-    processor times, or elapsed times with a GPU.
+    processor times, or elapsed times on a GPU.
     """
 
     copies: tuple[int, ...] = (32, 512, 4096)
@@ -129,14 +127,16 @@ class Tensors:
 
     def _environment_rates(self, copies: int) -> dict[str, float]:
         """Return the steps per second of the environments alone, with the same actions in each step."""
-        actions = torch.zeros(copies, dtype=torch.long, device=get_device(self.device))
+        device = get_device(self.device)
+        actions = torch.zeros(copies, dtype=torch.long, device=device)
         given = {"arrays": actions.cpu().numpy(), "tensors": actions}
         rates = {}
         for name in ENVS:
             env = self._environment(name, copies)
             env.reset(seed=0)
-            start = now()
+            start = now(device, time.process_time)
             for _ in range(10 * env.rules.horizon):
                 env.step(given[name])
-            rates[name] = copies * 10 * env.rules.horizon / (now() - start)
+            elapsed = now(device, time.process_time) - start
+            rates[name] = copies * 10 * env.rules.horizon / elapsed
         return rates

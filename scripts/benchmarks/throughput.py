@@ -1,15 +1,19 @@
 """Environment steps per second over rollout and training."""
 
-import time
 from itertools import pairwise
 from statistics import median
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from benchmarks.machine import now
+
 
 class IterationClock(BaseCallback):
-    """Callback that records the start of each rollout and the end of training, which delimit iterations."""
+    """Callback that records the start of each rollout and the end of training, which delimit iterations.
+
+    The times are those after all work of the agent's device.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,10 +23,10 @@ class IterationClock(BaseCallback):
         return True
 
     def _on_rollout_start(self) -> None:
-        self.times.append(time.perf_counter())
+        self.times.append(now(self.model.device))
 
     def _on_training_end(self) -> None:
-        self.times.append(time.perf_counter())
+        self.times.append(now(self.model.device))
 
 
 def iteration_rates(agent: OnPolicyAlgorithm, iterations: int) -> list[float]:
