@@ -1,4 +1,4 @@
-"""Steps of the network of a `GTrXLPolicy` while it acts, operation by operation or compiled."""
+"""Steps of the network of a `GTrXLPolicy` while it acts: operation by operation, compiled or captured."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +12,7 @@ from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor, nn
 
+from rlxf.agents.common.captured_function import CapturedFunction, supports_graphs
 from rlxf.agents.common.compiled_function import CompilationError, CompiledFunction, trace
 from rlxf.attention.cache import KVCache
 from rlxf.attention.functional_step import named_tensors, with_tensors
@@ -52,8 +53,8 @@ def eager_step(
 class CompiledStep:
     """Step that is compiled at its first call for each number of environments and dtype of observations.
 
-    Outputs differ from those of `eager_step` by rounding. If a step cannot be compiled, this class warns once
-    and runs `eager_step`.
+    On a GPU, the step is captured as a CUDA graph instead. Outputs differ from those of `eager_step` by
+    rounding. If a step can be neither compiled nor captured, this class warns once and runs `eager_step`.
     """
 
     def __init__(self) -> None:
@@ -104,10 +105,11 @@ class _CompiledFor:
         _check(policy, cache)
         function = StepFunction(policy, obs, cache)
         self._groups = _group(function.names)
-        self._slots = torch.arange(cache.index.shape[1])
+        self._slots = torch.arange(cache.index.shape[1], device=policy.device)
         self._replaced = function.replaced
+        kind = CapturedFunction if supports_graphs(policy.device) else CompiledFunction
         try:
-            self._run = CompiledFunction(function, self._arguments(obs, action, index, cache.copy()))
+            self._run = kind(function, self._arguments(obs, action, index, cache.copy()))
         except CompilationError:
             _check_extractor(policy, obs)
             raise
@@ -133,8 +135,8 @@ class _CompiledFor:
 
 def _check(policy: "GTrXLPolicy", cache: KVCache) -> None:
     """Raise CompilationError if a step has no compiled form; the message is the reason."""
-    if policy.device.type != "cpu":
-        raise CompilationError(f"only the CPU is supported, and the agent is on {policy.device}")
+    if policy.device.type != "cpu" and not supports_graphs(policy.device):
+        raise CompilationError(f"only CPUs and CUDA GPUs are supported, and the agent is on {policy.device}")
     if type(cache) is not KVCache:
         raise CompilationError(f"the memory {policy.core.memory} has no compiled form")
 
@@ -199,7 +201,7 @@ class StepFunction(nn.Module):
         cache = self._template.copy()
         before = named_tensors(cache, skipped=FIXED)
         start = torch.zeros_like(cache.index.position[:, :1])
-        action = torch.zeros(len(start), self.policy.encoded_action_width)
+        action = torch.zeros(len(start), self.policy.encoded_action_width, device=start.device)
         eager_step(self.policy, obs, action, TokenIndex(start, start), cache)
         after = named_tensors(cache, skipped=FIXED)
         names = [name for name in self.names if after[name] is not before[name]]

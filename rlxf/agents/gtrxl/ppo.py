@@ -18,6 +18,7 @@ from rlxf.agents.common.arguments import (
     reject_unknown_arguments,
 )
 from rlxf.agents.common.calibration import reset_calibration
+from rlxf.agents.common.captured_function import supports_graphs
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.precision import Precision, check_precision
@@ -113,10 +114,11 @@ class GTrXLPPO(TrainingLoop):
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
             `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, heads, losses and acting stay
             float32. PPO's ratio is then not exactly 1 in the first minibatch of an update.
-        compile: compile the acting step of the network, for rollouts and ``predict``. This needs a C++
-            compiler, and 10 to 60 seconds for each number of environments that act at once. Actions are
-            equal up to rounding. If the step cannot be compiled, a warning names the reason, and the agent
-            acts as without this argument. The argument is not saved with the agent; `load` accepts it.
+        compile: compile the acting step of the network, for rollouts and ``predict``. On a CPU, this needs a
+            C++ compiler, and 10 to 60 seconds for each number of environments that act at once. On a GPU, the
+            step is captured as a CUDA graph, and so are the losses and gradients of updates. Actions are
+            equal up to rounding. If a part cannot be compiled, a warning names the reason, and the agent
+            computes it as without this argument. The argument is not saved with the agent; `load` accepts it.
         n_envs: number of environments to create if ``env`` is an id; under torchrun, of all processes.
         core: specification of the transformer; None for `gtrxl`. It is rejected if acting step by step would
             differ from training on segments.
@@ -253,10 +255,14 @@ class GTrXLPPO(TrainingLoop):
         ).to(self.device)
         if self.compile:
             self.policy.network_step = CompiledStep()
-        self._algorithm = PPOTraining(self.policy, self.order)
+        self._algorithm = self._ppo_training()
         self._diagnostics, self._episodes = TrainingDiagnostics(self.action_space), EpisodeStatistics()
         self._between_rollouts, self.iterations = False, 0
         self.normalized_observations = False
+
+    def _ppo_training(self) -> PPOTraining:
+        """Return a new training by PPO, on a GPU with captured updates if the agent compiles."""
+        return PPOTraining(self.policy, self.order, self.compile and supports_graphs(self.device))
 
     def train(self) -> None:
         """Update the policy with the rollout by PPO (or distillation), in ``n_epochs`` passes.
@@ -390,4 +396,4 @@ class GTrXLPPO(TrainingLoop):
                 total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
             )
         finally:
-            self._algorithm = PPOTraining(self.policy, self.order)
+            self._algorithm = self._ppo_training()

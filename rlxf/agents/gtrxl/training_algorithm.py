@@ -16,6 +16,7 @@ from rlxf.agents.common.accumulation import Losses, accumulate_gradients
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.common.numerics import check_parameters, clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.common.retrieval import check_teacher_without_datastore
+from rlxf.agents.gtrxl.captured_losses import CapturedLosses
 from rlxf.agents.gtrxl.heads import divergence
 from rlxf.agents.gtrxl.losses import PPOLoss, segment_outputs, total_loss
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -37,6 +38,8 @@ class PolicyUpdate:
         coefficients: coefficients of the objective, to be reported with the metrics.
         accumulation_steps: number of micro-batches into which each minibatch is divided.
         ranks: the process group; each process has a part of a minibatch, and all stop together.
+        captured: computes losses and gradients as CUDA graphs; None to launch their operations one by one,
+            as for micro-batches and for several processes.
     """
 
     policy: GTrXLPolicy
@@ -46,6 +49,7 @@ class PolicyUpdate:
     coefficients: Mapping[str, float] = field(default_factory=dict)
     accumulation_steps: int = 1
     ranks: ProcessGroup = field(default_factory=process_group)
+    captured: Callable[[GTrXLPolicy, Any, Any], Losses | None] | None = None
     _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     def epoch(self, minibatches: Iterable[Any]) -> bool:
@@ -72,13 +76,21 @@ class PolicyUpdate:
         return means | dict(self.coefficients)
 
     def _losses(self, batch: Any) -> Losses:
-        """Return the losses of a minibatch, with the gradients of all its micro-batches but the last."""
+        """Return the losses of a minibatch, with the gradients of all its micro-batches but the last.
+
+        Captured losses have no gradient: those of the parameters are complete.
+        """
         objective = partial(self.objective, self.policy)
         if self.accumulation_steps == 1:
-            return objective(batch)
+            return self._captured_losses(batch) or objective(batch)
         self._clear_gradients()
         micro_batches = batch.split(self.accumulation_steps)
         return accumulate_gradients(objective, micro_batches, lambda part: part.weight.sum(), self.ranks)
+
+    def _captured_losses(self, batch: Any) -> Losses | None:
+        if self.captured is None or self.ranks.world_size > 1:
+            return None
+        return self.captured(self.policy, self.objective, batch)
 
     def _clear_gradients(self) -> None:
         self.policy.optimizer.zero_grad()
@@ -89,14 +101,18 @@ class PolicyUpdate:
             self._clear_gradients()
 
     def _step(self, parts: Losses) -> None:
-        if self.accumulation_steps == 1:
-            self._clear_gradients()
-        parts["loss"].backward()
+        if parts["loss"].requires_grad:
+            self._backward(parts["loss"])
         self.ranks.all_reduce_gradients(self.policy.parameters())
         norm = clip_grad_norm_checked(parts, self.policy, self.policy.parameters(), self.max_grad_norm)
         self._record({"grad_norm": norm})
         self.policy.optimizer.step()
         self.policy.transformer.after_update()
+
+    def _backward(self, loss: Tensor) -> None:
+        if self.accumulation_steps == 1:
+            self._clear_gradients()
+        loss.backward()
 
     def _record(self, parts: Losses) -> None:
         for name, value in parts.items():
@@ -153,9 +169,19 @@ class TrainingAlgorithm(ABC):
 
 
 class PPOTraining(TrainingAlgorithm):
-    """PPO: actions are sampled from the policy, which is trained with advantages."""
+    """PPO: actions are sampled from the policy, which is trained with advantages.
+
+    Args:
+        policy: the policy to train.
+        order: generator of the order of minibatches.
+        captures: whether updates are captured as CUDA graphs, see `CapturedLosses`.
+    """
 
     resumable = True
+
+    def __init__(self, policy: GTrXLPolicy, order: torch.Generator, captures: bool = False):
+        super().__init__(policy, order)
+        self._captured = CapturedLosses() if captures else None
 
     def start_rollout(self) -> None:
         """Do nothing: PPO stores no data outside of the rollout buffer."""
@@ -169,7 +195,8 @@ class PPOTraining(TrainingAlgorithm):
     ) -> PolicyUpdate:
         """Return an update with PPO's loss."""
         coefficients = {"clip_range": loss.clip_range, "ent_coef": loss.ent_coef}
-        return PolicyUpdate(self.policy, loss, max_grad_norm, target_kl, coefficients, accumulation_steps)
+        limits = max_grad_norm, target_kl, coefficients, accumulation_steps
+        return PolicyUpdate(self.policy, loss, *limits, captured=self._captured)
 
     def minibatches(self, buffer: SegmentBuffer, segments: int, advantages: Tensor) -> Iterable[SegmentBatch]:
         """Yield the minibatches of the buffer."""

@@ -53,7 +53,8 @@ def steps(agent, number):
     agent.observation_space.seed(0)
     for _ in range(number):
         obs, _ = policy.obs_to_tensor(sampled(agent.observation_space, ENVS))
-        yield obs, torch.randn(state.action.shape, generator=generator), state.advance(start)
+        action = torch.randn(state.action.shape, generator=generator)
+        yield obs, action.to(policy.device), state.advance(start.to(policy.device))
         start = torch.rand(ENVS, generator=generator) < 0.2
 
 

@@ -159,7 +159,7 @@ def make_loud(agent: GTrXLPPO, scale: float = 0.2) -> GTrXLPPO:
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in agent.policy.parameters():
-            parameter += scale * torch.randn(parameter.shape, generator=generator)
+            parameter += scale * torch.randn(parameter.shape, generator=generator).to(parameter.device)
     return agent
 
 

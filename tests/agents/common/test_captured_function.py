@@ -1,0 +1,131 @@
+"""Tests of captured functions, with a capture on the CPU that runs a function again in the same memory."""
+
+import pytest
+import torch
+from torch import nn
+
+from rlxf.agents.common import captured_function
+from rlxf.agents.common.captured_function import CapturedFunction, copy_together
+from rlxf.agents.gtrxl import network_step
+from rlxf.agents.gtrxl.network_step import CompiledStep
+from tests.agents.gtrxl.test_network_step import CORES, actions, agent_of, largest_difference
+from tests.agents.gtrxl.worlds import OBSERVATIONS
+
+
+class Accumulator(nn.Module):
+    """Linear layer of an input and a sum that it updates in place; it also counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x, total, calls):
+        total += x
+        calls += 1
+        return self.layer(x + total), -total
+
+
+def capture_on_cpu(run):
+    """Return a function that runs ``run`` again and overwrites its results, as a CUDA graph does."""
+    for _ in range(captured_function.WARM_UP):
+        run()
+    results = run()
+    return lambda: [old.copy_(new) for old, new in zip(results, run(), strict=True)], results
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Capture on the CPU; return a list with an entry for each capture."""
+    made = []
+    monkeypatch.setattr(captured_function, "capture", lambda run: made.append(run) or capture_on_cpu(run))
+    monkeypatch.setattr(network_step, "CompiledFunction", CapturedFunction)
+    return made
+
+
+def arguments(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, 3, generator=generator) for _ in range(2)] + [torch.tensor([4])]
+
+
+@torch.no_grad()
+def assert_equal_to(module, function, given):
+    """Assert that results and arguments are those of the module."""
+    expected_arguments = [x.clone() for x in given]
+    expected, results = module(*expected_arguments), function(*given)
+    torch.testing.assert_close(list(results), list(expected))
+    torch.testing.assert_close(given, expected_arguments)
+
+
+def test_results_and_changed_arguments(captures):
+    module = Accumulator()
+    function = CapturedFunction(module, examples := arguments())
+    torch.testing.assert_close(examples, arguments())
+    one, other = arguments(1), arguments(2)
+    for given in (one, other, one, one, other):
+        assert_equal_to(module, function, given)
+    assert len(captures) == 1
+
+
+def test_results_stay_after_the_next_call(captures):
+    function = CapturedFunction(Accumulator(), arguments())
+    results = function(*arguments(1))
+    kept = [x.clone() for x in results]
+    function(*arguments(2))
+    torch.testing.assert_close(list(results), kept)
+
+
+def test_parameters_that_change_in_place_and_that_are_replaced(captures):
+    module = Accumulator()
+    function = CapturedFunction(module, arguments())
+    with torch.no_grad():
+        module.layer.weight += 1
+    assert_equal_to(module, function, arguments(1))
+    assert len(captures) == 1
+    module.layer.weight = nn.Parameter(torch.randn(3, 3))
+    assert_equal_to(module, function, arguments(2))
+    assert len(captures) == 2
+
+
+def test_inference_mode_and_tensors_made_in_it(captures):
+    module = Accumulator()
+    with torch.inference_mode():
+        given = arguments(1)
+        function = CapturedFunction(module, given)
+        assert_equal_to(module, function, given)
+    assert_equal_to(module, function, arguments(2))
+
+
+def test_copies_of_several_dtypes():
+    targets = [
+        torch.zeros(2),
+        torch.zeros(1, dtype=torch.long),
+        torch.zeros(3),
+        torch.zeros(1, dtype=torch.bool),
+    ]
+    sources = [torch.ones(2), torch.tensor([7]), torch.full((3,), 2.0), torch.tensor([True])]
+    copy_together(targets, sources)
+    torch.testing.assert_close(targets, sources)
+    copy_together([], [])
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+def test_captured_steps_equal_eager_ones(core, captures):
+    assert largest_difference(agent_of(core=core), CompiledStep()) < 1e-5
+    assert len(captures) == 1
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("policy", OBSERVATIONS)
+def test_captured_steps_of_each_policy(policy, captures):
+    assert largest_difference(agent_of(policy), CompiledStep()) < 1e-5
+
+
+def test_rollouts_and_predictions_of_a_captured_agent_equal_those_of_an_eager_one(captures):
+    one, other = (agent_of(compile=compile).learn(64) for compile in (True, False))
+    weights = [agent.policy.state_dict().values() for agent in (one, other)]
+    for x, y in zip(*weights, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
+    other.policy.load_state_dict(one.policy.state_dict())
+    assert (actions(one) == actions(other)).all()
+    assert captures

@@ -1,0 +1,111 @@
+"""Checks of captured updates, for a process that has an accelerator."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from rlxf import GTrXLPPO
+from rlxf.agents.gtrxl import captured_losses
+from rlxf.agents.gtrxl.training_algorithm import PPOTraining
+from tests.devices import accelerator
+from tests.devices.accelerator import NAME
+from tests.devices.agents import check_weights, gtrxl_agent
+from tests.devices.virtual_device import traffic
+
+CAPTURED = (
+    "default core",
+    "GatedDeltaNet",
+    "Box actions",
+    "target_kl",
+    "images",
+    "Dict observations",
+    "recomputed memory",
+    "memory across episodes",
+)
+"""Cases of `GTRXL` whose updates can be captured."""
+NOT_CAPTURED = {"Compressive": "the branches of the memory", "KNN": "the branches", "RMT": "the branches"}
+"""Other cases, with a part of the reason."""
+
+
+def capture_without_traffic(run: Callable[[], Sequence[Tensor | None]]) -> Any:
+    """Simulate `capture`: assert that a run neither waits nor copies, and repeat it for each launch."""
+    with traffic() as counts:
+        results = run()
+    assert not counts.waits, counts.waits
+    assert not counts.copies, counts.copies
+
+    def replay() -> None:
+        for old, new in zip(results, run(), strict=True):
+            if old is not None and new is not None:
+                old.copy_(new)
+
+    return replay, results
+
+
+@contextmanager
+def captures() -> Iterator[list[Any]]:
+    """Count captures; on the simulated device, simulate them."""
+    made: list[Any] = []
+    real = capture_without_traffic if accelerator.IS_SIMULATED else captured_losses.capture
+
+    def capture(run: Any) -> Any:
+        made.append(run)
+        return real(run)
+
+    with patch.object(captured_losses, "capture", capture), warnings.catch_warnings():
+        warnings.filterwarnings("error", "updates are not captured")
+        yield made
+
+
+def capturing_agent(case: str, **changes: Any) -> GTrXLPPO:
+    """Return an agent on the device whose updates are captured."""
+    agent = gtrxl_agent(case, NAME, **changes)
+    agent._algorithm = PPOTraining(agent.policy, agent.order, captures=True)
+    return agent
+
+
+def check_captured(case: str) -> None:
+    """Compare an agent with captured updates with one on the CPU; all minibatches have the same shape."""
+    with captures() as made, accelerator.random_numbers_of_cpu():
+        own = capturing_agent(case).learn(16)
+    check_weights(own, gtrxl_agent(case, "cpu").learn(16))
+    assert len(made) == 1
+
+
+def check_new_parameters() -> None:
+    """Assert that losses are captured again after parameters were replaced."""
+    with captures() as made:
+        agent = capturing_agent("default core").learn(16)
+        agent.policy.value_net.weight = torch.nn.Parameter(agent.policy.value_net.weight.detach().clone())
+        agent.learn(16, reset_num_timesteps=False)
+    assert len(made) == 2
+
+
+def check_irregular_batches() -> None:
+    """Compare an agent with filler rows, for which not all minibatches are regular, with the CPU."""
+    regular: list[bool] = []
+    real = captured_losses.is_regular
+
+    def is_regular(batch: Any) -> bool:
+        regular.append(real(batch))
+        return regular[-1]
+
+    record = patch.object(captured_losses, "is_regular", is_regular)
+    with captures(), record, accelerator.random_numbers_of_cpu():
+        own = capturing_agent("filler rows").learn(16)
+    check_weights(own, gtrxl_agent("filler rows", "cpu").learn(16))
+    assert not all(regular)
+
+
+def reason(case: str) -> str:
+    """Return the warning of an agent whose updates cannot be captured, which equals one on the CPU."""
+    with accelerator.random_numbers_of_cpu(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        own = capturing_agent(case).learn(16)
+    check_weights(own, gtrxl_agent(case, "cpu").learn(16))
+    return next(str(each.message) for each in caught if "not captured" in str(each.message))

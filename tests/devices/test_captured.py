@@ -1,0 +1,32 @@
+"""Tests that captured updates equal those on the CPU, and that other updates are not captured."""
+
+import pytest
+
+from tests.devices.accelerator import IS_SIMULATED
+from tests.devices.captured import (
+    CAPTURED,
+    NOT_CAPTURED,
+    check_captured,
+    check_irregular_batches,
+    check_new_parameters,
+    reason,
+)
+
+
+@pytest.mark.parametrize("case", CAPTURED)
+def test_captured_updates(case, on_device):
+    on_device(check_captured, case)
+
+
+@pytest.mark.skipif(IS_SIMULATED, reason="tensors of the simulated device have no address")
+def test_replaced_parameters_are_captured_again(on_device):
+    on_device(check_new_parameters)
+
+
+def test_minibatches_with_empty_slots_are_not_captured(on_device):
+    on_device(check_irregular_batches)
+
+
+@pytest.mark.parametrize("case", NOT_CAPTURED)
+def test_other_agents_name_the_reason(case, on_device):
+    assert NOT_CAPTURED[case] in on_device(reason, case)
