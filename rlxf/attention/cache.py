@@ -133,9 +133,10 @@ class KVCache:
         """Return a copy of the selected rows of the batch.
 
         Args:
-            rows: bool (B,) mask or int64 (N,) row numbers.
+            rows: bool (B,) mask or int64 (N,) row numbers, on any device.
         """
         rows = rows.nonzero()[:, 0] if rows.dtype is torch.bool else rows
+        rows = rows.to(self.index.episode.device)
         layers = [layer.rows(rows) for layer in self.layers]
         context = None if self.context is None else self.context.rows(rows)
         recurrent = None if self.recurrent is None else self.recurrent.rows(rows)

@@ -1,4 +1,4 @@
-"""Checks of agents on the virtual device, and counts of waits, for a process that has the device."""
+"""Checks of agents on an accelerator, and counts of waits, for a process that has the device."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,7 +31,8 @@ from tests.agents.gtrxl.worlds import (
     small_core,
 )
 from tests.agents.mlp.worlds import environment_rows
-from tests.devices.virtual_device import NAME, VirtualTensor, traffic
+from tests.devices import accelerator
+from tests.devices.accelerator import NAME
 
 SIZES: dict[str, Any] = {"n_steps": 4, "segment_length": 2, "batch_size": 4, "n_epochs": 1, "seed": 3}
 GTRXL: dict[str, dict[str, Any]] = {
@@ -91,7 +92,8 @@ def offline_agent(case: str, device: str) -> Any:
 
 def check_gtrxl(case: str) -> None:
     """Compare learning, acting and files with the CPU."""
-    own, expected = gtrxl_agent(case, NAME).learn(16), gtrxl_agent(case, "cpu").learn(16)
+    with accelerator.random_numbers_of_cpu():
+        own, expected = gtrxl_agent(case, NAME).learn(16), gtrxl_agent(case, "cpu").learn(16)
     check_weights(own, expected)
     space = own.observation_space
     space.seed(0)
@@ -118,7 +120,8 @@ def acted(agent: Any, observed: list[Any]) -> list[np.ndarray]:
 
 def check_offline(case: str) -> None:
     """Compare learning, acting and files with the CPU."""
-    own, expected = offline_agent(case, NAME).learn(2), offline_agent(case, "cpu").learn(2)
+    with accelerator.random_numbers_of_cpu():
+        own, expected = offline_agent(case, NAME).learn(2), offline_agent(case, "cpu").learn(2)
     check_weights(own, expected)
     data = own.trajectories
     observed = [environment_rows(own, data, np.array([t, data.offsets[3] + t])) for t in range(3)]
@@ -129,7 +132,7 @@ def check_weights(own: Any, expected: Any) -> None:
     """Assert that all weights are on the device and equal those of an agent trained on the CPU."""
     pairs = zip(own.policy.state_dict().items(), expected.policy.state_dict().values(), strict=True)
     for (name, one), other in pairs:
-        assert isinstance(one, VirtualTensor), f"{name} is on {one.device}"
+        assert accelerator.is_there(one), f"{name} is on {one.device}"
         torch.testing.assert_close(one.cpu(), other, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
@@ -176,10 +179,11 @@ def gtrxl_waits(case: str) -> tuple[list[int], list[int]]:
     """Return how often the program waits in each environment step, and in each minibatch but the first of an
     update. No episode is truncated.
     """
-    own = {"env": lambda: scripts([(0, 0, 1), (0, 1)])} if GTRXL[case].get("actions") is None else {}
-    agent = gtrxl_agent(case, NAME, **own)
-    with traffic() as counts:
-        meter = Meter(counts.waits.total)
+    observations = OBSERVATIONS[GTRXL[case].get("policy", "MlpGTrXLPolicy")]
+    actions = ACTIONS[GTRXL[case].get("actions", "Discrete")]
+    agent = gtrxl_agent(case, NAME, env=lambda: scripts([(0, 0, 1), (0, 1)], observations, actions))
+    with accelerator.waits() as count:
+        meter = Meter(count)
         agent.learn(24, meter)
     return differences(meter.steps), differences(meter.minibatches)
 
@@ -187,8 +191,8 @@ def gtrxl_waits(case: str) -> tuple[list[int], list[int]]:
 def offline_waits(case: str) -> list[int]:
     """Return how often the program waits in each update."""
     agent = offline_agent(case, NAME)
-    with traffic() as counts:
-        meter = Meter(counts.waits.total)
+    with accelerator.waits() as count:
+        meter = Meter(count)
         agent.learn(4, meter)
     return differences(meter.steps)
 

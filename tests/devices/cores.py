@@ -1,4 +1,4 @@
-"""Checks of transformers on the virtual device, for a process that has it."""
+"""Checks of transformers on an accelerator, for a process that has it."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,8 @@ from rlxf.attention.sparse import plan
 from tests.attention.passes import assert_close_for_dtype
 from tests.attention.specs import new_model
 from tests.attention.worlds import Segment, numbers, random_index, random_segment
-from tests.devices.virtual_device import NAME, VirtualTensor, traffic
+from tests.devices import accelerator
+from tests.devices.accelerator import NAME
 
 LENGTH = 12
 
@@ -33,7 +34,7 @@ def segment_on_device(run: Segment) -> Segment:
 
 def assert_equal_to_cpu(actual: Tensor, expected: Tensor) -> None:
     """Assert that a tensor is on the device and equals that of the CPU, apart from rounding."""
-    assert isinstance(actual, VirtualTensor), f"a tensor of shape {tuple(actual.shape)} is on {actual.device}"
+    assert accelerator.is_there(actual), f"a tensor of shape {tuple(actual.shape)} is on {actual.device}"
     if expected.is_floating_point():
         assert_close_for_dtype(actual.detach().cpu(), expected.detach())
     else:
@@ -120,12 +121,13 @@ def waits(spec: TransformerSpec) -> tuple[int, float | None]:
     run = random_segment(spec, random_index(2, LENGTH))
     model, there = new_model(spec).double().to(NAME), segment_on_device(run)
     context = there.context and replace(there.context, index=run.context.index.to(NAME))
-    with traffic() as learning:
+    with accelerator.waits() as count:
         model(there.x, run.index.to(NAME), None, context)[0].sum().backward()
+        learning = count()
     if not spec.causal:
-        return learning.waits.total(), None
+        return learning, None
     cache = model.cache(model.initial_state(2), LENGTH, there.context)
-    with traffic() as acting:
+    with accelerator.waits() as count:
         for t in range(LENGTH):
             model.step(there.x[:, t], there.index.at(slice(t, t + 1)), cache)
-    return learning.waits.total(), acting.waits.total() / LENGTH
+        return learning, count() / LENGTH

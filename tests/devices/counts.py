@@ -1,4 +1,7 @@
-"""Print how often the program waits for the virtual device: ``python -m tests.devices.counts``."""
+"""Print how often the program waits for an accelerator: ``python -m tests.devices.counts``.
+
+It is simulated, unless the environment variable ``RLXF_TEST_DEVICE`` is ``cuda``.
+"""
 
 import warnings
 from collections.abc import Iterable
@@ -7,7 +10,7 @@ from rich.table import Table
 
 from rlxf.utils.tables import Table as PlainTable
 from tests.attention.specs import ALONE
-from tests.devices import virtual_device
+from tests.devices import accelerator
 from tests.devices.agents import GTRXL, OFFLINE, gtrxl_waits, offline_waits
 from tests.devices.cores import waits
 
@@ -41,6 +44,6 @@ def interval(counts: Iterable[int]) -> str:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    virtual_device.install()
+    accelerator.install()
     print(agents())
     print(techniques())

@@ -1,6 +1,11 @@
 """Tests that the virtual device reports what an accelerator forbids or waits for."""
 
+import pytest
+
+from tests.devices.accelerator import IS_SIMULATED
 from tests.devices.faults import early_read, mixed_devices, waits_of_operations
+
+pytestmark = pytest.mark.skipif(not IS_SIMULATED, reason="tests of the simulated device")
 
 
 def test_mixed_devices_are_an_error_where_they_are_one_with_cuda(on_device):

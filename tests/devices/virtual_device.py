@@ -5,6 +5,7 @@ also those that draw random numbers, so results equal those on the CPU up to rou
 CUDA:
 
 - Tensors of two devices in one operation are an error. A scalar on the CPU is allowed where CUDA allows it.
+- A generator of the CPU, and matrix products of integers, are errors.
 - The program waits for the device to read a number, in operations whose result has a size that depends on
   numbers, and for copies between the devices unless they are ``non_blocking``. `Traffic` counts both.
 - A copy to the CPU that is ``non_blocking`` arrives when the program waits for the next time. Until then, its
@@ -35,6 +36,8 @@ INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 """Operations that copy indices on the CPU to the device."""
 SCALAR_ARGUMENT = {"aten::fill", "aten::fill_", "aten::masked_fill", "aten::masked_fill_", *INDEXING}
 """Operations that accept a scalar on the CPU, besides elementwise ones."""
+PRODUCTS = {f"aten::{name}" for name in ("addbmm", "addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv")}
+"""Operations that CUDA has for floating-point numbers only."""
 WAITING = {
     "aten::_local_scalar_dense",
     "aten::_unique2",
@@ -138,6 +141,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     to_device = bool(own) if target is None else torch.device(target).type == NAME
     if name not in COPIES and own:
         _check_one_device(func, args, flat)
+    if to_device:
+        _check_supported(name, own, flat)
     transfer = kind_of_transfer(name, args, kwargs, bool(own), to_device)
     _record(transfer)
     options = kwargs if target is None else kwargs | {"device": torch.device("cpu")}
@@ -176,6 +181,14 @@ def _check_one_device(func: Any, args: Any, flat: list[Any]) -> None:
     scalars = torch.Tag.pointwise in func.tags or name in SCALAR_ARGUMENT
     if any((x.dim() or not scalars) and id(x) not in allowed for x in others):
         raise RuntimeError(f"{name}: tensors are on two devices, {NAME} and cpu, at {caller()}")
+
+
+def _check_supported(name: str, own: list["VirtualTensor"], flat: list[Any]) -> None:
+    """Raise RuntimeError for a generator of the CPU, and for a matrix product of integers."""
+    if any(isinstance(x, torch.Generator) for x in flat):
+        raise RuntimeError(f"{name}: the generator is on the cpu, at {caller()}")
+    if name in PRODUCTS and not all(x.is_floating_point() or x.is_complex() for x in own):
+        raise RuntimeError(f"{name} is not implemented for integers, at {caller()}")
 
 
 def kind_of_transfer(name: str, args: Any, kwargs: Any, from_device: bool, to_device: bool) -> str | None:
@@ -275,6 +288,11 @@ def _arange(*limits: float, **options: Any) -> Tensor:
     return VirtualTensor(torch.arange(*limits, **options | {"device": "cpu"}))
 
 
+def _eye(*shape: int, **options: Any) -> Tensor:
+    """Create an identity matrix as a whole, as `_arange` does."""
+    return VirtualTensor(torch.eye(*shape, **options | {"device": "cpu"}))
+
+
 class _OnCPU(torch.autograd.Function):
     """Differentiable function that torch computes on CPU and CUDA only."""
 
@@ -318,6 +336,8 @@ def install() -> None:
     factories = torch.library.Library("aten", "IMPL")
     for overload in ("arange", "arange.start", "arange.start_step"):
         factories.impl(overload, _arange, "PrivateUse1")
+    for overload in ("eye", "eye.m"):
+        factories.impl(overload, _eye, "PrivateUse1")
     _kept.extend([library, factories])
     torch.__future__.set_swap_module_params_on_conversion(True)  # optimizers then keep their parameters
     for name in ("tensor", "as_tensor", "asarray"):

@@ -131,8 +131,11 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         state: Any = None,
         episode_start: np.ndarray | None = None,
     ) -> tuple[Tensor, Any]:
-        """Return the logits (E, A) of Discrete actions and the state; see `RecurrentPolicy.action_logits`."""
-        return self.policy.action_logits(observation, state, episode_start)
+        """Return the logits (E, A) of Discrete actions and the state; see `RecurrentPolicy.action_logits`.
+
+        Tensors of any device are accepted as observations.
+        """
+        return self.policy.action_logits(map_obs(as_array, observation), state, episode_start)
 
     def observe_action(self, state: Any, actions: Tensor) -> Any:
         """Return the state after a step in which actions (E, ...), counted from 0, were taken."""

@@ -62,7 +62,7 @@ class RolloutCallback(BaseCallback):
 def last_segments(policy: GTrXLPolicy, buffer: SegmentBuffer, environments: int) -> Segments:
     """Return the last segments of the first ``environments`` environments of a rollout."""
     per_environment = buffer.n_steps // buffer.segment_length
-    first = torch.arange(min(environments, buffer.n_envs), device=buffer.hidden.device)
+    first = torch.arange(min(environments, buffer.n_envs))
     batch = buffer.segments((first + 1) * per_environment - 1, buffer.advantages)
     with torch.no_grad():
         tokens = policy.tokens(batch.obs, batch.previous).unflatten(0, tuple(batch.index.shape))

@@ -245,7 +245,7 @@ class SegmentBuffer:
         return torch.randperm(self._n_segments * processes, generator=generator).split(segments)
 
     def segments(self, chosen: Tensor, advantages: Tensor) -> SegmentBatch:
-        """Return the segments with numbers ``chosen`` (B,), counted environment by environment."""
+        """Return the segments with numbers ``chosen`` (B,), on the CPU, which are counted by environment."""
         places = SegmentPlaces.of(chosen, self._per_environment, self.hidden.device)
         rows = partial(self._rows, places=places)
         state = self._state(lambda x: x.before_segments(places, self.segment_length))

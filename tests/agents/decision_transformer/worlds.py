@@ -124,7 +124,7 @@ def make_loud(agent: DecisionTransformer, scale: float = 0.3) -> DecisionTransfo
     with torch.no_grad():
         for name, parameter in agent.policy.named_parameters():
             if not name.startswith("features"):
-                parameter += scale * torch.randn(parameter.shape, generator=generator)
+                parameter += scale * torch.randn(parameter.shape, generator=generator).to(parameter.device)
     return agent
 
 
