@@ -33,7 +33,7 @@ def install() -> None:
         torch.backends.cudnn.allow_tf32 = False
 
 
-def is_there(x: Tensor) -> bool:
+def is_on_device(x: Tensor) -> bool:
     """Return whether a tensor is on the device."""
     return isinstance(x, virtual_device.VirtualTensor) if IS_SIMULATED else x.device.type == NAME
 

@@ -17,7 +17,7 @@ from rlxf import BehaviorCloning, DecisionTransformer, GTrXLPPO, ReturnCondition
 from rlxf.agents.decision_transformer import ElasticHistory, HighestValueReturn, MaxReturn, SampledReturn
 from rlxf.agents.gtrxl.environments import rollout_envs
 from rlxf.agents.offline.objectives import MaximumEntropy, QRegularized
-from rlxf.attention import CALM, KNN, RMT, Compressive, Full, GatedDeltaNet, Window, XLRelative
+from rlxf.attention import CALM, KNN, RMT, Compressive, Full, GatedDeltaNet, Longformer, Window, XLRelative
 from rlxf.training import NumericalError
 from tests.agents.decision_transformer.worlds import TINY, some_trajectories
 from tests.agents.gtrxl.worlds import (
@@ -42,6 +42,8 @@ GTRXL: dict[str, dict[str, Any]] = {
     "KNN": {"core": replace(small_core(), memory=KNN(4, 8, 2), pattern=Window(5))},
     "RMT": {"core": replace(small_core(), memory=RMT(4, 2), pattern=Full())},
     "GatedDeltaNet": {"core": recurrent_core(recurrence=GatedDeltaNet())},
+    "Longformer": {"core": replace(small_core(), pattern=Longformer(4, farthest=8))},
+    "use_sde": {"actions": "Box", "use_sde": True, "clip_range_vf": 0.2},
     "Box actions": {"actions": "Box", "reconstruction_coef": 0.1},
     "target_kl": {"target_kl": 0.1},
     "images": {"policy": "CnnGTrXLPolicy"},
@@ -132,7 +134,7 @@ def check_weights(own: Any, expected: Any) -> None:
     """Assert that all weights are on the device and equal those of an agent trained on the CPU."""
     pairs = zip(own.policy.state_dict().items(), expected.policy.state_dict().values(), strict=True)
     for (name, one), other in pairs:
-        assert accelerator.is_there(one), f"{name} is on {one.device}"
+        assert accelerator.is_on_device(one), f"{name} is on {one.device}"
         torch.testing.assert_close(one.cpu(), other, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 

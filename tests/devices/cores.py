@@ -34,7 +34,7 @@ def segment_on_device(run: Segment) -> Segment:
 
 def assert_equal_to_cpu(actual: Tensor, expected: Tensor) -> None:
     """Assert that a tensor is on the device and equals that of the CPU, apart from rounding."""
-    assert accelerator.is_there(actual), f"a tensor of shape {tuple(actual.shape)} is on {actual.device}"
+    assert accelerator.is_on_device(actual), f"a tensor of shape {tuple(actual.shape)} is on {actual.device}"
     if expected.is_floating_point():
         assert_close_for_dtype(actual.detach().cpu(), expected.detach())
     else:

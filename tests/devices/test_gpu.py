@@ -1,4 +1,4 @@
-"""Tests that need a CUDA GPU: ``RLXF_TEST_DEVICE=cuda scripts/test.sh tests/devices``."""
+"""Tests that need a CUDA GPU: ``RLXF_TEST_DEVICE=cuda python -m pytest tests/devices``."""
 
 import numpy as np
 import pytest

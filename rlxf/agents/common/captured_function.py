@@ -1,7 +1,9 @@
 """Functions of tensors on a GPU, captured as CUDA graphs."""
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import getitem
 from typing import TypeVar
 
 import torch
@@ -11,9 +13,9 @@ from rlxf.agents.common.compiled_function import CompilationError, trace
 
 GRAPH_DEVICES = ("cuda",)
 """Types of devices whose kernels can be captured."""
-Results = TypeVar("Results", bound=Sequence[Tensor | None])
 WARM_UP = 3
 """Runs before the capture, in which libraries choose their kernels and allocate their workspaces."""
+Results = TypeVar("Results", bound=Sequence[Tensor | None])
 
 
 class CapturedFunction:
@@ -36,32 +38,48 @@ class CapturedFunction:
     """
 
     def __init__(self, module: nn.Module, examples: Sequence[Tensor]):
+        self._state = ModuleTensors(module)
         self._module = module
         self._capture(examples)
 
     @torch.no_grad()
     def __call__(self, *arguments: Tensor) -> list[Tensor]:
         """Return the results of the function for tensors with the shapes of the examples."""
-        if self._addresses != self._present_addresses():
+        if self._addresses != self._state.addresses():
             self._capture(arguments)
-        copy_together(self._arguments, arguments)
+        foreach_copy(self._arguments, arguments)
         self._replay()
-        copy_together([arguments[n] for n in self._changed], [self._arguments[n] for n in self._changed])
+        foreach_copy([arguments[n] for n in self._changed], [self._arguments[n] for n in self._changed])
         return [x.clone() for x in self._results]
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def _capture(self, examples: Sequence[Tensor]) -> None:
         """Trace the function, which decides its branches, and capture it with copies of the arguments."""
-        self._addresses = self._present_addresses()
+        self._addresses = self._state.addresses()
         self._arguments = [x.clone() for x in examples]
-        program: Callable[..., Sequence[Tensor]] = trace(self._module, self._arguments).module()
+        self._program: Callable[..., Sequence[Tensor]] = trace(self._module, self._arguments).module()
         versions = [x._version for x in self._arguments]
-        self._replay, self._results = capture(lambda: program(*self._arguments))
+        device = self._arguments[0].device
+        self._replay, self._results = capture(lambda: self._program(*self._arguments), device)
         self._changed = [n for n, x in enumerate(self._arguments) if x._version != versions[n]]
 
-    def _present_addresses(self) -> list[int]:
-        return [x.data_ptr() for x in chain(self._module.parameters(), self._module.buffers())]
+
+class ModuleTensors:
+    """Parameters and buffers of a module, to detect that some were replaced.
+
+    Args:
+        module: the module; its submodules must stay the same.
+    """
+
+    def __init__(self, module: nn.Module):
+        tables = [table for part in module.modules() for table in (part._parameters, part._buffers)]
+        named = [(table, key) for table in tables for key, x in table.items() if x is not None]
+        self._tables, self._keys = [table for table, _ in named], [key for _, key in named]
+
+    def addresses(self) -> list[int]:
+        """Return the present addresses of the tensors."""
+        return list(map(Tensor.data_ptr, map(getitem, self._tables, self._keys)))  # type: ignore[arg-type]
 
 
 def supports_graphs(device: torch.device) -> bool:
@@ -69,18 +87,21 @@ def supports_graphs(device: torch.device) -> bool:
     return device.type in GRAPH_DEVICES
 
 
-def copy_together(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+def foreach_copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy tensors to others with the same shapes and dtypes, those of each dtype by one call."""
     for dtype in {x.dtype for x in targets}:
         chosen = [n for n, x in enumerate(targets) if x.dtype is dtype]
         torch._foreach_copy_([targets[n] for n in chosen], [sources[n] for n in chosen])
 
 
-def capture(run: Callable[[], Results]) -> tuple[Callable[[], None], Results]:
+def capture(run: Callable[[], Results], device: torch.device) -> tuple[Callable[[], None], Results]:
     """Capture the kernels of a function as a CUDA graph.
+
+    The function is also run before, with random numbers that are drawn again later.
 
     Args:
         run: the function.
+        device: its device.
 
     Returns:
         A function that launches the kernels again, and the results, which each launch overwrites.
@@ -88,16 +109,41 @@ def capture(run: Callable[[], Results]) -> tuple[Callable[[], None], Results]:
     Raises:
         CompilationError: if an operation cannot be captured; the message is the reason.
     """
-    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    try:
+    with torch.cuda.device(device), _capture_errors():
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), torch.random.fork_rng([torch.cuda.current_device()]):
+            for _ in range(WARM_UP - 1):
+                run()
+            with _waits_are_errors():
+                run()
+        torch.cuda.current_stream().wait_stream(side)
         with torch.cuda.graph(graph):
             results = run()
-    except RuntimeError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise CompilationError(f"an operation cannot be captured as a CUDA graph: {reason}") from error
     return graph.replay, results
+
+
+@contextmanager
+def _capture_errors() -> Iterator[None]:
+    """Raise CompilationError for errors of torch, and return to the stream before a failed capture."""
+    stream = torch.cuda.current_stream()
+    try:
+        yield
+    except RuntimeError as error:
+        torch.cuda.set_stream(stream)
+        cause = error.__context__ or error  # the end of a failed capture raises another error
+        reason = str(cause).strip().partition("\n")[0]
+        raise CompilationError(f"an operation cannot be captured as a CUDA graph: {reason}") from error
+
+
+@contextmanager
+def _waits_are_errors() -> Iterator[None]:
+    """Raise RuntimeError for operations that wait for the GPU, in place of a failed capture."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

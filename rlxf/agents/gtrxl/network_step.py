@@ -87,7 +87,7 @@ class CompiledStep:
                 self._is_usable = False
                 warn_user(
                     f"the acting step is not compiled, because {error}; torch runs its operations one by "
-                    f"one, with the same results"
+                    f"one, with results that are equal up to rounding"
                 )
         return self._steps.get(layout)
 
@@ -107,9 +107,9 @@ class _CompiledFor:
         self._groups = _group(function.names)
         self._slots = torch.arange(cache.index.shape[1], device=policy.device)
         self._replaced = function.replaced
-        kind = CapturedFunction if supports_graphs(policy.device) else CompiledFunction
+        function_class = CapturedFunction if supports_graphs(policy.device) else CompiledFunction
         try:
-            self._run = kind(function, self._arguments(obs, action, index, cache.copy()))
+            self._run = function_class(function, self._arguments(obs, action, index, cache.copy()))
         except CompilationError:
             _check_extractor(policy, obs)
             raise

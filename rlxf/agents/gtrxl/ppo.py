@@ -116,9 +116,10 @@ class GTrXLPPO(TrainingLoop):
             float32. PPO's ratio is then not exactly 1 in the first minibatch of an update.
         compile: compile the acting step of the network, for rollouts and ``predict``. On a CPU, this needs a
             C++ compiler, and 10 to 60 seconds for each number of environments that act at once. On a GPU, the
-            step is captured as a CUDA graph, and so are the losses and gradients of updates. Actions are
-            equal up to rounding. If a part cannot be compiled, a warning names the reason, and the agent
-            computes it as without this argument. The argument is not saved with the agent; `load` accepts it.
+            step is captured as a CUDA graph, and so are losses and gradients, except for updates with micro-
+            batches, of several processes, or of minibatches with filler rows. Results are equal up to
+            rounding. If a part cannot be compiled, a warning names the reason, and the agent computes it as
+            without this argument. The argument is not saved with the agent; `load` accepts it.
         n_envs: number of environments to create if ``env`` is an id; under torchrun, of all processes.
         core: specification of the transformer; None for `gtrxl`. It is rejected if acting step by step would
             differ from training on segments.

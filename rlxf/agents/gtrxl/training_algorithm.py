@@ -16,7 +16,7 @@ from rlxf.agents.common.accumulation import Losses, accumulate_gradients
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.common.numerics import check_parameters, clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.common.retrieval import check_teacher_without_datastore
-from rlxf.agents.gtrxl.captured_losses import CapturedLosses
+from rlxf.agents.gtrxl.captured_losses import CapturedLosses, GradientSetter
 from rlxf.agents.gtrxl.heads import divergence
 from rlxf.agents.gtrxl.losses import PPOLoss, segment_outputs, total_loss
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -49,7 +49,8 @@ class PolicyUpdate:
     coefficients: Mapping[str, float] = field(default_factory=dict)
     accumulation_steps: int = 1
     ranks: ProcessGroup = field(default_factory=process_group)
-    captured: Callable[[GTrXLPolicy, Any, Any], Losses | None] | None = None
+    captured: CapturedLosses | None = None
+    _set_gradients: GradientSetter | None = field(default=None, init=False)
     _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     def epoch(self, minibatches: Iterable[Any]) -> bool:
@@ -76,21 +77,19 @@ class PolicyUpdate:
         return means | dict(self.coefficients)
 
     def _losses(self, batch: Any) -> Losses:
-        """Return the losses of a minibatch, with the gradients of all its micro-batches but the last.
-
-        Captured losses have no gradient: those of the parameters are complete.
-        """
+        """Return the losses of a minibatch, with the gradients of all its micro-batches but the last."""
         objective = partial(self.objective, self.policy)
         if self.accumulation_steps == 1:
-            return self._captured_losses(batch) or objective(batch)
+            losses, self._set_gradients = self._captured_losses(batch) or (objective(batch), None)
+            return losses
         self._clear_gradients()
         micro_batches = batch.split(self.accumulation_steps)
         return accumulate_gradients(objective, micro_batches, lambda part: part.weight.sum(), self.ranks)
 
-    def _captured_losses(self, batch: Any) -> Losses | None:
+    def _captured_losses(self, batch: Any) -> tuple[Losses, GradientSetter] | None:
         if self.captured is None or self.ranks.world_size > 1:
             return None
-        return self.captured(self.policy, self.objective, batch)
+        return self.captured(self.policy, self.objective, batch)  # type: ignore[arg-type]  # PPO's loss
 
     def _clear_gradients(self) -> None:
         self.policy.optimizer.zero_grad()
@@ -101,8 +100,10 @@ class PolicyUpdate:
             self._clear_gradients()
 
     def _step(self, parts: Losses) -> None:
-        if parts["loss"].requires_grad:
+        if self._set_gradients is None:
             self._backward(parts["loss"])
+        else:
+            self._set_gradients()
         self.ranks.all_reduce_gradients(self.policy.parameters())
         norm = clip_grad_norm_checked(parts, self.policy, self.policy.parameters(), self.max_grad_norm)
         self._record({"grad_norm": norm})
@@ -174,7 +175,7 @@ class PPOTraining(TrainingAlgorithm):
     Args:
         policy: the policy to train.
         order: generator of the order of minibatches.
-        captures: whether updates are captured as CUDA graphs, see `CapturedLosses`.
+        captures: True to capture updates as CUDA graphs, see `CapturedLosses`.
     """
 
     resumable = True

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rlxf.agents.common import captured_function
-from rlxf.agents.common.captured_function import CapturedFunction, copy_together
+from rlxf.agents.common.captured_function import CapturedFunction, foreach_copy
 from rlxf.agents.gtrxl import network_step
 from rlxf.agents.gtrxl.network_step import CompiledStep
 from tests.agents.gtrxl.test_network_step import CORES, actions, agent_of, largest_difference
@@ -37,7 +37,7 @@ def capture_on_cpu(run):
 def captures(monkeypatch):
     """Capture on the CPU; return a list with an entry for each capture."""
     made = []
-    monkeypatch.setattr(captured_function, "capture", lambda run: made.append(run) or capture_on_cpu(run))
+    monkeypatch.setattr(captured_function, "capture", lambda run, _: made.append(run) or capture_on_cpu(run))
     monkeypatch.setattr(network_step, "CompiledFunction", CapturedFunction)
     return made
 
@@ -103,9 +103,9 @@ def test_copies_of_several_dtypes():
         torch.zeros(1, dtype=torch.bool),
     ]
     sources = [torch.ones(2), torch.tensor([7]), torch.full((3,), 2.0), torch.tensor([True])]
-    copy_together(targets, sources)
+    foreach_copy(targets, sources)
     torch.testing.assert_close(targets, sources)
-    copy_together([], [])
+    foreach_copy([], [])
 
 
 @pytest.mark.first_cases(2)

@@ -19,7 +19,7 @@ from tests.agents.gtrxl.worlds import MIXED, scripts, shifted, small_agent, smal
 def captures(monkeypatch):
     """Capture on the CPU; return a list with an entry for each capture."""
     made = []
-    monkeypatch.setattr(captured_losses, "capture", lambda run: made.append(run) or capture_on_cpu(run))
+    monkeypatch.setattr(captured_losses, "capture", lambda run, _: made.append(run) or capture_on_cpu(run))
     return made
 
 
@@ -65,6 +65,30 @@ def test_replaced_parameters_are_captured_again(captures):
     assert len(captures) == 2
 
 
+def test_frozen_parameters_are_captured_again(captures):
+    pair = agents()
+    for agent in pair:
+        learn(agent, 48)
+        agent.policy.token.weight.requires_grad_(False)
+        agent.policy.token.weight.grad = None
+        learn(agent, 48)
+    assert pair[0].policy.token.weight.grad is None
+    assert_equal_weights(*pair)
+    assert len(captures) == 2
+
+
+def test_buffers_are_updated_once_for_each_minibatch(captures):
+    def count(module, *_):
+        module.calls += module.training
+
+    pair = agents()
+    for agent in pair:
+        agent.policy.token.register_buffer("calls", torch.zeros(1))
+        agent.policy.token.register_forward_hook(count)
+        learn(agent, 48)
+    assert pair[0].policy.token.calls == pair[1].policy.token.calls > 0
+
+
 def test_minibatches_of_two_sizes(captures):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -89,6 +113,8 @@ def test_a_target_of_the_kl_divergence_stops_captured_updates(captures):
         learn(agent, 96)
     assert_equal_weights(*pair)
     assert captures
+    for x, y in zip(*(agent.policy.parameters() for agent in pair), strict=True):
+        torch.testing.assert_close(x.grad, y.grad)  # those of the last step, not of the stopped minibatch
 
 
 def test_a_kernel_with_statistics_is_named_once(captures):
@@ -102,7 +128,7 @@ def test_a_kernel_with_statistics_is_named_once(captures):
 
 
 def test_an_operation_that_cannot_be_captured_is_named(monkeypatch):
-    def fail(run):
+    def fail(run, device):
         raise captured_function.CompilationError("an operation cannot be captured as a CUDA graph: reason")
 
     monkeypatch.setattr(captured_losses, "capture", fail)
@@ -130,9 +156,9 @@ def test_empty_slots_among_the_steps_are_irregular():
     *_, callback = agent._setup_learn(100)
     agent.collect_rollouts(agent.env, callback, agent.rollout_buffer, agent.n_steps)
     batch = agent.rollout_buffer.segments(torch.arange(3), agent.rollout_buffer.advantages)
-    assert captured_losses.is_regular(batch)
+    assert captured_losses.has_consecutive_steps(batch)
     batch.index.episode[1, 2] = -1
-    assert not captured_losses.is_regular(batch)
+    assert not captured_losses.has_consecutive_steps(batch)
 
 
 def test_only_an_agent_on_a_gpu_captures(monkeypatch):
