@@ -29,7 +29,6 @@ from rlxf.attention import (
 )
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.patterns.base import Pattern
 
 LAYERS = 2
 SPARSE_BY = 4096
@@ -120,20 +119,15 @@ class SublayersWithKeptMasks(Sublayers):
         return self.kept[length]
 
 
-def with_pattern(pattern: Pattern) -> nn.Module:
-    """Return the attention of a causal transformer with a pattern."""
-    return Sublayers(pattern=pattern)
-
-
 SUBJECTS: dict[str, Subject] = {
     "every pair": Subject(lambda length: DenseAttention()),
-    "Window": Subject(lambda length: with_pattern(Window(129)), 1.15),
-    "Dilated": Subject(lambda length: with_pattern(Dilated(129, 4)), 1.15),
-    "Local1D": Subject(lambda length: with_pattern(Local1D(64, 64)), 1.15),
-    "Longformer": Subject(lambda length: with_pattern(Longformer(AROUND)), 1.15),
-    "ETC": Subject(lambda length: with_pattern(ETC(128)), 1.15),
-    "BigBird": Subject(lambda length: with_pattern(BigBird(32)), 1.15),
-    "Blockwise": Subject(lambda length: with_pattern(Blockwise(64)), 1.15),
+    "Window": Subject(lambda length: Sublayers(pattern=Window(129)), 1.15),
+    "Dilated": Subject(lambda length: Sublayers(pattern=Dilated(129, 4)), 1.15),
+    "Local1D": Subject(lambda length: Sublayers(pattern=Local1D(64, 64)), 1.15),
+    "Longformer": Subject(lambda length: Sublayers(pattern=Longformer(AROUND)), 1.15),
+    "ETC": Subject(lambda length: Sublayers(pattern=ETC(128)), 1.15),
+    "BigBird": Subject(lambda length: Sublayers(pattern=BigBird(32)), 1.15),
+    "Blockwise": Subject(lambda length: Sublayers(pattern=Blockwise(64)), 1.15),
     "Longformer, both ways": Subject(
         lambda length: Sublayers(pattern=Longformer(AROUND), causal=False), 1.15
     ),
@@ -157,8 +151,8 @@ SUBJECTS: dict[str, Subject] = {
     "Performer, both ways": Subject(lambda length: Sublayers(kernel=Performer(), causal=False), 1.15),
     "RFA": Subject(lambda length: Sublayers(kernel=RFA()), 1.15),
     "RFA that forgets": Subject(lambda length: Sublayers(kernel=RFA(gate=True)), 1.15),
-    "Strided": Subject(lambda length: with_pattern(Strided(root(length))), 1.65, layers=LAYERS),
-    "FixedColumns": Subject(lambda length: with_pattern(FixedColumns(root(length), 4)), 1.65),
+    "Strided": Subject(lambda length: Sublayers(pattern=Strided(root(length))), 1.65, layers=LAYERS),
+    "FixedColumns": Subject(lambda length: Sublayers(pattern=FixedColumns(root(length), 4)), 1.65),
 }
 """Subjects by name."""
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from stable_baselines3.common.callbacks import BaseCallback
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -15,6 +15,7 @@ from benchmarks.machine import is_cuda, machine, now
 from benchmarks.ours import gtrxl_ppo
 from benchmarks.shapes import SMALL, Shape, cleanrl_shape
 from benchmarks.speed import LIGHT, TMAZE
+from benchmarks.throughput import IterationClock
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.tmaze_tensor import TMazeTensor
@@ -23,24 +24,15 @@ CORRIDOR = 10
 """Corridor length of the T-Mazes of tensors."""
 
 
-class PhaseTimes(BaseCallback):
-    """Callback that records the elapsed seconds of each rollout and of each update, after one of each."""
+class PhaseTimes(IterationClock):
+    """Clock of the iterations that also records the end of each rollout, where an update starts."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._times: list[float] = []
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_start(self) -> None:
-        self._times.append(now(self.model.device))
-
-    _on_rollout_end = _on_training_end = _on_rollout_start
+    def _on_rollout_end(self) -> None:
+        self.times.append(now(self.model.device))
 
     def seconds(self) -> tuple[float, float]:
-        """Return the median seconds of a rollout and of an update."""
-        spans = [end - start for start, end in zip(self._times, self._times[1:], strict=False)]
+        """Return the median seconds of a rollout and of an update, after one of each for warm-up."""
+        spans = [end - start for start, end in pairwise(self.times)]
         return median(spans[2::2]), median(spans[3::2])
 
 

@@ -15,12 +15,9 @@ from tests.devices import virtual_device
 
 NAME = os.environ.get("RLXF_TEST_DEVICE", virtual_device.NAME)
 IS_SIMULATED = NAME == virtual_device.NAME
-RANDOM = {"bernoulli", "bernoulli_", "multinomial", "native_dropout", "normal", "normal_", "uniform_"} | {
-    "rand",
-    "rand_like",
-    "randint",
-    "randn",
-    "randn_like",
+RANDOM = {
+    *("bernoulli", "bernoulli_", "multinomial", "native_dropout", "normal", "normal_", "uniform_"),
+    *("rand", "rand_like", "randint", "randn", "randn_like"),
 }
 """Operations that draw random numbers on the device."""
 

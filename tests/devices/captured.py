@@ -1,18 +1,18 @@
 """Checks of captured updates, for a process that has an accelerator."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
 from rlxf import GTrXLPPO
 from rlxf.agents.common.compiled_function import CompilationError
 from rlxf.agents.gtrxl import captured_losses
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
+from tests.agents.captures import Run, repeated
 from tests.devices import accelerator
 from tests.devices.accelerator import NAME
 from tests.devices.agents import check_weights, gtrxl_agent
@@ -40,7 +40,7 @@ NOT_CAPTURED = {
 """Other cases, with a part of the reason."""
 
 
-def capture_without_traffic(run: Callable[[], Sequence[Tensor | None]], device: torch.device) -> Any:
+def capture_without_traffic(run: Run, device: torch.device) -> Any:
     """Simulate `capture`, which needs a run without waits and copies: repeat the run for each launch."""
     with traffic() as counts:
         results = run()
@@ -48,13 +48,7 @@ def capture_without_traffic(run: Callable[[], Sequence[Tensor | None]], device: 
         raise CompilationError(
             f"an operation cannot be captured as a CUDA graph: {counts.waits}, {counts.copies}"
         )
-
-    def replay() -> None:
-        for old, new in zip(results, run(), strict=True):
-            if old is not None and new is not None:
-                old.copy_(new)
-
-    return replay, results
+    return repeated(run, results), results
 
 
 @contextmanager

@@ -38,7 +38,6 @@ from tests.devices.workflows import (
     Numbers,
     Workflow,
     acting_step,
-    compare,
     inspected,
     keep_log,
     resumes,
@@ -46,11 +45,6 @@ from tests.devices.workflows import (
 )
 
 STEPS = 16
-
-
-def check(case: str) -> None:
-    """Compare the numbers of a workflow with those on the CPU."""
-    compare(WORKFLOWS[case])
 
 
 def agent(device: str, case: str = "default core", **settings: Any) -> GTrXLPPO:

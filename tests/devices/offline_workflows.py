@@ -37,7 +37,6 @@ from tests.devices.workflows import (
     Numbers,
     Workflow,
     acting_step,
-    compare,
     inspected,
     keep_log,
     resumes,
@@ -57,11 +56,6 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "CALM": {"core": EARLY},
     "ACT": {"core": replace(EARLY, depth=ACT())},
 }
-
-
-def check(case: str) -> None:
-    """Compare the numbers of a workflow with those on the CPU."""
-    compare(WORKFLOWS[case])
 
 
 def agent(device: str, data: Trajectories | None = None, kind: Any = DecisionTransformer, **own: Any) -> Any:

@@ -3,13 +3,14 @@
 import pytest
 
 from tests.devices import gtrxl_workflows, offline_workflows
+from tests.devices.workflows import check
 
 
 @pytest.mark.parametrize("case", gtrxl_workflows.WORKFLOWS)
 def test_gtrxl(case, on_device):
-    on_device(gtrxl_workflows.check, case)
+    on_device(check, gtrxl_workflows.__name__, case)
 
 
 @pytest.mark.parametrize("case", offline_workflows.WORKFLOWS)
 def test_offline(case, on_device):
-    on_device(offline_workflows.check, case)
+    on_device(check, offline_workflows.__name__, case)

@@ -4,6 +4,7 @@ A workflow is a function that does the same on any device, and returns numbers t
 """
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,8 +27,9 @@ Numbers = Any
 Workflow = Callable[[str], Numbers]
 
 
-def compare(workflow: Workflow) -> None:
-    """Compare the numbers of a workflow with those on the CPU."""
+def check(module: str, case: str) -> None:
+    """Compare the numbers of one of the ``WORKFLOWS`` of a module with those on the CPU."""
+    workflow: Workflow = import_module(module).WORKFLOWS[case]
     with accelerator.random_numbers_of_cpu():
         own, expected = (tree_map(as_tensor, workflow(device)) for device in (NAME, "cpu"))
     torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-4, equal_nan=True)

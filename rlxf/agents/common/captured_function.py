@@ -3,13 +3,12 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import getitem
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from rlxf.agents.common.compiled_function import CompilationError, trace
+from rlxf.agents.common.compiled_function import CompilationError, ModuleTensors, trace
 
 GRAPH_DEVICES = ("cuda",)
 """Types of devices whose kernels can be captured."""
@@ -63,23 +62,6 @@ class CapturedFunction:
         device = self._arguments[0].device
         self._replay, self._results = capture(lambda: self._program(*self._arguments), device)
         self._changed = [n for n, x in enumerate(self._arguments) if x._version != versions[n]]
-
-
-class ModuleTensors:
-    """Parameters and buffers of a module, to detect that some were replaced.
-
-    Args:
-        module: the module; its submodules must stay the same.
-    """
-
-    def __init__(self, module: nn.Module):
-        tables = [table for part in module.modules() for table in (part._parameters, part._buffers)]
-        named = [(table, key) for table in tables for key, x in table.items() if x is not None]
-        self._tables, self._keys = [table for table, _ in named], [key for _, key in named]
-
-    def addresses(self) -> list[int]:
-        """Return the present addresses of the tensors."""
-        return list(map(Tensor.data_ptr, map(getitem, self._tables, self._keys)))  # type: ignore[arg-type]
 
 
 def supports_graphs(device: torch.device) -> bool:

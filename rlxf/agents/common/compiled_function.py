@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from operator import getitem
 from pathlib import Path
@@ -49,32 +49,47 @@ class CompiledFunction:
         program = trace(module, examples)
         with TemporaryDirectory(prefix="rlxf-") as folder:
             self._model = _compile(program, Path(folder))
-        own = chain(
-            module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
-        )
-        self._names = sorted({name for name, _ in own} & set(self._model.get_constant_fqns()))
-        owners = [_owner(module, name) for name in self._names]
-        self._tables, self._keys = [table for table, _ in owners], [key for _, key in owners]
+        self._read = ModuleTensors(module, self._model.get_constant_fqns())
         self._load_constants()
 
     def __call__(self, *arguments: Tensor) -> list[Tensor]:
         """Return the results of the function for tensors with the shapes of the examples."""
-        if self._addresses != list(map(Tensor.data_ptr, self._parameters())):
+        if self._addresses != self._read.addresses():
             self._load_constants()
         results: list[Tensor] = self._model.loader.boxed_run(list(arguments))
         return results
 
     def _load_constants(self) -> None:
         """Let the function read the present parameters and buffers of the module."""
-        constants = [x.detach() for x in self._parameters()]
-        named = dict(zip(self._names, constants, strict=True))
-        self._model.load_constants(named, check_full_update=False, user_managed=True)
+        self._addresses = self._read.addresses()
+        constants = {name: x.detach() for name, x in zip(self._read.names, self._read.present(), strict=True)}
+        self._model.load_constants(constants, check_full_update=False, user_managed=True)
         self._constants = constants  # the function reads their memory
-        self._addresses = [x.data_ptr() for x in constants]
 
-    def _parameters(self) -> Iterator[Tensor]:
-        """Return the present parameters and buffers that the function reads."""
+
+class ModuleTensors:
+    """Parameters and buffers of a module, also after some were replaced, which their addresses tell.
+
+    Args:
+        module: the module; its submodules must stay the same.
+        among: names of which those of parameters and buffers count; None for all of them.
+    """
+
+    def __init__(self, module: nn.Module, among: Collection[str] | None = None):
+        named = chain(
+            module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+        )
+        self.names = sorted({name for name, _ in named if among is None or name in among})
+        owners = [_owner(module, name) for name in self.names]
+        self._tables, self._keys = [table for table, _ in owners], [key for _, key in owners]
+
+    def present(self) -> Iterator[Tensor]:
+        """Return the present tensors, in the order of `names`."""
         return map(getitem, self._tables, self._keys)
+
+    def addresses(self) -> list[int]:
+        """Return the present addresses."""
+        return list(map(Tensor.data_ptr, self.present()))
 
 
 def trace(module: nn.Module, examples: Sequence[Any]) -> torch.export.ExportedProgram:

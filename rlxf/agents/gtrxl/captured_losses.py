@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rlxf.agents.common.accumulation import Losses
-from rlxf.agents.common.captured_function import ModuleTensors, capture, foreach_copy
-from rlxf.agents.common.compiled_function import CompilationError
+from rlxf.agents.common.captured_function import capture, foreach_copy
+from rlxf.agents.common.compiled_function import CompilationError, ModuleTensors
 from rlxf.agents.gtrxl.losses import PPOLoss
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch

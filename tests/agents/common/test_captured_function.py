@@ -8,6 +8,7 @@ from rlxf.agents.common import captured_function
 from rlxf.agents.common.captured_function import CapturedFunction, foreach_copy
 from rlxf.agents.gtrxl import network_step
 from rlxf.agents.gtrxl.network_step import CompiledStep
+from tests.agents.captures import capture_on_cpu
 from tests.agents.gtrxl.test_network_step import CORES, actions, agent_of, largest_difference
 from tests.agents.gtrxl.worlds import OBSERVATIONS
 
@@ -25,19 +26,13 @@ class Accumulator(nn.Module):
         return self.layer(x + total), -total
 
 
-def capture_on_cpu(run):
-    """Return a function that runs ``run`` again and overwrites its results, as a CUDA graph does."""
-    for _ in range(captured_function.WARM_UP):
-        run()
-    results = run()
-    return lambda: [old.copy_(new) for old, new in zip(results, run(), strict=True)], results
-
-
 @pytest.fixture
 def captures(monkeypatch):
     """Capture on the CPU; return a list with an entry for each capture."""
     made = []
-    monkeypatch.setattr(captured_function, "capture", lambda run, _: made.append(run) or capture_on_cpu(run))
+    monkeypatch.setattr(
+        captured_function, "capture", lambda *given: made.append(given) or capture_on_cpu(*given)
+    )
     monkeypatch.setattr(network_step, "CompiledFunction", CapturedFunction)
     return made
 

@@ -11,7 +11,7 @@ from rlxf.agents.gtrxl import captured_losses
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.attention import Routing
 from rlxf.training import NumericalError, linear
-from tests.agents.common.test_captured_function import capture_on_cpu
+from tests.agents.captures import capture_on_cpu
 from tests.agents.gtrxl.worlds import MIXED, scripts, shifted, small_agent, small_core
 
 
@@ -19,7 +19,9 @@ from tests.agents.gtrxl.worlds import MIXED, scripts, shifted, small_agent, smal
 def captures(monkeypatch):
     """Capture on the CPU; return a list with an entry for each capture."""
     made = []
-    monkeypatch.setattr(captured_losses, "capture", lambda run, _: made.append(run) or capture_on_cpu(run))
+    monkeypatch.setattr(
+        captured_losses, "capture", lambda *given: made.append(given) or capture_on_cpu(*given)
+    )
     return made
 
 
@@ -36,6 +38,12 @@ def learn(agent, steps):
     return agent.learn(steps, reset_num_timesteps=False)
 
 
+def learn_both(pair, steps):
+    """Train two agents with the same random numbers, one after the other."""
+    for agent in pair:
+        learn(agent, steps)
+
+
 def assert_equal_weights(one, other):
     for x, y in zip(one.policy.state_dict().values(), other.policy.state_dict().values(), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
@@ -48,30 +56,29 @@ def test_coefficients_that_change_are_not_captured(captures):
         "clip_range_vf": linear(0.3, 0.1),
     }
     pair = agents(**schedules, learning_rate=1e-3, n_epochs=3)
-    for agent in pair:
-        learn(agent, 6 * 48)
+    learn_both(pair, 6 * 48)
     assert_equal_weights(*pair)
     assert len(captures) == 1
 
 
 def test_replaced_parameters_are_captured_again(captures):
     pair = agents()
+    learn_both(pair, 48)
     for agent in pair:
-        learn(agent, 48)
         weight = agent.policy.value_net.weight
         agent.policy.value_net.weight = torch.nn.Parameter(weight.detach().clone())
-        learn(agent, 48)
+    learn_both(pair, 48)
     assert_equal_weights(*pair)
     assert len(captures) == 2
 
 
 def test_frozen_parameters_are_captured_again(captures):
     pair = agents()
+    learn_both(pair, 48)
     for agent in pair:
-        learn(agent, 48)
         agent.policy.token.weight.requires_grad_(False)
         agent.policy.token.weight.grad = None
-        learn(agent, 48)
+    learn_both(pair, 48)
     assert pair[0].policy.token.weight.grad is None
     assert_equal_weights(*pair)
     assert len(captures) == 2
@@ -93,24 +100,21 @@ def test_minibatches_of_two_sizes(captures):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pair = agents(batch_size=20)
-    for agent in pair:
-        learn(agent, 96)
+    learn_both(pair, 96)
     assert_equal_weights(*pair)
     assert len(captures) == 2
 
 
 def test_micro_batches_are_not_captured(captures):
     pair = agents(gradient_accumulation_steps=2)
-    for agent in pair:
-        learn(agent, 48)
+    learn_both(pair, 48)
     assert_equal_weights(*pair)
     assert not captures
 
 
 def test_a_target_of_the_kl_divergence_stops_captured_updates(captures):
     pair = agents(target_kl=1e-9, n_epochs=4)
-    for agent in pair:
-        learn(agent, 96)
+    learn_both(pair, 96)
     assert_equal_weights(*pair)
     assert captures
     for x, y in zip(*(agent.policy.parameters() for agent in pair), strict=True):
