@@ -292,6 +292,8 @@ class MaskedPretraining(TrajectoryAlgorithm):
             it cannot be divided.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
             `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses and validation stay float32.
+        cuda_graphs: on a GPU, capture losses and gradients as a CUDA graph. Results are equal up to rounding.
+            If they cannot be captured, a warning names the reason.
         download: True to download a dataset that is not on this machine.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
@@ -334,6 +336,7 @@ class MaskedPretraining(TrajectoryAlgorithm):
         sampling: Sampling | None = None,
         gradient_accumulation_steps: int = 1,
         precision: Precision = "float32",
+        cuda_graphs: bool = True,
         download: bool = False,
         tensorboard_log: str | None = None,
         verbose: int = 0,

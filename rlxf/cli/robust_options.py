@@ -1,4 +1,4 @@
-"""Options of training on datasets: averaged weights, held-out episodes, sampling, memory and precision."""
+"""Options of training on datasets: averaged weights, held-out episodes, sampling, memory, precision, GPUs."""
 
 from typing import Any
 
@@ -26,6 +26,8 @@ class RobustOptions:
     """Number of micro-batches into which each batch is divided to save memory. The update stays the same
     apart from rounding, without dropout and sampled entropies."""
     precision: PrecisionOption = "float32"
+    cuda_graphs: bool = True
+    """Capture losses and gradients of updates as CUDA graphs on a GPU."""
 
     def robust_arguments(self) -> dict[str, Any]:
         """Return those of these options that differ from the arguments of the agent.

@@ -30,7 +30,16 @@ from rlxf.utils.warnings import warn_user
 
 NOT_SAVED = ("run", "config", "tuned", "trust", "progress_bar", "quiet", "download")
 """Options of a command that do not affect the results of its run."""
-ADDED_OPTIONS = ("track", "compile", "videos", "attention_maps", "stop_return", "curriculum", *ADDED_SETTINGS)
+ADDED_OPTIONS = (
+    "track",
+    "compile",
+    "cuda_graphs",
+    "videos",
+    "attention_maps",
+    "stop_return",
+    "curriculum",
+    *ADDED_SETTINGS,
+)
 """Options that earlier versions did not have: a ``config.json`` without them means their defaults."""
 OLDER_VALUES = {"predicted_tokens": list(KINDS)}
 """Values of options that a ``config.json`` of an earlier version lacks, if they differ from the defaults."""

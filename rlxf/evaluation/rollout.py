@@ -66,7 +66,7 @@ class ActiveEnvPolicy:
     Episodes differ in length, so few environments are active at the end of an evaluation. Inactive
     environments repeat their last action without a prediction. This needs an agent without state, or a state
     with ``rows(mask)``, which selects environments. For other agents, all E environments stay active, and for
-    agents with ``compile=True``, whose step would be compiled again for each number of environments.
+    agents with a compiled or captured step, which would be compiled again for each number of environments.
 
     Args:
         agent: object with SB3's ``predict``.
@@ -76,7 +76,7 @@ class ActiveEnvPolicy:
 
     def __init__(self, agent: PolicyPredictor, n_envs: int, deterministic: bool):
         self._agent, self._deterministic = agent, deterministic
-        self._is_compiled = getattr(agent, "compile", None) is True  # modules have a method of this name
+        self._is_compiled = bool(getattr(agent, "has_compiled_step", False))
         self._rows = np.arange(n_envs)
         self._state: Any = None
         self._actions: NDArray[Any] | None = None

@@ -13,9 +13,11 @@ Run = Callable[[], Sequence[Tensor | None]]
 
 def capture_on_cpu(run: Run, device: torch.device) -> Any:
     """Return a function that runs ``run`` again and overwrites its results, and the results, as `capture`."""
-    for _ in range(WARM_UP):
-        run()
-    return repeated(run, results := run()), results
+    with torch.random.fork_rng([]):
+        for _ in range(WARM_UP):
+            run()
+        results = run()
+    return repeated(run, results), results
 
 
 def repeated(run: Run, results: Sequence[Tensor | None]) -> Callable[[], None]:

@@ -9,15 +9,34 @@ from unittest.mock import patch
 import torch
 
 from rlxf import GTrXLPPO
+from rlxf.agents.common import captured_losses
 from rlxf.agents.common.compiled_function import CompilationError
-from rlxf.agents.gtrxl import captured_losses
+from rlxf.agents.gtrxl import captured_losses as ppo
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
+from rlxf.agents.offline import algorithm
 from tests.agents.captures import Run, repeated
 from tests.devices import accelerator
 from tests.devices.accelerator import NAME
-from tests.devices.agents import check_weights, gtrxl_agent
+from tests.devices.agents import check_weights, gtrxl_agent, offline_agent
 from tests.devices.virtual_device import traffic
 
+CAPTURED_OFFLINE = (
+    "target return",
+    "MaxReturn",
+    "ElasticHistory",
+    "HighestValueReturn",
+    "SampledReturn",
+    "QRegularized",
+    "MaximumEntropy",
+    "auxiliary losses",
+    "discrete actions",
+    "weight averaging",
+    "BehaviorCloning",
+    "ReturnConditionedMLP",
+)
+"""Cases of `OFFLINE` whose updates can be captured."""
+NOT_CAPTURED_OFFLINE = ("XLRelative", "context episode")
+"""Other cases, which read values of tensors."""
 CAPTURED = (
     "default core",
     "GatedDeltaNet",
@@ -42,7 +61,7 @@ NOT_CAPTURED = {
 
 def capture_without_traffic(run: Run, device: torch.device) -> Any:
     """Simulate `capture`, which needs a run without waits and copies: repeat the run for each launch."""
-    with traffic() as counts:
+    with traffic() as counts, torch.random.fork_rng([]):
         results = run()
     if counts.waits or counts.copies:
         raise CompilationError(
@@ -81,6 +100,30 @@ def check_captured(case: str) -> None:
     assert len(made) == 1
 
 
+def learn_offline(case: str) -> Any:
+    """Return an offline agent on the device that was trained for 4 updates, which are captured."""
+    with patch.object(algorithm, "supports_graphs", lambda device: True):
+        return offline_agent(case, NAME).learn(4)
+
+
+def check_captured_offline(case: str) -> None:
+    """Compare an offline agent with captured updates with one on the CPU."""
+    with captures() as made, accelerator.random_numbers_of_cpu(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "updates are not captured")
+        own = learn_offline(case)
+    check_weights(own, offline_agent(case, "cpu").learn(4))
+    assert len(made) == 1
+
+
+def offline_reason(case: str) -> str:
+    """Return the warning of an offline agent that cannot be captured, which equals one on the CPU."""
+    with captures(), accelerator.random_numbers_of_cpu(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        own = learn_offline(case)
+    check_weights(own, offline_agent(case, "cpu").learn(4))
+    return next(str(each.message) for each in caught if "not captured" in str(each.message))
+
+
 def check_new_parameters() -> None:
     """Assert that losses are captured again after parameters were replaced."""
     with captures() as made:
@@ -93,13 +136,13 @@ def check_new_parameters() -> None:
 def check_irregular_batches() -> None:
     """Compare an agent with filler rows, for which not all minibatches are regular, with the CPU."""
     regular: list[bool] = []
-    real = captured_losses.has_consecutive_steps
+    real = ppo.has_consecutive_steps
 
     def has_consecutive_steps(batch: Any) -> bool:
         regular.append(real(batch))
         return regular[-1]
 
-    record = patch.object(captured_losses, "has_consecutive_steps", has_consecutive_steps)
+    record = patch.object(ppo, "has_consecutive_steps", has_consecutive_steps)
     with captures(), record, accelerator.random_numbers_of_cpu():
         own = capturing_agent("filler rows").learn(16)
     check_weights(own, gtrxl_agent("filler rows", "cpu").learn(16))

@@ -5,10 +5,14 @@ import pytest
 from tests.devices.accelerator import IS_SIMULATED
 from tests.devices.captured import (
     CAPTURED,
+    CAPTURED_OFFLINE,
     NOT_CAPTURED,
+    NOT_CAPTURED_OFFLINE,
     check_captured,
+    check_captured_offline,
     check_irregular_batches,
     check_new_parameters,
+    offline_reason,
     reason,
 )
 
@@ -30,3 +34,13 @@ def test_minibatches_with_empty_slots_are_not_captured(on_device):
 @pytest.mark.parametrize("case", NOT_CAPTURED)
 def test_other_agents_name_the_reason(case, on_device):
     assert NOT_CAPTURED[case] in on_device(reason, case)
+
+
+@pytest.mark.parametrize("case", CAPTURED_OFFLINE)
+def test_captured_updates_of_offline_agents(case, on_device):
+    on_device(check_captured_offline, case)
+
+
+@pytest.mark.parametrize("case", NOT_CAPTURED_OFFLINE)
+def test_other_offline_agents_name_the_reason(case, on_device):
+    assert "cannot be captured as a CUDA graph" in on_device(offline_reason, case)

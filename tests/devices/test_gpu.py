@@ -19,21 +19,21 @@ def full_precision():
     accelerator.install()
 
 
-@pytest.mark.filterwarnings("error:the acting step is not compiled")
+@pytest.mark.filterwarnings("error:the acting step is not captured")
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 def test_steps_as_cuda_graphs_equal_eager_ones(core):
     assert largest_difference(agent_of(core=core, device="cuda"), CompiledStep()) < 1e-5
 
 
-@pytest.mark.filterwarnings("error:the acting step is not compiled")
+@pytest.mark.filterwarnings("error:the acting step is not captured")
 @pytest.mark.parametrize("policy", OBSERVATIONS)
 def test_each_policy_has_a_cuda_graph(policy):
     assert largest_difference(agent_of(policy, device="cuda"), CompiledStep()) < 1e-5
 
 
-@pytest.mark.filterwarnings("error:the acting step is not compiled")
+@pytest.mark.filterwarnings("error:the acting step is not captured")
 def test_rollouts_and_predictions_with_cuda_graphs_equal_eager_ones():
-    one, other = (agent_of(compile=compile, device="cuda").learn(64) for compile in (True, False))
+    one, other = (agent_of(cuda_graphs=graphs, device="cuda").learn(64) for graphs in (True, False))
     weights = [agent.policy.state_dict().values() for agent in (one, other)]
     for x, y in zip(*weights, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-3)
@@ -42,21 +42,21 @@ def test_rollouts_and_predictions_with_cuda_graphs_equal_eager_ones():
 
 
 def test_a_step_that_cannot_be_captured_is_eager(monkeypatch):
-    agent = agent_of(device="cuda", compile=True)
+    agent = agent_of(device="cuda")
     extractor = agent.policy.features_extractor.forward
     monkeypatch.setattr(
         agent.policy.features_extractor, "forward", lambda obs: extractor(obs) + torch.ones(1).to("cuda")
     )
-    with pytest.warns(UserWarning, match="the acting step is not compiled, because"):
+    with pytest.warns(UserWarning, match="the acting step is not captured as a CUDA graph, because"):
         agent.learn(16)
     assert all(x.isfinite().all() for x in agent.policy.parameters())
 
 
-@pytest.mark.parametrize("compile", [False, True])
-def test_rollouts_of_tensors_do_not_wait(compile):
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_rollouts_of_tensors_do_not_wait(cuda_graphs):
     """The goals of new episodes are drawn on the host, so a rollout within one episode is counted."""
     env = TMazeTensor(8, 20, device="cuda")
-    agent = small_agent(env, n_envs=8, device="cuda", n_steps=16, compile=compile)
+    agent = small_agent(env, n_envs=8, device="cuda", n_steps=16, cuda_graphs=cuda_graphs)
     with accelerator.waits() as count:
         meter = Meter(count)
         agent.learn(2 * 8 * 16, meter)

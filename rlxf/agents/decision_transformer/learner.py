@@ -120,6 +120,9 @@ class DecisionTransformer(OnlineFinetuning):
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
             `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
             float32.
+        cuda_graphs: on a GPU, capture losses and gradients as a CUDA graph, except for updates with micro-
+            batches, of several processes, or by distillation. This takes about a second for each size of
+            batch. Results are equal up to rounding. If they cannot be captured, a warning names the reason.
         env: environment wrapped in `ReturnToGo` for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,
@@ -178,6 +181,7 @@ class DecisionTransformer(OnlineFinetuning):
         return_loss_weight: float = 0.0,
         gradient_accumulation_steps: int = 1,
         precision: Precision = "float32",
+        cuda_graphs: bool = True,
         env: VecEnv | None = None,
         download: bool = False,
         trust: bool = False,

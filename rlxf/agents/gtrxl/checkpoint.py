@@ -44,6 +44,7 @@ NOT_SETTINGS = (
     "tensorboard_log",
     "device",
     "compile",
+    "cuda_graphs",
     "_init_setup_model",
 )
 """Arguments of the constructor that are not stored as settings in a file."""

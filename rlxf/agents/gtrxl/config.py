@@ -100,6 +100,7 @@ class PPOConfig:
     gradient_accumulation_steps: int = 1
     precision: Precision = "float32"
     compile: bool = False
+    cuda_graphs: bool = True
     n_envs: int = 32
     stats_window_size: int = 100
     verbose: int = 0

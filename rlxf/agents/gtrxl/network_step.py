@@ -85,9 +85,10 @@ class CompiledStep:
                 self._steps[layout] = _CompiledFor(policy, obs, action, index, cache)
             except CompilationError as error:
                 self._is_usable = False
+                form = "captured as a CUDA graph" if supports_graphs(policy.device) else "compiled"
                 warn_user(
-                    f"the acting step is not compiled, because {error}; torch runs its operations one by "
-                    f"one, with results that are equal up to rounding"
+                    f"the acting step is not {form}, because {error}; torch runs its operations one by one, "
+                    f"with results that are equal up to rounding"
                 )
         return self._steps.get(layout)
 

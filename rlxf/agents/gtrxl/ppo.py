@@ -114,12 +114,15 @@ class GTrXLPPO(TrainingLoop):
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
             `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, heads, losses and acting stay
             float32. PPO's ratio is then not exactly 1 in the first minibatch of an update.
-        compile: compile the acting step of the network, for rollouts and ``predict``. On a CPU, this needs a
-            C++ compiler, and 10 to 60 seconds for each number of environments that act at once. On a GPU, the
-            step is captured as a CUDA graph, and so are losses and gradients, except for updates with micro-
-            batches, of several processes, or of minibatches with filler rows. Results are equal up to
-            rounding. If a part cannot be compiled, a warning names the reason, and the agent computes it as
-            without this argument. The argument is not saved with the agent; `load` accepts it.
+        compile: compile the acting step of the network on a CPU, for rollouts and ``predict``. This needs a
+            C++ compiler, and 10 to 60 seconds for each number of environments that act at once. Results are
+            equal up to rounding. If the step cannot be compiled, a warning names the reason, and the agent
+            computes it as without this argument. Not saved with the agent; `load` accepts it.
+        cuda_graphs: on a GPU, capture the acting step as a CUDA graph, and so losses and gradients, except
+            for updates with micro-batches or of minibatches with filler rows. This takes about a second for
+            each number of environments and each size of minibatch. Results are equal up to rounding. If a
+            part cannot be captured, a warning names the reason. It has no effect on a CPU, and with several
+            processes. Not saved with the agent; `load` accepts it.
         n_envs: number of environments to create if ``env`` is an id; under torchrun, of all processes.
         core: specification of the transformer; None for `gtrxl`. It is rejected if acting step by step would
             differ from training on segments.
@@ -152,6 +155,7 @@ class GTrXLPPO(TrainingLoop):
     gradient_accumulation_steps: int
     precision: Precision
     compile: bool
+    cuda_graphs: bool
 
     @reject_unknown_arguments(PPO_SB3_ARGUMENTS)
     def __init__(
@@ -185,6 +189,7 @@ class GTrXLPPO(TrainingLoop):
         gradient_accumulation_steps: int = PPOConfig.gradient_accumulation_steps,
         precision: Precision = PPOConfig.precision,
         compile: bool = PPOConfig.compile,
+        cuda_graphs: bool = PPOConfig.cuda_graphs,
         n_envs: int = PPOConfig.n_envs,
         core: TransformerSpec | None = None,
         stats_window_size: int = PPOConfig.stats_window_size,
@@ -254,7 +259,7 @@ class GTrXLPPO(TrainingLoop):
         self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space, self.action_space, self.lr_schedule, **own, **self.policy_kwargs
         ).to(self.device)
-        if self.compile:
+        if self._captures or (self.compile and not supports_graphs(self.device)):
             self.policy.network_step = CompiledStep()
         self._algorithm = self._ppo_training()
         self._diagnostics, self._episodes = TrainingDiagnostics(self.action_space), EpisodeStatistics()
@@ -262,8 +267,18 @@ class GTrXLPPO(TrainingLoop):
         self.normalized_observations = False
 
     def _ppo_training(self) -> PPOTraining:
-        """Return a new training by PPO, on a GPU with captured updates if the agent compiles."""
-        return PPOTraining(self.policy, self.order, self.compile and supports_graphs(self.device))
+        """Return a new training by PPO, on a GPU with captured updates."""
+        return PPOTraining(self.policy, self.order, self._captures)
+
+    @property
+    def _captures(self) -> bool:
+        """True if kernels are captured as CUDA graphs; collective operations of several processes are not."""
+        return self.cuda_graphs and supports_graphs(self.device) and self.ranks.world_size == 1
+
+    @property
+    def has_compiled_step(self) -> bool:
+        """True if the acting step is compiled or captured, separately for each number of environments."""
+        return self.policy.network_step is not None
 
     def train(self) -> None:
         """Update the policy with the rollout by PPO (or distillation), in ``n_epochs`` passes.

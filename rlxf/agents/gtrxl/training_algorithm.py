@@ -13,10 +13,11 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
 from rlxf.agents.common.accumulation import Losses, accumulate_gradients
+from rlxf.agents.common.captured_losses import GradientSetter
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.common.numerics import check_parameters, clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.common.retrieval import check_teacher_without_datastore
-from rlxf.agents.gtrxl.captured_losses import CapturedLosses, GradientSetter
+from rlxf.agents.gtrxl.captured_losses import CapturedPPOLosses
 from rlxf.agents.gtrxl.heads import divergence
 from rlxf.agents.gtrxl.losses import PPOLoss, segment_outputs, total_loss
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -49,7 +50,7 @@ class PolicyUpdate:
     coefficients: Mapping[str, float] = field(default_factory=dict)
     accumulation_steps: int = 1
     ranks: ProcessGroup = field(default_factory=process_group)
-    captured: CapturedLosses | None = None
+    captured: CapturedPPOLosses | None = None
     _set_gradients: GradientSetter | None = field(default=None, init=False)
     _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
@@ -175,14 +176,14 @@ class PPOTraining(TrainingAlgorithm):
     Args:
         policy: the policy to train.
         order: generator of the order of minibatches.
-        captures: True to capture updates as CUDA graphs, see `CapturedLosses`.
+        captures: True to capture updates as CUDA graphs, see `CapturedPPOLosses`.
     """
 
     resumable = True
 
     def __init__(self, policy: GTrXLPolicy, order: torch.Generator, captures: bool = False):
         super().__init__(policy, order)
-        self._captured = CapturedLosses() if captures else None
+        self._captured = CapturedPPOLosses() if captures else None
 
     def start_rollout(self) -> None:
         """Do nothing: PPO stores no data outside of the rollout buffer."""

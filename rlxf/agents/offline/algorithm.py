@@ -17,6 +17,8 @@ from stable_baselines3.common.utils import configure_logger, get_device, update_
 from torch import nn
 
 from rlxf.agents.common import arguments
+from rlxf.agents.common.captured_function import supports_graphs
+from rlxf.agents.common.captured_losses import CapturedLosses
 from rlxf.agents.common.checkpoint import read_agent_archive
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.precision import Precision, check_precision
@@ -76,6 +78,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
     weight_averaging: float | None
     gradient_accumulation_steps: int
     precision: Precision
+    cuda_graphs: bool
     _average: WeightAverage | None
 
     def __init__(
@@ -147,7 +150,10 @@ class OfflineAlgorithm(ValidatedAlgorithm):
     def _make_update(self, trained: OfflineModel) -> OfflineUpdate:
         """Return an update of a model without pending metrics."""
         options = self.max_grad_norm, self._average, self.gradient_accumulation_steps
-        return OfflineUpdate(trained, self.optimizer, *options)
+        captures = self.cuda_graphs and supports_graphs(self.device)
+        return OfflineUpdate(
+            trained, self.optimizer, *options, captured=CapturedLosses() if captures else None
+        )
 
     def _new_update(self) -> OfflineUpdate:
         """Return an update of the trained model without pending metrics."""

@@ -87,6 +87,7 @@ class OfflineConfig:
     sampling: Sampling = UNIFORM_STEPS
     gradient_accumulation_steps: int = 1
     precision: Precision = "float32"
+    cuda_graphs: bool = True
 
     @property
     @abstractmethod

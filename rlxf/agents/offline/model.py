@@ -72,6 +72,9 @@ class OfflineModel(nn.Module, ABC):
     def check_stored_parameters(self, tensors: Mapping[str, Tensor]) -> None:  # optional
         """Raise CheckpointError if tensors of a file, by name, are finite but invalid for the model."""
 
+    def check_capture(self) -> None:  # optional
+        """Raise CompilationError, with the reason, if branches of `losses` depend on values of tensors."""
+
     def after_update(self) -> None:  # optional
         """Update state that depends on the weights, after each optimizer step."""
 

@@ -11,10 +11,12 @@ import torch
 from stable_baselines3.common.callbacks import ProgressBarCallback
 from torch import Tensor, nn
 
-from rlxf.agents.common.accumulation import accumulate_gradients
+from rlxf.agents.common.accumulation import Losses, accumulate_gradients
+from rlxf.agents.common.captured_losses import CapturedLosses, GradientSetter, LossFunction, structure_of
 from rlxf.agents.common.numerics import clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.weight_averaging import WeightAverage
+from rlxf.attention.functional_step import named_tensors, with_tensors
 from rlxf.training.distributed import process_group
 from rlxf.training.process_group import ProcessGroup
 
@@ -33,6 +35,8 @@ class OfflineUpdate:
         average: average of the weights of the model; None for none.
         accumulation_steps: number of micro-batches into which each batch is divided.
         ranks: process group of data-parallel training; each rank processes its part of a batch.
+        captured: computes losses and gradients as CUDA graphs; None to launch their operations one by one,
+            as for micro-batches and for several processes.
     """
 
     trained: OfflineModel
@@ -41,6 +45,8 @@ class OfflineUpdate:
     average: WeightAverage | None = None
     accumulation_steps: int = 1
     ranks: ProcessGroup = field(default_factory=process_group)
+    captured: CapturedLosses | None = None
+    _set_gradients: GradientSetter | None = field(default=None, init=False)
     _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -95,13 +101,30 @@ class OfflineUpdate:
         """Return `losses`, with the gradients of all micro-batches but the last."""
         self.clear_gradients()
         if self.accumulation_steps == 1:
-            return self.losses(batch)
+            losses, self._set_gradients = self._captured_losses(batch) or (self.losses(batch), None)
+            return losses
         micro_batches = batch.split(self.accumulation_steps)
         return accumulate_gradients(self.losses, micro_batches, self.loss_count, self.ranks)
 
+    def _captured_losses(self, batch: Any) -> tuple[Losses, GradientSetter] | None:
+        if self.captured is None or self.ranks.world_size > 1:
+            return None
+        return self.captured(
+            self.trained, named_tensors(batch, skipped=()), partial(self._loss_function, batch)
+        )
+
+    def _loss_function(self, batch: Any) -> LossFunction:
+        """Return `losses` as a function of the tensors of a batch by name."""
+        self.trained.check_capture()
+        structure = structure_of(batch)
+        return lambda tensors: self.losses(with_tensors(structure, tensors, skipped=()))
+
     def step(self, parts: dict[str, Tensor]) -> Tensor:
         """Take an optimizer step on the "loss" among the parts; return the gradient norm before clipping."""
-        parts["loss"].backward()
+        if self._set_gradients is None:
+            parts["loss"].backward()
+        else:
+            self._set_gradients()
         self.ranks.all_reduce_gradients(self.trained.parameters())
         weights, *others = (group["params"] for group in self.optimizer.param_groups)
         norm = clip_grad_norm_checked(parts, self.trained, weights, self.max_grad_norm, chain(*others))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder
+from rlxf.agents.common.captured_losses import check_transformer
 from rlxf.agents.common.checkpoint import state_memory, window_memory
 from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.common.weights import check_stored_parameters, core_error_context
@@ -202,6 +203,10 @@ class TrajectoryModel(OfflineModel):
     def check_stored_parameters(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise CheckpointError if tensors of a file would make a recurrent state overflow."""
         check_stored_parameters(self, tensors)
+
+    def check_capture(self) -> None:
+        """Raise CompilationError if the branches of the core depend on values of tensors."""
+        check_transformer(self.transformer)
 
     def after_update(self) -> None:
         """Update the state of techniques that depends on the weights."""

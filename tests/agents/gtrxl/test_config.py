@@ -24,7 +24,14 @@ from rlxf.training.serialization import dump_json, load_json
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
 
 ELSEWHERE = {"policy", "env", "core", "memory_length", "device", "policy_kwargs"}
-NOT_OF_LEARNING = {"tensorboard_log", "stats_window_size", "verbose", "compile", "_init_setup_model"}
+NOT_OF_LEARNING = {
+    "tensorboard_log",
+    "stats_window_size",
+    "verbose",
+    "compile",
+    "cuda_graphs",
+    "_init_setup_model",
+}
 
 
 def tmaze(n_envs: int = 2):
@@ -110,7 +117,9 @@ VALUES = (
 FIELDS = [field.name for field in fields(config.PPOConfig)]
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("precision", "compile")])
+@pytest.mark.parametrize(
+    "name", [name for name in FIELDS if name not in ("precision", "compile", "cuda_graphs")]
+)
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_accepted_values_can_be_stored_and_others_are_named(name, value):
     rule = setting_rules(GTrXLPPO, setting_names(GTrXLPPO), config.BOUNDS)[name]

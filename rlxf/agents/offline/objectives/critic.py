@@ -138,16 +138,14 @@ class DivergenceCheck:
         self._warned = False
         self._unread: Tensor | None = None
 
-    def check(self, value: Tensor, windows: CriticWindows) -> None:
+    def check(self, newest: Tensor) -> None:
         """Check an update; on an accelerator the update before, whose numbers have arrived by now.
 
         Args:
-            value: mean of |Q| over the batch, a scalar.
-            windows: the batch.
+            newest: mean of |Q| over the batch, and its `largest_reward`, (2,).
         """
-        newest = torch.stack([value, largest_reward(windows)])
         numbers: Tensor | None = newest.to("cpu", non_blocking=True)
-        if value.device.type != "cpu":
+        if newest.device.type != "cpu":
             numbers, self._unread = self._unread, numbers
         if numbers is not None:
             self._check(*numbers.tolist())

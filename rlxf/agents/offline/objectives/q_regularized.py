@@ -24,6 +24,7 @@ from rlxf.agents.offline.objectives.critic import (
     DivergenceCheck,
     TwinQ,
     frozen_copy,
+    largest_reward,
     window_targets,
 )
 from rlxf.attention import TransformerSpec
@@ -135,10 +136,12 @@ class QRegularized(ObjectiveSpec):
 class QRegularizedLoss(ObjectiveLoss):
     """Loss of `QRegularized` with its action head, action values and target networks.
 
-    The buffer ``updates`` counts the updates of the critic.
+    The buffer ``updates`` counts the updates of the critic. The buffer ``watched`` has the numbers of the
+    last batch that `DivergenceCheck` reads after the update.
     """
 
     updates: Tensor
+    watched: Tensor
 
     def __init__(self, spec: QRegularized, head: Head, critic: TwinQ):
         super().__init__()
@@ -146,6 +149,7 @@ class QRegularizedLoss(ObjectiveLoss):
         self.target = frozen_copy(critic)
         self.divergence = DivergenceCheck(spec.discount)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("watched", torch.zeros(2), persistent=False)
 
     def check_episodes(self, data: Trajectories, episodes: NDArray[np.int64]) -> None:
         """Raise DatasetError if no episode has a marked end, or no value target contains a reward."""
@@ -193,7 +197,7 @@ class QRegularizedLoss(ObjectiveLoss):
         frozen = {name: value.detach() for name, value in self.critic.named_parameters()}
         q = functional_call(self.critic, frozen, (batch.features.detach(), chosen))[0]
         value, scale = (masked_mean(x, batch.mask) for x in (q, q.detach().abs()))
-        self.divergence.check(scale, batch)
+        self.watched.copy_(torch.stack([scale, largest_reward(batch)]))
         loss = parts["loss"] - self._weight() * value / scale.clamp(min=SMALLEST_SCALE) + critic_loss
         return parts | {"loss": loss, "critic_loss": critic_loss, "q": value, "q_target": target}
 
@@ -229,7 +233,8 @@ class QRegularizedLoss(ObjectiveLoss):
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Move the target networks towards the action values, and count the update."""
+        """Move the target networks towards the action values, and count and check the update."""
+        self.divergence.check(self.watched)
         self.updates += 1
         for target, value in zip(self.target.buffers(), self.critic.parameters(), strict=True):
             target.lerp_(value, self.spec.target_rate)
