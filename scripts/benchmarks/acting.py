@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import is_cuda, now
+from benchmarks.machine import is_cuda, now, step_options
 from rlxf.agents.gtrxl import GTrXLPPO
 
 CALLS = 300
@@ -50,8 +50,9 @@ class Acting:
 
     A step of a rollout chooses actions and values without the environment; ``predict`` also copies its state.
     Rounds with and without compilation alternate. Times are CPU times with one thread: the lowest median of a
-    round. On a GPU they are elapsed times: the lowest mean of a round, at whose end the program waits for the
-    GPU. The elapsed time of the compilation is that of the first step.
+    round. The elapsed time of the compilation is that of the first step. On a GPU, steps are captured instead
+    of compiled, and times are elapsed times: the lowest mean of a round, at whose end the program waits for
+    the GPU.
 
     With ``checkout``, processes of this version and of another one, such as an earlier commit, alternate, and
     ``predict`` is compared.
@@ -110,9 +111,9 @@ class Acting:
 
     def measure(self, envs: int) -> tuple[float, dict[str, tuple[float, float]]]:
         """Return the seconds of the compilation, and the milliseconds of each call, eager and compiled."""
+        settings: list[Any] = [step_options(self.device, compiled) for compiled in (False, True)]
         agents = [
-            GTrXLPPO("MlpPolicy", TASK, n_envs=envs, seed=0, device=self.device, compile=compile)
-            for compile in (False, True)
+            GTrXLPPO("MlpPolicy", TASK, n_envs=envs, seed=0, device=self.device, **own) for own in settings
         ]
         calls = [acting_calls(agent) for agent in agents]
         compilation = seconds(calls[1]["predict"], self.device)

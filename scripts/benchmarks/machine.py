@@ -26,6 +26,11 @@ def is_cuda(device: torch.device | str) -> bool:
     return torch.device(device).type == "cuda"
 
 
+def step_options(device: torch.device | str, compiled: bool) -> dict[str, bool]:
+    """Return the argument of GTrXLPPO that compiles steps on the CPU, or captures them on a GPU."""
+    return {"cuda_graphs" if is_cuda(device) else "compile": compiled}
+
+
 def now(device: torch.device | str = "cpu", cpu_clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the time in seconds after all work of a device.
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -83,6 +84,8 @@ class Offline:
     """Datasets that are joined for the measurement of memory; empty: it is left out, as on a GPU."""
     device: str = "cpu"
     """Device of both programs: cpu or cuda."""
+    cuda_graphs: bool = True
+    """Capture updates of DecisionTransformer on a GPU."""
     venv: Path = hugging_face.CACHE
     """Folder of the virtual environment of HF's model."""
     output: Path = Path("runs/bench-offline.json")
@@ -131,7 +134,8 @@ class Offline:
 
     def ours(self, setting: Setting, number: int) -> Program:
         """Measure a round of our agent."""
-        agent = DecisionTransformer(self.dataset, seed=number, device=self.device, **setting.arguments())
+        options: dict[str, Any] = {"device": self.device, "cuda_graphs": self.cuda_graphs}
+        agent = DecisionTransformer(self.dataset, seed=number, **options, **setting.arguments())
         clock = UpdateClock(partial(now, self.device))
         agent.learn(self.updates, clock)
         times = warmed(clock.durations)

@@ -11,7 +11,7 @@ from rich.table import Table
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.machine import is_cuda, machine, now
+from benchmarks.machine import is_cuda, machine, now, step_options
 from benchmarks.ours import gtrxl_ppo
 from benchmarks.shapes import SMALL, Shape, cleanrl_shape
 from benchmarks.speed import LIGHT, TMAZE
@@ -42,7 +42,7 @@ class Case:
 
     Args:
         name: description of its sizes.
-        build: builds it; takes ``compile`` and ``device``.
+        build: builds it; takes ``device`` and one of `step_options`.
     """
 
     name: str
@@ -63,9 +63,9 @@ def by_tensors(copies: int) -> Case:
         "n_epochs": 1,
     }
 
-    def build(device: str, compile: bool) -> GTrXLPPO:
+    def build(device: str, **options: Any) -> GTrXLPPO:
         env = TMazeTensor(copies, CORRIDOR, device=device)
-        return GTrXLPPO("MlpGTrXLPolicy", env, seed=0, device=device, compile=compile, **sizes)
+        return GTrXLPPO("MlpGTrXLPolicy", env, seed=0, device=device, **options, **sizes)
 
     return Case(f"2 layers of 64, {copies} environments of tensors", build)
 
@@ -74,8 +74,9 @@ def by_tensors(copies: int) -> Case:
 class Phases:
     """Milliseconds of an environment step of all environments and of a minibatch, in float32.
 
-    Each agent is trained with and without ``compile``. On a GPU, the last columns have the number of launches
-    of kernels and graphs for a minibatch, and the milliseconds that the GPU computes for it.
+    Each agent is trained with and without ``compile``, or ``cuda_graphs`` on a GPU. There, the last columns
+    have the number of launches of kernels and graphs for a minibatch, and the milliseconds that the GPU
+    computes for it.
     """
 
     device: str = "cpu"
@@ -105,7 +106,8 @@ class Phases:
 
     def measure(self, case: Case, compiled: bool) -> tuple[str, ...]:
         """Return the cells of a row."""
-        agent, phases = case.build(device=self.device, compile=compiled), PhaseTimes()
+        options = step_options(self.device, compiled)
+        agent, phases = case.build(device=self.device, **options), PhaseTimes()
         steps = agent.n_envs * agent.n_steps
         agent.learn((1 + self.iterations) * steps, phases)
         rollout, update = phases.seconds()

@@ -79,7 +79,7 @@ class Speed:
     acting_steps: tuple[int, ...] = (10, 100, 1_000, 10_000)
     """Steps of an episode at which an acting step is timed."""
     compile: bool = False
-    """Compile GTrXLPPO: its acting step, and its updates on a GPU."""
+    """Compile the acting step of GTrXLPPO on the CPU; on a GPU, it is always captured, and so are updates."""
     device: str = "cpu"
     """Device of all programs: cpu or cuda."""
     output: Path = Path("runs/bench-speed.json")
