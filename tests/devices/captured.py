@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -35,6 +35,8 @@ CAPTURED_OFFLINE = (
     "ReturnConditionedMLP",
 )
 """Cases of `OFFLINE` whose updates can be captured."""
+DRAWING = ("HighestValueReturn", "QRegularized", "MaximumEntropy")
+"""Those whose losses draw random numbers, which a GPU captures only if they are its own."""
 NOT_CAPTURED_OFFLINE = ("XLRelative", "context episode")
 """Other cases, which read values of tensors."""
 CAPTURED = (
@@ -108,10 +110,14 @@ def learn_offline(case: str) -> Any:
 
 def check_captured_offline(case: str) -> None:
     """Compare an offline agent with captured updates with one on the CPU."""
-    with captures() as made, accelerator.random_numbers_of_cpu(), warnings.catch_warnings():
+    compares = accelerator.IS_SIMULATED or case not in DRAWING
+    numbers = accelerator.random_numbers_of_cpu() if compares else nullcontext()
+    with captures() as made, numbers, warnings.catch_warnings():
         warnings.filterwarnings("error", "updates are not captured")
         own = learn_offline(case)
-    check_weights(own, offline_agent(case, "cpu").learn(4))
+    if compares:
+        check_weights(own, offline_agent(case, "cpu").learn(4))
+    assert all(x.isfinite().all() for x in own.policy.parameters())
     assert len(made) == 1
 
 
@@ -121,7 +127,7 @@ def offline_reason(case: str) -> str:
         warnings.simplefilter("always")
         own = learn_offline(case)
     check_weights(own, offline_agent(case, "cpu").learn(4))
-    return next(str(each.message) for each in caught if "not captured" in str(each.message))
+    return next(str(each.message) for each in caught if "updates are not captured" in str(each.message))
 
 
 def check_new_parameters() -> None:
@@ -155,4 +161,4 @@ def reason(case: str) -> str:
         warnings.simplefilter("always")
         own = capturing_agent(case).learn(16)
     check_weights(own, gtrxl_agent(case, "cpu").learn(16))
-    return next(str(each.message) for each in caught if "not captured" in str(each.message))
+    return next(str(each.message) for each in caught if "updates are not captured" in str(each.message))

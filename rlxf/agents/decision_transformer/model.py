@@ -143,6 +143,9 @@ class DecisionTransformerModel(TrajectoryModel):
             terminated=batch.terminated,
         )
 
+    def after_losses(self) -> None:
+        self.loss.after_losses()
+
     def after_update(self) -> None:
         super().after_update()
         self.loss.after_update()

@@ -58,6 +58,7 @@ class GTrXLActingStep(ActingStep):
         with torch.no_grad():  # the distribution of the last update has gradients and cannot be copied
             policy.heads(torch.zeros(1, policy.core.width, device=policy.device))
         policy = copy_for_export(policy)
+        policy.network_step = None
         statistics = policy.observation_space if normalizer is None else normalizer.venv.observation_space
         raw = statistics if raw_space is None else raw_space
         examples = {name: zeros_of(part, envs) for name, part in observation_parts(raw).items()}

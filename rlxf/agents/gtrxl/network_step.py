@@ -54,12 +54,14 @@ class CompiledStep:
     """Step that is compiled at its first call for each number of environments and dtype of observations.
 
     On a GPU, the step is captured as a CUDA graph instead. Outputs differ from those of `eager_step` by
-    rounding. If a step can be neither compiled nor captured, this class warns once and runs `eager_step`.
+    rounding. If a step can be neither compiled nor captured, this class warns once and runs `eager_step`. So
+    does a step after its policy was moved to another kind of device than that of the first call.
     """
 
     def __init__(self) -> None:
         self._steps: dict[tuple[Any, ...], _CompiledFor] = {}
         self._is_usable = True
+        self._device_type: str | None = None
 
     def __call__(
         self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
@@ -69,7 +71,9 @@ class CompiledStep:
         Warns:
             UserWarning: once, if the step cannot be compiled; the message names the reason.
         """
-        if is_tracing() or policy.training or not self._is_usable:
+        self._device_type = self._device_type or policy.device.type
+        moved = policy.device.type != self._device_type
+        if is_tracing() or policy.training or moved or not self._is_usable:
             return eager_step(policy, obs, action, index, cache)
         obs = _arranged(obs)
         step = self._step_for(policy, obs, action, index, cache) or eager_step
@@ -94,7 +98,9 @@ class CompiledStep:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledStep":
         """Return a step for a copied policy, which is compiled again."""
-        return CompiledStep()
+        copied = CompiledStep()
+        copied._device_type = self._device_type
+        return copied
 
 
 class _CompiledFor:

@@ -75,6 +75,9 @@ class OfflineModel(nn.Module, ABC):
     def check_capture(self) -> None:  # optional
         """Raise CompilationError, with the reason, if branches of `losses` depend on values of tensors."""
 
+    def after_losses(self) -> None:  # optional
+        """Check the numbers that `losses` has stored in buffers, outside of a captured graph."""
+
     def after_update(self) -> None:  # optional
         """Update state that depends on the weights, after each optimizer step."""
 

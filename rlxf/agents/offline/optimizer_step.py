@@ -72,6 +72,7 @@ class OfflineUpdate:
             NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
         losses = self.ranks.fail_together(partial(self._accumulate, batch))
+        self.trained.after_losses()
         parts = self.ranks.reduce_means(losses, self.loss_count(batch))
         with naming_output_faults(partial(self.losses, batch)):
             norm = self.step(parts)

@@ -13,6 +13,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from rlxf import evaluate
 from rlxf.agents.common import compiled_function
 from rlxf.agents.gtrxl import GTrXLPPO, network_step
+from rlxf.agents.gtrxl.acting_step import GTrXLActingStep
 from rlxf.agents.gtrxl.network_step import CompiledStep, eager_step
 from rlxf.attention import ACT, GRU, KNN, LRU, XL, AdaptiveSpan, RoPE, Window
 from rlxf.attention.functional_step import named_tensors
@@ -198,6 +199,24 @@ def test_predict_and_rollouts_use_the_compiled_step(compiled_agent, monkeypatch)
     monkeypatch.undo()
     monkeypatch.setattr(compiled_agent.policy, "network_step", None)
     np.testing.assert_array_equal(actions(compiled_agent), compiled_actions)
+
+
+def test_a_step_of_another_kind_of_device_is_not_compiled(monkeypatch):
+    monkeypatch.setattr(network_step, "CompiledFunction", None)
+    agent = agent_of()
+    expected = actions(agent)
+    agent.policy.network_step = CompiledStep()
+    agent.policy.network_step._device_type = "cuda"
+    np.testing.assert_array_equal(actions(agent), expected)
+    copied = deepcopy(agent.policy)
+    assert copied.network_step._device_type == "cuda"
+
+
+def test_an_exported_step_is_not_compiled(monkeypatch):
+    monkeypatch.setattr(network_step, "CompiledFunction", None)
+    step = GTrXLActingStep(agent_of(compile=True).policy, None, 2)
+    with torch.no_grad():
+        step(*step.arguments)
 
 
 @needs_compiler

@@ -249,30 +249,35 @@ def windows_of(rewards, terminated):
     return CriticWindows(ones[..., None], ones[..., None], rewards, ones.bool(), terminated)
 
 
+def watched(value, rewards):
+    """Return the numbers of a batch that a `DivergenceCheck` reads."""
+    return torch.stack([torch.tensor(value), largest_reward(windows_of(rewards, [False]))])
+
+
 def test_the_largest_reward_leaves_out_what_no_target_counts():
     assert largest_reward(windows_of([[1.0, -3.0, 9.0], [0.5, 2.0, 4.0]], [False, True])) == 4.0
     assert largest_reward(windows_of([[1.0, -3.0, 9.0], [0.5, 2.0, 4.0]], [False, False])) == 3.0
 
 
 def test_values_beyond_what_rewards_allow_are_reported_once():
-    check, batch = DivergenceCheck(0.9), windows_of([[2.0, 0.0]], [False])  # no value exceeds 20
+    check, rewards = DivergenceCheck(0.9), [[2.0, 0.0]]  # no value exceeds 20
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check.check(torch.tensor(199.0), batch)
-        DivergenceCheck(0.9).check(torch.tensor(9.0), windows_of([[0.0, 0.0]], [False]))
+        check.check(watched(199.0, rewards))
+        DivergenceCheck(0.9).check(watched(9.0, [[0.0, 0.0]]))
     with pytest.warns(UserWarning, match=r"the critic diverges: the mean of \|Q\| is 201 .* exceeds 20"):
-        check.check(torch.tensor(201.0), batch)
+        check.check(watched(201.0, rewards))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check.check(torch.tensor(500.0), batch)
+        check.check(watched(500.0, rewards))
 
 
 def test_larger_rewards_allow_larger_values():
     check = DivergenceCheck(0.9)
-    check.check(torch.tensor(0.0), windows_of([[5.0, 0.0]], [False]))
+    check.check(watched(0.0, [[5.0, 0.0]]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check.check(torch.tensor(499.0), windows_of([[0.1, 0.0]], [False]))
+        check.check(watched(499.0, [[0.1, 0.0]]))
 
 
 def set_values(agent, value):

@@ -59,6 +59,9 @@ class ObjectiveLoss(nn.Module, ABC):
     def after_init(self) -> None:  # optional
         """Set state that depends on the initial weights."""
 
+    def after_losses(self) -> None:  # optional
+        """Check the numbers that the losses of a batch have stored in buffers."""
+
     def after_update(self) -> None:  # optional
         """Update state that depends on the weights, after each optimizer step."""
 

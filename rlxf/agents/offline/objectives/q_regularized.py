@@ -137,7 +137,7 @@ class QRegularizedLoss(ObjectiveLoss):
     """Loss of `QRegularized` with its action head, action values and target networks.
 
     The buffer ``updates`` counts the updates of the critic. The buffer ``watched`` has the numbers of the
-    last batch that `DivergenceCheck` reads after the update.
+    last batch that `DivergenceCheck` reads.
     """
 
     updates: Tensor
@@ -231,10 +231,13 @@ class QRegularizedLoss(ObjectiveLoss):
         for target, value in zip(self.target.buffers(), self.critic.parameters(), strict=True):
             target.copy_(value)
 
+    def after_losses(self) -> None:
+        """Warn if the action values diverge."""
+        self.divergence.check(self.watched)
+
     @torch.no_grad()
     def after_update(self) -> None:
-        """Move the target networks towards the action values, and count and check the update."""
-        self.divergence.check(self.watched)
+        """Move the target networks towards the action values, and count the update."""
         self.updates += 1
         for target, value in zip(self.target.buffers(), self.critic.parameters(), strict=True):
             target.lerp_(value, self.spec.target_rate)
