@@ -22,6 +22,7 @@ from benchmarks.memory import MemoryBench
 from benchmarks.mixers import Mixers
 from benchmarks.offline import Offline
 from benchmarks.offline_ablation import OfflineAblation
+from benchmarks.offline_updates import OfflineUpdates
 from benchmarks.online import Online
 from benchmarks.phases import Phases
 from benchmarks.pretraining import Pretraining
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Any] = {
     "cores": Cores,
     "offline": Offline,
     "offline-ablation": OfflineAblation,
+    "offline-updates": OfflineUpdates,
     "returns": Returns,
     "targets": Targets,
     "ranking": Ranking,

@@ -36,6 +36,7 @@ from benchmarks.depth import DepthBench
 from benchmarks.learning import Corridor, Learning
 from benchmarks.memory import MemoryBench, Run, cells
 from benchmarks.mixers import Mixers
+from benchmarks.offline_updates import AGENTS, OfflineUpdates
 from benchmarks.result_cache import read_runs, run_missing
 from benchmarks.reversible import AGREE, Point, difference
 from benchmarks.stitching import Stitching
@@ -46,6 +47,7 @@ from rlxf.agents.gtrxl import network_step
 from rlxf.attention import TokenIndex
 from rlxf.attention.positions.xl_relative import XLRelativeBias
 from rlxf.envs import TMaze
+from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.attention.passes import act, assert_close_for_dtype, learn
 from tests.attention.worlds import random_segment
 from tests.in_process import InProcessPool
@@ -435,6 +437,13 @@ def test_intervals_of_success_rates_are_wilsons(successes, episodes):
     for bound in (low, high):
         deviation = 1.959964 * np.sqrt(bound * (1 - bound) / episodes)
         assert abs(rate - bound) == pytest.approx(deviation, abs=1e-6)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_updates_of_all_offline_agents_are_measured(agent):
+    first, later = OfflineUpdates(updates=3).measure(agent, some_trajectories(), graphs=True)
+    assert first > 0
+    assert later > 0
 
 
 def test_tensors_and_arrays_are_measured_in_all_phases():
