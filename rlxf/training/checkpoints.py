@@ -330,8 +330,11 @@ class CheckpointWriter(BaseCallback):
 
 
 def clone_tensors(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """Return detached copies of groups of tensors."""
+    """Return detached copies of groups of tensors on the CPU.
+
+    A thread that writes them must not copy from a GPU, where another thread may capture a CUDA graph.
+    """
     return {
-        group: {name: tensor.detach().clone() for name, tensor in named.items()}
+        group: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
         for group, named in tensors.items()
     }

@@ -8,17 +8,17 @@ from unittest.mock import patch
 
 import torch
 
-from rlxf import GTrXLPPO
+from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.common import captured_losses
-from rlxf.agents.common.compiled_function import CompilationError
 from rlxf.agents.gtrxl import captured_losses as ppo
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.agents.offline import algorithm
-from tests.agents.captures import Run, repeated
-from tests.devices import accelerator
+from rlxf.attention import TransformerSpec
+from tests.agents.decision_transformer.worlds import SIZES, some_trajectories
+from tests.agents.techniques import CHOICES
+from tests.devices import accelerator, recorded_graph
 from tests.devices.accelerator import NAME
 from tests.devices.agents import check_weights, gtrxl_agent, offline_agent
-from tests.devices.virtual_device import traffic
 
 CAPTURED_OFFLINE = (
     "target return",
@@ -61,22 +61,11 @@ NOT_CAPTURED = {
 """Other cases, with a part of the reason."""
 
 
-def capture_without_traffic(run: Run, device: torch.device) -> Any:
-    """Simulate `capture`, which needs a run without waits and copies: repeat the run for each launch."""
-    with traffic() as counts, torch.random.fork_rng([]):
-        results = run()
-    if counts.waits or counts.copies:
-        raise CompilationError(
-            f"an operation cannot be captured as a CUDA graph: {counts.waits}, {counts.copies}"
-        )
-    return repeated(run, results), results
-
-
 @contextmanager
 def captures() -> Iterator[list[Any]]:
     """List captures; on the simulated device, simulate them."""
     made: list[Any] = []
-    real = capture_without_traffic if accelerator.IS_SIMULATED else captured_losses.capture
+    real = recorded_graph.capture if accelerator.IS_SIMULATED else captured_losses.capture
 
     def capture(run: Any, device: torch.device) -> Any:
         made.append(run)
@@ -119,6 +108,35 @@ def check_captured_offline(case: str) -> None:
         check_weights(own, offline_agent(case, "cpu").learn(4))
     assert all(x.isfinite().all() for x in own.policy.parameters())
     assert len(made) == 1
+
+
+def check_technique(choice: str) -> None:
+    """Compare a Decision Transformer that is captured, if its technique permits it, with one that is not."""
+    settings: dict[str, Any] = {"core": TransformerSpec(**SIZES, **CHOICES[choice]), "context_length": 5}
+    settings |= {"batch_size": 8, "seed": 3, "learning_rate": 1e-2, "warmup_updates": 0, "device": NAME}
+    with captures(), accelerator.random_numbers_of_cpu(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "updates are not captured")
+        with patch.object(algorithm, "supports_graphs", lambda device: True):
+            own = DecisionTransformer(some_trajectories(), **settings).learn(4)
+        other = DecisionTransformer(some_trajectories(), cuda_graphs=False, **settings).learn(4)
+    for one, expected in zip(own.policy.parameters(), other.policy.parameters(), strict=True):
+        torch.testing.assert_close(one.cpu(), expected.cpu(), rtol=1e-3, atol=1e-4)
+
+
+def check_pretrained_between_updates() -> None:
+    """Assert that a return scale that `load_pretrained` changes between updates is used."""
+    source = offline_agent("target return", "cpu")
+    source.return_scale = source.policy.tokens.return_scale = 50.0
+
+    def load_once(variables: Any, _: Any) -> bool:
+        if variables["self"].num_timesteps == 2:
+            variables["self"].load_pretrained(source)
+        return True
+
+    with captures() as made, patch.object(algorithm, "supports_graphs", lambda device: True):
+        own = offline_agent("target return", NAME).learn(4, callback=load_once)
+    check_weights(own, offline_agent("target return", "cpu").learn(4, callback=load_once))
+    assert len(made) == 2
 
 
 def offline_reason(case: str) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.agents.techniques import CHOICES
 from tests.devices.accelerator import IS_SIMULATED
 from tests.devices.captured import (
     CAPTURED,
@@ -12,6 +13,8 @@ from tests.devices.captured import (
     check_captured_offline,
     check_irregular_batches,
     check_new_parameters,
+    check_pretrained_between_updates,
+    check_technique,
     offline_reason,
     reason,
 )
@@ -44,3 +47,12 @@ def test_captured_updates_of_offline_agents(case, on_device):
 @pytest.mark.parametrize("case", NOT_CAPTURED_OFFLINE)
 def test_other_offline_agents_name_the_reason(case, on_device):
     assert "cannot be captured as a CUDA graph" in on_device(offline_reason, case)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_captured_techniques(choice, on_device):
+    on_device(check_technique, choice)
+
+
+def test_a_return_scale_that_changes_between_updates(on_device):
+    on_device(check_pretrained_between_updates)

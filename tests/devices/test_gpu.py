@@ -22,13 +22,13 @@ def full_precision():
 @pytest.mark.filterwarnings("error:the acting step is not captured")
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 def test_steps_as_cuda_graphs_equal_eager_ones(core):
-    assert largest_difference(agent_of(core=core, device="cuda"), CompiledStep()) < 1e-5
+    assert largest_difference(agent_of(core=core, device="cuda"), CompiledStep("cuda")) < 1e-5
 
 
 @pytest.mark.filterwarnings("error:the acting step is not captured")
 @pytest.mark.parametrize("policy", OBSERVATIONS)
 def test_each_policy_has_a_cuda_graph(policy):
-    assert largest_difference(agent_of(policy, device="cuda"), CompiledStep()) < 1e-5
+    assert largest_difference(agent_of(policy, device="cuda"), CompiledStep("cuda")) < 1e-5
 
 
 @pytest.mark.filterwarnings("error:the acting step is not captured")

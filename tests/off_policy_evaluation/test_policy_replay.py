@@ -11,6 +11,7 @@ from stable_baselines3 import DQN, PPO
 
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.decision_transformer import decision_transformer
+from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.data import DatasetError, load_trajectories
 from rlxf.envs import make_vec_env
 from rlxf.off_policy_evaluation import replay
@@ -83,6 +84,14 @@ def test_a_recurrent_agent_observes_logged_actions(data, deterministic):
             expected = logits[0].softmax(0)
             expected = torch.eye(2)[expected.argmax()] if deterministic else expected
             torch.testing.assert_close(result.actions[step], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_compiled_step_is_used_for_one_number_of_episodes(data, monkeypatch):
+    numbers = []
+    monkeypatch.setattr(CompiledStep, "_step_for", lambda step, policy, obs, *_: numbers.append(len(obs)))
+    compiled = GTrXLPPO("MlpGTrXLPolicy", "CartPole-v1", device="cpu", seed=0, compile=True, **TINY_GTRXL)
+    torch.testing.assert_close(replay(compiled, data).actions, replay(gtrxl(), data).actions)
+    assert set(numbers) == {data.episodes}
 
 
 def test_batches_of_episodes_do_not_change_the_result(data, monkeypatch):

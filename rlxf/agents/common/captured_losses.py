@@ -63,12 +63,17 @@ class CapturedLosses:
             return self._captured(model, tensors, make, settings) if self.is_usable else None
         except CompilationError as error:
             self.is_usable = False
+            self._graphs.clear()
             warn_user(
                 f"updates are not captured as CUDA graphs, because {error}; torch runs their operations one "
                 f"by one, with results that are equal up to rounding, which takes longer for small networks; "
                 f"cuda_graphs=False has the same effect without this warning"
             )
             return None
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle this object without its graphs, which are captured again."""
+        return CapturedLosses, ()
 
     def _captured(
         self,
@@ -183,6 +188,8 @@ def check_transformer(transformer: Transformer) -> None:
         raise CompilationError(f"the branches of the memory {memory} depend on values")
     if not all(pattern.for_layer(layer).sees_nearest for layer in range(spec.layers)):
         raise CompilationError(f"the branches of the pattern {pattern} depend on values")
+    if spec.dropout and (spec.residual.restores_random_state or spec.feed_forward_chunk is not None):
+        raise CompilationError("the backward pass restores the random state of the forward pass")
     for kernel in (each for each in transformer.modules() if isinstance(each, AttentionKernel)):
         if type(kernel).skip_update is not AttentionKernel.skip_update:
             raise CompilationError(f"{type(kernel).__name__} keeps statistics of a pass")

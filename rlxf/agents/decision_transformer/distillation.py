@@ -72,6 +72,9 @@ class DistillationUpdate(OfflineUpdate):
         last = steps.between(-self.shared_steps)
         return self.student.add_penalty(self.student.add_exit_loss(parts, exits, teacher_actions, last))
 
+    def after_losses(self) -> None:
+        """Check nothing: the losses of the student's own objective are not used."""
+
     def loss_count(self, batch: WindowBatch) -> Tensor:
         """Count the real (unpadded) steps in the context of both models."""
         return batch.mask[:, -self.shared_steps :].sum()

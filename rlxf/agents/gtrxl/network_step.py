@@ -55,13 +55,16 @@ class CompiledStep:
 
     On a GPU, the step is captured as a CUDA graph instead. Outputs differ from those of `eager_step` by
     rounding. If a step can be neither compiled nor captured, this class warns once and runs `eager_step`. So
-    does a step after its policy was moved to another kind of device than that of the first call.
+    does a step after its policy was moved to another kind of device.
+
+    Args:
+        device_type: type of the device, "cpu" or "cuda".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str):
         self._steps: dict[tuple[Any, ...], _CompiledFor] = {}
         self._is_usable = True
-        self._device_type: str | None = None
+        self.device_type = device_type
 
     def __call__(
         self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
@@ -71,8 +74,7 @@ class CompiledStep:
         Warns:
             UserWarning: once, if the step cannot be compiled; the message names the reason.
         """
-        self._device_type = self._device_type or policy.device.type
-        moved = policy.device.type != self._device_type
+        moved = policy.device.type != self.device_type
         if is_tracing() or policy.training or moved or not self._is_usable:
             return eager_step(policy, obs, action, index, cache)
         obs = _arranged(obs)
@@ -98,9 +100,7 @@ class CompiledStep:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledStep":
         """Return a step for a copied policy, which is compiled again."""
-        copied = CompiledStep()
-        copied._device_type = self._device_type
-        return copied
+        return CompiledStep(self.device_type)
 
 
 class _CompiledFor:

@@ -118,11 +118,12 @@ class GTrXLPPO(TrainingLoop):
             C++ compiler, and 10 to 60 seconds for each number of environments that act at once. Results are
             equal up to rounding. If the step cannot be compiled, a warning names the reason, and the agent
             computes it as without this argument. Not saved with the agent; `load` accepts it.
-        cuda_graphs: on a GPU, capture the acting step as a CUDA graph, and so losses and gradients, except
-            for updates with micro-batches or of minibatches with filler rows. This takes about a second for
-            each number of environments and each size of minibatch. Results are equal up to rounding. If a
-            part cannot be captured, a warning names the reason. It has no effect on a CPU, and with several
-            processes. Not saved with the agent; `load` accepts it.
+        cuda_graphs: on a GPU, capture the acting step as a CUDA graph, and also losses and gradients, except
+            for updates with micro-batches or of minibatches with filler rows. This takes up to two
+            seconds, and memory, for each number of environments and each size of minibatch. Results are equal
+            up to rounding. If a part cannot be captured, a warning names the reason. Attributes and hooks of
+            modules that change later have no effect on what is captured. It has no effect on a CPU, and with
+            several processes. Not saved with the agent; `load` accepts it.
         n_envs: number of environments to create if ``env`` is an id; under torchrun, of all processes.
         core: specification of the transformer; None for `gtrxl`. It is rejected if acting step by step would
             differ from training on segments.
@@ -259,8 +260,8 @@ class GTrXLPPO(TrainingLoop):
         self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space, self.action_space, self.lr_schedule, **own, **self.policy_kwargs
         ).to(self.device)
-        if self._captures or (self.compile and not supports_graphs(self.device)):
-            self.policy.network_step = CompiledStep()
+        if self._captures_graphs or (self.compile and not supports_graphs(self.device)):
+            self.policy.network_step = CompiledStep(self.device.type)
         self._algorithm = self._ppo_training()
         self._diagnostics, self._episodes = TrainingDiagnostics(self.action_space), EpisodeStatistics()
         self._between_rollouts, self.iterations = False, 0
@@ -268,10 +269,10 @@ class GTrXLPPO(TrainingLoop):
 
     def _ppo_training(self) -> PPOTraining:
         """Return a new training by PPO, on a GPU with captured updates."""
-        return PPOTraining(self.policy, self.order, self._captures)
+        return PPOTraining(self.policy, self.order, self._captures_graphs)
 
     @property
-    def _captures(self) -> bool:
+    def _captures_graphs(self) -> bool:
         """True if kernels are captured as CUDA graphs; collective operations of several processes are not."""
         return self.cuda_graphs and supports_graphs(self.device) and self.ranks.world_size == 1
 

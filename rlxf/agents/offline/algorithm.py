@@ -145,15 +145,14 @@ class OfflineAlgorithm(ValidatedAlgorithm):
             trained = deepcopy(self.policy)
             self._average = WeightAverage(trained, self.policy, self.weight_averaging, UNCLIPPED)
         self.optimizer = make_optimizer(trained, self.lr_schedule(1), self.weight_decay)
+        captures = self.cuda_graphs and supports_graphs(self.device)
+        self._captured = CapturedLosses() if captures else None
         self._update = self._make_update(trained)
 
     def _make_update(self, trained: OfflineModel) -> OfflineUpdate:
         """Return an update of a model without pending metrics."""
         options = self.max_grad_norm, self._average, self.gradient_accumulation_steps
-        captures = self.cuda_graphs and supports_graphs(self.device)
-        return OfflineUpdate(
-            trained, self.optimizer, *options, captured=CapturedLosses() if captures else None
-        )
+        return OfflineUpdate(trained, self.optimizer, *options, captured=self._captured)
 
     def _new_update(self) -> OfflineUpdate:
         """Return an update of the trained model without pending metrics."""

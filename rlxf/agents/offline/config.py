@@ -73,6 +73,9 @@ class OfflineConfig:
     MODEL_SETTINGS: ClassVar[tuple[str, ...]] = ()
     """Settings that determine the parameters of the model, without its core."""
 
+    NOT_STORED: ClassVar[tuple[str, ...]] = ("cuda_graphs",)
+    """Settings that files do not hold."""
+
     context_length: int
     learning_rate: float | Schedule
     batch_size: int
@@ -203,8 +206,9 @@ class OfflineConfig:
     def to_json(self) -> dict[str, Any]:
         """Return the configuration as JSON data, without arguments that have their default."""
         values, defaults = self._json_values(), self.default_json()
+        kept = {name: value for name, value in values.items() if name not in self.NOT_STORED}
         return {
-            name: value for name, value in values.items() if name not in defaults or value != defaults[name]
+            name: value for name, value in kept.items() if name not in defaults or value != defaults[name]
         }
 
     def _json_values(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -71,6 +71,10 @@ class OfflineModel(nn.Module, ABC):
 
     def check_stored_parameters(self, tensors: Mapping[str, Tensor]) -> None:  # optional
         """Raise CheckpointError if tensors of a file, by name, are finite but invalid for the model."""
+
+    def capture_settings(self) -> Hashable:
+        """Return numbers that `losses` reads from attributes and that may change between updates."""
+        return self.precision
 
     def check_capture(self) -> None:  # optional
         """Raise CompilationError, with the reason, if branches of `losses` depend on values of tensors."""

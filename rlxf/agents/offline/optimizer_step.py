@@ -72,7 +72,7 @@ class OfflineUpdate:
             NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
         losses = self.ranks.fail_together(partial(self._accumulate, batch))
-        self.trained.after_losses()
+        self.after_losses()
         parts = self.ranks.reduce_means(losses, self.loss_count(batch))
         with naming_output_faults(partial(self.losses, batch)):
             norm = self.step(parts)
@@ -89,6 +89,10 @@ class OfflineUpdate:
     def losses(self, batch: Any) -> dict[str, Tensor]:
         """Return the "loss" and its parts."""
         return self.trained.losses(batch)
+
+    def after_losses(self) -> None:
+        """Check the numbers that `losses` has stored."""
+        self.trained.after_losses()
 
     def loss_count(self, batch: Any) -> Tensor:
         """Return the number of steps over which `losses` are averaged, a scalar."""
@@ -110,9 +114,8 @@ class OfflineUpdate:
     def _captured_losses(self, batch: Any) -> tuple[Losses, GradientSetter] | None:
         if self.captured is None or self.ranks.world_size > 1:
             return None
-        return self.captured(
-            self.trained, named_tensors(batch, skipped=()), partial(self._loss_function, batch)
-        )
+        make, settings = partial(self._loss_function, batch), self.trained.capture_settings()
+        return self.captured(self.trained, named_tensors(batch, skipped=()), make, settings)
 
     def _loss_function(self, batch: Any) -> LossFunction:
         """Return `losses` as a function of the tensors of a batch by name."""

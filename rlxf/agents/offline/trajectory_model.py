@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -203,6 +203,10 @@ class TrajectoryModel(OfflineModel):
     def check_stored_parameters(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise CheckpointError if tensors of a file would make a recurrent state overflow."""
         check_stored_parameters(self, tensors)
+
+    def capture_settings(self) -> Hashable:
+        """Return the precision and the scale of returns, which `load_pretrained` changes."""
+        return super().capture_settings(), self.tokens.return_scale
 
     def check_capture(self) -> None:
         """Raise CompilationError if the branches of the core depend on values of tensors."""

@@ -33,6 +33,7 @@ class Reversible(Residual):
 
     paper: ClassVar[str] = "Kitaev et al. 2020, arXiv:2001.04451"
     cost: ClassVar[str] = "L, a third more in training"
+    restores_random_state: ClassVar[bool] = True
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless inputs of layers can be recomputed from their outputs."""

@@ -106,14 +106,14 @@ def test_copies_of_several_dtypes():
 @pytest.mark.first_cases(2)
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 def test_captured_steps_equal_eager_ones(core, captures):
-    assert largest_difference(agent_of(core=core), CompiledStep()) < 1e-5
+    assert largest_difference(agent_of(core=core), CompiledStep("cpu")) < 1e-5
     assert len(captures) == 1
 
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("policy", OBSERVATIONS)
 def test_captured_steps_of_each_policy(policy, captures):
-    assert largest_difference(agent_of(policy), CompiledStep()) < 1e-5
+    assert largest_difference(agent_of(policy), CompiledStep("cpu")) < 1e-5
 
 
 def test_rollouts_and_predictions_of_a_captured_agent_equal_those_of_an_eager_one(captures):

@@ -116,13 +116,13 @@ def compiled_agent():
 def test_traced_steps_equal_eager_ones(core, traced):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        assert largest_difference(agent_of(core=core), CompiledStep()) < 1e-5
+        assert largest_difference(agent_of(core=core), CompiledStep("cpu")) < 1e-5
 
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("policy", OBSERVATIONS)
 def test_each_policy_can_be_traced(policy, traced):
-    assert largest_difference(agent_of(policy), CompiledStep()) < 1e-5
+    assert largest_difference(agent_of(policy), CompiledStep("cpu")) < 1e-5
 
 
 def test_compiled_steps_get_contiguous_observations_of_one_dtype(monkeypatch):
@@ -134,7 +134,7 @@ def test_compiled_steps_get_contiguous_observations_of_one_dtype(monkeypatch):
         return lambda *arguments: given.append(arguments[4]) or programs[-1](*arguments)
 
     monkeypatch.setattr(network_step, "CompiledFunction", compiled)
-    agent, step = agent_of(), CompiledStep()
+    agent, step = agent_of(), CompiledStep("cpu")
     agent.policy.set_training_mode(False)
     for obs, action, index in steps(agent, 1):
         wide = torch.stack([obs, torch.zeros_like(obs)], dim=-1)[..., 0]
@@ -148,7 +148,7 @@ def test_compiled_steps_get_contiguous_observations_of_one_dtype(monkeypatch):
 
 
 def test_each_dtype_of_images_is_compiled(traced):
-    agent, step = agent_of("CnnGTrXLPolicy"), CompiledStep()
+    agent, step = agent_of("CnnGTrXLPolicy"), CompiledStep("cpu")
     agent.policy.set_training_mode(False)
     for obs, action, index in steps(agent, 1):
         results = [
@@ -205,11 +205,10 @@ def test_a_step_of_another_kind_of_device_is_not_compiled(monkeypatch):
     monkeypatch.setattr(network_step, "CompiledFunction", None)
     agent = agent_of()
     expected = actions(agent)
-    agent.policy.network_step = CompiledStep()
-    agent.policy.network_step._device_type = "cuda"
+    agent.policy.network_step = CompiledStep("cuda")
     np.testing.assert_array_equal(actions(agent), expected)
     copied = deepcopy(agent.policy)
-    assert copied.network_step._device_type == "cuda"
+    assert copied.network_step.device_type == "cuda"
 
 
 def test_an_exported_step_is_not_compiled(monkeypatch):
@@ -232,7 +231,7 @@ def test_predict_does_not_change_the_state_that_it_is_given(compiled_agent):
 
 def assert_warns_and_acts_alike(agent, message):
     """Assert that an agent warns once that its step is not compiled, and acts as one that compiles none."""
-    agent.policy.network_step = CompiledStep()
+    agent.policy.network_step = CompiledStep("cpu")
     with pytest.warns(UserWarning, match=message):
         given = actions(agent)
     with warnings.catch_warnings():

@@ -1,16 +1,18 @@
 """Captured updates of offline agents equal others, with a capture on the CPU that runs a function again."""
 
 import warnings
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
 
+from rlxf import DecisionTransformer
 from rlxf.agents.common import captured_losses
 from rlxf.agents.decision_transformer import HighestValueReturn
 from rlxf.agents.offline import algorithm
 from rlxf.agents.offline.objectives import QRegularized
-from rlxf.attention import RMT, Full
+from rlxf.attention import RMT, Full, Reversible
 from rlxf.training import NumericalError
 from tests.agents.captures import capture_on_cpu
 from tests.agents.decision_transformer.test_resume import SaveAt
@@ -59,13 +61,13 @@ def test_captured_updates_equal_others(make, captures):
     assert len(captures) == 1
 
 
-def test_a_continued_training_captures_again(captures):
+def test_a_continued_training_is_not_captured_again(captures):
     own, other = small_agent(), small_agent(cuda_graphs=False)
     for agent in (own, other):
         learn(agent, 3)
         learn(agent, 3, reset_num_timesteps=False)
     assert_equal_weights(own, other)
-    assert len(captures) == 2
+    assert len(captures) == 1
 
 
 def test_a_resumed_training_equals_an_uninterrupted_one(captures, tmp_path):
@@ -126,6 +128,29 @@ def test_a_memory_whose_branches_depend_on_values_is_named(captures):
     assert "the memory RMT" in messages[0]
     assert "cuda_graphs=False" in messages[0]
     assert_equal_weights(own, learn(small_agent(core=core, cuda_graphs=False)))
+    assert not captures
+
+
+def test_a_copied_agent_captures_again(captures):
+    agent = learn(small_agent(), 2)
+    copied = deepcopy(agent)
+    assert len(captures) == 1
+    assert_equal_weights(learn(agent, 2), learn(copied, 2))
+    assert len(captures) == 2
+
+
+def test_a_run_is_resumed_without_graphs(captures, tmp_path):
+    learn(small_agent(cuda_graphs=False), 4, callback=SaveAt(2, tmp_path / "run.zip", stop=True))
+    assert small_agent().learn(4, resume_from=tmp_path / "run.zip").num_timesteps == 4
+    loaded = DecisionTransformer.load(tmp_path / "run.zip")
+    assert loaded.cuda_graphs
+    assert not DecisionTransformer.load(tmp_path / "run.zip", cuda_graphs=False).cuda_graphs
+
+
+def test_a_backward_pass_that_restores_the_random_state_is_named(captures):
+    core = replace(TINY, residual=Reversible(), dropout=0.1)
+    with pytest.warns(UserWarning, match="because the backward pass restores the random state"):
+        learn(small_agent(core=core))
     assert not captures
 
 

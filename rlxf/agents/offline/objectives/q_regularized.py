@@ -136,12 +136,12 @@ class QRegularized(ObjectiveSpec):
 class QRegularizedLoss(ObjectiveLoss):
     """Loss of `QRegularized` with its action head, action values and target networks.
 
-    The buffer ``updates`` counts the updates of the critic. The buffer ``watched`` has the numbers of the
-    last batch that `DivergenceCheck` reads.
+    The buffer ``updates`` counts the updates of the critic. `DivergenceCheck` reads the buffer
+    ``divergence_numbers`` of the last batch.
     """
 
     updates: Tensor
-    watched: Tensor
+    divergence_numbers: Tensor
 
     def __init__(self, spec: QRegularized, head: Head, critic: TwinQ):
         super().__init__()
@@ -149,7 +149,7 @@ class QRegularizedLoss(ObjectiveLoss):
         self.target = frozen_copy(critic)
         self.divergence = DivergenceCheck(spec.discount)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("watched", torch.zeros(2), persistent=False)
+        self.register_buffer("divergence_numbers", torch.zeros(2), persistent=False)
 
     def check_episodes(self, data: Trajectories, episodes: NDArray[np.int64]) -> None:
         """Raise DatasetError if no episode has a marked end, or no value target contains a reward."""
@@ -197,7 +197,7 @@ class QRegularizedLoss(ObjectiveLoss):
         frozen = {name: value.detach() for name, value in self.critic.named_parameters()}
         q = functional_call(self.critic, frozen, (batch.features.detach(), chosen))[0]
         value, scale = (masked_mean(x, batch.mask) for x in (q, q.detach().abs()))
-        self.watched.copy_(torch.stack([scale, largest_reward(batch)]))
+        self.divergence_numbers.copy_(torch.stack([scale, largest_reward(batch)]))
         loss = parts["loss"] - self._weight() * value / scale.clamp(min=SMALLEST_SCALE) + critic_loss
         return parts | {"loss": loss, "critic_loss": critic_loss, "q": value, "q_target": target}
 
@@ -233,7 +233,7 @@ class QRegularizedLoss(ObjectiveLoss):
 
     def after_losses(self) -> None:
         """Warn if the action values diverge."""
-        self.divergence.check(self.watched)
+        self.divergence.check(self.divergence_numbers)
 
     @torch.no_grad()
     def after_update(self) -> None:
