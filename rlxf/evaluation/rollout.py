@@ -76,7 +76,6 @@ class ActiveEnvPolicy:
 
     def __init__(self, agent: PolicyPredictor, n_envs: int, deterministic: bool):
         self._agent, self._deterministic = agent, deterministic
-        self._is_compiled = bool(getattr(agent, "has_compiled_step", False))
         self._rows = np.arange(n_envs)
         self._state: Any = None
         self._actions: NDArray[Any] | None = None
@@ -103,12 +102,19 @@ class ActiveEnvPolicy:
         return actions
 
     def _select(self, playing: NDArray[np.bool_]) -> None:
-        selects = not self._is_compiled and (self._state is None or hasattr(self._state, "rows"))
-        if playing.all() or not selects:
+        if playing.all() or not selects_rows(self._agent, self._state):
             return
         self._rows = self._rows[playing]
         if self._state is not None:
             self._state = self._state.rows(torch.from_numpy(playing))
+
+
+def selects_rows(agent: Any, state: Any) -> bool:
+    """Return whether an agent with this state can act for some of its environments only.
+
+    A compiled or captured step would be compiled again for each number of environments.
+    """
+    return not getattr(agent, "has_compiled_step", False) and (state is None or hasattr(state, "rows"))
 
 
 def quotas(episodes: int, n_envs: int) -> np.ndarray:

@@ -18,6 +18,7 @@ from rlxf.agents.common.actions import action_encoder as network_encoder
 from rlxf.data import Trajectories, action_encoder
 from rlxf.data.spaces import discrete_start, space_mismatches
 from rlxf.envs.wrappers import is_return_conditioned
+from rlxf.evaluation.rollout import selects_rows
 from rlxf.utils.errors import DatasetError
 
 EPISODES_PER_BATCH = 256
@@ -199,13 +200,12 @@ def _replay_episodes(
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
     first, lengths = data.offsets[episodes], data.lengths[episodes]
     observe = getattr(agent, "observe_action", None)
-    fixed = bool(getattr(agent, "has_compiled_step", False))  # it would be compiled for each number of rows
     state: Any = None
     for t in range(int(lengths.max())):
         running = int((lengths > t).sum())
-        selects = not fixed and hasattr(state, "rows")
-        rows = running if state is None or selects else len(episodes)
-        if selects and t and running < int((lengths >= t).sum()):
+        selects = selects_rows(agent, state)
+        rows = running if selects else len(episodes)
+        if selects and state is not None and t and running < int((lengths >= t).sum()):
             state = state.rows(torch.arange(rows))
         steps = first[:rows] + np.minimum(t, lengths[:rows] - 1)  # ended episodes repeat their last step
         chosen, state = act(load(steps, t), state, np.full(rows, t == 0))

@@ -206,9 +206,10 @@ class OfflineConfig:
     def to_json(self) -> dict[str, Any]:
         """Return the configuration as JSON data, without arguments that have their default."""
         values, defaults = self._json_values(), self.default_json()
-        kept = {name: value for name, value in values.items() if name not in self.NOT_STORED}
         return {
-            name: value for name, value in kept.items() if name not in defaults or value != defaults[name]
+            name: value
+            for name, value in values.items()
+            if name not in self.NOT_STORED and (name not in defaults or value != defaults[name])
         }
 
     def _json_values(self) -> dict[str, Any]:
