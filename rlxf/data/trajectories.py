@@ -49,7 +49,7 @@ class ScaleImages(nn.Module):
         return observations / 255
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trajectories:
     """E episodes of N steps in total, concatenated in flat arrays, with their metadata.
 
@@ -103,6 +103,10 @@ class Trajectories:
     metadata: tuple[dict[str, Any], ...] = ()
     reference_scores: ReferenceScores | None = None
     lossy_images: bool = False
+
+    def __repr__(self) -> str:
+        sources = ", ".join(self.dataset_ids) or "no dataset id"
+        return f"Trajectories({sources}: {self.episodes:,} episodes, {self.steps:,} steps)"
 
     @property
     def steps(self) -> int:

@@ -22,6 +22,10 @@ def test_standardized_vectors_have_mean_0_and_standard_deviation_1():
     torch.testing.assert_close(scaled.std(0, correction=0), torch.ones(3), atol=1e-4, rtol=0)
 
 
+def test_the_representation_is_short(data):
+    assert repr(data) == "Trajectories(no dataset id: 4 episodes, 24 steps)"
+
+
 def test_mean_and_std_are_buffers():
     layer = Standardize([1.0, 2.0], [3.0, 4.0])
     other = Standardize([0.0, 0.0], [1.0, 1.0])
