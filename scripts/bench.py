@@ -7,6 +7,7 @@ import tyro
 from benchmarks.ablation import Ablation
 from benchmarks.acting import Acting
 from benchmarks.attention import Attention
+from benchmarks.checkpoints import Checkpoints
 from benchmarks.context import Context
 from benchmarks.cores import Cores
 from benchmarks.corridors import Corridors
@@ -54,6 +55,7 @@ BENCHMARKS: dict[str, Any] = {
     "offline-updates": OfflineUpdates,
     "returns": Returns,
     "targets": Targets,
+    "checkpoints": Checkpoints,
     "ranking": Ranking,
     "online": Online,
     "context": Context,
