@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from benchmarks import hugging_face, offline_methods, online, pretraining, ranking, result_cache
+from benchmarks import checkpoints, hugging_face, offline_methods, online, pretraining, ranking, result_cache
+from benchmarks.checkpoints import AVERAGE, NEWEST, Checkpoint, Checkpoints
 from benchmarks.offline_criteria import criteria
 from benchmarks.offline_methods import METHODS, PRESETS, Job, measure
-from benchmarks.offline_setting import Setting
+from benchmarks.offline_setting import SHORT, Setting
 from benchmarks.online import Online
 from benchmarks.pretraining import KINDS, Pretraining
 from benchmarks.ranking import Ranking, regret
@@ -19,6 +20,7 @@ from benchmarks.returns import Returns, agent_rows, rows
 
 from rlxf import DecisionTransformer, collect
 from rlxf.data import Windows, load_trajectories
+from rlxf.evaluation import evaluate
 from rlxf.evaluation.intervals import interquartile_mean
 from tests.datasets import ID, record_cartpole
 from tests.in_process import InProcessPool
@@ -305,6 +307,7 @@ def test_online_fine_tuning_is_measured_before_and_after_on_the_same_episodes(
         width=8,
         context_length=3,
         seeds=1,
+        first_seed=4,
         evaluations=1,
         episodes=3,
         output=tmp_path / "runs.jsonl",
@@ -323,7 +326,7 @@ def test_online_fine_tuning_is_measured_before_and_after_on_the_same_episodes(
     mean = f"{load_trajectories(cartpole).returns.mean():.1f}"
     difference = f"{(run.after - run.before).mean():.1f} ("
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"0 │ {mean} │ {run.before.mean():.1f} │ {run.after.mean():.1f} │ {difference}" in shown
+    assert f"4 │ {mean} │ {run.before.mean():.1f} │ {run.after.mean():.1f} │ {difference}" in shown
     assert bench.output.with_suffix(".png").stat().st_size > 1000
     bench.run()
     assert len(bench.output.read_text().splitlines()) == 1
@@ -333,6 +336,54 @@ def test_online_fine_tuning_is_measured_before_and_after_on_the_same_episodes(
 def test_the_best_evaluation_of_a_fine_tuning(means, step):
     curve = [(10 * number, [mean - 1.0, mean + 1.0]) for number, mean in enumerate(means)]
     assert online.Run(0, curve).best_step == step
+
+
+def test_checkpoints_of_a_training_are_those_of_an_agent_without_and_with_averaging(
+    cartpole, tmp_path, capsys
+):
+    bench = Checkpoints(
+        cartpole, (0.0,), seeds=1, updates=6, evaluations=2, average_decay=0.5, episodes=2, processes=1
+    )
+    bench = replace(bench, output=tmp_path / "runs.jsonl")
+    bench.run()
+    assert "lowest held-out loss of each seed" in " ".join(capsys.readouterr().out.split())
+    (run,) = map(checkpoints.as_run, read_runs(bench.output).values())
+    assert [(each.update, each.weights) for each in run.checkpoints] == [
+        *((3, NEWEST), (3, AVERAGE)),
+        *((6, NEWEST), (6, AVERAGE)),
+    ]
+    data = load_trajectories(cartpole)
+    settings = replace(SHORT["small"], dropout=0.0).arguments()
+    agent = DecisionTransformer(data, seed=0, device="cpu", validation_share=0.1, **settings).learn(6)
+    newest = run.checkpoints[2]
+    assert agent.validation_losses()["loss"] == newest.loss
+    env = agent.make_env(2)
+    report = evaluate(agent, env, 2, target_returns=[float(data.returns.max())]).first
+    env.close()
+    assert report.returns.tolist() == newest.returns
+    assert run.checkpoints[3].loss != newest.loss
+    bench.run()
+    assert len(bench.output.read_text().splitlines()) == 1
+
+
+def test_failed_checkpoints_are_those_far_below_the_averages():
+    def run(seed, newest, average):
+        return checkpoints.Run(
+            0.1,
+            seed,
+            [
+                Checkpoint(update, weights, loss=-value, returns=[value], lengths=[1])
+                for weights, values in ((NEWEST, newest), (AVERAGE, average))
+                for update, value in enumerate(values)
+            ],
+        )
+
+    runs = [run(0, [10, 4, 7], [10, 12, 11]), run(1, [9, 6, 6], [8, 10, 8])]  # limits: 4.5, 5.5 and 4.75
+    assert checkpoints.rows(runs) == [
+        ["0.1", NEWEST, "7", "1 of 6", "3", "4, 6", "7, 6", "1.0, 1.0"],
+        ["0.1", AVERAGE, "10", "0 of 6", "2", "10, 8", "11, 8", "1.0, 1.0"],
+    ]
+    assert checkpoints.lowest_losses(runs) == {0.1: [12.0, 10.0]}
 
 
 def test_the_ceiling_excludes_episodes(cartpole):

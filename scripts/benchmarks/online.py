@@ -103,7 +103,7 @@ class Online:
     replay_episodes: int = 100
     """Capacity of the replay buffer, in episodes."""
     replay_remove: str = "worst"
-    """Episodes that a full replay buffer removes: worst or oldest."""
+    """Episodes that a full replay buffer removes: worst, oldest or oldest-of-worse."""
     learning_rate: float = 1e-3
     """Learning rate of AdamW, offline and online."""
     final_learning_rate: float | None = None
@@ -119,6 +119,8 @@ class Online:
     """Number of time step embeddings; longer than the episodes of poor data."""
     seeds: int = 3
     """Agents."""
+    first_seed: int = 0
+    """Seed of the first agent; settings are chosen with other seeds than those of the published table."""
     evaluations: int = 10
     """Evenly spaced evaluations of each agent during fine-tuning."""
     episodes: int = 50
@@ -136,7 +138,8 @@ class Online:
         """Train missing agents, print the table and draw the curves."""
         console = Console(width=120)
         jobs: dict[str, Callable[[], Run]] = {
-            f"{self.description}, seed {seed}": partial(self.fine_tune, seed) for seed in range(self.seeds)
+            f"{self.description}, seed {seed}": partial(self.fine_tune, seed)
+            for seed in range(self.first_seed, self.first_seed + self.seeds)
         }
         runs = [Run(**run) for run in run_missing(jobs, self.processes, self.output).values()]
         console.print(self.table(runs), self.best_table(runs))

@@ -103,8 +103,9 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
             round_steps: environment steps, over all environments, between rounds of updates.
             round_updates: number of updates in a round.
             replay_episodes: capacity of the replay buffer in episodes. The buffer is kept in memory.
-            replay_remove: episodes that a full replay buffer removes: "worst", those with the lowest return,
-                or "oldest", as in the paper.
+            replay_remove: episodes that a full replay buffer removes: "worst", those with the lowest return;
+                "oldest", as in the paper; "oldest-of-worse", the oldest of those below the better half, so
+                that a critic also learns from the failures of the current policy.
             exploration_noise: standard deviation of the noise on Box actions of `QRegularized`, in units of
                 half their range, or of the action if it is unbounded; None for 0.1 (TD3: Fujimoto et al.
                 2018, arXiv:1802.09477). Other policies sample their actions and refuse it.

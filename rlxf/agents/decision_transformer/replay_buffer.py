@@ -41,7 +41,8 @@ def split(steps: Transitions, lengths: NDArray[np.integer[Any]]) -> list[Transit
     return [Transitions(*episode) for episode in zip(*parts, strict=True)]
 
 
-REMOVALS = ("worst", "oldest")
+WORST, OLDEST, OLDEST_OF_WORSE = "worst", "oldest", "oldest-of-worse"
+REMOVALS = (WORST, OLDEST, OLDEST_OF_WORSE)
 """Episodes that a full `ReplayBuffer` removes first."""
 
 
@@ -49,11 +50,13 @@ class ReplayBuffer:
     """Replay buffer of N episodes, in memory.
 
     It initially holds the best episodes of the dataset. Beyond the capacity, episodes are removed: those with
-    the lowest return, or the oldest. The episodes of the dataset are older than all others; among them, those
-    with the lowest return are removed first.
+    the lowest return, the oldest, or the oldest of the worse half, those below the ``(N + 1) // 2`` best. The
+    episodes of the dataset are older than all others; among them, those with the lowest return are older.
 
     Source: Zheng et al. 2022, arXiv:2202.05607, section 4.1, algorithm 1, which removes the oldest ones.
-    Keeping the best is self-imitation (Oh et al. 2018, arXiv:1806.05635).
+    Keeping the best is self-imitation (Oh et al. 2018, arXiv:1806.05635). A buffer that holds the best only
+    contains no failures of the current policy, so a critic never learns the values of their states. With the
+    oldest of the worse half removed, one half of the buffer is for imitation and the other for the critic.
 
     Args:
         data: offline dataset of the agent.
@@ -64,7 +67,7 @@ class ReplayBuffer:
         ValueError: if remove is unknown.
     """
 
-    def __init__(self, data: Trajectories, capacity: int, remove: str = "worst"):
+    def __init__(self, data: Trajectories, capacity: int, remove: str = WORST):
         check_choice("replay_remove", remove, REMOVALS)
         best = np.argsort(data.returns, kind="stable")[-capacity:].tolist()
         terminated = np.zeros(data.steps, np.bool_)
@@ -91,9 +94,13 @@ class ReplayBuffer:
     def _preferred(self) -> list[int]:
         """Return the places in `episodes`, those to keep first; of equal returns, the newest are kept."""
         newest_first = list(range(len(self.episodes)))[::-1]
-        if self.remove == "oldest":
+        if self.remove == OLDEST:
             return newest_first
-        return sorted(newest_first, key=self._returns.__getitem__, reverse=True)
+        best_first = sorted(newest_first, key=self._returns.__getitem__, reverse=True)
+        if self.remove == WORST:
+            return best_first
+        better = best_first[: (self.capacity + 1) // 2]
+        return better + sorted(set(newest_first) - set(better), reverse=True)
 
     def _keep(self, places: Sequence[int]) -> None:
         """Remove all episodes but those at these places, in ascending order."""

@@ -56,6 +56,32 @@ def test_a_full_replay_removes_the_worst_episodes():
     assert [len(episode.rewards) for episode in replay.episodes] == [1, 1, 1]  # of equal returns, the newest
 
 
+def test_a_full_replay_removes_the_oldest_episodes_of_the_worse_half():
+    data = some_trajectories()
+    replay, logged = ReplayBuffer(data, 4, "oldest-of-worse"), np.sort(data.returns)[-4:]
+    replay.extend([some_episode(data, -1e3)])  # worse than all others, but the newest
+    np.testing.assert_allclose(replay.trajectories().returns, [*logged[1:], -1e3], atol=1e-6)
+    replay.extend([some_episode(data, -2e3), some_episode(data, 1e3)])
+    np.testing.assert_allclose(replay.trajectories().returns, [logged[-1], -1e3, -2e3, 1e3], atol=1e-6)
+    replay.extend([some_episode(data, -3e3), some_episode(data, 2e3)])
+    np.testing.assert_allclose(replay.trajectories().returns, [-2e3, 1e3, -3e3, 2e3], atol=1e-6)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 5, 8])
+def test_the_worse_half_is_a_queue_of_the_episodes_below_the_best(capacity):
+    """A slow model of the buffer: the best episodes ever seen, and the newest of the others."""
+    data, rng = some_trajectories(), np.random.default_rng(capacity)
+    replay, seen = ReplayBuffer(data, capacity, "oldest-of-worse"), list(np.sort(data.returns)[-capacity:])
+    for _ in range(30):
+        added = rng.normal(data.returns.mean(), 20, rng.integers(1, 4)).astype(np.float32)
+        replay.extend([some_episode(data, each) for each in added])
+        seen += list(added)
+        best = sorted(range(len(seen)), key=lambda i: seen[i])[-((capacity + 1) // 2) :]
+        others = [i for i in range(len(seen)) if i not in best]
+        kept = [seen[i] for i in sorted(best + others[max(len(others) - capacity // 2, 0) :])]
+        np.testing.assert_allclose(replay.trajectories().returns, kept, rtol=1e-5)
+
+
 def test_unknown_removals_are_refused():
     with pytest.raises(ValueError, match=r"replay_remove must be one of .*'worst', 'oldest'.*'best'"):
         ReplayBuffer(some_trajectories(), 3, "best")
