@@ -120,6 +120,32 @@ def test_table_of_offline_methods():
     assert_on_page("offline", table_of_returns([r for r in runs if r.method in methods], (0, 1, 2, 3, 5)))
 
 
+SETTINGS = {
+    "BC": ("bc", "averaging 0.999,"),
+    "BC of the best 10%": ("bc-best", "averaging 0.999,"),
+    "BC of the best 10%, longer average": ("bc-best", "averaging 0.9999,"),
+    "BC, return-weighted": ("bc-weighted", "averaging 0.999,"),
+    "BC, high returns, longer average": ("bc-high", "averaging 0.9999,"),
+    "RvS": ("rvs", "averaging 0.999,"),
+    "DT": ("dt", "batch 32, weight averaging 0.999,"),
+    "DT without dropout": ("dt", "dropout 0, weight averaging 0.999,"),
+    "HF DT": ("hf", "batch 32, seed"),
+}
+"""Method, and part of the keys of its runs, by title in the table of all methods."""
+
+
+def test_table_of_all_offline_methods_side_by_side():
+    lines = read_runs(NUMBERS / "returns.jsonl").items()
+    groups = {
+        title: [returns.Run(**run) for key, run in lines if f", {method}, " in key and part in key]
+        for title, (method, part) in SETTINGS.items()
+    }
+    assert {len(runs) for runs in groups.values()} == {20}
+    of_data = [returns.Run(**run) for key, run in lines if key.endswith(", data")]
+    of_data.sort(key=lambda run: returns.MUJOCO.index(run.dataset))
+    assert_on_page("offline", returns.side_by_side({"the data": of_data} | groups, of_data))
+
+
 def test_table_of_costs_of_offline_methods():
     runs = [returns.Run(**run) for run in read_runs(NUMBERS / "costs.jsonl").values()]
     rows = returns.rows([run for run in runs if run.method != returns.DATA], [runs[0].dataset])

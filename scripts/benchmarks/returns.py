@@ -1,6 +1,6 @@
 """Returns of offline methods on the same datasets: behavior cloning, Decision Transformers, HF's model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -159,6 +159,10 @@ class Returns:
             console.print(as_table(dataset, rows([run for run in runs if run.dataset == dataset], [dataset])))
         if len(self.datasets) > 1:
             console.print(as_table("all datasets", rows(runs, self.datasets)))
+            groups = {METHODS[name].title: [run for run in runs if run.method == name] for name in METHODS}
+            columns = ("method", *self.datasets, "all", "lowest seed above the data")
+            of_data = [run for run in runs if run.method == DATA]
+            console.print(as_table("IQM, side by side", side_by_side(groups, of_data), columns))
         console.print(as_table("criteria", criteria(runs, self.datasets), CRITERIA))
         if self.validation_share is not None:
             console.print(as_table("agents", agent_rows(runs), AGENT_COLUMNS))
@@ -195,6 +199,29 @@ def rows(runs: Sequence[Run], datasets: Sequence[str]) -> list[list[str]]:
             strata = [np.stack([run.scores for run in group]) for group in groups]
             cost = ["", "", ""] if method == DATA else cost_cells(strata, [run for g in groups for run in g])
             table.append([*score_cells(method, strata), mean_return(groups), *cost])
+    return table
+
+
+def side_by_side(groups: Mapping[str, Sequence[Run]], of_data: Sequence[Run]) -> list[list[str]]:
+    """Return a row for each group of runs that has all datasets: interquartile means, and the worst seed.
+
+    The last column is the mean score of a seed minus that of the data, for the seed and the dataset with the
+    lowest difference.
+
+    Args:
+        groups: runs of one method with one setting, by title.
+        of_data: one run for each dataset, with the episodes of the data.
+    """
+    table = []
+    for title, runs in groups.items():
+        strata = [[run.scores for run in runs if run.dataset == data.dataset] for data in of_data]
+        if all(strata):
+            means = [f"{stratified_interquartile_mean([np.stack(scores)]):.1f}" for scores in strata]
+            overall = f"{stratified_interquartile_mean([np.stack(scores) for scores in strata]):.1f}"
+            gains = [np.mean(scores, axis=1).min() for scores in strata] - np.array(
+                [data.scores.mean() for data in of_data]
+            )
+            table.append([title, *means, overall, f"{gains.min():.1f}"])
     return table
 
 
