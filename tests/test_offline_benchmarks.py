@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import checkpoints, hugging_face, offline_methods, online, pretraining, ranking, result_cache
-from benchmarks.checkpoints import AVERAGE, NEWEST, Checkpoint, Checkpoints
+from benchmarks.checkpoints import AVERAGE, NEWEST, VARIANTS, Checkpoint, Checkpoints
 from benchmarks.offline_criteria import criteria
 from benchmarks.offline_methods import METHODS, PRESETS, Job, measure
-from benchmarks.offline_setting import SHORT, Setting
+from benchmarks.offline_setting import Setting
 from benchmarks.online import Online
 from benchmarks.pretraining import KINDS, Pretraining
 from benchmarks.ranking import Ranking, regret
@@ -342,7 +342,14 @@ def test_checkpoints_of_a_training_are_those_of_an_agent_without_and_with_averag
     cartpole, tmp_path, capsys
 ):
     bench = Checkpoints(
-        cartpole, (0.0,), seeds=1, updates=6, evaluations=2, average_decay=0.5, episodes=2, processes=1
+        cartpole,
+        ("no dropout",),
+        seeds=1,
+        updates=6,
+        evaluations=2,
+        average_decay=0.5,
+        episodes=2,
+        processes=1,
     )
     bench = replace(bench, output=tmp_path / "runs.jsonl")
     bench.run()
@@ -353,7 +360,7 @@ def test_checkpoints_of_a_training_are_those_of_an_agent_without_and_with_averag
         *((6, NEWEST), (6, AVERAGE)),
     ]
     data = load_trajectories(cartpole)
-    settings = replace(SHORT["small"], dropout=0.0).arguments()
+    settings = VARIANTS["no dropout"].arguments()
     agent = DecisionTransformer(data, seed=0, device="cpu", validation_share=0.1, **settings).learn(6)
     newest = run.checkpoints[2]
     assert agent.validation_losses()["loss"] == newest.loss
@@ -369,7 +376,7 @@ def test_checkpoints_of_a_training_are_those_of_an_agent_without_and_with_averag
 def test_failed_checkpoints_are_those_far_below_the_averages():
     def run(seed, newest, average):
         return checkpoints.Run(
-            0.1,
+            "published",
             seed,
             [
                 Checkpoint(update, weights, loss=-value, returns=[value], lengths=[1])
@@ -380,10 +387,10 @@ def test_failed_checkpoints_are_those_far_below_the_averages():
 
     runs = [run(0, [10, 4, 7], [10, 12, 11]), run(1, [9, 6, 6], [8, 10, 8])]  # limits: 4.5, 5.5 and 4.75
     assert checkpoints.rows(runs) == [
-        ["0.1", NEWEST, "7", "1 of 6", "3", "4, 6", "7, 6", "1.0, 1.0"],
-        ["0.1", AVERAGE, "10", "0 of 6", "2", "10, 8", "11, 8", "1.0, 1.0"],
+        ["published", NEWEST, "7", "1 of 6", "3", "4, 6", "7, 6", "1.0, 1.0"],
+        ["published", AVERAGE, "10", "0 of 6", "2", "10, 8", "11, 8", "1.0, 1.0"],
     ]
-    assert checkpoints.lowest_losses(runs) == {0.1: [12.0, 10.0]}
+    assert checkpoints.lowest_losses(runs) == {"published": [12.0, 10.0]}
 
 
 def test_the_ceiling_excludes_episodes(cartpole):

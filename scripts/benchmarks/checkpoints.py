@@ -16,16 +16,42 @@ from rich.table import Table
 from stable_baselines3.common.callbacks import BaseCallback
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from benchmarks.ablation_runs import check_names
 from benchmarks.offline_setting import SHORT
 from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer, evaluate
-from rlxf.data import load_trajectories
+from rlxf.data import HighReturns, Sampling, load_trajectories
+from rlxf.data.sampling import UNIFORM_STEPS
 from rlxf.evaluation.intervals import rank_correlation
 
 NEWEST, AVERAGE = "newest", "average"
 """Names of the weights that are evaluated."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings in which trainings differ.
+
+    Args:
+        dropout: dropout of the transformer.
+        sampling: probabilities of the windows.
+    """
+
+    dropout: float = 0.1
+    sampling: Sampling = UNIFORM_STEPS
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `DecisionTransformer`."""
+        return replace(SHORT["small"], dropout=self.dropout).arguments() | {"sampling": self.sampling}
+
+
+VARIANTS = {
+    "published": Variant(),
+    "no dropout": Variant(dropout=0.0),
+    "high returns": Variant(sampling=HighReturns(0.25)),
+}
 COLUMNS = (
-    *("dropout", "weights", "mean", "failed", "change to the next"),
+    *("variant", "weights", "mean", "failed", "change to the next"),
     *("lowest of each seed", "last of each seed", "Spearman with lower loss"),
 )
 
@@ -54,12 +80,12 @@ class Run:
     """Checkpoints of one training.
 
     Args:
-        dropout: dropout of the transformer.
+        variant: a name in `VARIANTS`.
         seed: random seed of the training.
         checkpoints: results in the order of the updates.
     """
 
-    dropout: float
+    variant: str
     seed: int
     checkpoints: list[Checkpoint]
 
@@ -136,19 +162,22 @@ class Checkpoints:
     In the second half of each training, the newest weights and their moving average are evaluated in the same
     episodes, for the highest return of the data as target, and their loss on held-out episodes is measured.
     The average does not influence the training. A checkpoint has failed if its mean return is below half of
-    the median over the averages with the same dropout and as many updates.
+    the median over the averages of the same variant after as many updates.
 
     Trainings are those of `bench.py targets`: width 64, 2 layers, a context of 20 steps, batches of 64
-    windows, and a learning rate that decays from 1e-3 to 1e-4. Completed runs are lines of the output file
-    and are not repeated. The dataset is read from MINARI_DATASETS_PATH; Hopper requires the extra mujoco.
+    windows, and a learning rate that decays from 1e-3 to 1e-4. The variants are the published one, which has
+    a dropout of 0.1 and equally likely windows, one without dropout, and one whose windows are from episodes
+    with returns in the upper quarter of their range (`HighReturns`). Completed runs are lines of the output
+    file and are not repeated. The dataset is read from MINARI_DATASETS_PATH; Hopper requires the extra
+    mujoco.
     """
 
     dataset: str = "rlxf/hopper/medium-replay-like-v0"
     """Minari id."""
-    dropouts: tuple[float, ...] = (0.1, 0.0)
-    """Dropouts of the transformers."""
+    variants: tuple[str, ...] = tuple(VARIANTS)
+    """Names of the variants."""
     seeds: int = 5
-    """Trainings with each dropout."""
+    """Trainings of each variant."""
     updates: int = 10_000
     """Updates of each training."""
     evaluations: int = 6
@@ -164,12 +193,15 @@ class Checkpoints:
     output: Path = Path("runs/bench-checkpoints.jsonl")
     """Output file with a line for each training."""
 
+    def __post_init__(self) -> None:
+        check_names(variants=(self.variants, VARIANTS))
+
     def run(self) -> None:
         """Make missing trainings, and print the table."""
         load_trajectories(self.dataset)  # convert the data once, before processes read them
         jobs: dict[str, Callable[[], Run]] = {
-            self.key(dropout, seed): partial(self.train, dropout, seed)
-            for seed, dropout in product(range(self.seeds), self.dropouts)
+            self.key(variant, seed): partial(self.train, variant, seed)
+            for variant, seed in product(self.variants, range(self.seeds))
         }
         runs = [as_run(run) for run in run_missing(jobs, self.processes, self.output).values()]
         table = Table(*COLUMNS, title=f"{self.dataset}: mean returns of checkpoints")
@@ -177,46 +209,44 @@ class Checkpoints:
             table.add_row(*row)
         console = Console(width=150)
         console.print(table)
-        for dropout, returns in lowest_losses(runs).items():
+        for variant, returns in lowest_losses(runs).items():
             chosen = ", ".join(f"{each:.0f}" for each in returns)
-            console.print(
-                f"dropout {dropout:g}, checkpoint with the lowest held-out loss of each seed: {chosen}"
-            )
+            console.print(f"{variant}, checkpoint with the lowest held-out loss of each seed: {chosen}")
         console.print(f"runs: {self.output}")
 
-    def key(self, dropout: float, seed: int) -> str:
+    def key(self, variant: str, seed: int) -> str:
         """Return the key of a training in the output file."""
         return (
-            f"{self.dataset}, dropout {dropout:g}, {self.updates} updates, {self.evaluations} evaluations of "
+            f"{self.dataset}, {variant}, {self.updates} updates, {self.evaluations} evaluations of "
             f"{self.episodes} episodes, average {self.average_decay:g}, held out {self.validation_share:g}, "
             f"seed {seed}"
         )
 
-    def train(self, dropout: float, seed: int) -> Run:
+    def train(self, variant: str, seed: int) -> Run:
         """Train one agent and evaluate its checkpoints."""
-        arguments = replace(SHORT["small"], dropout=dropout).arguments()
-        data, share = load_trajectories(self.dataset), self.validation_share
-        agent = DecisionTransformer(data, seed=seed, device="cpu", validation_share=share, **arguments)
+        data, options = load_trajectories(self.dataset), VARIANTS[variant].arguments()
+        options["validation_share"] = self.validation_share
+        agent = DecisionTransformer(data, seed=seed, device="cpu", **options)
         first = self.updates // 2
         every = (self.updates - first) // max(self.evaluations - 1, 1)
         target = float(data.returns.max())
         measurement = Measurement(self.average_decay, every, first, self.episodes, target)
         agent.learn(self.updates, measurement)
-        return Run(dropout, seed, measurement.checkpoints)
+        return Run(variant, seed, measurement.checkpoints)
 
 
 def as_run(data: dict[str, Any]) -> Run:
     """Build a run from the data of its line in the output file."""
-    return Run(data["dropout"], data["seed"], [Checkpoint(**each) for each in data["checkpoints"]])
+    return Run(data["variant"], data["seed"], [Checkpoint(**each) for each in data["checkpoints"]])
 
 
 def rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Return two rows for each dropout, see `COLUMNS`, with numbers over the checkpoints of all trainings."""
+    """Return two rows for each variant, see `COLUMNS`, with numbers over the checkpoints of all trainings."""
     table = []
-    for dropout in dict.fromkeys(run.dropout for run in runs):
-        chosen = [run for run in runs if run.dropout == dropout]
+    for variant in dict.fromkeys(run.variant for run in runs):
+        chosen = [run for run in runs if run.variant == variant]
         limit = np.median([run.returns(AVERAGE) for run in chosen], axis=0) / 2
-        table += [[f"{dropout:g}", *cells(chosen, weights, limit)] for weights in (NEWEST, AVERAGE)]
+        table += [[variant, *cells(chosen, weights, limit)] for weights in (NEWEST, AVERAGE)]
     return table
 
 
@@ -236,10 +266,10 @@ def cells(runs: Sequence[Run], weights: str, limit: NDArray[np.float64]) -> list
     ]
 
 
-def lowest_losses(runs: Sequence[Run]) -> dict[float, list[float]]:
-    """Return, by dropout, the return of the checkpoint with the lowest held-out loss of each training."""
-    found: dict[float, list[float]] = {}
+def lowest_losses(runs: Sequence[Run]) -> dict[str, list[float]]:
+    """Return, by variant, the return of the checkpoint with the lowest held-out loss of each training."""
+    found: dict[str, list[float]] = {}
     for run in runs:
         best = min(run.checkpoints, key=lambda checkpoint: checkpoint.loss)
-        found.setdefault(run.dropout, []).append(float(np.mean(best.returns)))
+        found.setdefault(run.variant, []).append(float(np.mean(best.returns)))
     return found
