@@ -1,6 +1,7 @@
 """Tests of the benchmarks that compare offline methods, at small sizes."""
 
 import ast
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,13 +11,13 @@ import torch
 from benchmarks import checkpoints, hugging_face, offline_methods, online, pretraining, ranking, result_cache
 from benchmarks.checkpoints import AVERAGE, NEWEST, VARIANTS, Checkpoint, Checkpoints
 from benchmarks.offline_criteria import criteria
-from benchmarks.offline_methods import METHODS, PRESETS, Job, measure
+from benchmarks.offline_methods import DATA, METHODS, PRESETS, Job, measure
 from benchmarks.offline_setting import Setting
 from benchmarks.online import Online
 from benchmarks.pretraining import KINDS, Pretraining
 from benchmarks.ranking import Ranking, regret
 from benchmarks.result_cache import read_runs
-from benchmarks.returns import Returns, agent_rows, rows
+from benchmarks.returns import Returns, agent_rows, rows, side_by_side
 
 from rlxf import DecisionTransformer, collect
 from rlxf.data import Windows, load_trajectories
@@ -74,6 +75,32 @@ def test_all_methods_are_compared_and_completed_runs_are_not_repeated(cartpole, 
     bench.run()
     replace(bench, methods=("bc",), width=16).run()  # the width does not concern behavior cloning
     assert len(bench.output.read_text().splitlines()) == 1 + 2 * len(OURS)
+
+
+def test_methods_are_shown_side_by_side(cartpole, tmp_path, capsys):
+    collect(None, "CartPole-v1", "cartpole/other-v0", episodes=12, n_envs=4, seed=1)
+    datasets = (cartpole, "cartpole/other-v0")
+    bench = Returns(datasets, ("bc", "dt"), **TINY, seeds=2, episodes=2, output=tmp_path / "runs.jsonl")
+    bench.run()
+    shown = " ".join(capsys.readouterr().out.split())
+    runs = [offline_methods.Run(**run) for run in read_runs(bench.output).values()]
+    of_data = [run for run in runs if run.method == DATA]
+    for method in ("bc", "dt"):
+        own = [run for run in runs if run.method == method]
+        means = [
+            run.scores.mean() - data.scores.mean()
+            for data in of_data
+            for run in own
+            if run.dataset == data.dataset
+        ]
+        (row,) = side_by_side({"title": own}, of_data)
+        assert row[-1] == f"{min(means):.1f}"
+        assert row[-1] in shown
+        assert [float(cell.split()[0]) for cell in row[1:-1]] == [
+            pytest.approx(interquartile_mean(np.concatenate([run.scores for run in part])), abs=0.051)
+            for part in (*([r for r in own if r.dataset == each] for each in datasets), own)
+        ]
+    assert side_by_side({"title": runs[:1]}, of_data) == []
 
 
 def test_equal_seeds_give_equal_returns(cartpole, tmp_path):
@@ -338,37 +365,36 @@ def test_the_best_evaluation_of_a_fine_tuning(means, step):
     assert online.Run(0, curve).best_step == step
 
 
-def test_checkpoints_of_a_training_are_those_of_an_agent_without_and_with_averaging(
-    cartpole, tmp_path, capsys
-):
-    bench = Checkpoints(
-        cartpole,
-        ("no dropout",),
-        seeds=1,
-        updates=6,
-        evaluations=2,
-        average_decay=0.5,
-        episodes=2,
-        processes=1,
-    )
+def test_checkpoints_have_the_newest_weights_and_their_average(cartpole, tmp_path, capsys):
+    bench = Checkpoints(cartpole, ("dropout 0.1",), 1, 6, 2, average_decay=0.5, episodes=2, processes=1)
     bench = replace(bench, output=tmp_path / "runs.jsonl")
     bench.run()
     assert "lowest held-out loss of each seed" in " ".join(capsys.readouterr().out.split())
     (run,) = map(checkpoints.as_run, read_runs(bench.output).values())
-    assert [(each.update, each.weights) for each in run.checkpoints] == [
-        *((3, NEWEST), (3, AVERAGE)),
-        *((6, NEWEST), (6, AVERAGE)),
-    ]
-    data = load_trajectories(cartpole)
-    settings = VARIANTS["no dropout"].arguments()
-    agent = DecisionTransformer(data, seed=0, device="cpu", validation_share=0.1, **settings).learn(6)
-    newest = run.checkpoints[2]
+    kinds = [(each.update, each.weights) for each in run.checkpoints]
+    assert kinds == [(3, NEWEST), (3, AVERAGE), (6, NEWEST), (6, AVERAGE)]
+    data, weights = load_trajectories(cartpole), []
+    agent = DecisionTransformer(
+        data, seed=0, device="cpu", validation_share=0.1, **VARIANTS["dropout 0.1"].arguments()
+    )
+
+    def store(local_variables, global_variables):
+        weights.append({name: value.clone() for name, value in agent.policy.state_dict().items()})
+        return True
+
+    agent.learn(6, store)
+    newest, average = run.checkpoints[2:]
     assert agent.validation_losses()["loss"] == newest.loss
-    env = agent.make_env(2)
-    report = evaluate(agent, env, 2, target_returns=[float(data.returns.max())]).first
-    env.close()
+    with closing(agent.make_env(2)) as env:
+        report = evaluate(agent, env, 2, target_returns=[float(data.returns.max())]).first
     assert report.returns.tolist() == newest.returns
-    assert run.checkpoints[3].loss != newest.loss
+    assert report.lengths.tolist() == newest.lengths
+    slow = weights[0]
+    for each in weights[1:]:
+        slow = {name: torch.lerp(slow[name].double(), each[name].double(), 0.5) for name in each}
+    agent.policy.load_state_dict(slow)
+    assert agent.validation_losses()["loss"] == pytest.approx(average.loss, rel=1e-5)
+    assert average.loss != newest.loss
     bench.run()
     assert len(bench.output.read_text().splitlines()) == 1
 
@@ -376,21 +402,21 @@ def test_checkpoints_of_a_training_are_those_of_an_agent_without_and_with_averag
 def test_failed_checkpoints_are_those_far_below_the_averages():
     def run(seed, newest, average):
         return checkpoints.Run(
-            "published",
+            "dropout 0.1",
             seed,
             [
-                Checkpoint(update, weights, loss=-value, returns=[value], lengths=[1])
+                Checkpoint(update, weights, loss=-value, returns=[value], lengths=[2])
                 for weights, values in ((NEWEST, newest), (AVERAGE, average))
                 for update, value in enumerate(values)
             ],
         )
 
-    runs = [run(0, [10, 4, 7], [10, 12, 11]), run(1, [9, 6, 6], [8, 10, 8])]  # limits: 4.5, 5.5 and 4.75
+    runs = [run(0, [10, 4, 7], [10, 12, 11]), run(1, [9, 6, 6], [8, 10, 8])]  # median 8.5
     assert checkpoints.rows(runs) == [
-        ["published", NEWEST, "7", "1 of 6", "3", "4, 6", "7, 6", "1.0, 1.0"],
-        ["published", AVERAGE, "10", "0 of 6", "2", "10, 8", "11, 8", "1.0, 1.0"],
+        ["dropout 0.1", NEWEST, "7", "2", "1 of 6", "3", "4, 6", "7, 6", "1.0, 1.0"],
+        ["dropout 0.1", AVERAGE, "10", "2", "0 of 6", "2", "10, 8", "11, 8", "1.0, 1.0"],
     ]
-    assert checkpoints.lowest_losses(runs) == {"published": [12.0, 10.0]}
+    assert checkpoints.lowest_losses(runs) == {"dropout 0.1": [12.0, 10.0]}
 
 
 def test_the_ceiling_excludes_episodes(cartpole):
@@ -400,6 +426,8 @@ def test_the_ceiling_excludes_episodes(cartpole):
     assert below.returns.tolist() == returns[returns < ceiling].tolist()
     with pytest.raises(ValueError, match="agent must be one of imitation, critic, got 'dt'"):
         Online(cartpole, agent="dt")
+    with pytest.raises(ValueError, match="replay_remove must be one of"):
+        Online(cartpole, replay_remove="best")
 
 
 # Pre-training

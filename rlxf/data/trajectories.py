@@ -105,7 +105,8 @@ class Trajectories:
     lossy_images: bool = False
 
     def __repr__(self) -> str:
-        sources = ", ".join(self.dataset_ids) or "no dataset id"
+        ids = self.dataset_ids
+        sources = f"{len(ids)} datasets" if len(ids) > 1 else "".join(ids) or "no dataset id"
         return f"Trajectories({sources}: {self.episodes:,} episodes, {self.steps:,} steps)"
 
     @property

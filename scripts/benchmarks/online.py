@@ -23,7 +23,9 @@ from rlxf.agents.decision_transformer import (
     TargetReturn,
     decision_transformer,
 )
+from rlxf.agents.decision_transformer.replay_buffer import REMOVALS
 from rlxf.agents.offline.trajectory_model import default_return_scale
+from rlxf.attention.technique import check_choice
 from rlxf.data import Trajectories, load_trajectories
 from rlxf.evaluation import EvaluationCallback
 from rlxf.evaluation.intervals import bootstrap_interval
@@ -133,6 +135,7 @@ class Online:
     def __post_init__(self) -> None:
         if self.agent not in AGENTS:
             raise ValueError(f"agent must be one of {', '.join(AGENTS)}, got {self.agent!r}")
+        check_choice("replay_remove", self.replay_remove, REMOVALS)
 
     def run(self) -> None:
         """Train missing agents, print the table and draw the curves."""

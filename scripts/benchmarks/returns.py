@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import hugging_face
-from benchmarks.offline_criteria import CRITERIA, criteria
+from benchmarks.offline_criteria import CRITERIA, criteria, worst_seed
 from benchmarks.offline_methods import (
     DATA,
     METHODS,
@@ -160,7 +160,7 @@ class Returns:
         if len(self.datasets) > 1:
             console.print(as_table("all datasets", rows(runs, self.datasets)))
             groups = {METHODS[name].title: [run for run in runs if run.method == name] for name in METHODS}
-            columns = ("method", *self.datasets, "all", "lowest seed above the data")
+            columns = ("method", *self.datasets, "all", "worst seed minus the data")
             of_data = [run for run in runs if run.method == DATA]
             console.print(as_table("IQM, side by side", side_by_side(groups, of_data), columns))
         console.print(as_table("criteria", criteria(runs, self.datasets), CRITERIA))
@@ -205,8 +205,8 @@ def rows(runs: Sequence[Run], datasets: Sequence[str]) -> list[list[str]]:
 def side_by_side(groups: Mapping[str, Sequence[Run]], of_data: Sequence[Run]) -> list[list[str]]:
     """Return a row for each group of runs that has all datasets: interquartile means, and the worst seed.
 
-    The last column is the mean score of a seed minus that of the data, for the seed and the dataset with the
-    lowest difference.
+    The last but one column is over the episodes of all datasets. The last column is the mean score of a seed
+    minus that of the data, for the seed and the dataset with the lowest difference.
 
     Args:
         groups: runs of one method with one setting, by title.
@@ -214,14 +214,14 @@ def side_by_side(groups: Mapping[str, Sequence[Run]], of_data: Sequence[Run]) ->
     """
     table = []
     for title, runs in groups.items():
-        strata = [[run.scores for run in runs if run.dataset == data.dataset] for data in of_data]
-        if all(strata):
-            means = [f"{stratified_interquartile_mean([np.stack(scores)]):.1f}" for scores in strata]
-            overall = f"{stratified_interquartile_mean([np.stack(scores) for scores in strata]):.1f}"
-            gains = [np.mean(scores, axis=1).min() for scores in strata] - np.array(
-                [data.scores.mean() for data in of_data]
-            )
-            table.append([title, *means, overall, f"{gains.min():.1f}"])
+        by_dataset = [[run for run in runs if run.dataset == data.dataset] for data in of_data]
+        if all(by_dataset):
+            strata = [np.stack([run.scores for run in same]) for same in by_dataset]
+            means = [
+                f"{stratified_interquartile_mean(each):.1f}" for each in (*([s] for s in strata), strata)
+            ]
+            worst = worst_seed(by_dataset, [[data] for data in of_data])
+            table.append([title, *means, f"{worst:.1f}"])
     return table
 
 

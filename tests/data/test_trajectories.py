@@ -24,6 +24,8 @@ def test_standardized_vectors_have_mean_0_and_standard_deviation_1():
 
 def test_the_representation_is_short(data):
     assert repr(data) == "Trajectories(no dataset id: 4 episodes, 24 steps)"
+    assert repr(replace(data, dataset_ids=("a/b-v0",))) == "Trajectories(a/b-v0: 4 episodes, 24 steps)"
+    assert repr(replace(data, dataset_ids=("a/b-v0",) * 99)).startswith("Trajectories(99 datasets: ")
 
 
 def test_mean_and_std_are_buffers():

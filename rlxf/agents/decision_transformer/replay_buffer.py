@@ -54,9 +54,9 @@ class ReplayBuffer:
     episodes of the dataset are older than all others; among them, those with the lowest return are older.
 
     Source: Zheng et al. 2022, arXiv:2202.05607, section 4.1, algorithm 1, which removes the oldest ones.
-    Keeping the best is self-imitation (Oh et al. 2018, arXiv:1806.05635). A buffer that holds the best only
-    contains no failures of the current policy, so a critic never learns the values of their states. With the
-    oldest of the worse half removed, one half of the buffer is for imitation and the other for the critic.
+    Keeping the best is self-imitation (Oh et al. 2018, arXiv:1806.05635). A buffer of only the best episodes
+    has no failures of the current policy, so a critic never learns the values of their states. With the
+    oldest of the worse half removed, the newest failures are in the buffer next to the best episodes.
 
     Args:
         data: offline dataset of the agent.

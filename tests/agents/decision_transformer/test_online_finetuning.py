@@ -73,10 +73,11 @@ def test_the_worse_half_is_a_queue_of_the_episodes_below_the_best(capacity):
     data, rng = some_trajectories(), np.random.default_rng(capacity)
     replay, seen = ReplayBuffer(data, capacity, "oldest-of-worse"), list(np.sort(data.returns)[-capacity:])
     for _ in range(30):
-        added = rng.normal(data.returns.mean(), 20, rng.integers(1, 4)).astype(np.float32)
-        replay.extend([some_episode(data, each) for each in added])
+        added = rng.integers(-5, 6, rng.integers(1, 4)).astype(np.float32)  # many are equal
+        padding = [0.0] * len(seen)
+        replay.extend([some_episode(data, each, *padding[:2]) for each in added])
         seen += list(added)
-        best = sorted(range(len(seen)), key=lambda i: seen[i])[-((capacity + 1) // 2) :]
+        best = sorted(range(len(seen)), key=lambda i: (seen[i], i))[-((capacity + 1) // 2) :]
         others = [i for i in range(len(seen)) if i not in best]
         kept = [seen[i] for i in sorted(best + others[max(len(others) - capacity // 2, 0) :])]
         np.testing.assert_allclose(replay.trajectories().returns, kept, rtol=1e-5)

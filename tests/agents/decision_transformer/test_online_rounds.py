@@ -217,6 +217,29 @@ def test_replay_round_trip(capacity, added, remove):
     assert len(restored.collected) == len(replay.collected)
 
 
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("remove", REMOVALS)
+def test_replay_round_trip_of_equal_and_falling_returns_in_batches(remove, seed):
+    data, rng = some_trajectories(), np.random.default_rng(seed)
+    capacity = int(rng.integers(1, 8))
+    replay = ReplayBuffer(data, capacity, remove)
+    for _ in range(12):
+        replay.extend([returning(data, *rng.integers([-3, 1], [4, 4])) for _ in range(rng.integers(4))])
+        restored = ReplayBuffer(data, capacity, remove)
+        restored.load_state_dict(replay.state_dict())
+        for name in ("return_to_go", "offsets"):
+            loaded, original = (getattr(each.trajectories(), name) for each in (restored, replay))
+            np.testing.assert_array_equal(loaded, original)
+
+
+def returning(data, value, length):
+    """Return a terminated episode with this return and length; its first reward is the return."""
+    rewards = np.zeros(length, np.float32)
+    rewards[0] = 10 * value
+    ends = np.arange(length) == length - 1
+    return Transitions(data.observations[:length], data.actions[:length], rewards, ends)
+
+
 def test_a_step_of_many_environments_may_complete_several_rounds(fresh, monkeypatch):
     """With 8 environments and rounds of 4 steps, each step is followed by the updates of two rounds."""
     agent, counts = fresh(), []
