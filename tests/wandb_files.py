@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,21 @@ def _parts(content: bytes) -> list[bytes]:
     return complete
 
 
+def finished_records(folder: Path, seconds: float = 20) -> list[Any]:
+    """Return the records after all runs have ended; W&B's process may write them after it was closed."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = records(folder)
+        kinds = [each.WhichOneof("record_type") for each in found]
+        if 0 < kinds.count("header") == kinds.count("exit") or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
 def history(folder: Path) -> list[dict[str, Any]]:
     """Return the logged values of all offline runs in the folder of a run."""
-    logged = [each.history.item for each in records(folder) if each.WhichOneof("record_type") == "history"]
+    found = finished_records(folder)
+    logged = [each.history.item for each in found if each.WhichOneof("record_type") == "history"]
     return [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
         for items in logged
