@@ -9,6 +9,7 @@ import pytest
 from benchmarks import (
     ablation,
     ablation_runs,
+    checkpoints,
     cores,
     corridors,
     curriculum,
@@ -189,15 +190,37 @@ def test_table_of_online_fine_tuning():
 def test_table_of_the_best_agents_of_online_fine_tuning():
     runs = [(key, online.Run(**run)) for key, run in read_runs(NUMBERS / "online.jsonl").items()]
     cells = [
-        (updates_per_thousand_steps(key), run.seed, run.best_step, *map(np.array, run.other))
+        (updates_per_thousand_steps(key), removed(key), run.seed, run.best_step, *map(np.array, run.other))
         for key, run in runs
         if run.other is not None
     ]
     table = [
-        [str(updates), str(seed), f"{step:,} steps", *map(mean_cell, (before, best, best - before))]
-        for updates, seed, step, before, best in sorted(cells, key=lambda row: row[:2])
+        [
+            str(updates),
+            f"`{name}`",
+            str(seed),
+            f"{step:,} steps",
+            *map(mean_cell, (before, best, best - before)),
+        ]
+        for updates, name, seed, step, before, best in sorted(cells, key=order_on_page)
     ]
     assert_on_page("decision-transformer", table)
+
+
+def test_table_of_checkpoints():
+    runs = [checkpoints.as_run(run) for run in read_runs(NUMBERS / "checkpoints.jsonl").values()]
+    assert_on_page("decision-transformer", checkpoints.rows(runs))
+
+
+def order_on_page(row):
+    """Return the sort key of a row: updates, the default removal before others, and the seed."""
+    updates, name, seed, *_ = row
+    return updates, name != "worst", seed
+
+
+def removed(key):
+    """Return the episodes that the replay buffer removes, from the key of a run of online fine-tuning."""
+    return re.search(r"episodes without ([a-z-]+)", key).group(1)
 
 
 def updates_per_thousand_steps(key):
