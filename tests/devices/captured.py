@@ -9,8 +9,8 @@ from unittest.mock import patch
 import torch
 
 from rlxf import DecisionTransformer, GTrXLPPO
-from rlxf.agents.common import captured_losses
-from rlxf.agents.gtrxl import captured_losses as ppo
+from rlxf.agents.common import compiled_losses
+from rlxf.agents.gtrxl import compiled_losses as ppo
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.agents.offline import algorithm
 from rlxf.attention import TransformerSpec
@@ -65,13 +65,13 @@ NOT_CAPTURED = {
 def captures() -> Iterator[list[Any]]:
     """List captures; on the simulated device, simulate them."""
     made: list[Any] = []
-    real = recorded_graph.capture if accelerator.IS_SIMULATED else captured_losses.capture
+    real = recorded_graph.capture if accelerator.IS_SIMULATED else compiled_losses.capture
 
     def capture(run: Any, device: torch.device) -> Any:
         made.append(run)
         return real(run, device)
 
-    with patch.object(captured_losses, "capture", capture):
+    with patch.object(compiled_losses, "capture", capture):
         yield made
 
 

@@ -13,11 +13,11 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
 from rlxf.agents.common.accumulation import Losses, accumulate_gradients
-from rlxf.agents.common.captured_losses import GradientSetter
+from rlxf.agents.common.compiled_losses import GradientSetter
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.common.numerics import check_parameters, clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.common.retrieval import check_teacher_without_datastore
-from rlxf.agents.gtrxl.captured_losses import CapturedPPOLosses
+from rlxf.agents.gtrxl.compiled_losses import CompiledPPOLosses
 from rlxf.agents.gtrxl.heads import divergence
 from rlxf.agents.gtrxl.losses import PPOLoss, segment_outputs, total_loss
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -39,7 +39,7 @@ class PolicyUpdate:
         coefficients: coefficients of the objective, to be reported with the metrics.
         accumulation_steps: number of micro-batches into which each minibatch is divided.
         ranks: the process group; each process has a part of a minibatch, and all stop together.
-        captured: computes losses and gradients as CUDA graphs; None to launch their operations one by one,
+        compiled: computes losses and gradients as CUDA graphs; None to launch their operations one by one,
             as for micro-batches and for several processes.
     """
 
@@ -50,7 +50,7 @@ class PolicyUpdate:
     coefficients: Mapping[str, float] = field(default_factory=dict)
     accumulation_steps: int = 1
     ranks: ProcessGroup = field(default_factory=process_group)
-    captured: CapturedPPOLosses | None = None
+    compiled: CompiledPPOLosses | None = None
     _set_gradients: GradientSetter | None = field(default=None, init=False)
     _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
@@ -81,16 +81,16 @@ class PolicyUpdate:
         """Return the losses of a minibatch, with the gradients of all its micro-batches but the last."""
         objective = partial(self.objective, self.policy)
         if self.accumulation_steps == 1:
-            losses, self._set_gradients = self._captured_losses(batch) or (objective(batch), None)
+            losses, self._set_gradients = self._compiled_losses(batch) or (objective(batch), None)
             return losses
         self._clear_gradients()
         micro_batches = batch.split(self.accumulation_steps)
         return accumulate_gradients(objective, micro_batches, lambda part: part.weight.sum(), self.ranks)
 
-    def _captured_losses(self, batch: Any) -> tuple[Losses, GradientSetter] | None:
-        if self.captured is None or self.ranks.world_size > 1:
+    def _compiled_losses(self, batch: Any) -> tuple[Losses, GradientSetter] | None:
+        if self.compiled is None or self.ranks.world_size > 1:
             return None
-        return self.captured(self.policy, self.objective, batch)  # type: ignore[arg-type]  # PPO's loss
+        return self.compiled(self.policy, self.objective, batch)  # type: ignore[arg-type]  # PPO's loss
 
     def _clear_gradients(self) -> None:
         self.policy.optimizer.zero_grad()
@@ -176,14 +176,14 @@ class PPOTraining(TrainingAlgorithm):
     Args:
         policy: the policy to train.
         order: generator of the order of minibatches.
-        captures: True to capture updates as CUDA graphs, see `CapturedPPOLosses`.
+        captures: True to capture updates as CUDA graphs, see `CompiledPPOLosses`.
     """
 
     resumable = True
 
     def __init__(self, policy: GTrXLPolicy, order: torch.Generator, captures: bool = False):
         super().__init__(policy, order)
-        self._captured = CapturedPPOLosses() if captures else None
+        self._compiled = CompiledPPOLosses() if captures else None
 
     def start_rollout(self) -> None:
         """Do nothing: PPO stores no data outside of the rollout buffer."""
@@ -198,7 +198,7 @@ class PPOTraining(TrainingAlgorithm):
         """Return an update with PPO's loss."""
         coefficients = {"clip_range": loss.clip_range, "ent_coef": loss.ent_coef}
         limits = max_grad_norm, target_kl, coefficients, accumulation_steps
-        return PolicyUpdate(self.policy, loss, *limits, captured=self._captured)
+        return PolicyUpdate(self.policy, loss, *limits, compiled=self._compiled)
 
     def minibatches(self, buffer: SegmentBuffer, segments: int, advantages: Tensor) -> Iterable[SegmentBatch]:
         """Yield the minibatches of the buffer."""

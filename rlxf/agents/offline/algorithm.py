@@ -18,8 +18,8 @@ from torch import nn
 
 from rlxf.agents.common import arguments
 from rlxf.agents.common.captured_function import supports_graphs
-from rlxf.agents.common.captured_losses import CapturedLosses
 from rlxf.agents.common.checkpoint import read_agent_archive
+from rlxf.agents.common.compiled_losses import CompiledLosses
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.precision import Precision, check_precision
 from rlxf.agents.common.weights import sync_processes
@@ -146,13 +146,13 @@ class OfflineAlgorithm(ValidatedAlgorithm):
             self._average = WeightAverage(trained, self.policy, self.weight_averaging, UNCLIPPED)
         self.optimizer = make_optimizer(trained, self.lr_schedule(1), self.weight_decay)
         captures = self.cuda_graphs and supports_graphs(self.device)
-        self._captured = CapturedLosses() if captures else None
+        self._compiled = CompiledLosses() if captures else None
         self._update = self._make_update(trained)
 
     def _make_update(self, trained: OfflineModel) -> OfflineUpdate:
         """Return an update of a model without pending metrics."""
         options = self.max_grad_norm, self._average, self.gradient_accumulation_steps
-        return OfflineUpdate(trained, self.optimizer, *options, captured=self._captured)
+        return OfflineUpdate(trained, self.optimizer, *options, compiled=self._compiled)
 
     def _new_update(self) -> OfflineUpdate:
         """Return an update of the trained model without pending metrics."""

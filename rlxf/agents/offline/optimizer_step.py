@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import ProgressBarCallback
 from torch import Tensor, nn
 
 from rlxf.agents.common.accumulation import Losses, accumulate_gradients
-from rlxf.agents.common.captured_losses import CapturedLosses, GradientSetter, LossFunction, structure_of
+from rlxf.agents.common.compiled_losses import CompiledLosses, GradientSetter, LossFunction, structure_of
 from rlxf.agents.common.numerics import clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.weight_averaging import WeightAverage
@@ -35,7 +35,7 @@ class OfflineUpdate:
         average: average of the weights of the model; None for none.
         accumulation_steps: number of micro-batches into which each batch is divided.
         ranks: process group of data-parallel training; each rank processes its part of a batch.
-        captured: computes losses and gradients as CUDA graphs; None to launch their operations one by one,
+        compiled: computes losses and gradients as CUDA graphs; None to launch their operations one by one,
             as for micro-batches and for several processes.
     """
 
@@ -45,7 +45,7 @@ class OfflineUpdate:
     average: WeightAverage | None = None
     accumulation_steps: int = 1
     ranks: ProcessGroup = field(default_factory=process_group)
-    captured: CapturedLosses | None = None
+    compiled: CompiledLosses | None = None
     _set_gradients: GradientSetter | None = field(default=None, init=False)
     _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
@@ -106,16 +106,16 @@ class OfflineUpdate:
         """Return `losses`, with the gradients of all micro-batches but the last."""
         self.clear_gradients()
         if self.accumulation_steps == 1:
-            losses, self._set_gradients = self._captured_losses(batch) or (self.losses(batch), None)
+            losses, self._set_gradients = self._compiled_losses(batch) or (self.losses(batch), None)
             return losses
         micro_batches = batch.split(self.accumulation_steps)
         return accumulate_gradients(self.losses, micro_batches, self.loss_count, self.ranks)
 
-    def _captured_losses(self, batch: Any) -> tuple[Losses, GradientSetter] | None:
-        if self.captured is None or self.ranks.world_size > 1:
+    def _compiled_losses(self, batch: Any) -> tuple[Losses, GradientSetter] | None:
+        if self.compiled is None or self.ranks.world_size > 1:
             return None
         make, settings = partial(self._loss_function, batch), self.trained.capture_settings()
-        return self.captured(self.trained, named_tensors(batch, skipped=()), make, settings)
+        return self.compiled(self.trained, named_tensors(batch, skipped=()), make, settings)
 
     def _loss_function(self, batch: Any) -> LossFunction:
         """Return `losses` as a function of the tensors of a batch by name."""

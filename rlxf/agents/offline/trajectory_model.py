@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder
-from rlxf.agents.common.captured_losses import check_transformer
 from rlxf.agents.common.checkpoint import state_memory, window_memory
+from rlxf.agents.common.compiled_losses import check_transformer
 from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.common.weights import check_stored_parameters, core_error_context
 from rlxf.agents.offline.config import Converter, OfflineConfig, check_sizes

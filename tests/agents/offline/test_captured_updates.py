@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlxf import DecisionTransformer
-from rlxf.agents.common import captured_losses
+from rlxf.agents.common import compiled_losses
 from rlxf.agents.decision_transformer import HighestValueReturn
 from rlxf.agents.offline import algorithm
 from rlxf.agents.offline.objectives import QRegularized
@@ -38,7 +38,7 @@ def captures(monkeypatch):
     made = []
     monkeypatch.setattr(algorithm, "supports_graphs", lambda device: True)
     monkeypatch.setattr(
-        captured_losses, "capture", lambda *given: made.append(given) or capture_on_cpu(*given)
+        compiled_losses, "capture", lambda *given: made.append(given) or capture_on_cpu(*given)
     )
     return made
 

@@ -21,7 +21,7 @@ GradientSetter = Callable[[], None]
 """Sets the gradients of all parameters."""
 
 
-class CapturedLosses:
+class CompiledLosses:
     """Losses and gradients of batches, captured at the first batch of each layout.
 
     An update of a small network takes longer to launch its kernels than to compute them. Here, one call
@@ -60,7 +60,7 @@ class CapturedLosses:
             UserWarning: once, if the losses cannot be captured; the message names the reason.
         """
         try:
-            return self._captured(model, tensors, make, settings) if self.is_usable else None
+            return self._compiled(model, tensors, make, settings) if self.is_usable else None
         except CompilationError as error:
             self.is_usable = False
             self._graphs.clear()
@@ -73,9 +73,9 @@ class CapturedLosses:
 
     def __reduce__(self) -> Any:
         """Copy and pickle this object without its graphs, which are captured again."""
-        return CapturedLosses, ()
+        return CompiledLosses, ()
 
-    def _captured(
+    def _compiled(
         self,
         model: nn.Module,
         tensors: Mapping[str, Tensor],

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from rlxf.agents.common.accumulation import Losses
-from rlxf.agents.common.captured_losses import (
-    CapturedLosses,
+from rlxf.agents.common.compiled_function import CompilationError
+from rlxf.agents.common.compiled_losses import (
+    CompiledLosses,
     GradientSetter,
     LossFunction,
     check_transformer,
     structure_of,
 )
-from rlxf.agents.common.compiled_function import CompilationError
 from rlxf.agents.gtrxl.losses import PPOLoss
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
@@ -31,8 +31,8 @@ COEFFICIENTS = ("clip_range", "clip_range_vf", "ent_coef", "vf_coef")
 """Numbers of `PPOLoss` that change between updates."""
 
 
-class CapturedPPOLosses:
-    """`CapturedLosses` of minibatches of segments.
+class CompiledPPOLosses:
+    """`CompiledLosses` of minibatches of segments.
 
     The branches of PPO's losses depend on the values of indices, e.g. on whether slots are consecutive steps.
     The captured run gets the index of one long episode, whose branches are right for any minibatch of
@@ -41,7 +41,7 @@ class CapturedPPOLosses:
     """
 
     def __init__(self) -> None:
-        self._captured = CapturedLosses()
+        self._compiled = CompiledLosses()
 
     def __call__(
         self, policy: GTrXLPolicy, loss: PPOLoss, batch: SegmentBatch
@@ -53,14 +53,14 @@ class CapturedPPOLosses:
         Warns:
             UserWarning: once, if the losses cannot be captured; the message names the reason.
         """
-        if not self._captured.is_usable or not has_consecutive_steps(batch):
+        if not self._compiled.is_usable or not has_consecutive_steps(batch):
             return None
         coefficients = {name: x for name in COEFFICIENTS if (x := getattr(loss, name)) is not None}
         options: dict[str, Any] = {"dtype": torch.float32, "device": policy.device}
         numbers = {name: torch.full((), x, **options) for name, x in coefficients.items()}
         tensors = named_tensors(batch, skipped=ON_CPU) | numbers
         make = partial(loss_function, policy, loss, batch)
-        return self._captured(policy, tensors, make, (policy.precision, loss.reconstruction_coef))
+        return self._compiled(policy, tensors, make, (policy.precision, loss.reconstruction_coef))
 
 
 def loss_function(policy: GTrXLPolicy, loss: PPOLoss, batch: SegmentBatch) -> LossFunction:

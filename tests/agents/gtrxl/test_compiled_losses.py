@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlxf.agents.common import captured_function, captured_losses
-from rlxf.agents.gtrxl.captured_losses import has_consecutive_steps
+from rlxf.agents.common import captured_function, compiled_losses
+from rlxf.agents.gtrxl.compiled_losses import has_consecutive_steps
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.attention import Routing
 from rlxf.training import NumericalError, linear
@@ -20,7 +20,7 @@ def captures(monkeypatch):
     """Capture on the CPU; return a list with an entry for each capture."""
     made = []
     monkeypatch.setattr(
-        captured_losses, "capture", lambda *given: made.append(given) or capture_on_cpu(*given)
+        compiled_losses, "capture", lambda *given: made.append(given) or capture_on_cpu(*given)
     )
     return made
 
@@ -135,7 +135,7 @@ def test_an_operation_that_cannot_be_captured_is_named(monkeypatch):
     def fail(run, device):
         raise captured_function.CompilationError("an operation cannot be captured as a CUDA graph: reason")
 
-    monkeypatch.setattr(captured_losses, "capture", fail)
+    monkeypatch.setattr(compiled_losses, "capture", fail)
     one, other = agents()
     with pytest.warns(UserWarning, match="because an operation cannot be captured as a CUDA graph: reason"):
         learn(one, 96)
@@ -166,7 +166,7 @@ def test_empty_slots_among_the_steps_are_irregular():
 
 
 def test_only_an_agent_on_a_gpu_captures(monkeypatch):
-    assert small_agent(scripts(shifted(3)), compile=True)._algorithm._captured is None
+    assert small_agent(scripts(shifted(3)), compile=True)._algorithm._compiled is None
     monkeypatch.setattr(captured_function, "GRAPH_DEVICES", ("cpu",))
-    assert small_agent(scripts(shifted(3)))._algorithm._captured is not None
-    assert small_agent(scripts(shifted(3)), cuda_graphs=False)._algorithm._captured is None
+    assert small_agent(scripts(shifted(3)))._algorithm._compiled is not None
+    assert small_agent(scripts(shifted(3)), cuda_graphs=False)._algorithm._compiled is None
