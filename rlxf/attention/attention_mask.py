@@ -1,6 +1,6 @@
 """Attention masks: the keys that each query may attend to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -11,7 +11,7 @@ from torch import Tensor
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.relative import DistanceTables, RelativeDistances, covered_distances, is_aligned
 from rlxf.attention.sparse.plan import HeadGroup, has_keys, plan_sparse
-from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing, none_if_all_false
+from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing, none_if_all_false, unrecorded
 
 T = TypeVar("T")
 
@@ -165,12 +165,7 @@ class AttentionMask:
             return False
         if not (self.query.known_on_cpu and self.key.known_on_cpu) and self.sparse_plan is None:
             return False
-        query = self.query.on_cpu
-        position, filled = query.filled_position, query.episode != EMPTY
-        visible = filled & (self.key.on_cpu.find(query) >= 0)
-        for rule in self.head_patterns:
-            visible &= rule.mask_mod(position, position)
-        return bool((visible == filled).all())
+        return _see_themselves(self.query, self.key, tuple(self.head_patterns))
 
     def zero_masked_rows(self, x: Tensor) -> Tensor:
         """Set the rows of x (B, H, Tq, N) to 0 where the query is fully masked in the head."""
@@ -227,3 +222,14 @@ class AttentionMask:
     def _computed(self) -> dict[Callable[..., Any], Any]:
         """Results of `once`."""
         return {}
+
+
+@unrecorded
+def _see_themselves(query: TokenIndex, key: TokenIndex, patterns: Iterable[Pattern]) -> bool:
+    """Return whether every query (B, Tq) is also a key (B, Tk), and every pattern lets it see itself."""
+    query = query.on_cpu
+    position, filled = query.filled_position, query.episode != EMPTY
+    visible = filled & (key.on_cpu.find(query) >= 0)
+    for pattern in patterns:
+        visible &= pattern.mask_mod(position, position)
+    return bool((visible == filled).all())

@@ -6,8 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from rlxf.attention.token_index import TokenIndex
+from rlxf.attention.token_index import TokenIndex, is_recording, unrecorded
+
+MOST_PADDING = 4
+"""Largest ratio of the columns of a padded table to those of the table; products with 0 take time, too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +64,10 @@ class RelativeDistances(DistanceTables):
     def scores(self, q: Tensor, table: Tensor) -> Tensor:
         """Compute ``q_i . table[distance(i, j)]`` for each query and key; arbitrary where masked.
 
+        In a compiled program, the relative shift is a view of the scores of a table that is padded with 0,
+        and its gradient one copy. Without a compiler, products with these zeros take longer than the copies
+        that they save.
+
         Args:
             q: queries, (B, H, Tq, D).
             table: (H, D, R), one column per entry of `distances`.
@@ -67,7 +75,13 @@ class RelativeDistances(DistanceTables):
         Returns:
             (B, H, Tq, Tk).
         """
-        return self.distance_to_key(_by_head(q, table))
+        first, size = self.largest - self._offset, table.shape[-1]
+        left = max(0, -first)
+        width = max(self.keys, left + size) + 1
+        if self.pairs is not None or width > MOST_PADDING * size or not is_recording():
+            return self.distance_to_key(_by_head(q, table))
+        padded = F.pad(table, (left, width - left - size))
+        return _ShiftedView.apply(_by_head(q, padded), left + first, self.keys)  # type: ignore[no-untyped-call]
 
     def key_scores(self, k: Tensor, table: Tensor) -> Tensor:
         """Compute ``k_j . table[distance(i, j)]`` for keys k (B, H, Tk, D); otherwise like `scores`."""
@@ -110,6 +124,7 @@ class DistinctDistances(RelativeDistances):
         return (len(ascending) - 1 - rank)[:, None]
 
 
+@unrecorded
 def is_aligned(query: TokenIndex, key: TokenIndex) -> bool:
     """Return whether the distance of two tokens of one episode equals the distance of their slots.
 
@@ -182,6 +197,26 @@ class _Shift(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _shift_left(gradient, *ctx.arguments), None, None
+
+
+class _ShiftedView(torch.autograd.Function):
+    """View of rows of N + 1 numbers, (B, H, T, N + 1), as rows of N, of which the first ``columns`` are kept.
+
+    The gradient has the order of the results of `_by_head`: head by head.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, start: int, columns: int) -> Tensor:
+        ctx.arguments = (start, scores.shape[-1])
+        return _shifted_rows(scores, start)[..., :columns]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        start, width = ctx.arguments
+        missing = width - 1 - gradient.shape[-1]
+        rows = (F.pad(gradient, (0, missing)) if missing else gradient).transpose(0, 1)
+        flat = F.pad(rows.flatten(-2), (start, rows.shape[2] - start))
+        return flat.unflatten(-1, (-1, width)).transpose(0, 1), None, None
 
 
 class _Unshift(torch.autograd.Function):

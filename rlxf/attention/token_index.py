@@ -1,10 +1,16 @@
 """Position and episode of each token, blocks of consecutive positions, and decisions by values of tensors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
 from torch.nn import functional as F
+
+Result = TypeVar("Result")
 
 EMPTY = -1
 """Episode number of a slot that holds no token."""
@@ -72,10 +78,15 @@ class TokenIndex:
     def on_cpu(self) -> "TokenIndex":
         """This index on the CPU, from which the program takes decisions; the index itself if it is there.
 
-        The first use copies the index from its device, and the program waits for it, unless the values are
-        known (`with_values`). Once used, the index must not be modified.
+        Known values (`with_values`) come first. Otherwise the first use copies the index from its device, and
+        the program waits for it. Once used, the index must not be modified.
+
+        Raises:
+            RuntimeError: while operations are recorded, if the values are not known.
         """
-        if self.position.device.type == "cpu":
+        if self._on_cpu is None and is_recording():
+            raise RuntimeError("a decision depends on the positions or episodes of tokens")
+        if self._on_cpu is None and self.position.device.type == "cpu":
             return self
         if self._on_cpu is None:
             object.__setattr__(self, "_on_cpu", TokenIndex(*torch.stack([self.position, self.episode]).cpu()))
@@ -96,6 +107,18 @@ class TokenIndex:
     def with_values(self, on_cpu: "TokenIndex | None") -> "TokenIndex":
         """Return this index with known values on the CPU, which are equal; None if they are not known."""
         return self if on_cpu is self else replace(self, _on_cpu=on_cpu)
+
+    def _with_known(
+        self, part: "TokenIndex", compute: Callable[["TokenIndex"], "TokenIndex"]
+    ) -> "TokenIndex":
+        """Return ``part`` with values that ``compute`` derives from those of this index, if these are known.
+
+        The derivation is not recorded, see `is_recording`.
+        """
+        if self._on_cpu is None:
+            return part
+        with disable_proxy_modes_tracing():
+            return part.with_values(compute(self._on_cpu))
 
     @property
     def contiguous(self) -> bool:
@@ -131,20 +154,20 @@ class TokenIndex:
         """Concatenate this index and ``later`` along time."""
         position = torch.cat([self.position, later.position], dim=1)
         joined = TokenIndex(position, torch.cat([self.episode, later.episode], dim=1))
-        if self._on_cpu is None or later._on_cpu is None:
+        if later._on_cpu is None:
             return joined
-        return joined.with_values(self._on_cpu.concatenate(later._on_cpu))
+        known = later._on_cpu
+        return self._with_known(joined, lambda own: own.concatenate(known))
 
     def rows(self, rows: Tensor | slice) -> "TokenIndex":
         """Return the selected rows of the batch: a bool (B,) mask, int64 (N,) row numbers, or a slice."""
         part = TokenIndex(self.position[rows], self.episode[rows])
-        known = self._on_cpu is not None and isinstance(rows, slice)
-        return part.with_values(self._on_cpu.rows(rows)) if known else part  # type: ignore[union-attr]
+        return self._with_known(part, lambda own: own.rows(rows)) if isinstance(rows, slice) else part
 
     def at(self, tokens: slice) -> "TokenIndex":
         """Return the selected slots of every row, as views."""
         part = TokenIndex(self.position[:, tokens], self.episode[:, tokens])
-        return part if self._on_cpu is None else part.with_values(self._on_cpu.at(tokens))
+        return self._with_known(part, lambda own: own.at(tokens))
 
     def last(self, length: int) -> "TokenIndex":
         """Return the last ``length`` slots of every row, as views."""
@@ -191,20 +214,53 @@ def is_tracing() -> bool:
     return torch.compiler.is_exporting()
 
 
-def may_contain_true(mask: Tensor) -> bool:
-    """Return whether a bool tensor contains True; while tracing, return True.
+def is_recording() -> bool:
+    """Return whether torch.fx records operations, which are repeated later with other values of tensors.
 
-    Code uses it to skip work that would change nothing. An exported step always does this work.
+    Decisions may depend on known values (`TokenIndex.with_values`), unlike those while `is_tracing`.
     """
-    return is_tracing() or bool(mask.any())
+    return get_proxy_mode() is not None
+
+
+def unrecorded(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a function whose operations are computed, but not recorded: for decisions by known values.
+
+    While operations are recorded, indices among the arguments are replaced by their `TokenIndex.on_cpu`, and
+    other arguments must not contain tensors.
+    """
+
+    @wraps(function)
+    def computed(*args: Any) -> Result:
+        if is_recording():
+            args = tuple(arg.on_cpu if isinstance(arg, TokenIndex) else arg for arg in args)
+        with disable_proxy_modes_tracing():
+            return function(*args)
+
+    return computed
+
+
+def is_readable(x: Tensor) -> bool:
+    """Return whether the program may read values of a tensor to take a decision.
+
+    It may not on an accelerator, for which it would wait, nor while operations are recorded.
+    """
+    return x.device.type == "cpu" and not is_recording()
+
+
+def may_contain_true(mask: Tensor) -> bool:
+    """Return whether a bool tensor contains True; while tracing or recording, return True.
+
+    Code uses it to skip work that would change nothing. An exported or recorded program always does it.
+    """
+    return is_tracing() or is_recording() or bool(mask.any())
 
 
 def selected_rows(mask: Tensor) -> Tensor:
-    """Return the rows (N,) int64 where a mask (B,) is True; while tracing, all rows.
+    """Return the rows (N,) int64 where a mask (B,) is True; while tracing or recording, all rows.
 
     The caller must let rows where the mask is False change nothing, e.g. by writing to an unused slot.
     """
-    if is_tracing():
+    if is_tracing() or is_recording():
         return torch.arange(len(mask), device=mask.device)
     return mask.nonzero()[:, 0]
 
@@ -212,10 +268,9 @@ def selected_rows(mask: Tensor) -> Tensor:
 def none_if_all_false(mask: Tensor) -> Tensor | None:
     """Return a bool mask; None if no value is True, so that callers can leave out what it would not change.
 
-    On an accelerator the mask is always returned, since reading it would make the program wait, and so it is
-    while torch.export traces.
+    The mask is always returned where it may not be read (`is_readable`), and while torch.export traces.
     """
-    return mask if mask.device.type != "cpu" or may_contain_true(mask) else None
+    return mask if not is_readable(mask) or may_contain_true(mask) else None
 
 
 @dataclass(frozen=True, eq=False)

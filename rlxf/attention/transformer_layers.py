@@ -40,7 +40,8 @@ class TransformerLayers(nn.Module):
         self.blocks: Sequence[Layer] = nn.ModuleList(blocks)  # type: ignore
         self.depth = spec.depth.build(spec.width, spec.layers)
         first: dict[Hashable, AttentionKernel] = {}
-        for kernel in self._kernels():
+        self._kernels = tuple(self._find_kernels())
+        for kernel in self._kernels:
             if kernel.weight_group is not None:
                 kernel.tie_weights(first.setdefault(kernel.weight_group, kernel))
         if self.order.count(self.order[-1]) == 1:
@@ -78,7 +79,7 @@ class TransformerLayers(nn.Module):
 
         A part that depends on tokens is returned once, and only if that forward had gradient.
         """
-        parts: list[DepthController | AttentionKernel] = [self.depth, *self._kernels()]
+        parts: list[DepthController | AttentionKernel] = [self.depth, *self._kernels]
         terms = [*(part.penalty() for part in parts), self._memory_penalty()]
         present = [term for term in terms if term is not None]
         return torch.stack(present).sum() if present else None
@@ -87,7 +88,7 @@ class TransformerLayers(nn.Module):
         """Make `penalty` refer to the given passes instead of earlier ones, whose tensors it releases."""
         inputs = [(view, passes.hidden)] if view.has_penalty and torch.is_grad_enabled() else []
         self._penalty_inputs = PendingTerms(inputs)
-        for kernel in self._kernels() if self.spec.kernel.token_loss_option else ():
+        for kernel in self._kernels if self.spec.kernel.token_loss_option else ():
             kernel.reset_penalty()
 
     def _memory_penalty(self) -> Tensor | None:
@@ -111,15 +112,15 @@ class TransformerLayers(nn.Module):
 
     def after_update(self) -> None:
         """Notify the kernels that the weights have changed. Call it before the next forward or cache."""
-        for kernel in self._kernels():
+        for kernel in self._kernels:
             kernel.after_update()
 
     def skip_update(self) -> None:
         """Notify the kernels that no update follows the last forward. Call it instead of `after_update`."""
-        for kernel in self._kernels():
+        for kernel in self._kernels:
             kernel.skip_update()
 
-    def _kernels(self) -> list[AttentionKernel]:
+    def _find_kernels(self) -> list[AttentionKernel]:
         """Return the kernels of attention layers; a recurrent mixer may own another one."""
         mixers = [module for module in self.modules() if isinstance(module, RecurrentMixer)]
         owned = {part for mixer in mixers for part in mixer.modules()}

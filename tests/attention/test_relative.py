@@ -5,6 +5,7 @@ from functools import cache
 import torch
 from hypothesis import given, settings
 
+from rlxf.agents.common.gradient_programs import record
 from rlxf.attention import XLRelative
 from rlxf.attention.positions.xl_relative import XLRelativeBias
 from tests.attention.oracle import close
@@ -68,3 +69,22 @@ def relative_position() -> XLRelativeBias:
         position = XLRelative().build(WIDTH, HEADS).double()
         torch.nn.init.normal_(position.v)
     return position
+
+
+@given(mask=masks())
+@settings(max_examples=60, deadline=None)
+def test_recorded_scores_equal_others(mask):
+    """A recorded program, which pads the table, has the same visible scores and gradients."""
+    (batch, queries), relative = mask.query.shape, mask.relative
+    q = numbers(batch, HEADS, queries, WIDTH // HEADS)
+    table = numbers(HEADS, WIDTH // HEADS, len(relative.distances), seed=1)
+    weights = numbers(batch, HEADS, queries, mask.key.shape[1], seed=2) * mask.allowed[:, None]
+
+    def scores_and_gradients(q, table):
+        q, table = (x.detach().requires_grad_() for x in (q, table))
+        scores = relative.scores(q, table).masked_fill(~mask.allowed[:, None], 0.0)
+        return scores, *torch.autograd.grad((scores * weights).sum(), (q, table))
+
+    own = record(scores_and_gradients, [q, table])(q, table)
+    for mine, expected in zip(own, scores_and_gradients(q, table), strict=True):
+        close(mine, expected, 1e-12)

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 
 from rlxf import DecisionTransformer, GTrXLPPO
-from rlxf.agents.common import compiled_losses
+from rlxf.agents.common import compiled_losses, gradient_programs
 from rlxf.agents.gtrxl import compiled_losses as ppo
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.agents.offline import algorithm
@@ -65,20 +65,21 @@ NOT_CAPTURED = {
 def captures() -> Iterator[list[Any]]:
     """List captures; on the simulated device, simulate them."""
     made: list[Any] = []
-    real = recorded_graph.capture if accelerator.IS_SIMULATED else compiled_losses.capture
+    real = recorded_graph.capture if accelerator.IS_SIMULATED else gradient_programs.capture
 
     def capture(run: Any, device: torch.device) -> Any:
         made.append(run)
         return real(run, device)
 
-    with patch.object(compiled_losses, "capture", capture):
+    supports = patch.object(compiled_losses, "supports_graphs", lambda device: True)
+    with supports, patch.object(gradient_programs, "capture", capture):
         yield made
 
 
 def capturing_agent(case: str, **changes: Any) -> GTrXLPPO:
     """Return an agent on the device whose updates are captured."""
     agent = gtrxl_agent(case, NAME, **changes)
-    agent._algorithm = PPOTraining(agent.policy, agent.order, captures=True)
+    agent._algorithm = PPOTraining(agent.policy, agent.order, compiles=True)
     return agent
 
 

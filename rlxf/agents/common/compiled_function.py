@@ -20,9 +20,13 @@ import sys, torch
 source, target, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
 program = torch.export.load(source)
-torch._inductor.aoti_compile_and_package(program, package_path=target)
+options = {"fallback_random": True}
+torch._inductor.aoti_compile_and_package(program, package_path=target, inductor_configs=options)
 """
-"""Program of the process that compiles, which can be ended after the time limit."""
+"""Program of the process that compiles, which can be ended after the time limit.
+
+With ``fallback_random``, random numbers come from torch's generator, like those of the function itself.
+"""
 
 
 class CompilationError(RuntimeError):

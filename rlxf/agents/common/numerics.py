@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rlxf.attention.parameter_checks import parameter_fault
 from rlxf.attention.recurrent.base import RecurrentState
-from rlxf.attention.token_index import EMPTY, is_tracing
+from rlxf.attention.token_index import EMPTY, is_readable, is_tracing
 from rlxf.training import NumericalError
 
 ADVICE = "this step did not change the weights; lower the learning rate, or scale down rewards and inputs"
@@ -132,7 +132,7 @@ def check_outputs(
 ) -> None:
     """Raise NumericalError if outputs of a transformer are not finite; the message names the cause.
 
-    Outputs with gradient on an accelerator are not read, because the program would wait for them. They make
+    Outputs with gradient are not read where they may not be (`is_readable`). They make
     the loss NaN or infinite, which the optimizer step checks, and `naming_output_faults` finds the cause.
 
     Args:
@@ -143,7 +143,7 @@ def check_outputs(
         before: states of recurrent layers and memory before it.
         after: returns the states after it; called only if an output is not finite.
     """
-    if is_tracing() or (outputs.requires_grad and outputs.device.type != "cpu"):
+    if is_tracing() or (outputs.requires_grad and not is_readable(outputs)):
         return
     if outputs.sum().isfinite() or outputs[episode != EMPTY].isfinite().all():
         return

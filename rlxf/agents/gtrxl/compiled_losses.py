@@ -1,4 +1,4 @@
-"""Losses of PPO and their gradients on a GPU, captured as CUDA graphs."""
+"""Losses of PPO and their gradients as one program: compiled for a CPU, or captured as a CUDA graph."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,13 +10,8 @@ from torch import Tensor
 
 from rlxf.agents.common.accumulation import Losses
 from rlxf.agents.common.compiled_function import CompilationError
-from rlxf.agents.common.compiled_losses import (
-    CompiledLosses,
-    GradientSetter,
-    LossFunction,
-    check_transformer,
-    structure_of,
-)
+from rlxf.agents.common.compiled_losses import CompiledLosses, check_transformer, structure_of
+from rlxf.agents.common.gradient_programs import GradientSetter, LossFunction
 from rlxf.agents.gtrxl.losses import PPOLoss
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
@@ -35,8 +30,8 @@ class CompiledPPOLosses:
     """`CompiledLosses` of minibatches of segments.
 
     The branches of PPO's losses depend on the values of indices, e.g. on whether slots are consecutive steps.
-    The captured run gets the index of one long episode, whose branches are right for any minibatch of
-    consecutive steps. Other minibatches are not captured: those with empty slots among the steps, or with
+    The compiled run gets the index of one long episode, whose branches are right for any minibatch of
+    consecutive steps. Other minibatches are not compiled: those with empty slots among the steps, or with
     gaps.
     """
 
@@ -48,10 +43,10 @@ class CompiledPPOLosses:
     ) -> tuple[Losses, GradientSetter] | None:
         """Return the losses by name without gradient, and a function that sets the gradients.
 
-        Returns None for a minibatch that is not captured.
+        Returns None for a minibatch that is not compiled.
 
         Warns:
-            UserWarning: once, if the losses cannot be captured; the message names the reason.
+            UserWarning: once, if the losses cannot be compiled; the message names the reason.
         """
         if not self._compiled.is_usable or not has_consecutive_steps(batch):
             return None

@@ -114,10 +114,13 @@ class GTrXLPPO(TrainingLoop):
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
             `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, heads, losses and acting stay
             float32. PPO's ratio is then not exactly 1 in the first minibatch of an update.
-        compile: compile the acting step of the network on a CPU, for rollouts and ``predict``. This needs a
-            C++ compiler, and 10 to 60 seconds for each number of environments that act at once. Results are
-            equal up to rounding. If the step cannot be compiled, a warning names the reason, and the agent
-            computes it as without this argument. Not saved with the agent; `load` accepts it.
+        compile: on a CPU, compile the acting step of the network, for rollouts and ``predict``, and also
+            losses and gradients, except for updates with micro-batches, of several processes, or of
+            minibatches with filler rows. This needs a C++ compiler, and 10 to 60 seconds for each number of
+            environments that act at once and for each size of minibatch. Results are equal up to rounding. If
+            a part cannot be compiled, a warning names the reason, and the agent computes it as without this
+            argument. Attributes and hooks of modules that change later have no effect on what is compiled.
+            Not saved with the agent; `load` accepts it.
         cuda_graphs: on a GPU, capture the acting step as a CUDA graph, and also losses and gradients, except
             for updates with micro-batches or of minibatches with filler rows. This takes up to two
             seconds, and memory, for each number of environments and each size of minibatch. Results are equal
@@ -260,7 +263,7 @@ class GTrXLPPO(TrainingLoop):
         self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space, self.action_space, self.lr_schedule, **own, **self.policy_kwargs
         ).to(self.device)
-        if self._captures_graphs or (self.compile and not supports_graphs(self.device)):
+        if self._compiles:
             self.policy.network_step = CompiledStep(self.device.type)
         self._algorithm = self._ppo_training()
         self._diagnostics, self._episodes = TrainingDiagnostics(self.action_space), EpisodeStatistics()
@@ -268,13 +271,18 @@ class GTrXLPPO(TrainingLoop):
         self.normalized_observations = False
 
     def _ppo_training(self) -> PPOTraining:
-        """Return a new training by PPO, on a GPU with captured updates."""
-        return PPOTraining(self.policy, self.order, self._captures_graphs)
+        """Return a new training by PPO, with compiled or captured updates if those are chosen."""
+        return PPOTraining(self.policy, self.order, self._compiles and self.ranks.world_size == 1)
 
     @property
-    def _captures_graphs(self) -> bool:
-        """True if kernels are captured as CUDA graphs; collective operations of several processes are not."""
-        return self.cuda_graphs and supports_graphs(self.device) and self.ranks.world_size == 1
+    def _compiles(self) -> bool:
+        """True to compile steps and updates on a CPU, or to capture them on a GPU.
+
+        Collective operations of several processes cannot be captured.
+        """
+        if supports_graphs(self.device):
+            return self.cuda_graphs and self.ranks.world_size == 1
+        return self.compile
 
     @property
     def has_compiled_step(self) -> bool:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlxf.agents.common.accumulation import Losses, accumulate_gradients
-from rlxf.agents.common.compiled_losses import GradientSetter
+from rlxf.agents.common.gradient_programs import GradientSetter
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.common.numerics import check_parameters, clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.common.retrieval import check_teacher_without_datastore
@@ -39,7 +39,7 @@ class PolicyUpdate:
         coefficients: coefficients of the objective, to be reported with the metrics.
         accumulation_steps: number of micro-batches into which each minibatch is divided.
         ranks: the process group; each process has a part of a minibatch, and all stop together.
-        compiled: computes losses and gradients as CUDA graphs; None to launch their operations one by one,
+        compiled: computes losses and gradients as one program; None to run their operations one by one,
             as for micro-batches and for several processes.
     """
 
@@ -52,7 +52,11 @@ class PolicyUpdate:
     ranks: ProcessGroup = field(default_factory=process_group)
     compiled: CompiledPPOLosses | None = None
     _set_gradients: GradientSetter | None = field(default=None, init=False)
+    _parameters: Sequence[nn.Parameter] = field(init=False)
     _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        self._parameters = list(self.policy.parameters())
 
     def epoch(self, minibatches: Iterable[Any]) -> bool:
         """Take an optimizer step for each minibatch; return False if ``target_kl`` stopped the update.
@@ -105,8 +109,8 @@ class PolicyUpdate:
             self._backward(parts["loss"])
         else:
             self._set_gradients()
-        self.ranks.all_reduce_gradients(self.policy.parameters())
-        norm = clip_grad_norm_checked(parts, self.policy, self.policy.parameters(), self.max_grad_norm)
+        self.ranks.all_reduce_gradients(self._parameters)
+        norm = clip_grad_norm_checked(parts, self.policy, self._parameters, self.max_grad_norm)
         self._record({"grad_norm": norm})
         self.policy.optimizer.step()
         self.policy.transformer.after_update()
@@ -176,14 +180,14 @@ class PPOTraining(TrainingAlgorithm):
     Args:
         policy: the policy to train.
         order: generator of the order of minibatches.
-        captures: True to capture updates as CUDA graphs, see `CompiledPPOLosses`.
+        compiles: True to compile updates, or to capture them on a GPU, see `CompiledPPOLosses`.
     """
 
     resumable = True
 
-    def __init__(self, policy: GTrXLPolicy, order: torch.Generator, captures: bool = False):
+    def __init__(self, policy: GTrXLPolicy, order: torch.Generator, compiles: bool = False):
         super().__init__(policy, order)
-        self._compiled = CompiledPPOLosses() if captures else None
+        self._compiled = CompiledPPOLosses() if compiles else None
 
     def start_rollout(self) -> None:
         """Do nothing: PPO stores no data outside of the rollout buffer."""

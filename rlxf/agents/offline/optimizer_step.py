@@ -12,7 +12,8 @@ from stable_baselines3.common.callbacks import ProgressBarCallback
 from torch import Tensor, nn
 
 from rlxf.agents.common.accumulation import Losses, accumulate_gradients
-from rlxf.agents.common.compiled_losses import CompiledLosses, GradientSetter, LossFunction, structure_of
+from rlxf.agents.common.compiled_losses import CompiledLosses, structure_of
+from rlxf.agents.common.gradient_programs import GradientSetter, LossFunction
 from rlxf.agents.common.numerics import clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.weight_averaging import WeightAverage
@@ -35,7 +36,7 @@ class OfflineUpdate:
         average: average of the weights of the model; None for none.
         accumulation_steps: number of micro-batches into which each batch is divided.
         ranks: process group of data-parallel training; each rank processes its part of a batch.
-        compiled: computes losses and gradients as CUDA graphs; None to launch their operations one by one,
+        compiled: computes losses and gradients as one program; None to run their operations one by one,
             as for micro-batches and for several processes.
     """
 

@@ -141,8 +141,8 @@ class LinformerAttention(AttentionKernel):
         self.key_projection = self.value_projection = first.key_projection
 
     def allows_gathering(self, mask: AttentionMask) -> bool:
-        """Return False in a bidirectional pass, where all queries share one projection."""
-        return mask.causal
+        """Return False where queries share projections: in bidirectional passes, and in those by blocks."""
+        return mask.causal and not self._starts_at_block_boundary(mask)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
         return self._average(q, k, v, mask, self.value_projection)
@@ -157,9 +157,12 @@ class LinformerAttention(AttentionKernel):
     def _average(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, summarize: Summarize) -> Tensor:
         if not mask.causal:
             return self._bidirectional(q, k, v, mask, summarize)
-        if starts_at_block_boundary(mask, self.spec.length):
+        if self._starts_at_block_boundary(mask):
             return self._causal_blockwise(q, k, v, summarize)
         return self._causal(q, k, v, mask, summarize)
+
+    def _starts_at_block_boundary(self, mask: AttentionMask) -> bool:
+        return mask.once(StartsAtBlockBoundary(self.spec.length))
 
     def _bidirectional(
         self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, summarize: Summarize
@@ -242,19 +245,28 @@ class LinformerAttention(AttentionKernel):
         return drop_some(scores.softmax(dim=-1), self.active_dropout) @ v
 
 
-def starts_at_block_boundary(mask: AttentionMask, size: int) -> bool:
-    """Return whether each row of a long pass is one episode from the start of a block.
+@dataclass(frozen=True)
+class StartsAtBlockBoundary:
+    """Function of a mask: whether each row of a long pass is one episode from the start of a block.
 
     All rows must have the same positions.
+
+    Args:
+        size: tokens of a block n.
     """
-    query, key = mask.query, mask.key
-    long = mask.tables is None and query.shape == key.shape and key.shape[1] > 2 * size
-    if not long or not mask.pattern.sees_all:
-        return False
-    first = int(key.position[0, 0])
-    ascending = torch.arange(first, first + key.shape[1], device=key.position.device)
-    consecutive = (key.position == ascending) & (key.episode == key.episode[:, :1]) & (key.episode != EMPTY)
-    return first % size == 0 and bool(consecutive.all())
+
+    size: int
+
+    def __call__(self, mask: AttentionMask) -> bool:
+        """Return whether the pass has this layout."""
+        query, key = mask.query, mask.key
+        long = mask.tables is None and query.shape == key.shape and key.shape[1] > 2 * self.size
+        if not long or not mask.pattern.sees_all:
+            return False
+        first = int(key.position[0, 0])
+        ascending = torch.arange(first, first + key.shape[1], device=key.position.device)
+        consecutive = (key.position == ascending) & (key.episode == key.episode[:, :1])
+        return first % self.size == 0 and bool((consecutive & (key.episode != EMPTY)).all())
 
 
 class Projection(nn.Module, ABC):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from rlxf.attention.patterns.base import Pattern, positions_between
-from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.token_index import EMPTY, TokenIndex, unrecorded
 
 MIN_SAVING, MIN_SPARSE_PAIRS, LARGE_PAIRS = 1.5, 1 << 16, 1 << 22
 """Block-sparse attention requires at least MIN_SPARSE_PAIRS query-key pairs per row, and at least MIN_SAVING
@@ -124,6 +124,7 @@ class HeadGroup:
     blocks: list[BlockGroup]
 
 
+@unrecorded
 def plan_sparse(
     query: TokenIndex,
     key: TokenIndex,

@@ -140,8 +140,8 @@ class PPOOptions:
     segments. The update stays the same, apart from rounding."""
     precision: PrecisionOption = DEFAULTS["precision"]
     compile: bool = DEFAULTS["compile"]
-    """Compile the acting step on a CPU, which needs a C++ compiler and up to a minute at the start of the
-    training. Actions are equal up to rounding."""
+    """Compile the acting step and the losses of updates on a CPU, which needs a C++ compiler and about a
+    minute at the start of the training. Results are equal up to rounding."""
     cuda_graphs: bool = DEFAULTS["cuda_graphs"]
     """Capture the acting step and the losses of updates as CUDA graphs on a GPU."""
     device: Device = "auto"

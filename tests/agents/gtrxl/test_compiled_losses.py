@@ -1,4 +1,7 @@
-"""Updates with captured losses equal others, with a capture on the CPU that runs a function again."""
+"""Updates with captured or compiled losses equal others.
+
+A capture on the CPU runs a function again. Most compiled programs are recorded, but not translated.
+"""
 
 import warnings
 from dataclasses import replace
@@ -6,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlxf.agents.common import captured_function, compiled_losses
+from rlxf.agents.common import captured_function, compiled_losses, gradient_programs
 from rlxf.agents.gtrxl.compiled_losses import has_consecutive_steps
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.attention import Routing
@@ -14,21 +17,40 @@ from rlxf.training import NumericalError, linear
 from tests.agents.captures import capture_on_cpu
 from tests.agents.gtrxl.worlds import MIXED, scripts, shifted, small_agent, small_core
 
+FORMS = {"captured": "captured as CUDA graphs", "compiled": "compiled"}
+"""Form of a program -> its description in warnings."""
 
-@pytest.fixture
-def captures(monkeypatch):
-    """Capture on the CPU; return a list with an entry for each capture."""
-    made = []
+
+class Programs(list):
+    """List with an entry for each program.
+
+    Args:
+        form: one of `FORMS`.
+    """
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+
+
+@pytest.fixture(params=FORMS)
+def programs(request, monkeypatch):
+    """Capture on the CPU, or record operations without compiling them; return the list of programs."""
+    made = Programs(request.param)
+    monkeypatch.setattr(compiled_losses, "supports_graphs", lambda device: made.form == "captured")
     monkeypatch.setattr(
-        compiled_losses, "capture", lambda *given: made.append(given) or capture_on_cpu(*given)
+        gradient_programs, "capture", lambda *given: made.append(given) or capture_on_cpu(*given)
+    )
+    monkeypatch.setattr(
+        gradient_programs, "CompiledFunction", lambda module, examples: made.append(module) or module
     )
     return made
 
 
 def agents(**changes):
-    """Return two equal agents, of which the first captures."""
+    """Return two equal agents, of which the first compiles or captures its updates."""
     pair = [small_agent(scripts(shifted(3)), **changes) for _ in range(2)]
-    pair[0]._algorithm = PPOTraining(pair[0].policy, pair[0].order, captures=True)
+    pair[0]._algorithm = PPOTraining(pair[0].policy, pair[0].order, compiles=True)
     return pair
 
 
@@ -49,7 +71,7 @@ def assert_equal_weights(one, other):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
-def test_coefficients_that_change_are_not_captured(captures):
+def test_coefficients_that_change_are_arguments(programs):
     schedules = {
         "clip_range": linear(0.2, 0.05),
         "ent_coef": linear(0.1, 0.0),
@@ -58,10 +80,10 @@ def test_coefficients_that_change_are_not_captured(captures):
     pair = agents(**schedules, learning_rate=1e-3, n_epochs=3)
     learn_both(pair, 6 * 48)
     assert_equal_weights(*pair)
-    assert len(captures) == 1
+    assert len(programs) == 1
 
 
-def test_replaced_parameters_are_captured_again(captures):
+def test_replaced_parameters_need_another_program(programs):
     pair = agents()
     learn_both(pair, 48)
     for agent in pair:
@@ -69,10 +91,10 @@ def test_replaced_parameters_are_captured_again(captures):
         agent.policy.value_net.weight = torch.nn.Parameter(weight.detach().clone())
     learn_both(pair, 48)
     assert_equal_weights(*pair)
-    assert len(captures) == 2
+    assert len(programs) == 2
 
 
-def test_frozen_parameters_are_captured_again(captures):
+def test_frozen_parameters_need_another_program(programs):
     pair = agents()
     learn_both(pair, 48)
     for agent in pair:
@@ -81,10 +103,10 @@ def test_frozen_parameters_are_captured_again(captures):
     learn_both(pair, 48)
     assert pair[0].policy.token.weight.grad is None
     assert_equal_weights(*pair)
-    assert len(captures) == 2
+    assert len(programs) == 2
 
 
-def test_buffers_are_updated_once_for_each_minibatch(captures):
+def test_buffers_are_updated_once_for_each_minibatch(programs):
     def count(module, *_):
         module.calls += module.training
 
@@ -96,54 +118,57 @@ def test_buffers_are_updated_once_for_each_minibatch(captures):
     assert pair[0].policy.token.calls == pair[1].policy.token.calls > 0
 
 
-def test_minibatches_of_two_sizes(captures):
+def test_minibatches_of_two_sizes(programs):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pair = agents(batch_size=20)
     learn_both(pair, 96)
     assert_equal_weights(*pair)
-    assert len(captures) == 2
+    assert len(programs) == 2
 
 
-def test_micro_batches_are_not_captured(captures):
+def test_micro_batches_have_no_program(programs):
     pair = agents(gradient_accumulation_steps=2)
     learn_both(pair, 48)
     assert_equal_weights(*pair)
-    assert not captures
+    assert not programs
 
 
-def test_a_target_of_the_kl_divergence_stops_captured_updates(captures):
+def test_a_target_of_the_kl_divergence_stops_updates(programs):
     pair = agents(target_kl=1e-9, n_epochs=4)
     learn_both(pair, 96)
     assert_equal_weights(*pair)
-    assert captures
+    assert programs
     for x, y in zip(*(agent.policy.parameters() for agent in pair), strict=True):
         torch.testing.assert_close(x.grad, y.grad)  # those of the last step, not of the stopped minibatch
 
 
-def test_a_kernel_with_statistics_is_named_once(captures):
+def test_a_kernel_with_statistics_is_named_once(programs):
     one, other = agents(core=replace(small_core(), kernel=Routing(2)))
-    with pytest.warns(UserWarning, match="not captured as CUDA graphs, because .*keeps statistics") as caught:
+    message = f"not {FORMS[programs.form]}, because .*keeps statistics"
+    with pytest.warns(UserWarning, match=message) as caught:
         learn(one, 96)
     learn(other, 96)
-    assert sum("not captured" in str(each.message) for each in caught) == 1
+    assert sum("updates are not" in str(each.message) for each in caught) == 1
     assert_equal_weights(one, other)
-    assert not captures
+    assert not programs
 
 
-def test_an_operation_that_cannot_be_captured_is_named(monkeypatch):
-    def fail(run, device):
-        raise captured_function.CompilationError("an operation cannot be captured as a CUDA graph: reason")
+def test_an_operation_without_a_program_is_named(programs, monkeypatch):
+    def fail(*_):
+        raise captured_function.CompilationError("an operation has no program: reason")
 
-    monkeypatch.setattr(compiled_losses, "capture", fail)
+    monkeypatch.setattr(gradient_programs, "capture", fail)
+    monkeypatch.setattr(gradient_programs, "CompiledFunction", fail)
     one, other = agents()
-    with pytest.warns(UserWarning, match="because an operation cannot be captured as a CUDA graph: reason"):
+    message = f"not {FORMS[programs.form]}, because an operation has no program: reason"
+    with pytest.warns(UserWarning, match=message):
         learn(one, 96)
     learn(other, 96)
     assert_equal_weights(one, other)
 
 
-def test_losses_that_are_not_finite_are_named(captures):
+def test_losses_that_are_not_finite_are_named(programs):
     agent = agents()[0]
     learn(agent, 48)
     *_, callback = agent._setup_learn(100)
@@ -165,8 +190,9 @@ def test_empty_slots_among_the_steps_are_irregular():
     assert not has_consecutive_steps(batch)
 
 
-def test_only_an_agent_on_a_gpu_captures(monkeypatch):
-    assert small_agent(scripts(shifted(3)), compile=True)._algorithm._compiled is None
+def test_the_device_decides_which_option_counts(monkeypatch):
+    assert small_agent(scripts(shifted(3)), compile=True)._algorithm._compiled is not None
+    assert small_agent(scripts(shifted(3)))._algorithm._compiled is None
     monkeypatch.setattr(captured_function, "GRAPH_DEVICES", ("cpu",))
     assert small_agent(scripts(shifted(3)))._algorithm._compiled is not None
-    assert small_agent(scripts(shifted(3)), cuda_graphs=False)._algorithm._compiled is None
+    assert small_agent(scripts(shifted(3)), cuda_graphs=False, compile=True)._algorithm._compiled is None

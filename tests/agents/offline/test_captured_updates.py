@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlxf import DecisionTransformer
-from rlxf.agents.common import compiled_losses
+from rlxf.agents.common import compiled_losses, gradient_programs
 from rlxf.agents.decision_transformer import HighestValueReturn
 from rlxf.agents.offline import algorithm
 from rlxf.agents.offline.objectives import QRegularized
@@ -36,9 +36,10 @@ AGENTS = {
 def captures(monkeypatch):
     """Capture on the CPU; return a list with an entry for each capture."""
     made = []
-    monkeypatch.setattr(algorithm, "supports_graphs", lambda device: True)
+    for module in (algorithm, compiled_losses):
+        monkeypatch.setattr(module, "supports_graphs", lambda device: True)
     monkeypatch.setattr(
-        compiled_losses, "capture", lambda *given: made.append(given) or capture_on_cpu(*given)
+        gradient_programs, "capture", lambda *given: made.append(given) or capture_on_cpu(*given)
     )
     return made
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlxf.attention import Full, Linformer, Softmax, Strided, TokenIndex, TransformerSpec, Window
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.kernels.linformer import LinformerAttention, starts_at_block_boundary
+from rlxf.attention.kernels.linformer import LinformerAttention, StartsAtBlockBoundary
 from rlxf.attention.token_index import EMPTY
 from tests.attention.largest_tensor import LargestTensor
 from tests.attention.oracle import close, put
@@ -105,11 +105,12 @@ def test_causal_form_equals_reference_loop(method, pattern, moves):
 @pytest.mark.parametrize(("start", "length"), [(0, 16), (8, 18), (0, 11)])
 def test_blockwise_path_equals_general_path(method, start, length, monkeypatch):
     module, index = kernel(Linformer(4, 2, method)), TokenIndex.range(2, length, start)
-    mask, results = self_relation(index), []
-    assert starts_at_block_boundary(mask, 4)
-    for once in (False, True):
-        if once:
-            monkeypatch.setattr("rlxf.attention.kernels.linformer.starts_at_block_boundary", lambda *_: False)
+    assert StartsAtBlockBoundary(4)(self_relation(index))
+    results = []
+    for general in (False, True):
+        mask = self_relation(index)
+        if general:
+            monkeypatch.setattr(StartsAtBlockBoundary, "__call__", lambda *_: False)
         inputs = [x.requires_grad_() for x in tensors(index)]
         y = module(*inputs, None, mask)
         wanted = [*inputs, *module.parameters()]
@@ -130,7 +131,7 @@ PADDED = TokenIndex(torch.arange(-3, 9)[None], torch.tensor([[EMPTY] * 3 + [0] *
     ids=["two", "padded", "cut", "few"],
 )
 def test_irregular_rows_use_the_general_path(index):
-    assert not starts_at_block_boundary(self_relation(index), 4)
+    assert not StartsAtBlockBoundary(4)(self_relation(index))
 
 
 # Encoders.

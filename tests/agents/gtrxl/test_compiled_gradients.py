@@ -1,0 +1,218 @@
+"""Losses and gradients of compiled programs equal those of autograd, for all techniques that permit it."""
+
+import shutil
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from rlxf.agents.common import gradient_programs
+from rlxf.agents.common.compiled_function import CompilationError, CompiledFunction
+from rlxf.agents.common.gradient_programs import CompiledGradients, Gradients, record
+from rlxf.agents.gtrxl.compiled_losses import CompiledPPOLosses
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.attention import TokenIndex, TransformerSpec
+from rlxf.attention.relative import is_aligned
+from tests.agents.gtrxl.worlds import (
+    ACTIONS,
+    OBSERVATIONS,
+    rollouts,
+    scripts,
+    shifted,
+    small_agent,
+    small_core,
+)
+from tests.agents.techniques import CHOICES
+
+REFUSED = (
+    "keeps statistics",
+    "the branches of the memory",
+    "the branches of the pattern",
+    "cannot be recorded",
+)
+"""Parts of the reasons why a technique has no compiled updates."""
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs the C++ compiler g++")
+
+
+def core_with(choice):
+    """Return a small core with an option; recurrent layers and memories of their own replace XL's memory."""
+    if choice.keys() & {"recurrence", "memory"}:
+        sizes = {"width": 16, "layers": 2, "heads": 2, "feed_forward": 32}
+        return TransformerSpec(**(sizes | {"residual": small_core().residual} | choice))
+    return replace(small_core(), **choice)
+
+
+def minibatches(agent, number=2):
+    """Yield minibatches of rollouts whose episodes end at other steps, with an update between rollouts."""
+    for buffer in rollouts(agent, number):
+        yield buffer.segments(torch.arange(4), buffer.advantages.clone())
+
+
+def gradients(agent, batch, compiled=None):
+    """Return losses and gradients of a minibatch, from a program or from autograd; None without a program."""
+    agent.policy.set_training_mode(True)
+    agent.policy.optimizer.zero_grad()
+    torch.manual_seed(9)
+    if compiled is None:
+        losses = agent.objective()(agent.policy, batch)
+        losses["loss"].backward()
+    else:
+        program = compiled(agent.policy, agent.objective(), batch)
+        if program is None:
+            return None
+        losses, set_gradients = program
+        set_gradients()
+    values = {name: value.detach() for name, value in losses.items()}
+    return values | {name: x.grad for name, x in agent.policy.named_parameters()}
+
+
+def assert_equal_programs(agent, compiled):
+    """Compare minibatches with autograd, before and after an update, with a program made from the first."""
+    for batch in minibatches(agent):
+        own = gradients(agent, batch, compiled)
+        torch.testing.assert_close(own, gradients(agent, batch), rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Record operations without compiling them."""
+    monkeypatch.setattr(gradient_programs, "CompiledFunction", lambda module, examples: module)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_each_technique(choice, uncompiled):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            agent = small_agent(scripts(shifted(3)), core=core_with(CHOICES[choice]), n_epochs=1)
+    except ValueError as error:
+        pytest.skip(f"not for GTrXLPPO: {error}")
+    compiled = CompiledPPOLosses()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for batch in minibatches(agent):
+            own = gradients(agent, batch, compiled)
+            if own is not None:
+                torch.testing.assert_close(own, gradients(agent, batch), rtol=1e-4, atol=1e-5)
+    messages = [str(each.message) for each in caught if "updates are not compiled" in str(each.message)]
+    assert len(messages) == (own is None)
+    assert all(any(reason in message for reason in REFUSED) for message in messages), messages
+
+
+def test_random_numbers_of_the_recording_are_drawn_again():
+    before = torch.get_rng_state()
+    record(lambda x: x * torch.rand(3), [torch.ones(3)])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_decision_by_values_is_refused():
+    with pytest.raises(CompilationError, match=r"cannot be recorded: .*data-dependent"):
+        record(lambda x: x * 2 if x.sum() > 0 else x, [torch.ones(3)])
+
+
+def test_a_decision_by_positions_needs_known_values():
+    index = TokenIndex.range(2, 4)
+
+    def function(position):
+        query = replace(index, position=position)
+        return position * is_aligned(query, query)
+
+    with pytest.raises(CompilationError, match="a decision depends on the positions or episodes"):
+        record(function, [index.position.clone()])
+
+    def with_known(position):
+        query = replace(index, position=position).with_values(index)
+        return position * is_aligned(query.last(3), query.concatenate(query))
+
+    program = record(with_known, [index.position.clone()])
+    assert not program(index.position.clone()).any()
+
+
+class SharedGradient(nn.Module):
+    """Linear map with two biases, whose gradients are equal; one parameter is not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.second = nn.Parameter(torch.zeros(2))
+        self.unused = nn.Parameter(torch.zeros(2))
+        self.norm, self.dropout = nn.BatchNorm1d(2), nn.Dropout(0.4)
+
+    def losses(self, tensors):
+        y = self.dropout(self.norm(self.linear(tensors["x"]) + self.second))
+        return {"loss": (y * tensors["weight"]).sum(), "mean": y.mean()}
+
+
+def programs_of(*functions):
+    """Return a program for each way to run a recorded function."""
+    return [pytest.param(function, id=function.__name__) for function in functions]
+
+
+def recorded(module, examples):
+    """Return a recorded function itself."""
+    return module
+
+
+@pytest.mark.parametrize(
+    "form", [*programs_of(recorded), pytest.param(CompiledFunction, id="compiled", marks=needs_compiler)]
+)
+def test_layouts_random_numbers_shared_gradients_and_buffers(form, monkeypatch):
+    monkeypatch.setattr(gradient_programs, "CompiledFunction", form)
+    torch.manual_seed(0)
+    own, other = SharedGradient(), SharedGradient()
+    other.load_state_dict(own.state_dict())
+    examples = {"x": torch.randn(5, 3), "weight": torch.randn(5, 2)}
+    program = CompiledGradients(Gradients(own, own.losses), examples)
+    assert own.norm.num_batches_tracked == 0
+    for _ in range(2):
+        tensors = {name: torch.randn_like(x) for name, x in examples.items()}
+        torch.manual_seed(1)
+        losses, set_gradients = program(tensors | {"x": tensors["x"].t().contiguous().t()})
+        set_gradients()
+        other.zero_grad()
+        torch.manual_seed(1)
+        expected = other.losses(tensors)
+        expected["loss"].backward()
+        torch.testing.assert_close(losses, {name: x.detach() for name, x in expected.items()})
+        for mine, theirs in zip(own.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+            assert mine.grad is None or mine.grad.stride() == mine.stride()
+        assert own.linear.bias.grad.data_ptr() != own.second.grad.data_ptr()
+    torch.testing.assert_close(dict(own.named_buffers()), dict(other.named_buffers()))
+
+
+@needs_compiler
+def test_compiled_updates_equal_others():
+    policy = "MultiInputGTrXLPolicy"
+    agent = small_agent(scripts(shifted(3), OBSERVATIONS[policy]), policy)
+    assert_equal_programs(agent, CompiledPPOLosses())
+
+
+@pytest.mark.parametrize("action_space", ACTIONS.values(), ids=ACTIONS)
+@pytest.mark.parametrize("policy", OBSERVATIONS)
+def test_all_spaces(policy, action_space, uncompiled):
+    env = scripts(shifted(3), OBSERVATIONS[policy], action_space)
+    changes = {"use_sde": True} if isinstance(action_space, spaces.Box) else {}
+    agent = small_agent(env, policy, reconstruction_coef=0.1, normalize_advantage=False, **changes)
+    assert_equal_programs(agent, CompiledPPOLosses())
+
+
+def learn(agent):
+    """Train an agent with the same random numbers as another one."""
+    agent.set_random_seed(5)
+    agent.learn(96)
+
+
+@needs_compiler
+def test_training_with_compile_equals_training_without():
+    own, other = (small_agent(scripts(shifted(3)), compile=compile) for compile in (True, False))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "(updates are|the acting step is) not compiled")
+        learn(own)
+    learn(other)
+    assert isinstance(own.policy, GTrXLPolicy)
+    for mine, theirs in zip(own.policy.parameters(), other.policy.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
