@@ -40,12 +40,12 @@ class TransformerLayers(nn.Module):
         self.blocks: Sequence[Layer] = nn.ModuleList(blocks)  # type: ignore
         self.depth = spec.depth.build(spec.width, spec.layers)
         first: dict[Hashable, AttentionKernel] = {}
-        self._kernels = tuple(self._find_kernels())
-        for kernel in self._kernels:
+        for kernel in self._find_kernels():
             if kernel.weight_group is not None:
                 kernel.tie_weights(first.setdefault(kernel.weight_group, kernel))
         if self.order.count(self.order[-1]) == 1:
             self.global_token_embedding.trim_last_layer(self.blocks[-1])
+        self._kernels = tuple(self._find_kernels())
         self.norm = NORM_TYPES[spec.norm_type](spec.width) if spec.final_norm else nn.Identity()
         self._penalty_inputs: list[tuple[MemoryView, Sequence[Tensor]]] = PendingTerms()
 

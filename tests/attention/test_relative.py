@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 
 from rlxf.agents.common.gradient_programs import record
-from rlxf.attention import XLRelative
+from rlxf.attention import Full, TokenIndex, XLRelative
+from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.xl_relative import XLRelativeBias
 from tests.attention.oracle import close
 from tests.attention.test_attention_mask import masks, pairs
@@ -88,3 +89,14 @@ def test_recorded_scores_equal_others(mask):
     own = record(scores_and_gradients, [q, table])(q, table)
     for mine, expected in zip(own, scores_and_gradients(q, table), strict=True):
         close(mine, expected, 1e-12)
+
+
+def test_recorded_scores_of_consecutive_tokens_are_a_view():
+    index = TokenIndex.range(2, 6)
+    mask = AttentionMask(index, index, Full(), True, torch.float64)
+    assert mask.relative.pairs is None
+    table = numbers(HEADS, WIDTH // HEADS, len(mask.relative.distances))
+    q = numbers(2, HEADS, 6, WIDTH // HEADS, seed=1)
+    program = record(lambda q: mask.relative.scores(q, table), [q])
+    assert "constant_pad_nd" in program.code
+    assert "copy_" not in program.code

@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 from torch.nn import functional as F
 
-from rlxf.attention import LSH, Fixed, SinkSoftmax, TokenIndex, XLRelative
+from rlxf.attention import ETC, LSH, AdaptiveSpan, Fixed, SinkSoftmax, TokenIndex, TransformerSpec, XLRelative
+from rlxf.attention.kernels.base import AttentionKernel
 from rlxf.attention.modules import FeedForward, orthogonal_linear
 from tests.attention.oracle import close
 from tests.attention.passes import act
@@ -143,3 +144,12 @@ def test_relative_positions_are_shift_invariant():
     y, _ = shared_model(spec)(run.x, run.index)
     z, _ = shared_model(spec)(run.x, TokenIndex.range(2, 6, start=1000))
     close(z, y)
+
+
+def test_the_penalty_excludes_a_removed_kernel():
+    """Global tokens of ETC have no output, so the last layer has no attention from them."""
+    sizes = {"width": 16, "layers": 2, "heads": 2, "feed_forward": 32}
+    kernel = AdaptiveSpan(limit=8, ramp=2)
+    model = TransformerSpec(**sizes, causal=False, pattern=ETC(4), kernel=kernel).build()
+    penalties = [module.penalty() for module in model.modules() if isinstance(module, AttentionKernel)]
+    close(model.penalty(), torch.stack(penalties).sum(), 1e-7)

@@ -41,7 +41,7 @@ class CompiledFunction:
     changes in place are changed in place by the compiled function, too.
 
     Args:
-        module: the function, in evaluation mode. Its decisions may depend on shapes, but not on values.
+        module: the function. Its decisions may depend on shapes, but not on values.
         examples: arguments, which must be tensors on the CPU.
 
     Raises:

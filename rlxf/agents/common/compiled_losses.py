@@ -33,11 +33,15 @@ class CompiledLosses:
     The branches of a compiled run are fixed, so they must not depend on the values of tensors. If the losses
     of an agent cannot be compiled, this class warns once.
 
+    Args:
+        device_type: type of the device, "cpu" or "cuda"; batches on others have no program.
+
     Attributes:
         is_usable: False once the losses could not be compiled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str):
+        self.device_type = device_type
         self._programs: dict[Hashable, GradientProgram] = {}
         self.is_usable = True
 
@@ -50,7 +54,7 @@ class CompiledLosses:
     ) -> tuple[Losses, GradientSetter] | None:
         """Return the losses by name without gradient, and a function that sets the gradients.
 
-        Returns None if the losses cannot be compiled.
+        Returns None if the losses cannot be compiled, or the model was moved to another device.
 
         Args:
             model: the model whose parameters are trained.
@@ -62,13 +66,14 @@ class CompiledLosses:
         Warns:
             UserWarning: once, if the losses cannot be compiled; the message names the reason.
         """
+        moved = next(iter(tensors.values())).device.type != self.device_type
         try:
-            return self._compiled(model, tensors, make, settings) if self.is_usable else None
+            return None if moved or not self.is_usable else self._compiled(model, tensors, make, settings)
         except CompilationError as error:
             self.is_usable = False
             self._programs.clear()
-            captures = _captures(tensors)
-            form, option = ("captured as CUDA graphs", "cuda_graphs") if captures else ("compiled", "compile")
+            graphs = self._captures
+            form, option = ("captured as CUDA graphs", "cuda_graphs") if graphs else ("compiled", "compile")
             warn_user(
                 f"updates are not {form}, because {error}; torch runs their operations one "
                 f"by one, with results that are equal up to rounding, which takes longer for small networks; "
@@ -78,7 +83,12 @@ class CompiledLosses:
 
     def __reduce__(self) -> Any:
         """Copy and pickle this object without its programs, which are compiled again."""
-        return CompiledLosses, ()
+        return CompiledLosses, (self.device_type,)
+
+    @property
+    def _captures(self) -> bool:
+        """True if kernels of the device can be captured."""
+        return supports_graphs(torch.device(self.device_type))
 
     def _compiled(
         self,
@@ -92,14 +102,11 @@ class CompiledLosses:
         if program is not None and not program.is_current:
             self._programs.clear()
         if layout not in self._programs:
-            kind = CapturedGradients if _captures(tensors) else CompiledGradients
+            if self.device_type != "cpu" and not self._captures:
+                raise CompilationError(f"only CPUs and CUDA GPUs are supported, not {self.device_type}")
+            kind = CapturedGradients if self._captures else CompiledGradients
             self._programs[layout] = kind(Gradients(model, make()), tensors)
         return self._programs[layout](tensors)
-
-
-def _captures(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether tensors are on a device whose kernels can be captured."""
-    return supports_graphs(next(iter(tensors.values())).device)
 
 
 def structure_of(batch: Any, skipped: tuple[str, ...] = ()) -> Any:

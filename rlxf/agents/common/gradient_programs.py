@@ -15,11 +15,14 @@ from torch.overrides import TorchFunctionMode
 from rlxf.agents.common.accumulation import Losses
 from rlxf.agents.common.captured_function import capture, foreach_copy
 from rlxf.agents.common.compiled_function import CompilationError, CompiledFunction, ModuleTensors
+from rlxf.attention.token_index import is_recording
 
 LossFunction = Callable[[Mapping[str, Tensor]], Losses]
 """Returns scalar losses by name, "loss" among them, for tensors by name."""
 GradientSetter = Callable[[], None]
 """Sets the gradients of all parameters."""
+READS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+"""Methods whose results torch.fx takes for constants; it refuses ``item``, ``int`` and ``bool`` by itself."""
 
 
 class Gradients(nn.Module):
@@ -34,15 +37,21 @@ class Gradients(nn.Module):
         super().__init__()
         self.model, self._losses = model, losses
         self.names: list[str] = []
+        self.replaced: list[str] = []
 
     def trained(self) -> list[nn.Parameter]:
         """Return the parameters that have a gradient."""
         return [x for x in self.parameters() if x.requires_grad]
 
     def forward(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
-        """Return the losses (N,) in the order of ``names``, and the gradient of each trained parameter."""
+        """Return the losses (N,) in the order of ``names``, and the gradient of each trained parameter.
+
+        ``replaced`` has the names of buffers that the losses assigned instead of updating them in place.
+        """
+        buffers = dict(self.named_buffers())
         losses = self._losses(tensors)
         self.names = list(losses)
+        self.replaced = [name for name, x in self.named_buffers() if x is not buffers.get(name)]
         gradients = torch.autograd.grad(losses["loss"], self.trained(), allow_unused=True)
         return torch.stack([x.detach() for x in losses.values()]), *gradients
 
@@ -65,8 +74,8 @@ class GradientProgram(ABC):
         """True if the module still has the same parameters and buffers, and trains the same ones."""
         return self._before == self._now()
 
-    def _now(self) -> tuple[list[int], list[bool]]:
-        return self._state.addresses(), [x.requires_grad for x in self._state.present()]
+    def _now(self) -> tuple[list[int], list[tuple[int, bool]]]:
+        return self._state.addresses(), [(id(x), x.requires_grad) for x in self._state.present()]
 
     @abstractmethod
     def __call__(self, tensors: Mapping[str, Tensor]) -> tuple[Losses, GradientSetter]:
@@ -128,7 +137,8 @@ class CompiledGradients(GradientProgram):
         examples: tensors by name.
 
     Raises:
-        CompilationError: if a branch depends on values of tensors, or the operations cannot be compiled.
+        CompilationError: if a branch depends on values of tensors, a buffer is replaced instead of updated in
+            place, or the operations cannot be compiled.
     """
 
     def __init__(self, gradients: Gradients, examples: Mapping[str, Tensor]):
@@ -138,7 +148,11 @@ class CompiledGradients(GradientProgram):
         self._names = list(examples)
         self._has_gradient: list[bool] = []
         arguments = [x.detach().clone() for x in self._arguments(examples)]
-        self._program = CompiledFunction(record(self._results, arguments), arguments)
+        recorded = record(self._results, arguments)
+        if gradients.replaced:
+            names = ", ".join(gradients.replaced)
+            raise CompilationError(f"the losses replace buffers, instead of updating them in place: {names}")
+        self._program = CompiledFunction(recorded, arguments)
 
     def _arguments(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the arguments of the program; it does not check that they are contiguous."""
@@ -179,9 +193,14 @@ def record(function: Callable[..., Any], examples: Sequence[Tensor]) -> nn.Modul
 
 
 class _RecordableFunctions(TorchFunctionMode):
-    """Context in which one-hot vectors are comparisons; on a CPU, torch's function checks the values."""
+    """Context in which operations that torch.fx would run, but not record, are errors.
+
+    One-hot vectors are comparisons, because torch's function checks the values on a CPU.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS and is_recording():
+            raise RuntimeError(f"Tensor.{func.__name__} reads the values of a tensor")
         return _one_hot(*args, **kwargs or {}) if func is F.one_hot else func(*args, **kwargs or {})
 
 
@@ -201,13 +220,14 @@ def _gradient_of(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor | N
 
 
 def _without_shared_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors, with copies of those that start at the address of an earlier one.
+    """Return tensors, with copies of those that share the memory of an earlier one.
 
     A compiled program may return equal gradients of two parameters as one tensor.
     """
     seen: set[int] = set()
     own = []
     for x in tensors:
-        own.append(x.clone() if x.data_ptr() in seen else x)
-        seen.add(x.data_ptr())
+        memory = x.untyped_storage().data_ptr()
+        own.append(x.clone() if memory in seen else x)
+        seen.add(memory)
     return own

@@ -132,7 +132,7 @@ def check_outputs(
 ) -> None:
     """Raise NumericalError if outputs of a transformer are not finite; the message names the cause.
 
-    Outputs with gradient are not read where they may not be (`is_readable`). They make
+    Outputs with gradient are read only if `is_readable` allows it. Otherwise they make
     the loss NaN or infinite, which the optimizer step checks, and `naming_output_faults` finds the cause.
 
     Args:

@@ -32,11 +32,14 @@ class CompiledPPOLosses:
     The branches of PPO's losses depend on the values of indices, e.g. on whether slots are consecutive steps.
     The compiled run gets the index of one long episode, whose branches are right for any minibatch of
     consecutive steps. Other minibatches are not compiled: those with empty slots among the steps, or with
-    gaps.
+    gaps, and segments of one step.
+
+    Args:
+        device_type: see `CompiledLosses`.
     """
 
-    def __init__(self) -> None:
-        self._compiled = CompiledLosses()
+    def __init__(self, device_type: str):
+        self._compiled = CompiledLosses(device_type)
 
     def __call__(
         self, policy: GTrXLPolicy, loss: PPOLoss, batch: SegmentBatch

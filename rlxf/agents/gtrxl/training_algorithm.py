@@ -108,6 +108,7 @@ class PolicyUpdate:
         if self._set_gradients is None:
             self._backward(parts["loss"])
         else:
+            self._clear_gradients()  # also those of parameters that are no longer trained
             self._set_gradients()
         self.ranks.all_reduce_gradients(self._parameters)
         norm = clip_grad_norm_checked(parts, self.policy, self._parameters, self.max_grad_norm)
@@ -187,7 +188,7 @@ class PPOTraining(TrainingAlgorithm):
 
     def __init__(self, policy: GTrXLPolicy, order: torch.Generator, compiles: bool = False):
         super().__init__(policy, order)
-        self._compiled = CompiledPPOLosses() if compiles else None
+        self._compiled = CompiledPPOLosses(policy.device.type) if compiles else None
 
     def start_rollout(self) -> None:
         """Do nothing: PPO stores no data outside of the rollout buffer."""

@@ -146,7 +146,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
             self._average = WeightAverage(trained, self.policy, self.weight_averaging, UNCLIPPED)
         self.optimizer = make_optimizer(trained, self.lr_schedule(1), self.weight_decay)
         captures = self.cuda_graphs and supports_graphs(self.device)
-        self._compiled = CompiledLosses() if captures else None
+        self._compiled = CompiledLosses(self.device.type) if captures else None
         self._update = self._make_update(trained)
 
     def _make_update(self, trained: OfflineModel) -> OfflineUpdate:

@@ -1,6 +1,6 @@
 """Updates with captured or compiled losses equal others.
 
-A capture on the CPU runs a function again. Most compiled programs are recorded, but not translated.
+A capture on the CPU runs a function again. Most compiled programs are recorded, but not compiled.
 """
 
 import warnings
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlxf.agents.common import captured_function, compiled_losses, gradient_programs
-from rlxf.agents.gtrxl.compiled_losses import has_consecutive_steps
+from rlxf.agents.gtrxl.compiled_losses import CompiledPPOLosses, has_consecutive_steps
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.attention import Routing
 from rlxf.training import NumericalError, linear
@@ -88,7 +88,7 @@ def test_replaced_parameters_need_another_program(programs):
     learn_both(pair, 48)
     for agent in pair:
         weight = agent.policy.value_net.weight
-        agent.policy.value_net.weight = torch.nn.Parameter(weight.detach().clone())
+        agent.policy.value_net.weight = torch.nn.Parameter(weight.detach())
     learn_both(pair, 48)
     assert_equal_weights(*pair)
     assert len(programs) == 2
@@ -99,8 +99,9 @@ def test_frozen_parameters_need_another_program(programs):
     learn_both(pair, 48)
     for agent in pair:
         agent.policy.token.weight.requires_grad_(False)
-        agent.policy.token.weight.grad = None
+    before = pair[0].policy.token.weight.clone()
     learn_both(pair, 48)
+    assert torch.equal(pair[0].policy.token.weight, before)
     assert pair[0].policy.token.weight.grad is None
     assert_equal_weights(*pair)
     assert len(programs) == 2
@@ -190,9 +191,17 @@ def test_empty_slots_among_the_steps_are_irregular():
     assert not has_consecutive_steps(batch)
 
 
-def test_the_device_decides_which_option_counts(monkeypatch):
+def test_compile_counts_on_a_cpu_and_cuda_graphs_on_a_gpu(monkeypatch):
     assert small_agent(scripts(shifted(3)), compile=True)._algorithm._compiled is not None
     assert small_agent(scripts(shifted(3)))._algorithm._compiled is None
     monkeypatch.setattr(captured_function, "GRAPH_DEVICES", ("cpu",))
     assert small_agent(scripts(shifted(3)))._algorithm._compiled is not None
     assert small_agent(scripts(shifted(3)), cuda_graphs=False, compile=True)._algorithm._compiled is None
+
+
+def test_a_policy_on_another_device_has_no_program(programs):
+    one, other = agents()
+    one._algorithm._compiled = CompiledPPOLosses("meta")
+    learn_both([one, other], 48)
+    assert_equal_weights(one, other)
+    assert not programs
