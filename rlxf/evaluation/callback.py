@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization, un
 from rlxf.evaluation.environment import EnvLike, preserve_rng_state
 from rlxf.evaluation.episodes import evaluate
 from rlxf.evaluation.report import Report, TargetSweep
+from rlxf.evaluation.rollout import uncompiled_steps
 
 TEXT_OUTPUTS = (HumanOutputFormat, JSONOutputFormat, CSVOutputFormat)
 """SB3's output formats for text. They write an empty row if a picture is excluded."""
@@ -222,7 +223,7 @@ class EvaluationCallback(PeriodicCallback):
         """Evaluate and log; save the agent if it is the best so far."""
         if isinstance(self.env, VecEnv) and unwrap_vec_normalize(self.env) is not None:
             sync_envs_normalization(self.training_env, self.env)
-        with preserve_rng_state():
+        with preserve_rng_state(), uncompiled_steps(self.model):
             self.last = evaluate(
                 self.model,
                 self.env,

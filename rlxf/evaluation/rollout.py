@@ -1,6 +1,7 @@
 """Rollouts of agents in parallel environments: the loop of all steps, and the count of whole episodes."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -115,6 +116,16 @@ def selects_rows(agent: Any, state: Any) -> bool:
     A compiled or captured step would be compiled again for each number of environments.
     """
     return not getattr(agent, "has_compiled_step", False) and (state is None or hasattr(state, "rows"))
+
+
+def uncompiled_steps(agent: Any) -> AbstractContextManager[None]:
+    """Return a context in which the steps of an agent on a CPU are not compiled.
+
+    The compilation for another number of environments takes longer than an evaluation during training.
+    """
+    policy = agent.policy
+    compiles = getattr(agent, "has_compiled_step", False) and policy.device.type == "cpu"
+    return policy.uncompiled() if compiles else nullcontext()
 
 
 def quotas(episodes: int, n_envs: int) -> np.ndarray:

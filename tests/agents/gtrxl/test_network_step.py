@@ -15,8 +15,10 @@ from rlxf.agents.common import compiled_function
 from rlxf.agents.gtrxl import GTrXLPPO, network_step
 from rlxf.agents.gtrxl.acting_step import GTrXLActingStep
 from rlxf.agents.gtrxl.network_step import CompiledStep, eager_step
+from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.attention import ACT, GRU, KNN, LRU, XL, AdaptiveSpan, RoPE, Window
 from rlxf.attention.functional_step import named_tensors
+from rlxf.evaluation.callback import EvaluationCallback
 from tests.agents.gtrxl.worlds import (
     MIXED,
     OBSERVATIONS,
@@ -291,3 +293,20 @@ def test_truncated_environments_are_not_compiled_separately(monkeypatch):
     agent = small_agent(scripts(shifted(3)), n_envs=3, compile=True)
     agent.learn(3 * 16)
     assert numbers == [3] * 17  # 16 steps, and the values after the last one
+
+
+def test_evaluations_during_training_do_not_compile(monkeypatch):
+    """They would compile the step for their own number of environments."""
+    sizes = []
+
+    def compiled_for(policy, obs, action, index, cache):
+        sizes.append(len(action))
+        return eager_step
+
+    monkeypatch.setattr(network_step, "_CompiledFor", compiled_for)
+    agent = agent_of(compile=True)
+    agent._algorithm = PPOTraining(agent.policy, agent.order)  # updates that are not compiled
+    callback = EvaluationCallback(scripts([MIXED] * 4), episodes=4, every_steps=8, budget=None)
+    agent.learn(32, callback)
+    assert callback.last.mean is not None
+    assert set(sizes) == {ENVS}
