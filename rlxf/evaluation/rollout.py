@@ -123,9 +123,8 @@ def uncompiled_steps(agent: Any) -> AbstractContextManager[None]:
 
     The compilation for another number of environments takes longer than an evaluation during training.
     """
-    policy = agent.policy
-    compiles = getattr(agent, "has_compiled_step", False) and policy.device.type == "cpu"
-    return policy.uncompiled() if compiles else nullcontext()
+    compiles = getattr(agent, "has_compiled_step", False) and agent.policy.device.type == "cpu"
+    return agent.policy.uncompiled() if compiles else nullcontext()
 
 
 def quotas(episodes: int, n_envs: int) -> np.ndarray:
