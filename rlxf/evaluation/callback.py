@@ -70,7 +70,8 @@ class PeriodicCallback(BaseCallback):
             self._due = self._next_due()
             if self._allowed():
                 start = time.monotonic()
-                self.played += self.on_interval()
+                with uncompiled_steps(self.model):
+                    self.played += self.on_interval()
                 self.seconds += time.monotonic() - start
         return True
 
@@ -223,7 +224,7 @@ class EvaluationCallback(PeriodicCallback):
         """Evaluate and log; save the agent if it is the best so far."""
         if isinstance(self.env, VecEnv) and unwrap_vec_normalize(self.env) is not None:
             sync_envs_normalization(self.training_env, self.env)
-        with preserve_rng_state(), uncompiled_steps(self.model):
+        with preserve_rng_state():
             self.last = evaluate(
                 self.model,
                 self.env,

@@ -121,7 +121,8 @@ def selects_rows(agent: Any, state: Any) -> bool:
 def uncompiled_steps(agent: Any) -> AbstractContextManager[None]:
     """Return a context in which the steps of an agent on a CPU are not compiled.
 
-    The compilation for another number of environments takes longer than an evaluation during training.
+    The compilation for another number of environments takes longer than an evaluation, or the recording of an
+    episode, during training.
     """
     compiles = getattr(agent, "has_compiled_step", False) and agent.policy.device.type == "cpu"
     return agent.policy.uncompiled() if compiles else nullcontext()
