@@ -231,10 +231,11 @@ def unrecorded(function: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(function)
     def computed(*args: Any) -> Result:
-        if is_recording():
-            args = tuple(arg.on_cpu if isinstance(arg, TokenIndex) else arg for arg in args)
-        with disable_proxy_modes_tracing():
+        if not is_recording():
             return function(*args)
+        known = [arg.on_cpu if isinstance(arg, TokenIndex) else arg for arg in args]
+        with disable_proxy_modes_tracing():
+            return function(*known)
 
     return computed
 

@@ -15,12 +15,14 @@ from rlxf.agents.common.compiled_function import CompilationError, CompiledFunct
 from rlxf.agents.common.gradient_programs import CompiledGradients, Gradients, record
 from rlxf.agents.gtrxl.compiled_losses import CompiledPPOLosses
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.attention import TokenIndex, TransformerSpec
+from rlxf.attention import TokenIndex
 from rlxf.attention.relative import is_aligned
+from tests.agents.gtrxl.test_compiled_losses import learn
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     GOES_ON,
     OBSERVATIONS,
+    recurrent_core,
     rollouts,
     scripts,
     shifted,
@@ -53,14 +55,13 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs t
 def core_with(choice):
     """Return a small core with an option; recurrent layers and memories of their own replace XL's memory."""
     if choice.keys() & {"recurrence", "memory"}:
-        sizes = {"width": 16, "layers": 2, "heads": 2, "feed_forward": 32}
-        return TransformerSpec(**(sizes | {"residual": small_core().residual} | choice))
+        return recurrent_core(**({"recurrence": None} | choice))
     return replace(small_core(), **choice)
 
 
-def minibatches(agent, number=2):
-    """Yield minibatches of rollouts whose episodes end at other steps, with an update between rollouts."""
-    for buffer in rollouts(agent, number):
+def minibatches(agent):
+    """Yield minibatches of two rollouts whose episodes end at other steps, with an update between them."""
+    for buffer in rollouts(agent, 2):
         last = buffer.n_envs * buffer.n_steps // buffer.segment_length
         yield buffer.segments(torch.arange(last - 6, last), buffer.advantages.clone())
 
@@ -182,19 +183,12 @@ class SharedGradient(nn.Module):
         return {"loss": (y * tensors["weight"]).sum(), "mean": y.mean()}
 
 
-def programs_of(*functions):
-    """Return a program for each way to run a recorded function."""
-    return [pytest.param(function, id=function.__name__) for function in functions]
-
-
 def recorded(module, examples):
     """Return a recorded function itself."""
     return module
 
 
-@pytest.mark.parametrize(
-    "form", [*programs_of(recorded), pytest.param(CompiledFunction, id="compiled", marks=needs_compiler)]
-)
+@pytest.mark.parametrize("form", [recorded, pytest.param(CompiledFunction, marks=needs_compiler)])
 def test_layouts_random_numbers_shared_gradients_and_buffers(form, monkeypatch):
     monkeypatch.setattr(gradient_programs, "CompiledFunction", form)
     torch.manual_seed(0)
@@ -241,19 +235,13 @@ def test_all_spaces(policy, action_space, uncompiled):
     assert_equal_programs(agent, CompiledPPOLosses("cpu"))
 
 
-def learn(agent):
-    """Train an agent with the same random numbers as another one."""
-    agent.set_random_seed(5)
-    agent.learn(96)
-
-
 @needs_compiler
 def test_training_with_compile_equals_training_without():
     own, other = (small_agent(scripts(shifted(3)), compile=compile) for compile in (True, False))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "(updates are|the acting step is) not compiled")
-        learn(own)
-    learn(other)
+        learn(own, 96)
+    learn(other, 96)
     assert isinstance(own.policy, GTrXLPolicy)
     for mine, theirs in zip(own.policy.parameters(), other.policy.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
