@@ -104,12 +104,15 @@ def find_spec(env_id: str) -> EnvSpec:
             _import_module_of_user(module)
         else:
             import_module(package or "gymnasium")
-        return gymnasium.spec(name)
     except ModuleNotFoundError as error:
         hint = f"Install the package of this family of tasks with: {install_command('memory')}"
         if not package:
             hint = f"The module must be in the working directory, {Path.cwd()}, or be installed"
         raise ValueError(f"environment id {env_id!r} needs a package: {error}. {hint}") from error
+    except gymnasium.error.Error as error:
+        raise ValueError(f"the import of {module or package} for {env_id!r} failed: {error}") from error
+    try:
+        return gymnasium.spec(name)
     except gymnasium.error.Error as error:
         similar = ", ".join(get_close_matches(name, registry, n=4)) or "none"
         hint = "" if package else f". {_OTHER_PACKAGE}"  # the known package was imported

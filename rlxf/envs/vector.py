@@ -12,7 +12,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import (
+    VecEnv,
+    VecFrameStack,
+    is_vecenv_wrapped,
+    unwrap_vec_normalize,
+)
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from rlxf.envs.spaces import check_playable, info_of, row_of
@@ -24,6 +29,19 @@ def has_filler_rows(env: VecEnv) -> bool:
     inner = env.unwrapped
     next_step = AutoresetMode.NEXT_STEP
     return isinstance(inner, GymnasiumVecEnv) and inner.env.metadata["autoreset_mode"] is next_step
+
+
+def check_frame_stack(env: VecEnv) -> None:
+    """Raise ValueError if a ``VecFrameStack`` is around environments with filler rows.
+
+    It clears its frames at the end of an episode. The first observation of the next one, in the filler row,
+    would be stacked on the last of the previous one.
+    """
+    if is_vecenv_wrapped(env, VecFrameStack) and has_filler_rows(env):
+        raise ValueError(
+            "VecFrameStack mixes the observations of two episodes if autoreset_mode=NEXT_STEP: create the "
+            "environments with autoreset_mode=AutoresetMode.SAME_STEP"
+        )
 
 
 def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:

@@ -16,9 +16,9 @@ from stable_baselines3.common.logger import (
     JSONOutputFormat,
     Video,
 )
-from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from rlxf.evaluation.environment import EnvLike, preserve_rng_state
+from rlxf.evaluation.environment import EnvLike, copy_statistics, is_monitored, preserve_rng_state
 from rlxf.evaluation.episodes import evaluate
 from rlxf.evaluation.report import Report, TargetSweep
 from rlxf.evaluation.rollout import uncompiled_steps
@@ -82,10 +82,17 @@ class PeriodicCallback(BaseCallback):
         return self.budget is None or self.played + self.expected_steps() <= self.budget * self.num_timesteps
 
     @property
-    def _training_length(self) -> float | None:
-        """Mean length of the last training episodes; None if there are none."""
+    def _training_length(self) -> float:
+        """Mean length of the last training episodes.
+
+        If none has ended, it is the number of steps so far of each environment, which is a lower bound. If
+        training episodes are not monitored, it is 0.
+        """
         lengths = [episode["l"] for episode in self.model.ep_info_buffer or ()]
-        return float(np.mean(lengths)) if lengths else None
+        if lengths:
+            return float(np.mean(lengths))
+        env = self.model.get_env()
+        return self.num_timesteps / env.num_envs if env is not None and is_monitored(env) else 0.0
 
     def write_picture(self, tag: str, value: Figure | Video, exclude: tuple[str, ...] = ()) -> None:
         """Write a picture now, with the present step, where the logger does not write text.
@@ -129,7 +136,8 @@ class EvaluationCallback(PeriodicCallback):
     Observations are normalized as in training; a ``VecNormalize`` around ``env`` gets its statistics.
     Evaluations do not affect the training: the states of the global random generators are restored.
     With a ``budget`` or a ``stop_return``, the agent is not evaluated before its first update. With a
-    ``budget``, it is then evaluated at least once: at the end, if it could not be evaluated before.
+    ``budget``, it is then evaluated at least once: at the end, if it could not be evaluated before. A
+    training of a single rollout has no evaluation, because its only update follows its last step.
 
     The maximum of many evaluations is biased upwards. Evaluate the agent in ``best_path`` on other episodes,
     for example with `evaluate`, and report it in addition to the last checkpoint, not instead of it.
@@ -217,13 +225,13 @@ class EvaluationCallback(PeriodicCallback):
         The length of an episode is the longer of two means: that of the last evaluation, and that of the last
         training episodes.
         """
-        length = max(self.episode_length, self._training_length or 0.0)
+        length = max(self.episode_length, self._training_length)
         return self.episodes * len(self.target_returns or (None,)) * length
 
     def on_interval(self) -> int:
         """Evaluate and log; save the agent if it is the best so far."""
         if isinstance(self.env, VecEnv) and unwrap_vec_normalize(self.env) is not None:
-            sync_envs_normalization(self.training_env, self.env)
+            copy_statistics(self.training_env, self.env)
         with preserve_rng_state():
             self.last = evaluate(
                 self.model,

@@ -24,7 +24,7 @@ from rlxf.envs.make import make_vec_env
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, resume_envs_at_exit
 from rlxf.envs.specs import env_id_of
 from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.vector import has_filler_rows
+from rlxf.envs.vector import check_frame_stack, has_filler_rows
 from rlxf.utils.warnings import warn_user
 
 
@@ -64,10 +64,11 @@ def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None)
 
     Raises:
         TypeError: if ``env`` is not an environment or an id.
-        ValueError: if ``env`` and the environment of the agent are None, or the spaces of ``env`` differ from
-            those of the agent's data.
+        ValueError: if ``env`` and the environment of the agent are None, if the spaces of ``env`` differ from
+            those of the agent's data, or by `check_frame_stack`.
     """
     with _prepared(agent, env, n_envs) as vec_env:
+        check_frame_stack(vec_env)
         if seed is not None:
             vec_env.seed(seed)
         with _frozen_statistics(unwrap_vec_normalize(vec_env)), resume_envs_at_exit(vec_env):
@@ -132,14 +133,36 @@ def with_training_normalization(agent: Any, env: VecEnv) -> VecEnv:
     """Wrap ``env`` in a copy of the agent's ``VecNormalize``, if training normalized observations.
 
     An ``env`` that already has a ``VecNormalize`` is returned unchanged.
+
+    Raises:
+        ValueError: if the statistics are of other observations than those of ``env``.
     """
     normalizer = agent.get_vec_normalize_env() if hasattr(agent, "get_vec_normalize_env") else None
     if normalizer is None or not normalizer.norm_obs or unwrap_vec_normalize(env) is not None:
         return env
+    if normalizer.observation_space != env.observation_space:
+        raise ValueError(
+            f"the training normalizes observations of {normalizer.observation_space}, before other wrappers "
+            f"change them, but env has {env.observation_space}: pass env with a VecNormalize in the same "
+            f"place, or train with it as the outermost wrapper, e.g. VecNormalize(VecFrameStack(env, 4))"
+        )
     wrapped = deepcopy(normalizer)  # without its environments, as in a pickle
     wrapped.set_venv(env)
     wrapped.training = wrapped.norm_reward = False
     return wrapped
+
+
+def copy_statistics(source: VecEnv, target: VecEnv) -> None:
+    """Copy the statistics of the ``VecNormalize`` of ``source`` to that of ``target``, if both have one.
+
+    Other wrappers may differ, in contrast to SB3's ``sync_envs_normalization``.
+    """
+    trained, normalizer = unwrap_vec_normalize(source), unwrap_vec_normalize(target)
+    if trained is None or normalizer is None:
+        return
+    normalizer.ret_rms = deepcopy(trained.ret_rms)
+    if trained.norm_obs:
+        normalizer.obs_rms = deepcopy(trained.obs_rms)
 
 
 @contextmanager

@@ -144,11 +144,13 @@ def accumulated_score(info: Info, score: Score) -> Score | None:
 def monitored_score(info: Info, score: Score) -> Score | None:
     """Return the score of SB3's ``Monitor``, which is inside wrappers that change rewards.
 
-    It is None if a wrapper outside the monitor ended the episode early, as Atari wrappers do when a life is
-    lost.
+    If a wrapper outside the monitor ended the episode, the score is the accumulated one after a truncation,
+    as by a time limit, and None after a termination, as by Atari wrappers when a life is lost.
     """
     episode = info.get("episode")
-    return None if episode is None else (float(episode["r"]), int(episode["l"]))
+    if episode is not None:
+        return float(episode["r"]), int(episode["l"])
+    return score if info.get("TimeLimit.truncated", False) else None
 
 
 class EpisodeCounter:

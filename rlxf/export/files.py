@@ -40,7 +40,8 @@ def check_target(path: str | os.PathLike[str], format: str | None, opset: int | 
         opset: ONNX opset; None for the default.
 
     Raises:
-        ValueError: if the format is unknown, its suffix is another, or the opset is too old.
+        ValueError: if the format is unknown, its suffix is another, or the opset is too old, or for another
+            format.
         ImportError: if a package is missing.
         FileNotFoundError: if the folder does not exist.
         IsADirectoryError: if the path is a folder.
@@ -57,6 +58,10 @@ def check_target(path: str | os.PathLike[str], format: str | None, opset: int | 
         raise ValueError(f"a file of format {chosen!r} must end in {SUFFIXES[chosen]}, got {target.name}")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent} is not a folder: create it, or choose another path")
+    if opset is not None and chosen != "onnx":
+        raise ValueError(
+            f"opset={opset} is for the format 'onnx', and the format is {chosen!r}: leave it out"
+        )
     check_opset(opset)
     check_installed(chosen)
     _check_replaceable(target.with_suffix(".json"), chosen)

@@ -52,6 +52,9 @@ def test_numbers_out_of_range_are_rejected(capsys):
     assert "workers must be at least 1, got -1" in refused(
         capsys, "train", "gtrxl", "--env", "CartPole-v1", "--workers", "-1"
     )
+    assert "--env-timeout needs worker processes, and --workers is 0" in refused(
+        capsys, "train", "gtrxl", "--env", "CartPole-v1", "--env-timeout", "5"
+    )
     assert "got 0" in refused(
         capsys, "train", "gtrxl", "--env", "CartPole-v1", "--workers", "1", "--env-timeout", "0"
     )

@@ -63,6 +63,14 @@ def test_a_missing_module_of_the_user_is_named(tmp_path, monkeypatch):
         find_spec("broken:Task-v0")
 
 
+def test_errors_of_a_module_of_the_user_are_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = "import gymnasium\nraise gymnasium.error.DependencyNotInstalled('install the simulator')"
+    (tmp_path / "unready.py").write_text(error)
+    with pytest.raises(ValueError, match="the import of unready for 'unready:Task-v0' failed: install"):
+        find_spec("unready:Task-v0")
+
+
 def test_registered_environment_needs_no_trust():
     described = DescribedEnv("FrozenLake-v1", {"map_name": "4x4"}, 100)
     assert described.needs_trust() == []

@@ -12,7 +12,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from rlxf.evaluation import EvaluationCallback, evaluate
 from rlxf.evaluation import callback as callback_module
@@ -53,6 +53,13 @@ def test_normalization_statistics_are_those_of_the_training():
     learner(train_env).learn(32, callback)
     assert (eval_env.obs_rms.mean == train_env.obs_rms.mean).all()
     assert eval_env.obs_rms.count == train_env.obs_rms.count
+
+
+def test_normalization_statistics_are_copied_between_other_wrappers():
+    train_env, eval_env = VecNormalize(VecMonitor(vec(Countdown(9)))), VecNormalize(vec(Countdown(4)))
+    learner(train_env).learn(32, EvaluationCallback(eval_env, episodes=1, every_steps=32))
+    assert (eval_env.obs_rms.mean == train_env.obs_rms.mean).all()
+    assert eval_env.ret_rms.var == train_env.ret_rms.var
 
 
 class Learner(BaseAlgorithm):
@@ -205,6 +212,16 @@ def test_the_first_evaluation_is_expected_to_be_as_long_as_training_episodes():
     limited = EvaluationCallback(Countdown(6), episodes=2, every_steps=8, budget=0.5)
     learn(48, limited)
     assert list(limited.reports) == [16, 48]
+
+
+def test_no_evaluation_begins_while_the_first_episodes_may_exceed_the_budget():
+    """After t steps without an end, 2 episodes have at least 2 t steps; the budget is t / 2."""
+    limited = EvaluationCallback(Countdown(4), episodes=2, every_steps=8, budget=0.5)
+    learn(40, limited, length=30)
+    assert list(limited.reports) == [40]
+    unmonitored = EvaluationCallback(Countdown(4), episodes=2, every_steps=8, budget=0.5)
+    learner(vec(Countdown(30))).learn(40, unmonitored)
+    assert list(unmonitored.reports) == [16, 32]
 
 
 def test_the_agent_is_evaluated_once_at_the_end_if_the_budget_is_too_small(tmp_path):

@@ -11,9 +11,11 @@ from stable_baselines3.common.env_util import make_vec_env as sb3_make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
+from rlxf import GTrXLPPO
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
+from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.evaluation import evaluate
 from tests.evaluation.worlds import (
     Blurred,
@@ -156,6 +158,29 @@ def test_returns_are_those_of_the_monitor():
     scaled = gymnasium.wrappers.TransformReward(Monitor(Countdown(4)), lambda reward: 100 * reward)
     assert evaluate(Idle(), vec(scaled), 2).returns.tolist() == [10.0] * 2
     assert evaluate(Idle(), VecMonitor(vec(Countdown(4))), 2).returns.tolist() == [10.0] * 2
+
+
+def test_episodes_that_a_wrapper_outside_the_monitor_truncates_count():
+    limited = gymnasium.wrappers.TimeLimit(Monitor(Countdown(9)), 4)
+    report = evaluate(Idle(), vec(limited), 3)
+    assert (report.returns.tolist(), report.lengths.tolist()) == ([10.0] * 3, [4] * 3)
+
+
+def test_other_wrappers_of_an_evaluation_need_a_normalization_of_their_own():
+    """The statistics of single frames do not fit stacked ones."""
+    agent = PPO("MlpPolicy", VecFrameStack(VecNormalize(vec(Countdown(4))), 2), n_steps=8, device="cpu")
+    with pytest.raises(ValueError, match=r"the outermost wrapper, e.g. VecNormalize\(VecFrameStack"):
+        evaluate(agent, VecFrameStack(vec(Countdown(4)), 2), 1)
+    own = VecFrameStack(VecNormalize(vec(Countdown(4))), 2)
+    assert evaluate(agent, own, 1).returns.tolist() == [10.0]
+
+
+def test_stacked_frames_with_filler_rows_are_refused():
+    env = as_vec_env(SyncVectorEnv([Countdown] * 2, autoreset_mode=AutoresetMode.NEXT_STEP))
+    with pytest.raises(ValueError, match="VecFrameStack mixes the observations of two episodes"):
+        evaluate(Idle(), VecFrameStack(env, 2), 1)
+    with pytest.raises(ValueError, match=r"autoreset_mode=AutoresetMode\.SAME_STEP"):
+        GTrXLPPO("MlpPolicy", VecFrameStack(env, 2))
 
 
 def test_reward_normalization_is_undone_and_statistics_are_not_updated():

@@ -188,6 +188,7 @@ def test_programs_of_torch_act_as_predict(tmp_path):
         ({"path": "policy.onnx", "format": "tflite"}, "format must be one of onnx, torch, got 'tflite'"),
         ({"path": "policy.pt2", "format": "onnx"}, r"a file of format 'onnx' must end in \.onnx"),
         ({"path": "policy.onnx", "n_envs": 0}, "n_envs must be at least 1, got 0"),
+        ({"path": "policy.pt2", "opset": 20}, "opset=20 is for the format 'onnx', and the format is 'torch'"),
         ({"path": "policy.onnx", "opset": "20"}, "opset must be a whole number, got '20'"),
         ({"path": "."}, "is a folder: choose a file in it"),
     ],

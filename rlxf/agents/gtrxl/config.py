@@ -31,7 +31,7 @@ from rlxf.envs.spaces import check_spaces
 from rlxf.envs.specs import single_spec
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.vector import shows_filler_rows
+from rlxf.envs.vector import check_frame_stack, shows_filler_rows
 from rlxf.training import schedule_to_text
 from rlxf.training.distributed import process_group
 from rlxf.training.json_rules import MAPPING, NOTHING, Rule, number, whole
@@ -202,7 +202,7 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
     For an id, this process's share of ``n_envs`` environments is created. A ``VectorEnv`` is wrapped.
 
     Raises:
-        ValueError: if the id is unknown, or ``n_envs`` is less than 1.
+        ValueError: if the id is unknown, ``n_envs`` is less than 1, or by `check_frame_stack`.
         TypeError: if a space is not supported, or ``env`` is not an environment.
     """
     if env is None:
@@ -215,6 +215,8 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
         advice = "; pass make_vec_env(FUNCTION_OR_CLASS, n_envs) of rlxf.envs" if callable(env) else ""
         raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}{advice}")
     check_spaces(env.observation_space, env.action_space)
+    if isinstance(env, VecEnv):
+        check_frame_stack(env)
     return with_checked_steps(env)
 
 

@@ -67,10 +67,19 @@ class WorkerOptions:
         """Return the worker settings for ``n_envs`` environments; None if ``workers`` is 0.
 
         Raises:
-            ValueError: if a number is out of range.
+            ValueError: if a number is out of range, or a limit is given without workers.
         """
-        workers = min(self.workers, n_envs)
-        return Workers(workers, self.env_timeout, max_restarts=self.env_restarts) if workers else None
+        if self.workers == 0:
+            self._check_no_limits()
+            return None
+        return Workers(min(self.workers, n_envs), self.env_timeout, max_restarts=self.env_restarts)
+
+    def _check_no_limits(self) -> None:
+        limits = ("env_timeout", "env_restarts")
+        given = [name for name in limits if getattr(self, name) != getattr(WorkerOptions, name)]
+        if given:
+            names = " and ".join("--" + name.replace("_", "-") for name in given)
+            raise ValueError(f"{names} needs worker processes, and --workers is 0: add --workers 1 or more")
 
 
 @options
@@ -250,7 +259,8 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     evaluate_every: int | None = None
     """Number of environment steps between two evaluations during training.
     None means a tenth of the training, or longer if evaluations would take more than about a tenth of the
-    training time; there is at least one evaluation, at the end. 0 means no evaluation during training."""
+    training time; there is at least one evaluation, at the end, if there are two rollouts or more.
+    0 means no evaluation during training."""
     evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training. The training waits for it."""
     stop_return: StopReturn = None
