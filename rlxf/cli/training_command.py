@@ -87,8 +87,8 @@ class TrainingCommand(Command):
         """Return the options of a run with another total number of steps or updates.
 
         Raises:
-            ValueError: if ``total`` is less than 1, or than the steps or updates that the run has made, or if
-                the run ended early.
+            ValueError: if ``total`` is less than 1, if the run has made more steps or updates, unless it is
+                the present total, or if the run ended early.
         """
         start, completion = StartPoint.of(run), run.completion
         done = start.steps if completion is None else max(start.steps, completion.steps)
@@ -97,7 +97,8 @@ class TrainingCommand(Command):
                 f"{run.path} ended after {done:,} {self.unit}, because an evaluation reached its "
                 f"--stop-return: to train for longer, start a new run without it"
             )
-        if total < max(done, 1):
+        # A run makes whole rollouts, so it may have made more steps than its total.
+        if total < max(done, 1) and total != run.config.get(self.total_name):
             raise ValueError(
                 f"{run.path} has made {done:,} {self.unit}, got --{self.total_name.replace('_', '-')} "
                 f"{total}: give a larger total, or start a new run"
@@ -245,7 +246,7 @@ class TrainingCommand(Command):
 
         The configuration is written first: a marker with fewer steps than the new total counts as none.
         """
-        unchanged = run.config[self.total_name] == self.total and run.completion is None
+        unchanged = run.config[self.total_name] == self.total and not run.has_marker
         if unchanged or not process_group().is_main:
             return run
         return run.reconfigured(**{self.total_name: self.total})

@@ -200,8 +200,8 @@ def episode_state(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the current episodes, as JSON and arrays, for `resume_episodes`.
 
     An array is named by its kind and environment. "actions.3" has the actions of the episode of
-    environment 3. If that environment failed and has not restarted, "last_observation.3." has the
-    observation that it repeats; the name ends with the key of a Dict, or the index in a Tuple.
+    environment 3. If it runs in a worker process, "last_observation.3." has its last observation,
+    which it repeats after a failure; the name ends with the key of a Dict, or the index in a Tuple.
 
     Raises:
         EpisodeLostError: if the episodes cannot be continued: the environments are neither `ActionReplay` nor
@@ -216,8 +216,8 @@ def episode_state(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     records = {i: record for i, record in records.items() if i not in failed}
     _check_not_lost(record.get("lost") for record in records.values())
     arrays = {f"actions.{i}": record.pop("actions") for i, record in records.items()}
-    for i, state in failed.items():
-        arrays |= {f"last_observation.{i}.{key}": x for key, x in state.pop("last_observation").items()}
+    for i, parts in enumerate([] if workers is None else workers.last_observations()):
+        arrays |= {f"last_observation.{i}.{key}": x for key, x in parts.items()}
     records |= failed
     restarts = [] if workers is None else workers.restart_state()
     counts = [{"restarts": each} for each in restarts] or [{}] * env.num_envs
@@ -265,9 +265,8 @@ def resume_episodes(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[st
         return
     workers.load_restart_state([_counts_of(record) for record in records.values()])
     _check_not_lost(workers.replay(replays).values())
-    workers.load_failed_envs(
-        {i: record | {"last_observation": _last_observation(arrays, i)} for i, record in failed.items()}
-    )
+    workers.load_last_observations({i: x for i in records if (x := _last_observation(arrays, i))})
+    workers.load_failed_envs(failed)
 
 
 LOST_REASON = "lost"

@@ -180,18 +180,24 @@ class WorkerVecEnv(VecEnv):
         """Return the state, for `load_failed_envs`, of failed environments that have no new episode yet.
 
         Returns:
-            By environment: "failure_reported", whether a step reported the failure already, and
-            "last_observation", its arrays, (1, ...), by the key of a Dict, the index in a Tuple, or "".
+            By environment: "failure_reported", whether a step reported the failure already.
         """
         self._restart_failed(self.pool.find_dead())
         lost = set(range(self.num_envs)) - self.pool.available | set(self._first_results)
-        return {
-            i: {
-                "failure_reported": bool(self._is_lost[i]),
-                "last_observation": observation_parts(self._last_observations[i]),
-            }
-            for i in sorted(lost)
-        }
+        return {i: {"failure_reported": bool(self._is_lost[i])} for i in sorted(lost)}
+
+    def last_observations(self) -> list[dict[str, Any]]:
+        """Return the last observation of each environment, which it repeats if it fails.
+
+        Returns:
+            Arrays (1, ...) of each environment by the key of a Dict, the index in a Tuple, or "".
+        """
+        return [observation_parts(observation) for observation in self._last_observations]
+
+    def load_last_observations(self, parts: Mapping[int, dict[str, Any]]) -> None:
+        """Load the `last_observations` of some environments."""
+        for i, each in parts.items():
+            self._last_observations[i] = observation_from_parts(self.observation_space, each)
 
     def restart_state(self) -> list[dict[str, Any]]:
         """Return seed, restarts and lost steps of each environment as JSON, for `load_restart_state`."""
@@ -237,8 +243,6 @@ class WorkerVecEnv(VecEnv):
         for i, state in states.items():
             self._is_lost[i] = state["failure_reported"]
             self.pool.causes[i] = "had failed when the run was saved"
-            parts = state["last_observation"]
-            self._last_observations[i] = observation_from_parts(self.observation_space, parts)
         self._first_results |= self._call_all({i: self.pool.new_reset_call(i) for i in states})
 
     def _played_row(self, i: int, result: tuple[VecEnvStepReturn, dict[str, Any]]) -> _Row:

@@ -3,10 +3,11 @@
 import csv
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from stable_baselines3.common.logger import (
     Figure,
@@ -23,7 +24,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from rlxf.training.compat import checkpoint_errors
 from rlxf.utils.errors import CheckpointError
-from rlxf.utils.files import atomic_write, read_bounded, sync_file
+from rlxf.utils.files import atomic_write, sync_file
 
 LOG = "progress.csv"
 EVENTS = "events.out.tfevents.*"
@@ -87,33 +88,37 @@ class LogFiles:
         """Do nothing: the logger of a resumed run is already opened at this position."""
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Return all rows of a ``progress.csv``, by column, without empty fields.
+MAX_LINE = 2**20
+"""Maximum number of characters of a line that is read of a log."""
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a ``progress.csv`` of any size, by column, without empty fields.
 
     A missing file has no rows. An incomplete last row is omitted.
 
     Raises:
-        ValueError: if the file is larger than `read_bounded` permits.
+        ValueError: if a line is longer than `MAX_LINE`.
     """
-    if not path.exists():
-        return []
-    text = read_bounded(path).decode(errors="replace")
-    complete = text[: text.rfind("\n") + 1]
-    rows = csv.DictReader(io.StringIO(complete, newline=""))
-    return [{name: value for name, value in row.items() if name and value} for row in rows]
+    for row in csv.DictReader(_complete_lines(path)):
+        yield {name: value for name, value in row.items() if name and value}
 
 
 def count_rows(path: Path) -> int:
-    """Return the number of rows that `read_rows` returns, for a file of any size.
+    """Return the number of rows that `read_rows` yields, without the conversion to dictionaries."""
+    return max(0, sum(bool(row) for row in csv.reader(_complete_lines(path))) - 1)
 
-    Args:
-        path: the file; a missing one has no rows.
-    """
+
+def _complete_lines(path: Path) -> Iterator[str]:
     if not path.exists():
-        return 0
+        return
     with open(path, newline="", errors="replace") as file:
-        rows = csv.reader(line for line in file if line.endswith("\n"))
-        return max(0, sum(bool(row) for row in rows) - 1)
+        while (line := file.readline(MAX_LINE)).endswith("\n"):
+            yield line
+        if len(line) == MAX_LINE:
+            raise ValueError(
+                f"{path} has a line of over {MAX_LINE:,} characters, the most that is read of a log"
+            )
 
 
 def event_files(folder: Path) -> list[Path]:
@@ -156,7 +161,7 @@ class ProgressCSV(KVWriter):
 
     def __init__(self, path: str | os.PathLike[str], rows: int = 0):
         self.path = Path(path)
-        self._replace(read_rows(self.path)[:rows])
+        self._replace(lambda: islice(read_rows(self.path), rows))
 
     def write(
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
@@ -175,7 +180,7 @@ class ProgressCSV(KVWriter):
             return
         if row.keys() - set(self.columns):
             self.file.close()
-            self._replace([*read_rows(self.path), row])
+            self._replace(lambda: chain(read_rows(self.path), [row]))
         else:
             _writer(self.file, self.columns).writerow(row)
             self.file.flush()
@@ -184,15 +189,19 @@ class ProgressCSV(KVWriter):
         """Close the file."""
         self.file.close()
 
-    def _replace(self, rows: list[Row]) -> None:
-        self.columns = sorted({name for row in rows for name in row}, key=lambda name: (name != STEP, name))
-        text = io.StringIO(newline="")
+    def _replace(self, rows: Callable[[], Iterable[Row]]) -> None:
+        """Replace the file by these rows, which are read twice: for their columns, and to copy them."""
+        self.columns = sorted({name for row in rows() for name in row}, key=lambda name: (name != STEP, name))
+        atomic_write(self.path, lambda handle: self._write_table(handle, rows()))
+        self.file = open(self.path, "a", newline="")  # noqa: SIM115  # `close` closes it
+
+    def _write_table(self, handle: BinaryIO, rows: Iterable[Row]) -> None:
+        text = io.TextIOWrapper(handle, "utf-8", newline="")
         table = _writer(text, self.columns)
         if self.columns:
             table.writeheader()
         table.writerows(rows)
-        atomic_write(self.path, lambda handle: handle.write(text.getvalue().encode()))
-        self.file = open(self.path, "a", newline="")  # noqa: SIM115  # `close` closes it
+        text.detach()  # flushes, and leaves the file open
 
 
 def _writer(file: Any, columns: list[str]) -> "csv.DictWriter[str]":

@@ -227,6 +227,11 @@ class RunFolder:
         return type(self)(self.path, config)
 
     @property
+    def has_marker(self) -> bool:
+        """Whether the run has a completion marker, even if a result file that it lists is missing."""
+        return (self.path / COMPLETED).exists()
+
+    @property
     def completion(self) -> Completion | None:
         """Completion marker of the run; None while the run is incomplete."""
         return Completion.read(self.path)

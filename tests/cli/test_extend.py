@@ -106,6 +106,17 @@ def test_a_complete_run_is_extended(capsys):
     assert content("run") == before
 
 
+def test_a_total_is_accepted_again_although_whole_rollouts_exceed_it(capsys):
+    run_training(ONLINE, "--total-timesteps", 40, "run")
+    assert RunFolder.open("run").completion.steps == 64
+    capsys.readouterr()
+    main(["resume", "run", "--total-timesteps", "40"])
+    assert "run is complete: 64 steps" in capsys.readouterr().out
+    assert "has made 64 steps, got --total-timesteps 41" in refused(
+        capsys, "resume", "run", "--total-timesteps", "41"
+    )
+
+
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", CASES)
 def test_an_extended_run_equals_a_longer_one_with_constant_schedules(name):

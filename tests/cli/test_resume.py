@@ -271,6 +271,18 @@ def test_missing_final_stages_are_done_once(whole):
         shutil.rmtree("cut")
 
 
+def test_a_run_whose_result_was_removed_is_incomplete_until_its_final_stages_are_done(whole, monkeypatch):
+    shutil.copytree("whole", "cut")
+    Path("cut/checkpoint.zip").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("rlxf.cli.reports.evaluate", lambda *_, **__: die())
+        with pytest.raises(SystemError):
+            main(["resume", "cut", "--no-progress-bar"])
+    assert not Path("cut/completed.json").exists()
+    main(["resume", "cut", "--no-progress-bar"])
+    assert_same_runs(whole.path, Path("cut"))
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
 def test_a_signal_during_the_final_evaluation_stops_the_run_resumably(whole, monkeypatch, capsys, name):
     def interrupted(*_, **__):

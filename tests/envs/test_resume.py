@@ -230,6 +230,18 @@ def test_failed_environment_repeats_its_last_observation_after_resuming(reported
         np.testing.assert_allclose(terminal, last[0], atol=1e-5)
 
 
+def test_an_environment_that_fails_after_resuming_repeats_its_last_observation(tmp_path):
+    with crowd() as env, crowd() as other:
+        env.seed(0)
+        env.reset()
+        *_, (last, *_) = played(env, 5)
+        resume_episodes(other, *stored(tmp_path / "file", *episode_state(env)))
+        kill(other, 1)
+        (observations, _, _, infos), *_ = played(other, 1)
+        assert LOST in infos[1]
+        np.testing.assert_array_equal(observations[1], last[1])
+
+
 def stored(path, document, arrays):
     """Write the state to a file and read it again."""
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -1,6 +1,7 @@
 """Tests of log continuation: a resumed log equals the log of an uninterrupted run."""
 
 import csv
+import tracemalloc
 
 import pytest
 from stable_baselines3.common.logger import TensorBoardOutputFormat
@@ -17,7 +18,6 @@ from rlxf.training.resumed_logger import (
     read_rows,
 )
 from rlxf.training.tensorboard import resumed_output
-from rlxf.utils import files
 
 
 def write(log, steps, value=1.0, **more):
@@ -157,11 +157,26 @@ def test_invalid_log_position_is_rejected(document):
 @pytest.mark.parametrize("text", ["", "a,b\n", "a,b\n1,2\n\n3,4\n", "a,b\n1,2\n3,", 'a,b\n"1\n2",3\n4,5\n'])
 def test_rows_are_counted_without_reading_them_all(tmp_path, text):
     (tmp_path / "progress.csv").write_text(text)
-    assert count_rows(tmp_path / "progress.csv") == len(read_rows(tmp_path / "progress.csv"))
+    assert count_rows(tmp_path / "progress.csv") == len(list(read_rows(tmp_path / "progress.csv")))
     assert count_rows(tmp_path / "missing.csv") == 0
 
 
-def test_a_large_log_does_not_end_the_training(tmp_path, monkeypatch):
-    (tmp_path / "progress.csv").write_text("a,b\n" + "1,2\n" * 1000)
-    monkeypatch.setattr(files.read_bounded, "__defaults__", (1000,))
-    assert LogFiles(tmp_path).state()["rows"] == 1000
+def test_a_large_log_is_continued_in_little_memory(tmp_path):
+    path = tmp_path / "progress.csv"
+    path.write_text(f"{STEP},text\n" + f"1,{'x' * 100_000}\n" * 700)
+    assert LogFiles(tmp_path).state()["rows"] == 700
+    tracemalloc.start()
+    try:
+        log = ProgressCSV(path, rows=699)
+        write(log, [2], new=0.5)
+        log.close()
+        assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert count_rows(path) == 700
+
+
+def test_a_line_without_end_is_refused(tmp_path):
+    (tmp_path / "progress.csv").write_text("a" * (2**20 + 1))
+    with pytest.raises(ValueError, match="a line of over 1,048,576 characters"):
+        ProgressCSV(tmp_path / "progress.csv", rows=1)
