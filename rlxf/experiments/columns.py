@@ -38,8 +38,16 @@ def listed(names: Sequence[str], most: int = 12) -> str:
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
-def header_of(data: bytes) -> list[str]:
-    return next(csv.reader(_text(data.partition(b"\n")[0])), [])
+def header_of(path: Path, data: bytes) -> list[str]:
+    """Return the names of the columns of a CSV text.
+
+    Raises:
+        ValueError: if the header of the file at ``path`` is no CSV.
+    """
+    try:
+        return next(csv.reader(_text(data.partition(b"\n")[0])), [])
+    except csv.Error as error:
+        raise ValueError(f"{path} line 1: {error}; restore the file") from error
 
 
 def _text(data: bytes) -> TextIOWrapper:

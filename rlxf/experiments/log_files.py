@@ -5,7 +5,9 @@ The files may be untrusted. They are read as data: no pickle, at most
 and the line.
 """
 
+import lzma
 import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from io import BytesIO
@@ -96,13 +98,13 @@ class TableLog(Log):
 
     def metrics(self) -> list[str]:
         """Return the columns other than that of steps."""
-        names = header_of(self._data())
+        names = header_of(self.path, self._data())
         return [name for name in names if name and name != self._step_column(names)]
 
     def points(self, metric: str) -> Points:
         """Return the rows with a value of the metric."""
         data = self._data()
-        step = self._step_column(header_of(data))
+        step = self._step_column(header_of(self.path, data))
         lines, table = read_columns(self.path, data, 1, (step, metric), optional=metric)
         wrong = ~((table[:, 0] >= 0) & (table[:, 0] <= LARGEST_STEP))
         if wrong.any():
@@ -169,7 +171,7 @@ class MonitorLog(Log):
         valid = (episodes[:, 1] >= 0) & (episodes[:, 1] <= LARGEST_STEP) & np.isfinite(episodes[:, 2])
         if not valid.all():
             raise ValueError(f"{path} line {lines[~valid][0]}: l must be from 0 to 1e18, and t finite")
-        episodes[:, 2] += start if type(start) in (int, float) else 0.0
+        episodes[:, 2] += start if type(start) in (int, float) and abs(start) <= LARGEST_STEP else 0.0
         return lines, episodes
 
     def _monitor_header(self, path: Path, data: bytes) -> dict[str, Any]:
@@ -181,6 +183,13 @@ class MonitorLog(Log):
         if not isinstance(header, dict):
             raise ValueError(f"{path} line 1 must be # and a JSON object, as Monitor writes it")
         return header
+
+
+UNREADABLE = (
+    *(ValueError, NotImplementedError, EOFError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+)
+"""Errors of NumPy and of the decompression for a damaged NPZ file."""
 
 
 class EvaluationsLog(Log):
@@ -215,7 +224,7 @@ class EvaluationsLog(Log):
         try:
             with zipfile.ZipFile(BytesIO(data)) as archive:
                 arrays = read_arrays(archive, ("timesteps", *self.NAMES.values()))
-        except (ValueError, zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
+        except UNREADABLE as error:
             raise ValueError(f"{self.path} is not an evaluations.npz of EvalCallback: {error}") from error
         steps = arrays.get("timesteps")
         if steps is None or steps.ndim != 1 or not ((steps >= 0) & (steps <= LARGEST_STEP)).all():

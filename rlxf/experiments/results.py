@@ -1,6 +1,6 @@
 """Returns of the runs of an experiment, by task and agent, as tables of seeds and episodes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ class RunResult:
         outcome: outcome of the last attempt; None before the first.
         checkpoint: evaluated checkpoint, "last" or "best".
         completion: completion marker of the run; None if the run is not complete.
+        error: reason why the call that should train the run failed; "" if it did not.
     """
 
     cell: Cell
@@ -31,6 +32,7 @@ class RunResult:
     outcome: Outcome | None
     checkpoint: str = "last"
     completion: Completion | None = None
+    error: str = ""
 
     @property
     def ended_early(self) -> bool:
@@ -40,7 +42,9 @@ class RunResult:
     @property
     def failure(self) -> str:
         """Reason why the run is not complete after its last attempt; "" if there was none."""
-        return "" if self.returns is not None or self.outcome is None else self.outcome.failure
+        if self.returns is not None:
+            return ""
+        return self.error or ("" if self.outcome is None else self.outcome.failure)
 
 
 @dataclass(frozen=True)
@@ -97,18 +101,23 @@ class Results:
         return [run for run in self.runs if run.failure]
 
 
-def read_results(plan: Plan, jobs: Sequence[tuple[Cell, Job]]) -> Results:
+def read_results(plan: Plan, jobs: Sequence[tuple[Cell, Job]], errors: Mapping[Job, str]) -> Results:
     """Read the results of the runs of an experiment.
+
+    Args:
+        plan: the experiment.
+        jobs: its runs.
+        errors: reasons of the runs whose calls failed.
 
     Raises:
         ExperimentError: if a file is damaged.
     """
-    return Results(plan, tuple(_read_run(cell, job, plan.checkpoint) for cell, job in jobs))
+    return Results(plan, tuple(_read_run(cell, job, plan.checkpoint, errors) for cell, job in jobs))
 
 
-def _read_run(cell: Cell, job: Job, checkpoint: str) -> RunResult:
+def _read_run(cell: Cell, job: Job, checkpoint: str, errors: Mapping[Job, str]) -> RunResult:
     if not is_complete(job):
-        return RunResult(cell, None, Outcome.read(job))
+        return RunResult(cell, None, Outcome.read(job), error=errors.get(job, ""))
     folder = Path(job.folder)
     returns, used = read_returns(folder / EVALUATION, checkpoint)
     return RunResult(cell, returns, Outcome.read(job), used, Completion.read(folder))

@@ -107,7 +107,8 @@ class SweepStudy:
             pruner=_pruner(plan),
         )
         self._id = storage.get_study_id_from_name(name)
-        attributes, trials = self.study.user_attrs, self.trials()
+        trials = self.trials()  # first, because another process writes the attributes before its first trial
+        attributes = self.study.user_attrs
         if not attributes and not trials:
             self.study.set_user_attr(IDENTITY, plan.identity())
         else:
@@ -261,7 +262,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def storage_errors(place: str) -> Iterator[None]:
-    """Raise errors of a storage as `StorageError` in one sentence; errors that name another file stay.
+    """Raise errors of a storage as `StorageError` in one sentence; those of other files stay.
 
     Args:
         place: URL of the database, or path of the file.
@@ -272,14 +273,14 @@ def storage_errors(place: str) -> Iterator[None]:
         raise
     except Exception as error:  # of any database driver
         own = str(Path(place.removeprefix("sqlite:///")))
-        if isinstance(error, OSError) and not str(error.filename or own).startswith(own):
+        if isinstance(error, OSError) and not str(error.filename or "").startswith(own):
             raise
         raise _storage_error(place, error) from error
 
 
 def _storage_error(place: str, error: Exception) -> StorageError:
     first = f"{type(error).__name__}: {error}".split("\n")[0]
-    public = re.sub("//[^@/]*@", "//", place)  # without the password
+    public = re.sub("//[^/]*@", "//", place)  # without the password
     return StorageError(
         f"cannot use the storage {public}: {shown(first)}. It must be a file, or a URL such as "
         f"sqlite:///study.db or postgresql://USER@HOST/NAME, whose driver is installed"

@@ -1,5 +1,6 @@
 """Summary of an experiment: tables of returns and scores, learning curves and performance profiles."""
 
+import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from rlxf.evaluation.aggregates import (
+    interquartile_mean_over_runs,
     mean_score,
     median_over_runs,
     median_over_tasks,
@@ -30,7 +32,6 @@ from rlxf.experiments.figures import (
 from rlxf.experiments.groups import Group
 from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Plan, Task
 from rlxf.experiments.results import Results
-from rlxf.training.serialization import dump_json
 from rlxf.utils.files import atomic_write
 from rlxf.utils.tables import Table
 
@@ -43,8 +44,9 @@ ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap")
 TABLE, NUMBERS, CURVES, PROFILE = RESULT_FILES
 FIGURES = CURVES, PROFILE
 NOTE = (
-    "IQM: mean of the middle half of all episodes of all seeds. Intervals: stratified bootstrap over seeds "
-    "and episodes. Minutes: median wall-clock time of a run."
+    "IQM of a task: mean of the middle half of all episodes of all seeds. IQM of normalized scores: mean of "
+    "the middle half of the runs. Intervals: stratified bootstrap over seeds and episodes. Minutes: median "
+    "wall-clock time of a run."
 )
 STEPS_NOTE = (
     "Steps: median steps or updates of a run, which ends once an evaluation reaches stop_return. "
@@ -163,7 +165,7 @@ def _score_table(summary: Summary, names: Sequence[str]) -> Table:
 def _statistics(tables: Sequence[NDArray[np.float64]]) -> dict[str, Interval]:
     """Return the statistics of the scores (S, E) of an agent on several tasks by name."""
     return {
-        "iqm": stratified_interquartile_mean(tables),
+        "iqm": interquartile_mean_over_runs(tables),
         "mean": mean_score(tables),
         "median": median_over_tasks(tables),
         "optimality_gap": optimality_gap(tables),
@@ -186,8 +188,9 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
     early = any(_can_end_early(results, task) for task in results.plan.tasks)
     note = f"{NOTE} {STEPS_NOTE}" if early else NOTE
     text = "\n\n".join([*tables, note, *left_out, *_failures(results)])
+    numbers = json.dumps(_as_json(summary), indent=1, allow_nan=False)  # of any size, unlike `dump_json`
     yield _written(folder / TABLE, f"{text}\n".encode())
-    yield _written(folder / NUMBERS, dump_json(_as_json(summary), indent=1))
+    yield _written(folder / NUMBERS, f"{numbers}\n".encode())
     for name in FIGURES:
         if name in figures:
             save_figure(figures[name], folder / name)

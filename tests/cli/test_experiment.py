@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlxf.cli import main
+from rlxf.cli.commands.experiment import _Progress
+from rlxf.cli.entry_point import parse
 from rlxf.cli.job_options import check_same, needs_trust, read_options
 from rlxf.experiments.execution import Job, Outcome, only_process
 from rlxf.training import RunFolder
@@ -211,6 +213,30 @@ def test_a_damaged_file_of_a_complete_run_is_named(folder, capsys, name, content
     main(selection)
     (folder / "pole/random/seed-1" / name).write_text(content)
     assert message in refused(capsys, *selection)
+
+
+def test_runs_that_cannot_be_started_are_failures(folder, capsys):
+    (folder / "pole/random").mkdir(parents=True)
+    for seed in (0, 1):
+        (folder / f"pole/random/seed-{seed}.lock").symlink_to("nowhere")
+    with pytest.raises(SystemExit) as exited:
+        main(["experiment", "small.toml", "--tasks", "pole"])
+    assert exited.value.code == 2
+    assert "rlxf: 2 of 2 runs failed" in capsys.readouterr().err
+    assert "| random | 0 of 2, 2 failed |" in (folder / "table.md").read_text()
+
+
+def test_a_result_in_the_folder_of_another_machine_is_a_failure(tmp_path, capsys):
+    report, job = _Progress(1), Job(str(tmp_path / "seed-0"), "baseline random", ())
+    report(job, Outcome([], 0))
+    assert "failed: its worker has finished it, but not in this folder" in capsys.readouterr().out
+    assert report.errors.keys() == {job}
+
+
+def test_workers_of_a_cluster_get_an_absolute_folder(folder, capsys):
+    assert parse(["experiment", "small.toml", "--scheduler", "tcp://x:1"]).folder == folder
+    words = ("experiment", "small.toml", "--scheduler", "tcp://x:1", "--processes", "2")
+    assert "--processes is for this machine" in refused(capsys, *words)
 
 
 def test_a_second_process_is_refused(folder, capsys):

@@ -12,6 +12,8 @@ import optuna
 import pytest
 
 from rlxf.cli import main
+from rlxf.cli.entry_point import parse
+from rlxf.experiments.execution import locked
 from tests.cli.running import refused
 
 FILE = """\
@@ -166,6 +168,7 @@ def test_two_processes_share_a_sweep(folder):
             "small.toml: no combination is accepted: Error parsing core: heads must divide",
         ),
         ("episodes = 3", "episods = 3", "line 15: no combination is accepted: unknown option --episods"),
+        ("episodes = 3", 'tuned = "tmaze-50"', "line 15: tuned cannot be set in a sweep: write the options"),
         ("trials =", "trails =", "line 2: the file has an unknown key trails; did you mean trials?"),
         ("low = 1e-4", "low = 1", "line 23: search.learning_rate must have low < high"),
     ],
@@ -181,6 +184,19 @@ def test_invalid_files_are_refused_before_anything_is_made(folder, capsys, old, 
 def test_counts_are_checked(folder, capsys, option):
     assert f"{option} must be at least 1" in refused(capsys, "sweep", "small.toml", option, "0")
     assert not folder.exists()
+
+
+def test_only_one_process_creates_the_study(folder, monkeypatch):
+    """Optuna creates its tables without a lock, so that two processes would fail."""
+
+    def open_locked(*_):
+        with pytest.raises(BlockingIOError), locked(folder / ".study.lock", blocking=False):
+            pass
+        raise InterruptedError
+
+    monkeypatch.setattr("rlxf.experiments.study.open_study", open_locked)
+    with pytest.raises(InterruptedError):
+        parse(["sweep", "small.toml"]).prepare()
 
 
 def test_a_missing_optuna_is_named(folder, capsys, monkeypatch):

@@ -227,8 +227,9 @@ def test_damaged_monitor_files_are_refused(tmp_path, text, message):
     refuse(table(tmp_path, text, "monitor.csv"), "r", message)
 
 
-def test_a_broken_start_time_is_ignored(tmp_path):
-    path = table(tmp_path, '#{"t_start": [1], "env_id": 5}\nr,l,t\n1,2,3\n', "monitor.csv")
+@pytest.mark.parametrize("start", ["[1]", "1" + 400 * "0"])
+def test_a_broken_start_time_is_ignored(tmp_path, start):
+    path = table(tmp_path, f'#{{"t_start": {start}, "env_id": 5}}\nr,l,t\n1,2,3\n', "monitor.csv")
     assert read_curve(path, "r").values.tolist() == [1]
     assert MonitorLog(path).task == ""
 
@@ -240,6 +241,22 @@ def test_files_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "MAX_LOG_BYTES", 1000)
     monkeypatch.setattr(files.read_bounded, "__defaults__", (1000,))
     refuse(table(tmp_path, "step,x\n" + 1000 * "1,2\n"), "x", "exceeds 1,000 bytes")
+
+
+def test_a_long_name_of_a_column_is_refused(tmp_path):
+    refuse(table(tmp_path, f"{200_000 * 'x'},y\n1,2\n"), "y", "line 1: field larger than field limit")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_damaged_compressed_arrays_are_refused(tmp_path, method):
+    path = tmp_path / "evaluations.npz"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("timesteps.npy", npy(np.random.default_rng(0).random(100)))
+        start = len("timesteps.npy") + 30
+    data = bytearray(path.read_bytes())
+    data[start + 10 : start + 200] = bytes([0xFF]) * 190
+    path.write_bytes(data)
+    refuse(path, EVAL, "is not an evaluations.npz of EvalCallback")
 
 
 def npz(tmp_path, **members):

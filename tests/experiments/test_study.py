@@ -124,6 +124,8 @@ def test_errors_of_other_files_do_not_name_the_storage():
         raise PermissionError(13, "Permission denied", "study.log.lock")
     with pytest.raises(StorageError), storage_errors("sqlite:///runs/s/study.db"):
         raise PermissionError(13, "Permission denied", "runs/s/study.db")
+    with pytest.raises(OSError, match=r"cannot write best\.toml"), storage_errors("sqlite:///study.db"):
+        raise OSError(28, "cannot write best.toml (No space left on device)")
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,7 @@ def test_errors_of_other_files_do_not_name_the_storage():
         "sqlite:////nowhere/study.db",
         "nowhere/study.log",
         "oracle://u:secret@x/y",
+        "oracle://u:my@secret@x/y",
     ],
 )
 def test_storages_that_cannot_be_used_are_named(tmp_path, storage):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from rlxf.evaluation.intervals import interquartile_mean
 from rlxf.experiments import summary as module
 from rlxf.experiments.execution import ExperimentError, Outcome
 from rlxf.experiments.figures import MAX_LINES
@@ -143,6 +144,19 @@ def test_agents_of_environments_and_of_datasets_have_a_table_of_scores_each(tmp_
     text = "\n".join(path.name for path in write_summary(both, tmp_path))
     assert "profile.png" in text
     assert "profile.png shows each agent on its own tasks" in (tmp_path / "table.md").read_text()
+
+
+def test_the_interquartile_mean_of_scores_is_that_of_runs(plan):
+    """The first and the last quarter of three runs are three quarters of a run each."""
+    scores = np.sort([RETURNS[f"pole/random/seed-{seed}"].mean() / 500 for seed in range(3)])
+    found = summary(plan).statistics["random"]["iqm"].value
+    assert found == pytest.approx(interquartile_mean(scores))
+
+
+def test_numbers_of_any_size_are_written(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr("rlxf.training.serialization.MAX_JSON_BYTES", 100)
+    list(write_summary(summary(plan), tmp_path))
+    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 12
 
 
 def test_scores_are_those_of_the_range(plan):

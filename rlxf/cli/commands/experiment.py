@@ -56,6 +56,11 @@ class Experiment(Command):
         from rlxf.experiments.plan import Plan
 
         check_counts(self, "processes", "threads")
+        if self.scheduler is not None and self.processes != 1:
+            raise ValueError(
+                "--processes is for this machine, and with --scheduler its workers train: omit it, and start "
+                "workers with as many threads as runs"
+            )
         plan = Plan.read(self.file).selection(self.tasks, self.agents)
         options = self._read_options(plan)
         jobs = []
@@ -68,8 +73,9 @@ class Experiment(Command):
 
     @property
     def folder(self) -> Path:
-        """Folder of the experiment."""
-        return Path("runs", self.file.stem) if self.output is None else self.output
+        """Folder of the experiment; an absolute path for workers, whose working directory is another."""
+        folder = Path("runs", self.file.stem) if self.output is None else self.output
+        return folder if self.scheduler is None else folder.absolute()
 
     def _job(self, cell: "Cell", trusted: bool) -> "Job":
         from rlxf.cli.config_file import to_arguments
@@ -108,7 +114,7 @@ class Experiment(Command):
             report = _Progress(len(missing))
             with self._executor() as executor:
                 run_jobs(missing, executor, report)
-            summary = Summary(read_results(plan, jobs))
+            summary = Summary(read_results(plan, jobs, report.errors))
             for table in summary.tables:
                 print_out(table)
             for failed in summary.results.failures:
@@ -131,19 +137,33 @@ class _Progress:
 
     Args:
         total: number of runs.
+
+    Attributes:
+        errors: reasons of the runs that have failed.
     """
 
     def __init__(self, total: int):
         self.total, self.ended = total, 0
+        self.errors: dict[Job, str] = {}
 
     def __call__(self, job: "Job", outcome: "Outcome | BaseException") -> None:
         from rlxf.cli.output import print_out
 
         self.ended += 1
-        if isinstance(outcome, BaseException):
-            text = f"failed: {outcome}"
-        elif outcome.failure:
-            text = f"failed: {outcome.failure}"
+        if reason := _failure(job, outcome):
+            self.errors[job] = reason
+            text = f"failed: {reason}"
         else:
-            text = f"complete after {outcome.seconds:.0f} s"
+            text = f"complete after {outcome.seconds:.0f} s"  # type: ignore[union-attr]  # no exception
         print_out(f"{self.ended} of {self.total}: {job.folder}: {text}")
+
+
+def _failure(job: "Job", outcome: "Outcome | BaseException") -> str:
+    """Return the reason why a run has no result; "" if it has one."""
+    from rlxf.experiments.execution import is_complete
+
+    if isinstance(outcome, BaseException):
+        return str(outcome) or type(outcome).__name__
+    if outcome.failure or is_complete(job):
+        return outcome.failure
+    return "its worker has finished it, but not in this folder: workers need the folder at the same path"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from rlxf.cli.config_values import COMMAND_LINE_ONLY
 from rlxf.cli.job_options import check_same, needs_trust, read_options
 from rlxf.cli.options import Command, check_counts, options
 
@@ -53,6 +54,7 @@ class Sweep(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Read the file, check its options, open the study, and return the function that trains."""
+        from rlxf.experiments.execution import locked
         from rlxf.experiments.study import check_optuna, open_study, quiet
         from rlxf.experiments.sweep_plan import SweepPlan
         from rlxf.utils.files import make_folder
@@ -63,7 +65,7 @@ class Sweep(Command):
         plan = plan if self.trials is None else replace(plan, trials=self.trials)
         self._check_options(plan)
         make_folder(self.folder, exist_ok=True)
-        with quiet():
+        with locked(self.folder / ".study.lock"), quiet():  # Optuna creates its tables without a lock
             study = open_study(plan, self.folder, self.storage)
         return partial(self._run, plan, study)
 
@@ -74,6 +76,8 @@ class Sweep(Command):
 
     def _check_options(self, plan: "SweepPlan") -> None:
         """Raise ValueError unless the command accepts some combination of the options."""
+        if given := sorted({*COMMAND_LINE_ONLY} & plan.settings.keys()):
+            raise plan.refused(given[0], f"{given[0]} cannot be set in a sweep: write the options themselves")
         first = None
         for seed in range(SAMPLES):
             try:
