@@ -155,7 +155,7 @@ def with_training_normalization(agent: Any, env: VecEnv) -> VecEnv:
 def copy_statistics(source: VecEnv, target: VecEnv) -> None:
     """Copy the statistics of the ``VecNormalize`` of ``source`` to that of ``target``, if both have one.
 
-    Other wrappers may differ, in contrast to SB3's ``sync_envs_normalization``.
+    Other wrappers may differ, in contrast to those of SB3's function for this.
     """
     trained, normalizer = unwrap_vec_normalize(source), unwrap_vec_normalize(target)
     if trained is None or normalizer is None:

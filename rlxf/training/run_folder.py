@@ -228,7 +228,7 @@ class RunFolder:
 
     @property
     def has_marker(self) -> bool:
-        """Whether the run has a completion marker, even if a result file that it lists is missing."""
+        """True if the run has a completion marker, even if a result file that it lists is missing."""
         return (self.path / COMPLETED).exists()
 
     @property

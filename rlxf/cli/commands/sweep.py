@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from rlxf.cli.config_values import COMMAND_LINE_ONLY
 from rlxf.cli.job_options import check_same, needs_trust, read_options
 from rlxf.cli.options import Command, check_counts, options
 
@@ -76,6 +75,8 @@ class Sweep(Command):
 
     def _check_options(self, plan: "SweepPlan") -> None:
         """Raise ValueError unless the command accepts some combination of the options."""
+        from rlxf.cli.config_values import COMMAND_LINE_ONLY
+
         if given := sorted({*COMMAND_LINE_ONLY} & plan.settings.keys()):
             raise plan.refused(given[0], f"{given[0]} cannot be set in a sweep: write the options themselves")
         first = None
