@@ -18,7 +18,7 @@ from stable_baselines3.common.logger import (
 )
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from rlxf.evaluation.environment import EnvLike, copy_statistics, is_monitored, preserve_rng_state
+from rlxf.evaluation.environment import EnvLike, copy_statistics, preserve_rng_state
 from rlxf.evaluation.episodes import evaluate
 from rlxf.evaluation.report import Report, TargetSweep
 from rlxf.evaluation.rollout import uncompiled_steps
@@ -57,6 +57,7 @@ class PeriodicCallback(BaseCallback):
         self.played, self.seconds = 0, 0.0
         self.on_env_step: Callable[[], object] | None = None
         self._due = every_steps
+        self._has_ended = False
 
     def is_due(self, step: int) -> bool:
         """Return whether a call is due after ``step`` training steps; the budget may still forbid it."""
@@ -66,6 +67,8 @@ class PeriodicCallback(BaseCallback):
         self._due, self.seconds = self._next_due(), 0.0
 
     def _on_step(self) -> bool:
+        dones = self.locals.get("dones")
+        self._has_ended = self._has_ended or not isinstance(dones, np.ndarray) or bool(dones.any())
         if self.is_due(self.num_timesteps):
             self._due = self._next_due()
             if self._allowed():
@@ -85,14 +88,14 @@ class PeriodicCallback(BaseCallback):
     def _training_length(self) -> float:
         """Mean length of the last training episodes.
 
-        If none has ended, it is the number of steps so far of each environment, which is a lower bound. If
-        training episodes are not monitored, it is 0.
+        Until one has ended, it is the number of steps so far of each environment, a lower bound. It is 0 if
+        SB3's ``Monitor`` reports none of those that have ended, or ends are unknown (tensors of a device).
         """
         lengths = [episode["l"] for episode in self.model.ep_info_buffer or ()]
         if lengths:
             return float(np.mean(lengths))
         env = self.model.get_env()
-        return self.num_timesteps / env.num_envs if env is not None and is_monitored(env) else 0.0
+        return 0.0 if env is None or self._has_ended else self.num_timesteps / env.num_envs
 
     def write_picture(self, tag: str, value: Figure | Video, exclude: tuple[str, ...] = ()) -> None:
         """Write a picture now, with the present step, where the logger does not write text.
@@ -118,11 +121,11 @@ class PeriodicCallback(BaseCallback):
 
     def state(self) -> dict[str, Any]:
         """Return the state that a resumed training needs, as JSON."""
-        return {"played": self.played}
+        return {"played": self.played, "has_ended": self._has_ended}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Load a `state`."""
-        self.played = state["played"]
+        self.played, self._has_ended = state["played"], state.get("has_ended", False)
 
 
 DEFAULT_SEED = 500_000

@@ -135,19 +135,20 @@ def with_training_normalization(agent: Any, env: VecEnv) -> VecEnv:
     An ``env`` that already has a ``VecNormalize`` is returned unchanged.
 
     Raises:
-        ValueError: if the statistics are of other observations than those of ``env``.
+        ValueError: if the statistics are of observations with other shapes than those of ``env``.
     """
     normalizer = agent.get_vec_normalize_env() if hasattr(agent, "get_vec_normalize_env") else None
     if normalizer is None or not normalizer.norm_obs or unwrap_vec_normalize(env) is not None:
         return env
-    if normalizer.observation_space != env.observation_space:
-        raise ValueError(
-            f"the training normalizes observations of {normalizer.observation_space}, before other wrappers "
-            f"change them, but env has {env.observation_space}: pass env with a VecNormalize in the same "
-            f"place, or train with it as the outermost wrapper, e.g. VecNormalize(VecFrameStack(env, 4))"
-        )
     wrapped = deepcopy(normalizer)  # without its environments, as in a pickle
-    wrapped.set_venv(env)
+    try:
+        wrapped.set_venv(env)
+    except AssertionError as error:  # how SB3 refuses other shapes
+        raise ValueError(
+            f"the training normalizes observations before other wrappers change them, so its statistics do "
+            f"not fit env ({error}): pass env with a VecNormalize in the same place, or train with it as the "
+            f"outermost wrapper, e.g. VecNormalize(VecFrameStack(env, 4))"
+        ) from error
     wrapped.training = wrapped.norm_reward = False
     return wrapped
 

@@ -144,8 +144,9 @@ def accumulated_score(info: Info, score: Score) -> Score | None:
 def monitored_score(info: Info, score: Score) -> Score | None:
     """Return the score of SB3's ``Monitor``, which is inside wrappers that change rewards.
 
-    If a wrapper outside the monitor ended the episode, the score is the accumulated one after a truncation,
-    as by a time limit, and None after a termination, as by Atari wrappers when a life is lost.
+    If a wrapper outside the monitor ended the episode, the score after a truncation, as by a time limit, is
+    the accumulated one, with the rewards of that wrapper. After a termination, as by Atari wrappers when a
+    life is lost, it is None.
     """
     episode = info.get("episode")
     if episode is not None:

@@ -187,9 +187,9 @@ class MonitorLog(Log):
 
 UNREADABLE = (
     *(ValueError, NotImplementedError, EOFError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError),
 )
-"""Errors of NumPy and of the decompression for a damaged NPZ file."""
+"""Errors of NumPy and of the decompression for the bytes of a damaged NPZ file."""
 
 
 class EvaluationsLog(Log):

@@ -262,7 +262,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def storage_errors(place: str) -> Iterator[None]:
-    """Raise errors of a storage as `StorageError` in one sentence; those of other files stay.
+    """Raise errors of a storage as `StorageError` in one sentence; errors that name another file stay.
 
     Args:
         place: URL of the database, or path of the file.
@@ -273,7 +273,7 @@ def storage_errors(place: str) -> Iterator[None]:
         raise
     except Exception as error:  # of any database driver
         own = str(Path(place.removeprefix("sqlite:///")))
-        if isinstance(error, OSError) and not str(error.filename or "").startswith(own):
+        if isinstance(error, OSError) and not str(error.filename or own).startswith(own):
             raise
         raise _storage_error(place, error) from error
 

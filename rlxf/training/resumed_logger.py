@@ -112,8 +112,8 @@ def count_rows(path: Path) -> int:
 def _complete_lines(path: Path) -> Iterator[str]:
     if not path.exists():
         return
-    with open(path, newline="", errors="replace") as file:
-        while (line := file.readline(MAX_LINE)).endswith("\n"):
+    with open(path, encoding="utf-8", errors="replace", newline="") as file:
+        while (line := file.readline(MAX_LINE)).endswith(("\n", "\r")):
             yield line
         if len(line) == MAX_LINE:
             raise ValueError(
@@ -175,7 +175,8 @@ class ProgressCSV(KVWriter):
         for value in values.values():
             if isinstance(value, UNSUPPORTED):
                 raise FormatUnsupportedError(["csv"], type(value).__name__.lower())
-        row = {name: str(value) for name, value in values.items() if value is not None}
+        # Python's csv writes a carriage return without quotes, and does not read it again.
+        row = {name: str(value).replace("\r", " ") for name, value in values.items() if value is not None}
         if not row:
             return
         if row.keys() - set(self.columns):
@@ -193,7 +194,7 @@ class ProgressCSV(KVWriter):
         """Replace the file by these rows, which are read twice: for their columns, and to copy them."""
         self.columns = sorted({name for row in rows() for name in row}, key=lambda name: (name != STEP, name))
         atomic_write(self.path, lambda handle: self._write_table(handle, rows()))
-        self.file = open(self.path, "a", newline="")  # noqa: SIM115  # `close` closes it
+        self.file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115  # `close` closes it
 
     def _write_table(self, handle: BinaryIO, rows: Iterable[Row]) -> None:
         text = io.TextIOWrapper(handle, "utf-8", newline="")

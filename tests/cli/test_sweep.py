@@ -7,13 +7,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import optuna
 import pytest
 
 from rlxf.cli import main
+from rlxf.cli.commands.sweep import Sweep
 from rlxf.cli.entry_point import parse
 from rlxf.experiments.execution import locked
+from rlxf.experiments.study import StorageError
 from tests.cli.running import refused
 
 FILE = """\
@@ -197,6 +201,17 @@ def test_only_one_process_creates_the_study(folder, monkeypatch):
     monkeypatch.setattr("rlxf.experiments.study.open_study", open_locked)
     with pytest.raises(InterruptedError):
         parse(["sweep", "small.toml"]).prepare()
+
+
+def test_errors_of_the_report_do_not_name_the_storage(tmp_path, monkeypatch):
+    report = "rlxf.experiments.sweep_report"
+    monkeypatch.setattr(f"{report}.counts", lambda _: "no trials")
+    full = OSError(28, "cannot write trials.md (No space left on device)")
+    monkeypatch.setattr(f"{report}.write_report", Mock(side_effect=full))
+    study = SimpleNamespace(place="sqlite:///study.db", complete=list)
+    with pytest.raises(OSError, match=r"cannot write trials\.md") as error:
+        Sweep(file=tmp_path / "small.toml")._report(study)
+    assert not isinstance(error.value, StorageError)
 
 
 def test_a_missing_optuna_is_named(folder, capsys, monkeypatch):

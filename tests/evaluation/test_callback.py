@@ -219,9 +219,17 @@ def test_no_evaluation_begins_while_the_first_episodes_may_exceed_the_budget():
     limited = EvaluationCallback(Countdown(4), episodes=2, every_steps=8, budget=0.5)
     learn(40, limited, length=30)
     assert list(limited.reports) == [40]
-    unmonitored = EvaluationCallback(Countdown(4), episodes=2, every_steps=8, budget=0.5)
-    learner(vec(Countdown(30))).learn(40, unmonitored)
-    assert list(unmonitored.reports) == [16, 32]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [Countdown(3), gymnasium.wrappers.TimeLimit(Monitor(Countdown(9)), 3)],
+    ids=["no monitor", "inside"],
+)
+def test_evaluations_do_not_need_reports_of_training_episodes(env):
+    limited = EvaluationCallback(Countdown(4), episodes=2, every_steps=8, budget=0.5)
+    learner(vec(env)).learn(48, limited)
+    assert list(limited.reports) == [16, 32, 48]
 
 
 def test_the_agent_is_evaluated_once_at_the_end_if_the_budget_is_too_small(tmp_path):

@@ -175,6 +175,21 @@ def test_other_wrappers_of_an_evaluation_need_a_normalization_of_their_own():
     assert evaluate(agent, own, 1).returns.tolist() == [10.0]
 
 
+def test_normalized_images_are_evaluated_in_raw_environments():
+    """`VecNormalize` replaces the space of images by one of floats."""
+
+    class Image(Countdown):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = spaces.Box(0, 255, (3, 36, 36), np.uint8)
+
+        def look(self):
+            return np.full((3, 36, 36), self.time, np.uint8)
+
+    agent = PPO("MlpPolicy", VecNormalize(vec(Image())), n_steps=8, batch_size=8, device="cpu")
+    assert evaluate(agent, vec(Image()), 1).returns.tolist() == [6.0]
+
+
 def test_stacked_frames_with_filler_rows_are_refused():
     env = as_vec_env(SyncVectorEnv([Countdown] * 2, autoreset_mode=AutoresetMode.NEXT_STEP))
     with pytest.raises(ValueError, match="VecFrameStack mixes the observations of two episodes"):

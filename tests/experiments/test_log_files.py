@@ -247,7 +247,7 @@ def test_a_long_name_of_a_column_is_refused(tmp_path):
     refuse(table(tmp_path, f"{200_000 * 'x'},y\n1,2\n"), "y", "line 1: field larger than field limit")
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
 def test_damaged_compressed_arrays_are_refused(tmp_path, method):
     path = tmp_path / "evaluations.npz"
     with zipfile.ZipFile(path, "w", method) as archive:

@@ -56,6 +56,18 @@ def test_columns_can_be_added(tmp_path):
     assert [row["eval"] for row in table] == ["", "", "", "0.5"]
 
 
+def test_any_text_is_kept(tmp_path):
+    path = tmp_path / "progress.csv"
+    log = ProgressCSV(path)
+    write(log, range(3), größe="a\r\nb")
+    log.close()
+    assert rows(path)[2]["größe"] == "a \nb"
+    before = path.read_bytes()
+    ProgressCSV(path, rows=3).close()
+    assert path.read_bytes() == before
+    assert count_rows(path) == 3
+
+
 def test_incomplete_last_row_is_ignored(tmp_path):
     path = tmp_path / "progress.csv"
     path.write_text(f"{STEP},loss\n0,1\n1,2\n2,")

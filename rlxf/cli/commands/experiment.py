@@ -73,7 +73,7 @@ class Experiment(Command):
 
     @property
     def folder(self) -> Path:
-        """Folder of the experiment; an absolute path for workers, whose working directory is another."""
+        """Folder of the experiment; absolute with ``scheduler``, as workers may have another directory."""
         folder = Path("runs", self.file.stem) if self.output is None else self.output
         return folder if self.scheduler is None else folder.absolute()
 

@@ -139,7 +139,7 @@ class Sweep(Command):
             if study.complete():
                 print_out(best_table(study))
             print_out(counts(study))
-            written = list(write_report(study, self.folder, to_arguments))
+        written = list(write_report(study, self.folder, to_arguments))  # outside: its errors are its own
         for path in written:
             print_out(f"written: {path}")
         if not any(path.name == "importance.png" for path in written):

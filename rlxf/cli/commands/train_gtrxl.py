@@ -67,17 +67,16 @@ class WorkerOptions:
         """Return the worker settings for ``n_envs`` environments; None if ``workers`` is 0.
 
         Raises:
-            ValueError: if a number is out of range, or a limit is given without workers.
+            ValueError: if a number is out of range.
         """
-        if self.workers == 0:
-            self._check_no_limits()
-            return None
-        return Workers(min(self.workers, n_envs), self.env_timeout, max_restarts=self.env_restarts)
+        workers = min(self.workers, n_envs)
+        return Workers(workers, self.env_timeout, max_restarts=self.env_restarts) if workers else None
 
-    def _check_no_limits(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError if a limit is given without workers."""
         limits = ("env_timeout", "env_restarts")
         given = [name for name in limits if getattr(self, name) != getattr(WorkerOptions, name)]
-        if given:
+        if given and self.workers == 0:
             names = " and ".join("--" + name.replace("_", "-") for name in given)
             raise ValueError(f"{names} needs worker processes, and --workers is 0: add --workers 1 or more")
 
@@ -314,6 +313,7 @@ class TrainGTrXL(EvaluatedTrainingCommand):
         """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
         check_counts(self, "total_timesteps", "episodes")
         self.tensorboard.check()
+        self.processes.check()
         super().check()
 
     def build(self) -> GTrXLPPO:
