@@ -244,6 +244,25 @@ def test_tables_of_experiments(name):
         )
 
 
+def test_table_of_popgym():
+    runs = json.loads((NUMBERS / "popgym.json").read_text())["runs"]
+    sampled = json.loads((NUMBERS / "popgym-sampled.json").read_text())
+    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    for run in runs:
+        returns = np.array(run["returns"])
+        iqm = stratified_interquartile_mean([returns[None]])
+        cells = [run["task"], f"{iqm.value:.3f} ({iqm.low:.3f} to {iqm.high:.3f})", f"{returns.mean():.3f}"]
+        row = " | ".join([*cells, f"{sampled[run['task']]:.3f}"])
+        assert re.search(rf"^\| {re.escape(row)} \| [-.0-9]* \| {run['steps']:,} \|$", page, re.MULTILINE), (
+            row
+        )
+    assert (
+        len(runs)
+        == len(sampled)
+        == len(re.findall(r"^\| \w+(?:Easy|Medium|Hard) \| -?\d\.", page, re.MULTILINE))
+    )
+
+
 def test_numbers_of_the_sweep():
     lines = (NUMBERS / "pendulum-sweep-trials.jsonl").read_text().splitlines()
     trials = [json.loads(line) for line in lines]
