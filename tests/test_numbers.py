@@ -263,6 +263,16 @@ def test_table_of_popgym():
     )
 
 
+def test_table_of_popgym_with_three_seeds():
+    runs = json.loads((NUMBERS / "popgym-seeds.json").read_text())["runs"]
+    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    for task in dict.fromkeys(run["task"] for run in runs):
+        own = [run for run in runs if run["task"] == task]
+        means = ", ".join(f"{np.mean(run['returns']):.3f}" for run in own)
+        steps = ", ".join(f"{run['steps']:,}" for run in own)
+        assert f"| {task} | {means} | {steps} |" in page
+
+
 def test_numbers_of_the_sweep():
     lines = (NUMBERS / "pendulum-sweep-trials.jsonl").read_text().splitlines()
     trials = [json.loads(line) for line in lines]
