@@ -27,6 +27,8 @@ def test_every_agent_is_listed_with_its_return():
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_an_agent_is_small_loads_and_has_a_card(folder):
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"README.md", "checkpoint.zip", "config.json", "evaluation.json"}
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
     card = (folder / "README.md").read_text()
     assert f"rlxf play zoo/{folder.name}" in card

@@ -234,7 +234,7 @@ class VideoCallback(PeriodicCallback):
 
     def expected_steps(self) -> float:
         """Return the mean length of the last training episodes, or the expected length, at most 500."""
-        return min(self._training_length or self.episode_length, float(MAX_STEPS))
+        return min(self._training_length or self.episode_length, MAX_STEPS)
 
     def on_interval(self) -> int:
         """Record an episode and write it."""
