@@ -218,6 +218,15 @@ def wait_until(condition: Any, *arguments: Any) -> None:
 def is_gone(pid: int) -> bool:
     """Return whether the process does not exist or is a zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return _state(pid) == "Z"
     except FileNotFoundError:
         return True
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether SIGSTOP has taken effect."""
+    return _state(pid) == "T"
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from rlxf.envs import ActionReplay, BrokenEnvironmentError, Workers, WorkerVecEnv, worker
 from rlxf.envs.spaces import BROKEN, LOST
-from tests.envs.faulty_envs import IMPATIENT, QUICK, breaking, made, until_back
+from tests.envs.faulty_envs import IMPATIENT, QUICK, breaking, is_stopped, made, until_back, wait_until
 
 pytestmark = [
     pytest.mark.faults,
@@ -93,6 +93,7 @@ def test_process_stopped_within_a_message_is_restarted(monkeypatch, message):
             env.step_async(np.zeros(1, np.int64))
             env.pool._workers_by_env[0].pipe.poll(60)
         os.kill(process.pid, signal.SIGSTOP)
+        wait_until(is_stopped, process.pid)  # until then, a write goes on as long as the reader reads
         if message == "reply":
             *_, infos = env.step_wait()
             assert "did not answer for" in infos[0][BROKEN]
