@@ -41,7 +41,7 @@ BLOCKS = [
     for page, text in TEXTS.items()
     for block in programs(text)
 ]
-OTHER_PROGRAMS = {"dask", "export", "git", "pip", "tensorboard", ".venv/bin/pre-commit"}
+OTHER_PROGRAMS = {"source", "dask", "export", "git", "pip", "tensorboard", ".venv/bin/pre-commit"}
 """Commands of other projects on the pages."""
 
 

@@ -14,6 +14,7 @@ from rlxf.cli import main
 from rlxf.cli.playback import Task, spec_without_probe
 from rlxf.envs.make import make_env, make_vec_env
 from rlxf.envs.specs import spec_of
+from rlxf.envs.tmaze import TMaze
 from rlxf.training import RunFolder
 from tests.cli.running import refused
 from tests.datasets import record_cartpole
@@ -79,6 +80,14 @@ def test_window_has_precedence_over_text_and_images(run, monkeypatch):
     monkeypatch.setenv("DISPLAY", ":0")
     assert task.mode(None) == "human"
     assert Task(task.spec, {}, (), 10).mode(None) is None
+
+
+def test_missing_package_for_images_is_one_line(run, monkeypatch, capsys):
+    def render(env):
+        raise gymnasium.error.DependencyNotInstalled('pygame is missing; run `pip install "painter"`')
+
+    monkeypatch.setattr(TMaze, "render", render)
+    assert 'pip install "painter"' in refused(capsys, "play", "run", *IMAGES)
 
 
 def test_bad_input_is_one_line(run, capsys):
