@@ -76,8 +76,8 @@ def print_out(content: str | Table) -> None:
 PREPARATION_ERRORS = (ValueError, TypeError, OSError, ImportError, NotImplementedError, gymnasium.error.Error)
 """Errors reported in one line while options are checked and objects built: the user gave invalid options."""
 EXECUTION_ERRORS = (FaultyEnvironmentError, OSError, gymnasium.error.DependencyNotInstalled)
-"""Errors reported in one line later: those with an external cause, e.g. NaN observations, a full disk, or a package
-that an environment needs for its images."""
+"""Errors reported in one line later: those with an external cause, e.g. NaN observations, a full disk, or a
+package that an environment needs for its images."""
 EXIT_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 """Signals that end any command, in addition to Ctrl-C."""
 

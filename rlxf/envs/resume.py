@@ -335,8 +335,9 @@ def _check_not_lost(reasons: Iterable[str | None]) -> None:
 
 
 def _counts_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return seed, restarts and lost steps; the seed of the episode if the run had no worker processes."""
+    """Return the state of `load_restart_state`; that of the episode if the run had no worker processes."""
     counts = record.get("restarts", {"seed": None, "restarts": 0, "lost_steps": 0})
+    counts = {"persistent_state": record.get("state")} | counts
     return counts if counts["seed"] is not None else counts | {"seed": record.get("seed")}
 
 

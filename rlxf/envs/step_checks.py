@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, unwrap_vec_wrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from rlxf.data.spaces import FLAT, discrete_sizes, discrete_start, parts_of, tolerant_bounds
@@ -97,7 +97,8 @@ def warn_outside(
         environments: index of the environment of each row; None for 0, 1, 2 ...
     """
     if env not in _LIMITS:
-        _LIMITS[env] = _limits_of(space)
+        stack = unwrap_vec_wrapper(env, VecFrameStack)
+        _LIMITS[env] = _limits_of(space, 1 if stack is None else stack.stacked_obs.n_stack)
     for key, (low, high) in _LIMITS[env].items():
         rows = observations if key is None else observations[key]
         inside = (rows >= low) & (rows <= high)
@@ -113,16 +114,23 @@ def warn_outside(
             return
 
 
-def _limits_of(space: spaces.Space[Any]) -> _Limits:
-    """Return the bounds with tolerance of each bounded Box, by the key of a Dict, or None."""
+def _limits_of(space: spaces.Space[Any], frames: int) -> _Limits:
+    """Return the bounds with tolerance of each bounded Box, by the key of a Dict, or None.
+
+    Args:
+        space: space of one observation.
+        frames: number of frames that SB3's ``VecFrameStack`` concatenates; 1 without it.
+    """
     parts = space.spaces if isinstance(space, spaces.Dict) else {None: space}
     boxes = {key: part for key, part in parts.items() if isinstance(part, spaces.Box)}
-    return {key: _tolerant_bounds(box) for key, box in boxes.items() if not is_whole_range(box)}
+    return {key: _tolerant_bounds(box, frames) for key, box in boxes.items() if not is_whole_range(box)}
 
 
-def _tolerant_bounds(space: spaces.Box[Any]) -> tuple[np.ndarray, np.ndarray]:
+def _tolerant_bounds(space: spaces.Box[Any], frames: int) -> tuple[np.ndarray, np.ndarray]:
     low, high = tolerant_bounds(space)
     dtype = space.dtype if space.dtype.kind == "f" else np.float64
+    if frames > 1 and low.ndim == 1:  # the frames are "a b a b", but SB3 has the bounds of "a a b b"
+        low, high = (bound.reshape(-1, frames).T.ravel() for bound in (low, high))
     return low.astype(dtype), high.astype(dtype)
 
 
@@ -139,7 +147,8 @@ class CheckedSteps(TransparentWrapper):
 
     It checks the shape and dtype of observations, the range of discrete and binary values, and that rewards
     and done flags are single numbers. It accepts values outside a Box, about which `warn_outside` warns.
-    Attributes of the environment can be read through the wrapper.
+    Attributes are read from, and set in, the environment, so ``set_attr`` of a vector environment has the
+    same effect as without the wrapper.
 
     Args:
         env: the environment, with all its other wrappers.
@@ -154,6 +163,16 @@ class CheckedSteps(TransparentWrapper):
         if name == "env":  # unpickling looks up attributes before env is set
             raise AttributeError(name)
         return getattr(self.env, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "env" or name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.env, name, value)
+
+    def set_wrapper_attr(self, name: str, value: Any, **options: Any) -> bool:
+        """Set the attribute in the environment, like `gymnasium.Wrapper.set_wrapper_attr`."""
+        return self.env.set_wrapper_attr(name, value, **options)
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the environment.

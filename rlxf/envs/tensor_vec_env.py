@@ -4,12 +4,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from types import ModuleType
 from typing import Any, overload
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 from torch import Tensor
@@ -17,6 +19,7 @@ from torch import Tensor
 from rlxf.envs.spaces import check_spaces, map_parts
 from rlxf.envs.tensor_checks import TensorChecks, torch_dtype
 from rlxf.envs.vector import GymnasiumVecEnv
+from rlxf.utils.errors import FaultyEnvironmentError
 
 Info = dict[str, Any]
 
@@ -25,7 +28,8 @@ def as_vec_env(env: VectorEnv) -> VecEnv:
     """Return ``env`` as a Stable-Baselines3 ``VecEnv``: `TensorVecEnv` if it gives tensors.
 
     An environment gives tensors if it, or the environment in one of its wrappers, has an attribute
-    ``device``, as Gymnasium's ``NumpyToTorch`` and ``JaxToTorch`` and simulators on GPUs have.
+    ``device``, as simulators on GPUs have. Gymnasium's ``ArrayConversion`` and its subclasses, such as
+    ``NumpyToTorch``, give tensors if they convert to torch.
     """
     return GymnasiumVecEnv(env) if _declared_device(env) is _NONE else TensorVecEnv(env)
 
@@ -34,12 +38,40 @@ _NONE = object()
 
 
 def _declared_device(env: Any) -> Any:
-    """Return the attribute ``device`` of a vector environment or of the first wrapped one that has it."""
-    while not hasattr(env, "device"):
+    """Return the device that a vector environment or one of its wrappers declares for its tensors.
+
+    Returns:
+        The attribute ``device``, or the target of a conversion to torch, where None is torch's default
+        device. `_NONE` if nothing is declared, or a conversion to another library comes first.
+    """
+    while not _is_conversion(env) and not hasattr(env, "device"):
         if not hasattr(env, "env"):
             return _NONE
         env = env.env
-    return env.device
+    return _target_device(env) if _is_conversion(env) else env.device
+
+
+def _is_conversion(env: Any) -> bool:
+    """Return whether ``env`` is an ``ArrayConversion`` of Gymnasium.
+
+    The class is compared by name. Its import needs ``array-api-compat``, which is not a dependency of rlxf.
+    """
+    return any(base.__name__ == "ArrayConversion" for base in type(env).__mro__)
+
+
+def _target_device(conversion: Any) -> Any:
+    """Return the device of the tensors of an ``ArrayConversion``; `_NONE` if it does not convert to torch."""
+    if not _is_torch(conversion._target_xp):
+        return _NONE
+    if conversion._target_device is None and _is_torch(conversion._env_xp):  # tensors stay where they are
+        inner = _declared_device(conversion.env)
+        return None if inner is _NONE else inner
+    return conversion._target_device
+
+
+def _is_torch(library: ModuleType) -> bool:
+    """Return whether a module of arrays is torch, or its compatible form in ``array_api_compat``."""
+    return library.__name__ in ("torch", "array_api_compat.torch")
 
 
 def to_numpy(space: spaces.Space[Any], observations: Any) -> Any:
@@ -102,6 +134,13 @@ class TensorStep:
     valid: bool
     has_truncated: bool
 
+    @property
+    def dones(self) -> NDArray[np.bool_]:
+        """Return ``ends`` as an array (N,), from ``infos``, so that nothing is copied from the device."""
+        dones = np.zeros(len(self.infos), np.bool_)
+        dones[[i for i, info in self.infos.rows.items() if "episode" in info]] = True
+        return dones
+
 
 class TensorVecEnv(GymnasiumVecEnv):
     """Gymnasium `VectorEnv` whose observations, rewards and done flags are tensors on one device.
@@ -118,15 +157,15 @@ class TensorVecEnv(GymnasiumVecEnv):
     ``is_success`` in ``infos``, or with SAME_STEP in ``infos["final_info"]``, is reported with the episode.
 
     Args:
-        env: the vector environment. If it has an attribute ``device``, this is the device of all tensors,
-            else torch's default device. Tensors may be overwritten by the next step or reset, and may
-            require gradients, which are not used.
+        env: the vector environment. If it declares a device (see `as_vec_env`), this is the device of all
+            tensors, else torch's default device. Tensors may be overwritten by the next step or reset, and
+            may require gradients, which are not used.
 
     Raises:
         TypeError: if env is not a `VectorEnv` or a space is not supported (`check_spaces`).
         ValueError: if env declares no autoreset mode.
-        FaultyEnvironmentError: from `reset` and steps, if a tensor has the wrong device, dtype or shape, or
-            env resets in the same step without ``final_obs``.
+        FaultyEnvironmentError: from `reset` and steps, if a tensor has the wrong device, dtype or shape, env
+            returns arrays, or env resets in the same step without ``final_obs``.
     """
 
     filler_next: Tensor
@@ -145,10 +184,20 @@ class TensorVecEnv(GymnasiumVecEnv):
     def reset(self) -> VecEnvObs:
         """Return the first observations as arrays, with the seed and options set before."""
         observations, _ = self._reset_env()
+        self._check_arrays(observations)
         self._checks.check_observations("first observations", observations)
         self.reset_infos = [{} for _ in range(self.num_envs)]
         self.last_observation = to_numpy(self.observation_space, observations)
         return self.last_observation
+
+    def _check_arrays(self, observations: Any) -> None:
+        """Raise if the vector environment returns arrays, which need a `GymnasiumVecEnv`."""
+        parts = observations.values() if isinstance(observations, dict) else [observations]
+        if all(isinstance(part, np.ndarray) for part in parts):
+            raise FaultyEnvironmentError(
+                f"{self.env} returns NumPy arrays, but TensorVecEnv needs tensors on {self.device}: pass "
+                f"rlxf.envs.GymnasiumVecEnv(env)"
+            )
 
     @torch.no_grad()
     def step_tensors(self, actions: Tensor) -> TensorStep:
@@ -164,8 +213,8 @@ class TensorVecEnv(GymnasiumVecEnv):
         rows = self._count_step(rewards)
         last = None
         if has_ends:
-            if self.env.metadata["autoreset_mode"] is AutoresetMode.DISABLED:  # the reset may overwrite both
-                observations, rewards = map_parts(observations, torch.clone), rewards.clone()
+            if self.env.metadata["autoreset_mode"] is AutoresetMode.DISABLED:  # the reset may overwrite them
+                observations, rewards, infos = self._copies(observations, rewards, infos)
             stepped = observations
             observations, last, last_infos = self._finish(observations, infos, ends)
             self._checks.check_observations("last observations", last)
@@ -175,6 +224,12 @@ class TensorVecEnv(GymnasiumVecEnv):
             rows |= self._end_episodes(ends, truncated, last, last_infos)
         step = observations, rewards.float(), ends, truncated, last, self.filler_next
         return TensorStep(*step, SparseInfos(self.num_envs, rows), valid, has_truncated)
+
+    def _copies(self, observations: Any, rewards: Tensor, infos: Info) -> tuple[Any, Tensor, Info]:
+        """Return copies of the results of a step; of the infos, they contain only ``is_success``."""
+        names = infos.keys() & {"is_success"}
+        successes = {name: self._checks.successes(infos[name]).clone() for name in names}
+        return map_parts(observations, torch.clone), rewards.clone(), successes
 
     def _count_step(self, rewards: Tensor) -> dict[int, Info]:
         """Add a step to returns and lengths of the episodes, and return the infos of filler rows."""
@@ -191,7 +246,7 @@ class TensorVecEnv(GymnasiumVecEnv):
             if "terminal_observation" in info:
                 info["terminal_observation"] = to_numpy(self.observation_space, info["terminal_observation"])
         self.last_observation = to_numpy(self.observation_space, step.observations)
-        return self.last_observation, step.rewards.cpu().numpy().copy(), step.ends.cpu().numpy(), infos
+        return self.last_observation, step.rewards.cpu().numpy().copy(), step.dones, infos
 
     def ignore_bounds(self) -> None:
         """Do not report observations outside of their space, unless they are not finite."""

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rlxf.envs.worker import CLOSE, CLOSE_TIMEOUT, Call, CallFailure, Make, Worker, call
+from rlxf.envs.sb3_vec_env import Make
+from rlxf.envs.worker import CLOSE_TIMEOUT, MAX_WAIT, Worker
+from rlxf.envs.worker_process import CLOSE, Call, CallFailure, call
 from rlxf.utils.errors import BrokenEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -33,7 +35,7 @@ class Workers:
             overhead.
         timeout: seconds for one step of all environments of a process, including resets at the end of
             episodes, or for a query of attributes or images. All environments wait for the slowest, so a
-            hanging environment delays all by this time.
+            hanging environment delays all by this time. ``math.inf`` means no limit.
         start_timeout: seconds for the creation and the reset of an environment, including imports; also the
             limit of ``env_method``.
         max_restarts: maximum number of consecutive restarts of an environment; the next failure raises
@@ -132,6 +134,8 @@ class WorkerPool:
         self.workers = workers
         self.seeds: list[int | None] = [None] * len(makes)
         """Seed of each environment, from which the seeds of its restarts are derived."""
+        self.persistent_states: list[dict[str, Any] | None] = [None] * len(makes)
+        """State of each environment that lasts across episodes, e.g. the stage of a curriculum, or None."""
         self.restart_counts = [0] * len(makes)
         """Total number of restarts of each environment."""
         self.causes = [""] * len(makes)
@@ -143,6 +147,7 @@ class WorkerPool:
         self._pending_restarts: list[PendingRestart] = []
         self._called: list[Worker] = []
         self._final_error: BrokenEnvironmentError | None = None
+        self._is_closed = False
         with close_on_error(self):
             for group in workers.split_envs(len(makes)):
                 self._workers_by_env |= dict.fromkeys(group, Worker({i: self._makes[i] for i in group}))
@@ -163,8 +168,9 @@ class WorkerPool:
 
         Raises:
             BrokenEnvironmentError: if an environment failed too often before.
+            ValueError: if the pool is closed.
         """
-        self._raise_final_error()
+        self._check_usable()
         calls_of: dict[Worker, dict[int, Call]] = {}
         for i, each in calls.items():
             calls_of.setdefault(self._workers_by_env[i], {})[i] = each
@@ -184,7 +190,9 @@ class WorkerPool:
         return {i: result for worker in called for i, result in worker.receive(deadline).items()}
 
     def find_dead(self) -> dict[int, CallFailure]:
-        """Return the failures of environments whose process ended between calls."""
+        """Return the failures of environments whose process ended between calls; none after `close`."""
+        if self._is_closed:
+            return {}
         dead_workers = [worker for worker in set(self._workers_by_env.values()) if worker.check_dead()]
         return {i: failure for worker in dead_workers for i, failure in worker.receive(monotonic()).items()}
 
@@ -215,11 +223,14 @@ class WorkerPool:
             self._schedule(failed, failures[failed[0]])
 
     def new_reset_call(self, i: int) -> Call:
-        """Return a reset call with a new seed, since the current seed may have caused the failure."""
+        """Return a reset call with a new seed, since the current seed may have caused the failure.
+
+        The environment continues with the persistent state at the end of its last episode.
+        """
         seed = self.seeds[i]
         if seed is not None:
             seed = int(np.random.SeedSequence(seed, spawn_key=(self.restart_counts[i],)).generate_state(1)[0])
-        return call("reset", seed, {})
+        return call("reset", seed, {}, self.persistent_states[i])
 
     def collect_restarted(self) -> dict[int, Any]:
         """Return the reset results, or the `CallFailure`, of environments that finished restarting."""
@@ -237,14 +248,21 @@ class WorkerPool:
 
         Raises:
             BrokenEnvironmentError: if an environment failed too often before and is not restarted.
+            ValueError: if the pool is closed.
         """
-        self._raise_final_error()
+        self._check_usable()
         pipes = [each.worker.pipe for each in self._pending_restarts if each.worker is not None]
         due = min(each.deadline for each in self._pending_restarts)
-        connection.wait(pipes, max(0.0, due - monotonic()))
+        connection.wait(pipes, min(max(0.0, due - monotonic()), MAX_WAIT))
 
     def close(self) -> None:
-        """Let all processes close their environments, within `CLOSE_TIMEOUT` in total, and end them."""
+        """Let all processes close their environments, within `CLOSE_TIMEOUT` in total, and end them.
+
+        Later calls of this method do nothing.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
         for pending in self._pending_restarts:
             if pending.worker is not None:
                 pending.worker.end()
@@ -274,9 +292,11 @@ class WorkerPool:
         timeout = self.workers.start_timeout * len(failed)
         self._pending_restarts.append(PendingRestart(makes, resets, monotonic() + delay, timeout))
 
-    def _raise_final_error(self) -> None:
+    def _check_usable(self) -> None:
         if self._final_error is not None:
             raise self._final_error
+        if self._is_closed:
+            raise ValueError("the environments are closed: create new ones")
 
 
 @contextmanager

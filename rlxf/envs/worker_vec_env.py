@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from rlxf.envs.sb3_vec_env import Make
 from rlxf.envs.spaces import (
     BROKEN,
     LOST,
@@ -18,8 +19,8 @@ from rlxf.envs.spaces import (
     observation_parts,
     row_of,
 )
-from rlxf.envs.worker import Call, CallFailure, Make, call
 from rlxf.envs.worker_pool import WorkerPool, Workers, close_on_error, env_label, failure_error
+from rlxf.envs.worker_process import Call, CallFailure, call
 
 REPLAY_STEPS_PER_TIMEOUT = 1000
 """Number of replayed steps for which `WorkerVecEnv.replay` adds one ``workers.timeout``."""
@@ -49,7 +50,9 @@ class WorkerVecEnv(VecEnv):
 
     A step or a query such as `get_attr` can detect the failure. A query is repeated after the restart.
 
-    A restart has a new seed, derived from the seed of the environment and the number of its restarts.
+    A restart has a new seed, derived from the seed of the environment and the number of its restarts. An
+    environment with a persistent state (`ActionReplay`), such as the stage of a curriculum, continues with
+    that at the end of its last episode.
 
     If environments draw from their own generator, such as ``np_random``, the steps are the same for any
     number of processes. Environments in a process share the global generators of Python, NumPy and torch,
@@ -200,11 +203,16 @@ class WorkerVecEnv(VecEnv):
             self._last_observations[i] = observation_from_parts(self.observation_space, each)
 
     def restart_state(self) -> list[dict[str, Any]]:
-        """Return seed, restarts and lost steps of each environment as JSON, for `load_restart_state`."""
-        rows = zip(self.pool.seeds, self.pool.restart_counts, self._lost_steps, strict=True)
+        """Return seed, restarts, lost steps and persistent state of each environment as JSON.
+
+        This is for `load_restart_state`.
+        """
+        pool = self.pool
+        rows = zip(pool.seeds, pool.restart_counts, self._lost_steps, pool.persistent_states, strict=True)
         return [
             {"seed": None if seed is None else int(seed), "restarts": restarts, "lost_steps": lost_steps}
-            for seed, restarts, lost_steps in rows
+            | ({} if state is None else {"persistent_state": state})
+            for seed, restarts, lost_steps, state in rows
         ]
 
     def replay(self, records: Mapping[int, dict[str, Any]]) -> dict[int, str | None]:
@@ -232,9 +240,10 @@ class WorkerVecEnv(VecEnv):
         return results | {i: f"{env_label([i])} {failure.cause}" for i, failure in failures.items()}
 
     def load_restart_state(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Load seeds, restarts and lost steps from `restart_state`; the current episodes are unchanged."""
+        """Load the result of `restart_state`; the current episodes are unchanged."""
         self.pool.seeds[:] = [state["seed"] for state in states]
         self.pool.restart_counts[:] = [state["restarts"] for state in states]
+        self.pool.persistent_states[:] = [state.get("persistent_state") for state in states]
         self._lost_steps[:] = [state["lost_steps"] for state in states]
 
     def load_failed_envs(self, states: Mapping[int, Mapping[str, Any]]) -> None:
@@ -245,8 +254,10 @@ class WorkerVecEnv(VecEnv):
             self.pool.causes[i] = "had failed when the run was saved"
         self._first_results |= self._call_all({i: self.pool.new_reset_call(i) for i in states})
 
-    def _played_row(self, i: int, result: tuple[VecEnvStepReturn, dict[str, Any]]) -> _Row:
-        (observation, rewards, dones, infos), self.reset_infos[i] = result
+    def _played_row(self, i: int, result: tuple[VecEnvStepReturn, dict[str, Any], Any]) -> _Row:
+        (observation, rewards, dones, infos), self.reset_infos[i], state = result
+        if state is not None:
+            self.pool.persistent_states[i] = state
         self._last_observations[i] = observation
         self.pool.count_step(i, ended=bool(dones[0]))
         return observation, rewards[0], bool(dones[0]), infos[0]

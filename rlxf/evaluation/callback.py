@@ -68,7 +68,7 @@ class PeriodicCallback(BaseCallback):
 
     def _on_step(self) -> bool:
         dones = self.locals.get("dones")
-        self._has_ended = self._has_ended or not isinstance(dones, np.ndarray) or bool(dones.any())
+        self._has_ended = self._has_ended or dones is None or bool(dones.any())
         if self.is_due(self.num_timesteps):
             self._due = self._next_due()
             if self._allowed():
@@ -89,7 +89,7 @@ class PeriodicCallback(BaseCallback):
         """Mean length of the last training episodes.
 
         Until one has ended, it is the number of steps so far of each environment, a lower bound. It is 0 if
-        SB3's ``Monitor`` reports none of those that have ended, or ends are unknown (tensors of a device).
+        SB3's ``Monitor`` reports none of those that have ended.
         """
         lengths = [episode["l"] for episode in self.model.ep_info_buffer or ()]
         if lengths:

@@ -176,6 +176,8 @@ def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
             yield with_training_normalization(agent, vec_env)
     elif hasattr(agent, "get_env") and agent.get_env() is not None:
         yield agent.get_env()
+        if hasattr(agent, "discard_episodes"):
+            agent.discard_episodes()
     elif hasattr(agent, "make_env"):
         with closing(agent.make_env(n_envs, None)) as made:
             yield made

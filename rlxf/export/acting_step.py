@@ -148,6 +148,21 @@ def observation_parts(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
     return parts
 
 
+def discrete_range(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Return the lowest and the highest value of a discrete space as JSON; empty for other spaces.
+
+    Returns:
+        "low" and "high": one number each, or, for MultiDiscrete, nested lists in the shape of the space.
+    """
+    if isinstance(space, spaces.MultiBinary):
+        return {"low": 0, "high": 1}
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return {}
+    low = np.asarray(space.start, np.int64)
+    sizes = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec, np.int64)
+    return {"low": low.tolist(), "high": (low + sizes - 1).tolist()}
+
+
 def tensor_name(key: str) -> str:
     """Return the name of the tensor of a part of a Dict observation."""
     return f"{PLAIN}.{key}"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlxf.export.acting_step import ActingStep
+from rlxf.export.acting_step import ActingStep, discrete_range, observation_parts
 from rlxf.export.formats import (
     SUFFIXES,
     Format,
@@ -26,9 +27,12 @@ from rlxf.export.formats import (
 from rlxf.utils.files import atomic_write
 
 PLAYER = Path(__file__).with_name("onnx_player.py")
-"""Module that is copied next to an exported .onnx file."""
+"""Module that is copied next to an exported .onnx file. Its first line, which must not change, identifies
+copies."""
 DESCRIPTION_KEYS = {"agent", "rlxf", "n_envs", "observations", "action", "state"}
 """Keys of the result of `describe` by which a description is recognized."""
+CHECKSUM = re.compile(r"[0-9a-f]{64} [ *](.+)")
+"""Line of a .sha256 file, with the name of the file as group."""
 
 
 def check_target(path: str | os.PathLike[str], format: str | None, opset: int | None) -> tuple[Path, Format]:
@@ -45,8 +49,9 @@ def check_target(path: str | os.PathLike[str], format: str | None, opset: int | 
         ImportError: if a package is missing.
         FileNotFoundError: if the folder does not exist.
         IsADirectoryError: if the path is a folder.
-        FileExistsError: if the description would replace a .json file that is no description of an agent, or
-            that of an export in another format.
+        FileExistsError: if the export would replace a .json file that is no description of an agent, or that
+            of an export in another format; a .sha256 file that does not list exactly the files of this
+            export; or an ``onnx_player.py`` that is no player of rlxf.
     """
     target = Path(path)
     if target.is_dir():
@@ -64,11 +69,14 @@ def check_target(path: str | os.PathLike[str], format: str | None, opset: int | 
         )
     check_opset(opset)
     check_installed(chosen)
-    _check_replaceable(target.with_suffix(".json"), chosen)
+    _check_description(target.with_suffix(".json"), chosen)
+    _check_checksums(target)
+    if chosen == "onnx":
+        _check_player(target.with_name(PLAYER.name))
     return target, chosen
 
 
-def _check_replaceable(description: Path, format: Format) -> None:
+def _check_description(description: Path, format: Format) -> None:
     """Raise FileExistsError if a .json file exists that does not describe an export in this format."""
     if not description.exists():
         return
@@ -89,13 +97,49 @@ def _check_replaceable(description: Path, format: Format) -> None:
         )
 
 
+def _check_checksums(target: Path) -> None:
+    """Raise FileExistsError if a .sha256 file exists that does not list exactly the files of this export."""
+    sums, files = target.with_suffix(".sha256"), {target.name, target.with_suffix(".json").name}
+    if sums.exists() and _listed(sums) != files:
+        raise FileExistsError(
+            f"{sums} would be replaced by the checksums of {' and '.join(sorted(files))}, but is another "
+            f"file: choose another name for the export, or move this file"
+        )
+
+
+def _listed(sums: Path) -> set[str] | None:
+    """Return the names of the files in a .sha256 file; None if it is not in the format of sha256sum."""
+    try:
+        lines = sums.read_text(encoding="utf-8").splitlines() if sums.is_file() else [""]
+    except UnicodeDecodeError:
+        return None
+    entries = [CHECKSUM.fullmatch(line) for line in lines]
+    return {entry[1] for entry in entries if entry} if all(entries) else None
+
+
+def _check_player(player: Path) -> None:
+    """Raise FileExistsError if a file exists that does not begin with the first line of the player."""
+    if not player.exists():
+        return
+    if not player.is_file() or _first_line(player) != _first_line(PLAYER):
+        raise FileExistsError(
+            f"{player} would be replaced by the player of rlxf, but is another file: choose another folder "
+            f"for the export, or move this file"
+        )
+
+
+def _first_line(path: Path) -> bytes:
+    return path.read_bytes().partition(b"\n")[0].rstrip()
+
+
 def export_step(
     step: ActingStep, techniques: dict[str, Any], target: tuple[Path, Format], opset: int | None
 ) -> None:
     """Write an acting step, its description and checksums; for ONNX also the player.
 
     The files of an export to ``policy.onnx`` are ``policy.onnx``, ``policy.json``, ``policy.sha256`` in the
-    format of sha256sum, and ``onnx_player.py``.
+    format of sha256sum, and ``onnx_player.py``. They replace existing files of these names; `check_target`
+    refuses other files than those of an export, except at the path itself.
 
     Args:
         step: the acting step.
@@ -130,14 +174,20 @@ def export_step(
 
 
 def describe(step: ActingStep, action: Tensor) -> dict[str, Any]:
-    """Return the description of a step as JSON: names, shapes and dtypes of all tensors, and spaces."""
+    """Return the description of a step as JSON: names, shapes and dtypes of all tensors, and spaces.
+
+    Discrete observations also have "low" and "high", see `discrete_range`.
+    """
+    parts = observation_parts(step.spaces[0])
     return {
         "agent": step.agent,
         "rlxf": version("rlxf"),
         "n_envs": step.envs,
         "observation_space": str(step.spaces[0]),
         "action_space": str(step.spaces[1]),
-        "observations": _layout(step.observations),
+        "observations": {
+            name: layout | discrete_range(parts[name]) for name, layout in _layout(step.observations).items()
+        },
         "action": _layout({"action": action})["action"],
         "state": {
             name: layout | {"values": _values(step.state[name])}

@@ -24,6 +24,38 @@ def read_verified(folder: Path, sums: dict[str, str], name: str) -> bytes:
     return content
 
 
+def check_finite(name: str, given: np.ndarray) -> None:
+    """Raise ValueError unless all elements of an observation are finite numbers."""
+    if given.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must contain numbers, got an array of {given.dtype}")
+    if not np.isfinite(given).all():
+        raise ValueError(f"{name} contains NaN or an infinite number")
+
+
+def cast_in_range(name: str, given: np.ndarray, part: dict[str, Any]) -> np.ndarray:
+    """Cast an observation to the dtype of its part.
+
+    Args:
+        name: name of the part, for the message.
+        given: (...) or (E, ...), finite numbers.
+        part: description of the part; "low" and "high", the range of a discrete part, may be missing.
+
+    Raises:
+        ValueError: if the range or the dtype does not contain a number. Only a cast to floats may round.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        array = given.astype(part["dtype"])
+    limits = {"low": -np.inf, "high": np.inf} | part
+    low, high = (np.broadcast_to(limits[key], given.shape) for key in ("low", "high"))
+    kept = np.isfinite(array) if array.dtype.kind == "f" else array == given
+    invalid = np.argwhere(~(kept & (low <= given) & (given <= high)))
+    if len(invalid):
+        first = tuple(invalid[0])
+        allowed = f"integers from {low[first]} to {high[first]}" if "low" in part else f"{array.dtype} values"
+        raise ValueError(f"{name} contains {given[first]}, but only {allowed} are allowed")
+    return array
+
+
 class Player:
     """Agent that acts from an exported file, with the interface of ``predict`` of Stable-Baselines3.
 
@@ -39,7 +71,7 @@ class Player:
         import onnxruntime
 
         path = Path(path)
-        lines = path.with_suffix(".sha256").read_text().splitlines()
+        lines = path.with_suffix(".sha256").read_text(encoding="utf-8").splitlines()
         sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
         model = read_verified(path.parent, sums, path.name)
         self.description = json.loads(read_verified(path.parent, sums, path.with_suffix(".json").name))
@@ -73,7 +105,9 @@ class Player:
             deterministic: must be True: the exported step does not sample.
 
         Raises:
-            ValueError: if an observation is not finite, an argument does not fit, or deterministic is False.
+            ValueError: if an observation is not finite, would change by the conversion to an integer dtype,
+                or is out of the range of a discrete space; if an argument does not fit, or deterministic is
+                False.
         """
         if not deterministic:
             raise ValueError("an exported agent takes the most likely action: use deterministic=True")
@@ -83,18 +117,19 @@ class Player:
         inputs, batched = {"episode_start": np.array(np.broadcast_to(start, (self.envs,)))}, True
         for name, one in self.observations.items():
             value = observation[name.partition(".")[2]] if "." in name else observation
-            inputs[name], batched = self._array(name, np.asarray(value, one["dtype"]), one["shape"])
+            inputs[name], batched = self._array(name, np.asarray(value), one)
         state = self.initial_state() if state is None else state
         if state.keys() != self.description["state"].keys():
             raise ValueError("state is not that of this agent: pass the one that predict returned")
         action, *new = self.session.run(None, inputs | {f"state.{name}": x for name, x in state.items()})
         return (action if batched else action[0]), dict(zip(self.description["state"], new, strict=True))
 
-    def _array(self, name: str, value: np.ndarray, shape: list[int]) -> tuple[np.ndarray, bool]:
+    def _array(self, name: str, value: np.ndarray, part: dict[str, Any]) -> tuple[np.ndarray, bool]:
         """Return an observation with an axis for the environments, and whether it already had one."""
+        shape = part["shape"]
         single = self.envs == 1 and list(value.shape) == shape[1:]
         if not single and list(value.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {list(value.shape)}")
-        if not np.isfinite(value).all():
-            raise ValueError(f"{name} contains NaN or an infinite number")
+        check_finite(name, value)
+        value = cast_in_range(name, value, part)
         return (value[None] if single else value), not single

@@ -53,12 +53,16 @@ def init_process_group() -> ProcessGroup:
         The current process group.
 
     Raises:
-        ValueError: if a machine has GPUs, but fewer GPUs than processes.
+        ValueError: if a machine has GPUs, but fewer GPUs than processes, or WORLD_SIZE is set without the
+            other variables of torchrun.
         ConnectionError: if another process does not connect.
     """
     if process_group().world_size == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         _groups.append(TorchProcessGroup.join())
     return process_group()
+
+
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class TorchProcessGroup(ProcessGroup):
@@ -88,11 +92,17 @@ class TorchProcessGroup(ProcessGroup):
         the process.
 
         Raises:
-            ValueError: if this machine has GPUs, but fewer GPUs than processes.
+            ValueError: if this machine has GPUs, but fewer GPUs than processes, or a variable is missing.
             ConnectionError: if another process does not connect.
         """
         import torch.distributed.nn.functional  # noqa: F401  # see above
 
+        missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
+        if missing:
+            raise ValueError(
+                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: start the "
+                f"processes with torchrun, or remove WORLD_SIZE to train in one process"
+            )
         rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         backend = _backend(int(os.environ["LOCAL_RANK"]))
         with _connection_errors(count):

@@ -40,8 +40,8 @@ class CosineSchedule:
         _finite(self.end)
 
     def __call__(self, progress_remaining: float) -> float:
-        """Return the value at a remaining progress between 1 and 0."""
-        wave = (1 + math.cos(math.pi * (1 - progress_remaining))) / 2
+        """Return the value at a remaining progress; below 0, as at 0."""
+        wave = (1 + math.cos(math.pi * (1 - max(progress_remaining, 0.0)))) / 2
         return wave * self.start + (1 - wave) * self.end
 
 

@@ -121,8 +121,9 @@ def enlarge_heads(agent: GTrXLPPO) -> None:
 class UnnormalizedValueHead(PopArtHead):
     """`PopArtHead` whose mean stays 0 and whose standard deviation stays 1."""
 
-    def update(self, returns: Tensor) -> None:
-        """Ignore the returns (N,) of a rollout."""
+    def update(self, returns: Tensor) -> bool:
+        """Ignore the returns (N,) of a rollout, and return True, since all values are preserved."""
+        return True
 
 
 def remove_normalization_of_values(agent: GTrXLPPO) -> None:

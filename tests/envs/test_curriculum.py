@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import signal
 from contextlib import closing
 from functools import partial
 
@@ -20,6 +22,7 @@ from rlxf.envs import (
     make_vec_env,
 )
 from rlxf.envs.resume import ActionReplay, episode_state, resume_episodes
+from tests.envs.faulty_envs import wait_until
 
 MAZES = Curriculum(({"corridor_length": 2}, {"corridor_length": 4}), advance_return=-9.0, episodes=3)
 TASK = {"corridor_length": 8}
@@ -154,6 +157,59 @@ def test_saved_episodes_continue_in_their_stages(saving, workers):
     for one, other in zip(*results, strict=True):
         assert all(np.array_equal(one[0][key], other[0][key]) for key in one[0])
         assert same([one[1:]], [other[1:]])
+
+
+def until_stage(env, stage):
+    """Play until each environment is in a stage."""
+    for step in range(400):
+        stages = played(env, 1, seed=step)[-1][-1]
+        if min(stages) >= stage:
+            return
+    raise AssertionError(f"stage {stage} was not reached")
+
+
+def kill(env, i):
+    os.kill(env.pool._workers_by_env[i]._process.pid, signal.SIGKILL)
+
+
+def stages_after(env, steps):
+    return {stage for *_, stages in played(env, steps) for stage in stages if stage is not None}
+
+
+@pytest.mark.faults
+@pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")
+def test_a_restarted_environment_continues_in_its_stage():
+    with closing(make_vec_env("rlxf/TMaze-v0", 2, 7, TASK, workers=Workers(2), curriculum=MAZES)) as env:
+        env.reset()
+        until_stage(env, 3)
+        kill(env, 1)
+        assert stages_after(env, 60) == {3}
+        assert env.restarts == 1
+
+
+@pytest.mark.faults
+@pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")
+@pytest.mark.parametrize("failure", ["before saving", "after resuming"])
+@pytest.mark.parametrize("saving", [None, Workers(2, back_off=100.0)], ids=["no workers", "workers"])
+def test_stages_last_across_resumption_and_failure(saving, failure):
+    def make(workers):
+        return make_vec_env("rlxf/TMaze-v0", 2, 7, TASK, workers=workers, curriculum=MAZES)
+
+    if saving is None and failure == "before saving":
+        pytest.skip("environments in this process do not fail")
+    with closing(make(saving)) as env, closing(make(Workers(2))) as resumed:
+        env.reset()
+        resumed.reset()
+        until_stage(env, 3)
+        if failure == "before saving":
+            kill(env, 1)
+            wait_until(lambda: 1 in env.failed_envs())
+        document, arrays = episode_state(env)
+        resume_episodes(resumed, json.loads(json.dumps(document)), arrays)
+        if failure == "after resuming":
+            kill(resumed, 1)
+        assert stages_after(resumed, 60) == {3}
+        assert resumed.restarts >= 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from stable_baselines3.common.vec_env import DummyVecEnv
+from gymnasium.wrappers import OrderEnforcing
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from rlxf import GTrXLPPO
 from rlxf.envs import FaultyEnvironmentError
@@ -175,6 +176,33 @@ def warnings_of(values, space=BOX, steps=3):
     return [str(each.message) for each in caught]
 
 
+class Levels(gymnasium.Env):
+    observation_space, action_space = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(2)
+    level = 0
+
+    def reset(self, **keywords):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), float(self.level), False, False, {}
+
+
+@pytest.mark.parametrize("make", [Levels, lambda: OrderEnforcing(Levels())], ids=["plain", "wrapped"])
+@pytest.mark.parametrize("kind", [DummyVecEnv, SyncVectorEnv])
+def test_attributes_are_set_as_without_an_agent(kind, make):
+    """A callback of a user may, for example, raise the level of difficulty."""
+    env, reference = (kind([make]) for _ in range(2))
+    small_agent(env, n_steps=4, batch_size=4)
+    for each in (env, reference):
+        each.set_attr("level", 2) if kind is DummyVecEnv else each.set_attr("level", [2])
+    for each in (env, reference):
+        each.reset() if kind is DummyVecEnv else each.reset(seed=0)
+    rewards = [each.step(np.zeros(1, np.int64))[1][0] for each in (env, reference)]
+    assert rewards[0] == rewards[1]
+    if make is Levels or kind is SyncVectorEnv:  # DummyVecEnv sets the attribute of the outermost wrapper
+        assert rewards[0] == 2.0
+
+
 def test_value_outside_the_bounds_warns_once():
     (message,) = warnings_of(np.array([[0, 0, 0], [0, 1.5, 0]], np.float32))
     assert (
@@ -256,3 +284,49 @@ def test_rows_of_a_subset_of_environments():
 @pytest.mark.parametrize("values", [np.array([1, 2]), np.array([True]), np.array(["nan"], object)])
 def test_values_that_are_not_floats_pass(values):
     check_finite("observation", values, 0)
+
+
+UNEVEN = spaces.Box(np.array([-1, -2], np.float32), np.array([1, 2], np.float32))
+
+
+class Uneven(gymnasium.Env):
+    """Environment with the same observation in each step, in a Box with different bounds of each number."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, observation, key=None):
+        self.observation = np.array(observation, np.float32) if key is None else {key: observation}
+        self.observation_space = UNEVEN if key is None else spaces.Dict({key: UNEVEN})
+
+    def reset(self, **keywords):
+        return self.observation, {}
+
+    def step(self, action):
+        return self.observation, 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("key", [None, "place"], ids=["Box", "Dict"])
+def test_bounds_of_stacked_frames(key, normalize):
+    """SB3 repeats the bounds of each number, but concatenates whole frames."""
+    value = np.array([0.5, 2], np.float32)
+    env = VecFrameStack(DummyVecEnv([lambda: Uneven(value, key)] * 2), 3)
+    policy = "MlpGTrXLPolicy" if key is None else "MultiInputGTrXLPolicy"
+    agent = GTrXLPPO(
+        policy,
+        VecNormalize(env) if normalize else env,
+        n_steps=8,
+        segment_length=8,
+        batch_size=8,
+        device="cpu",
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "observation")
+        agent.learn(64)
+
+
+def test_value_outside_the_bounds_of_stacked_frames_warns():
+    env = VecFrameStack(DummyVecEnv([lambda: Uneven([1.5, 2])]), 3)
+    agent = GTrXLPPO("MlpGTrXLPolicy", env, n_steps=8, segment_length=8, batch_size=8, device="cpu")
+    with pytest.warns(UserWarning, match=r"is 1.5 at index \[4\], outside of its space"):
+        agent.learn(8)

@@ -3,18 +3,26 @@
 from functools import partial
 from typing import Any
 
+import array_api_compat.torch
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
-from gymnasium.wrappers.vector import NumpyToTorch, TransformReward
+from gymnasium.wrappers.vector import ArrayConversion, NumpyToTorch, TransformReward
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.envs import FaultyEnvironmentError, GymnasiumVecEnv, TensorVecEnv, as_vec_env
+from rlxf.envs import (
+    FaultyEnvironmentError,
+    GymnasiumVecEnv,
+    TensorVecEnv,
+    TMazeTensor,
+    TMazeVector,
+    as_vec_env,
+)
 from rlxf.envs.tensor_checks import TensorChecks, _limits
 from rlxf.envs.tensor_vec_env import SparseInfos
 from rlxf.envs.vector import has_filler_rows
@@ -82,6 +90,53 @@ def test_environments_with_a_device_are_recognized():
     assert type(as_vec_env(make())) is GymnasiumVecEnv
     assert type(as_vec_env(NumpyToTorch(make()))) is TensorVecEnv
     assert type(as_vec_env(TransformReward(NumpyToTorch(make()), lambda reward: reward / 2))) is TensorVecEnv
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_tensors_converted_to_numpy_are_arrays(mode):
+    """A conversion to NumPy is an array environment, although the environment inside has a device."""
+    tensors = TMazeTensor(2, 2, autoreset_mode=mode, device="cpu")
+    wrapped = as_vec_env(ArrayConversion(tensors, env_xp=torch, target_xp=np))
+    assert type(wrapped) is GymnasiumVecEnv
+    expected = played(as_vec_env(TMazeVector(2, 2, autoreset_mode=mode)))
+    np.testing.assert_equal(played(wrapped), expected)
+
+
+def test_arrays_converted_to_torch_are_tensors():
+    """A conversion declares its device as ``target_device``, else it is that of the environment inside."""
+    arrays, tensors = TMazeVector(2), TMazeTensor(2, device="cpu")
+    converted = {
+        "cpu": ArrayConversion(arrays, np, torch),
+        "meta": ArrayConversion(arrays, np, torch, target_device="meta"),
+    }
+    for device, env in converted.items():
+        assert as_vec_env(env).device == torch.device(device)
+    tensors.device = torch.device("meta")
+    for library in (torch, array_api_compat.torch):
+        assert as_vec_env(ArrayConversion(tensors, library, library)).device == torch.device("meta")
+    assert type(as_vec_env(ArrayConversion(NumpyToTorch(arrays), torch, np))) is GymnasiumVecEnv
+
+
+class Arrays(VectorWrapper):
+    """Vector environment of tensors that takes and returns arrays."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        observations, infos = self.env.reset(seed=seed, options=options)
+        return observations.numpy(), infos
+
+    def step(self, actions: Any) -> Any:
+        *results, infos = self.env.step(torch.from_numpy(actions))
+        return *(x.numpy() for x in results), {name: x.numpy() for name, x in infos.items()}
+
+
+def test_arrays_of_another_wrapper_are_reported_with_a_remedy():
+    env = Arrays(TMazeTensor(2, 2, autoreset_mode="NextStep", device="cpu"))
+    with pytest.raises(
+        FaultyEnvironmentError, match=r"returns NumPy arrays.*rlxf\.envs\.GymnasiumVecEnv\(env\)"
+    ):
+        as_vec_env(env).reset()
+    expected = played(as_vec_env(TMazeVector(2, 2, autoreset_mode="NextStep")))
+    np.testing.assert_equal(played(GymnasiumVecEnv(env)), expected)
 
 
 def test_missing_device_is_reported_at_the_first_reset(monkeypatch):
@@ -264,6 +319,39 @@ def test_first_observations_after_an_episode_are_tested():
     assert not env.step_tensors(torch.zeros(2, dtype=torch.long)).valid
 
 
+class ClearedSuccesses(Constant):
+    """`Constant` without autoreset, whose resets clear the success flags of the step."""
+
+    def __init__(self):
+        super().__init__(AutoresetMode.DISABLED, terminated=torch.ones(2).bool())
+        self.results["infos"] = {"is_success": torch.zeros(2, dtype=torch.bool)}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.results["infos"]["is_success"].zero_()
+        return super().reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> Any:
+        self.results["infos"]["is_success"].copy_(torch.tensor([True, False]))
+        return super().step(actions)
+
+
+def test_success_is_that_before_the_reset():
+    env = TensorVecEnv(ClearedSuccesses())
+    env.reset()
+    _, _, _, infos = env.step(np.zeros(2, np.int64))
+    assert [info["is_success"] for info in infos] == [True, False]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_done_flags_on_the_host_equal_those_on_the_device(mode):
+    env = TensorVecEnv(Tensors(scripted(mode)))
+    env.reset()
+    steps = [env.step_tensors(torch.zeros(3, dtype=torch.long)) for _ in range(30)]
+    for step in steps:
+        np.testing.assert_array_equal(step.dones, step.ends.numpy(), strict=True)
+    assert any(step.dones.any() for step in steps)
+
+
 def test_ignored_bounds_leave_the_test_for_finite_numbers():
     env = TensorVecEnv(Constant(vector=torch.tensor([[2.0, 0.0], [0.0, 0.0]])))
     env.reset()
@@ -286,7 +374,6 @@ def test_sparse_infos_are_a_sequence_of_dicts():
 
 def test_state_continues_with_the_same_episodes():
     """The rest of the counts, and the filler rows, are those of the environment that was not saved."""
-    from rlxf.envs import TMazeTensor
 
     def made() -> TensorVecEnv:
         return TensorVecEnv(TMazeTensor(2, 2, autoreset_mode="NextStep", device="cpu"))

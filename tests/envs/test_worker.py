@@ -1,5 +1,6 @@
 """Worker processes: they end with all their child processes, and ignore the signals of a job."""
 
+import math
 import multiprocessing
 import os
 import signal
@@ -26,6 +27,7 @@ from tests.envs.faulty_envs import (
     is_gone,
     made,
     played,
+    until_back,
     wait_until,
 )
 
@@ -47,6 +49,33 @@ def test_close_ends_all_processes_during_a_step(tmp_path):
     assert all(worker.pipe.poll(60) for worker in env.pool._workers_by_env.values())
     env.close()
     assert [process.exitcode for process in processes] == [0, 0, 0]
+
+
+def test_closed_environments_start_no_process(tmp_path):
+    env = breaking(tmp_path)
+    env.reset()
+    env.close()
+    env.close()
+    with pytest.raises(ValueError, match="the environments are closed"):
+        env.step(np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match="the environments are closed"):
+        env.get_attr("mood")
+    assert env.failed_envs() == {}
+    assert env.restarts == 0
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 1e12])
+def test_long_timeouts(seconds):
+    with closing(WorkerVecEnv([made], Workers(1, timeout=seconds, start_timeout=seconds))) as env:
+        env.reset()
+        assert env.step(np.zeros(1, np.int64))[0].shape == (1, 3)
+
+
+def test_wait_for_a_restart_with_a_long_timeout(tmp_path):
+    with closing(breaking(tmp_path, "step raises", n_envs=2, number=2, start_timeout=math.inf)) as env:
+        env.reset()
+        until_back(env, 1)
+        assert env.restarts == 1
 
 
 def test_close_has_one_deadline_for_all_processes(monkeypatch):

@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from rlxf.agents.gtrxl.acting_step import exportable_normalizer
-from rlxf.export.files import PLAYER
+from rlxf.export.files import PLAYER, check_target
 from rlxf.export.formats import ExportError
 from rlxf.export.onnx_player import Player
 from tests.agents.gtrxl.worlds import ACTIONS, VECTOR, recurrent_core, scripts, shifted, small_agent
@@ -63,7 +64,7 @@ def test_player_needs_neither_rlxf_nor_torch(exported):
 
 def test_player_is_short_and_runs_no_code_of_files():
     source = PLAYER.read_text()
-    assert len(source.splitlines()) <= 100
+    assert len(source.splitlines()) <= 140
     called = {
         node.func.id
         for node in ast.walk(ast.parse(source))
@@ -225,8 +226,62 @@ def test_other_json_files_are_not_replaced(tmp_path, content):
     assert [file.read_text() for file in tmp_path.iterdir()] == [content]
 
 
+DIGEST = "0" * 64
+OTHER_CHECKSUMS = {
+    "files of the user": f"{DIGEST}  data.csv\n",
+    "an additional file": f"{DIGEST}  policy.onnx\n{DIGEST}  policy.json\n{DIGEST}  data.csv\n",
+    "one of two files": f"{DIGEST}  policy.onnx\n",
+    "text": "no checksums\n",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("content", OTHER_CHECKSUMS.values(), ids=OTHER_CHECKSUMS)
+def test_other_checksums_are_not_replaced(tmp_path, content):
+    (tmp_path / "policy.sha256").write_text(content)
+    with pytest.raises(FileExistsError, match=r"policy\.sha256 would be replaced .* choose another name"):
+        check_target(tmp_path / "policy.onnx", None, None)
+    with pytest.raises(FileExistsError, match=r"checksums of policy\.json and policy\.onnx, but is another"):
+        box_agent().export(tmp_path / "policy.onnx")
+    assert [file.read_text() for file in tmp_path.iterdir()] == [content]
+
+
+@pytest.mark.parametrize("name", ["policy.sha256", "onnx_player.py"])
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, lambda path: path.write_bytes(b"\xff")], ids=["folder", "bytes"]
+)
+def test_folders_and_binary_files_are_not_replaced(tmp_path, name, make):
+    make(tmp_path / name)
+    with pytest.raises(FileExistsError, match=rf"{name} would be replaced by .* or move this file"):
+        check_target(tmp_path / "policy.onnx", None, None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "import numpy\n", "# mine\n" + PLAYER.read_text(encoding="utf-8")],
+    ids=["empty", "other code", "edited"],
+)
+def test_another_player_is_not_replaced(tmp_path, content):
+    (tmp_path / "onnx_player.py").write_text(content, encoding="utf-8")
+    with pytest.raises(FileExistsError, match=r"onnx_player\.py would be replaced .* choose another folder"):
+        box_agent().export(tmp_path / "policy.onnx")
+    assert [file.read_text(encoding="utf-8") for file in tmp_path.iterdir()] == [content]
+    check_target(tmp_path / "policy.pt2", None, None)  # has no player
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"], ids=["LF", "CRLF"])
+def test_players_of_other_versions_are_replaced(tmp_path, ending):
+    source = PLAYER.read_text(encoding="utf-8").splitlines()[:-1]
+    (tmp_path / "onnx_player.py").write_bytes(ending.join(source).encode())
+    check_target(tmp_path / "policy.onnx", None, None)
+
+
 def test_an_export_can_be_repeated(exported):
     agent, folder = exported
+    sums = folder / "policy.sha256"
+    for _ in range(2):
+        agent.export(folder / "policy.onnx")
+    sums.write_text(sums.read_text().replace("  ", " *"))  # sha256sum --binary
     agent.export(folder / "policy.onnx")
 
 

@@ -222,6 +222,17 @@ def test_single_process_does_not_initialize_torch_distributed(monkeypatch):
     assert not dist.is_initialized()
 
 
+def test_missing_variables_of_torchrun_are_named(monkeypatch):
+    """Schedulers of clusters set some of them without torchrun."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(ValueError, match="WORLD_SIZE is 2, but LOCAL_RANK is not set"):
+        init_process_group()
+    assert not dist.is_initialized()
+
+
 LEAVE = """
 import os, socket, torch
 import torch.distributed as dist

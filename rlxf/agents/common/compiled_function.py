@@ -112,17 +112,22 @@ def trace(module: nn.Module, examples: Sequence[Any]) -> torch.export.ExportedPr
 
 
 def _compile(program: torch.export.ExportedProgram, folder: Path) -> Any:
-    """Compile a program in a process of its own, and load the result."""
+    """Compile a program in a process of its own, and load the result.
+
+    The process does not import modules from the working directory (``-P``).
+    """
     source, target = folder / "program.pt2", folder / "compiled.pt2"
-    torch.export.save(program, source)
-    command = [sys.executable, "-c", PROGRAM, str(source), str(target), str(torch.get_num_threads())]
+    command = [sys.executable, "-P", "-c", PROGRAM, str(source), str(target), str(torch.get_num_threads())]
     try:
+        torch.export.save(program, source)
         subprocess.run(command, check=True, timeout=TIME_LIMIT, capture_output=True, text=True)
+        return torch._inductor.aoti_load_package(str(target))
     except subprocess.TimeoutExpired as error:
         raise CompilationError(f"the compilation took longer than {TIME_LIMIT:g} seconds") from error
     except subprocess.CalledProcessError as error:
         raise CompilationError(f"the compilation failed: {_last_line(error.stderr)}") from error
-    return torch._inductor.aoti_load_package(str(target))
+    except (OSError, RuntimeError) as error:  # e.g. a full disk, or a folder whose files must not be executed
+        raise CompilationError(f"the compiled file cannot be written or loaded: {error}") from error
 
 
 def _owner(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:

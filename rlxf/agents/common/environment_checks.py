@@ -115,7 +115,16 @@ def check_observations(
     if normalizer is None:
         warn_outside(env, space, obs, step, environments)
     elif raw is not None:
-        warn_outside(env, normalizer.venv.observation_space, raw, step, environments)
+        warn_outside(normalizer.venv, normalizer.venv.observation_space, raw, step, environments)
+
+
+def check_not_reset_result(observation: Any) -> None:
+    """Raise ValueError if an observation is the pair that Gymnasium's ``reset`` returns, as SB3 does."""
+    if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+        raise ValueError(
+            "got a tuple of an observation and a dict, as reset of a Gymnasium environment returns it; pass "
+            "the observation only: observation, info = env.reset()"
+        )
 
 
 def check_step_results(

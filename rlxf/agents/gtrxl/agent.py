@@ -21,6 +21,7 @@ from torch import Tensor
 from rlxf.agents.common.arguments import check_device, load_settings
 from rlxf.agents.common.calibration import THRESHOLDS, Calibration, CalibrationMixin, reset_calibration
 from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, state_memory
+from rlxf.agents.common.environment_checks import check_not_reset_result
 from rlxf.agents.common.retrieval import (
     ActionDatastore,
     DatastoreMixin,
@@ -99,14 +100,28 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         Args:
             env: any type that the constructor accepts.
             force_reset: reset the environment at the next `learn`, as in SB3.
+
+        Raises:
+            ValueError: if the spaces or the number of environments differ.
         """
-        super().set_env(as_training_env(env, self.n_envs, self.seed), force_reset)
+        training_env = as_training_env(env, self.n_envs_total, self._first_seed(self.seed))
+        n_envs = getattr(training_env, "num_envs", 1)
+        if n_envs != self.n_envs:
+            raise ValueError(
+                f"the agent trains in {self.n_envs} environments, got {n_envs}; load it from a file with "
+                f"load(path, env=...) to change their number"
+            )
+        super().set_env(training_env, force_reset)
+
+    def _first_seed(self, seed: int | None) -> int | None:
+        """Return the seed of the first environment of this process."""
+        return None if seed is None else seed + self.ranks.row_indices(self.n_envs).start
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """Set seeds as in SB3; the environments of all processes get consecutive seeds."""
         super().set_random_seed(seed)
         if seed is not None and self.env is not None:
-            self.env.seed(seed + self.ranks.row_indices(self.n_envs).start)
+            self.env.seed(self._first_seed(seed))
 
     def predict(
         self,
@@ -121,6 +136,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
             UserWarning: additionally once, if memory persists across episodes and an observation of the
                 agent's environments holds filler rows (NEXT_STEP), which are then treated as steps.
         """
+        check_not_reset_result(observation)
         if self.persist_memory_across_episodes and not self._warned_of_filler and self.env is not None:
             self._warned_of_filler = warn_of_filler_rows(self.env, observation)
         return self.policy.predict(map_obs(as_array, observation), state, episode_start, deterministic)
@@ -232,7 +248,9 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         self, env: Any, episodes: int, seed: int | None, thresholds: tuple[float, ...]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         check_int("episodes", episodes)
-        vec_env = self._wrap_env(as_training_env(env, self.n_envs, seed), verbose=0, monitor_wrapper=False)
+        seed = self._first_seed(seed)
+        training_env = as_training_env(env, self.n_envs_total, seed)
+        vec_env = self._wrap_env(training_env, verbose=0, monitor_wrapper=False)
         with closing(vec_env) if isinstance(env, str) else nullcontext():
             check_for_correct_spaces(vec_env, self.observation_space, self.action_space)
             if seed is not None:

@@ -65,15 +65,17 @@ class RolloutEnvs(ABC):
         self.device = policy.device
 
     @abstractmethod
-    def step(self, step: RolloutStep) -> tuple[Any, Any, Any, Sequence[Info]]:
+    def step(self, step: RolloutStep) -> tuple[Any, Any, np.ndarray, Sequence[Info]]:
         """Take a step with the sampled actions (E, ...); return observations, rewards, dones and infos.
+
+        Done flags are an array (E,) bool, as callbacks of Stable-Baselines3 expect.
 
         Raises:
             NumericalError: if an output of the policy is not finite.
         """
 
     @abstractmethod
-    def check(self, obs: Any, rewards: Any, dones: Any, step: int) -> None:
+    def check(self, obs: Any, rewards: Any, dones: np.ndarray, step: int) -> None:
         """Raise `FaultyEnvironmentError` unless the results are finite and valid; see `check_step_results`.
 
         Args:
@@ -84,11 +86,13 @@ class RolloutEnvs(ABC):
         """
 
     @abstractmethod
-    def finished(self, infos: Sequence[Info], dones: Any) -> tuple[list[Info], np.ndarray]:
+    def finished(self, infos: Sequence[Info], dones: np.ndarray) -> tuple[list[Info], np.ndarray]:
         """Return infos, among them those of all episodes that ended in the step, and their done flags."""
 
     @abstractmethod
-    def results(self, obs: Any, rewards: Any, dones: Any, infos: Sequence[Info], step: int) -> StepResults:
+    def results(
+        self, obs: Any, rewards: Any, dones: np.ndarray, infos: Sequence[Info], step: int
+    ) -> StepResults:
         """Return the results of a step as tensors; arguments as in `check`.
 
         Raises:
@@ -157,6 +161,8 @@ def _marked(infos: Sequence[Info], rows: np.ndarray, key: str) -> np.ndarray:
 class TensorEnvs(RolloutEnvs):
     """Environments whose observations, rewards and done flags are tensors on the agent's device.
 
+    `step` returns the done flags as an array, which needs no further copy from the device.
+
     Raises:
         ValueError: if their device is not that of the agent.
     """
@@ -173,30 +179,32 @@ class TensorEnvs(RolloutEnvs):
                 f"device={str(env.device)!r}"
             )
 
-    def step(self, step: RolloutStep) -> tuple[Any, Tensor, Tensor, Sequence[Info]]:
+    def step(self, step: RolloutStep) -> tuple[Any, Tensor, np.ndarray, Sequence[Info]]:
         """Take a step; no observation, reward or action leaves the device.
+
+        Observations and rewards are tensors, also for callbacks: arrays would need a copy in each step.
 
         The outputs are checked after the step, which has already waited for the device.
         """
         self._step = taken = self.env.step_tensors(self._to_environment(step.actions))
         step.check()
-        return taken.observations, taken.rewards, taken.ends, taken.infos
+        return taken.observations, taken.rewards, taken.dones, taken.infos
 
-    def check(self, obs: Any, rewards: Tensor, dones: Tensor, step: int) -> None:
+    def check(self, obs: Any, rewards: Tensor, dones: np.ndarray, step: int) -> None:
         """Check results on the host if `TensorVecEnv` found invalid ones on the device."""
         if self._step.valid:
             return
-        arrays = to_numpy(self.env.observation_space, obs), rewards.cpu().numpy(), dones.cpu().numpy()
-        check_step_results(self.env, *arrays, step, self.env_numbers)
+        arrays = to_numpy(self.env.observation_space, obs), rewards.cpu().numpy()
+        check_step_results(self.env, *arrays, dones, step, self.env_numbers)
         self.env.ignore_bounds()  # of which the check has warned
 
-    def finished(self, infos: Sequence[Info], dones: Tensor) -> tuple[list[Info], np.ndarray]:
+    def finished(self, infos: Sequence[Info], dones: np.ndarray) -> tuple[list[Info], np.ndarray]:
         """Return the infos of the episodes that ended."""
         ended = [info for info in self._step.infos.rows.values() if "episode" in info]
         return ended, np.ones(len(ended), np.bool_)
 
     def results(
-        self, obs: Any, rewards: Tensor, dones: Tensor, infos: Sequence[Info], step: int
+        self, obs: Any, rewards: Tensor, dones: np.ndarray, infos: Sequence[Info], step: int
     ) -> StepResults:
         """Select the last observations of truncated episodes."""
         result, rows, last = self._step, self._none, None
@@ -205,7 +213,7 @@ class TensorEnvs(RolloutEnvs):
             last = map_obs(lambda x: x[rows], result.last)
             numbers = [self.env_numbers[row] for row in rows.tolist()]
             check_finite("last observation", to_numpy(self.env.observation_space, last), step, numbers)
-        return StepResults(obs, rewards, dones, rows, last, None, result.filler_next)
+        return StepResults(obs, rewards, result.ends, rows, last, None, result.filler_next)
 
     @cached_property
     def _none(self) -> Tensor:
@@ -233,8 +241,11 @@ class TensorEnvs(RolloutEnvs):
 
 
 def as_array(x: np.ndarray | Tensor) -> np.ndarray:
-    """Return an array, or a tensor as an array."""
-    return x.cpu().numpy() if isinstance(x, Tensor) else x
+    """Return an array, or a tensor as an array; bfloat16, which NumPy lacks, becomes float32."""
+    if not isinstance(x, Tensor):
+        return x
+    x = x.detach().cpu()
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
 
 
 def rollout_envs(env: VecEnv, policy: GTrXLPolicy, env_numbers: Sequence[int]) -> RolloutEnvs:

@@ -166,19 +166,23 @@ class PopArtHead(nn.Linear):
         return mean + deviation * super().forward(latent)
 
     @torch.no_grad()
-    def update(self, returns: Tensor) -> None:
+    def update(self, returns: Tensor) -> bool:
         """Update the statistics with the returns (N,) of a rollout; all values are preserved.
 
         If all weights are 0, as in a new agent, the values become mu instead.
+
+        Returns:
+            Whether the values are preserved.
         """
         mean, deviation = self.mean.clone(), self.deviation
         self._update_statistics(returns.double())
         if not self.weight.any():
-            return
+            return False
         ratio = deviation / self.deviation
         self.weight.mul_(ratio.to(self.weight.dtype))
         bias = ratio * self.bias.double() + (mean - self.mean) / self.deviation
         self.bias.copy_(bias)
+        return True
 
     def _update_statistics(self, returns: Tensor) -> None:
         self.rollouts += 1

@@ -308,7 +308,8 @@ class GTrXLPPO(TrainingLoop):
             buffer.check_finite(self.collector.env_numbers)
             self.policy.set_training_mode(True)
             self._update_learning_rate(self.policy.optimizer)
-            self.policy.value_net.update(self._real(buffer.returns))
+            if not self.policy.value_net.update(self._real(buffer.returns)):
+                buffer.values.fill_(float(self.policy.value_net.mean))  # the values that are clipped
             metrics = self._update_policy()
         self._log_update(metrics)
         returns, episodes = buffer.returns[buffer.weight == 1], self.ep_info_buffer or ()

@@ -217,7 +217,9 @@ class RolloutCollector:
             gae_lambda: lambda of the advantages.
             critic_lambda: lambda of the returns, ``G_t = A_t(critic_lambda) + V(s_t)``.
         """
-        buffer, next_values = self.buffer, self._next_values(self.state.copy(), self.obs)
+        buffer, state = self.buffer, self.state.copy()
+        state.reset(self.episode_start)  # the values of other episodes have no effect, but need a position
+        next_values = self._next_values(state, self.obs)
         steps = buffer.rewards.T, buffer.values.T, next_values, buffer.dones.T, gamma
         buffer.advantages.copy_(generalized_advantage_estimate(*steps, gae_lambda).T)
         buffer.returns.copy_(generalized_advantage_estimate(*steps, critic_lambda).T + buffer.values)

@@ -225,6 +225,7 @@ class TrainingLoop(GTrXLAgent):
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
+        self._warn_of_zero_learning_rate(total_timesteps)
         callback.on_training_start(locals(), globals())
         if run is not None:
             resume.restore_generators(run, self.logger, self.order)
@@ -234,6 +235,21 @@ class TrainingLoop(GTrXLAgent):
         finally:
             self._between_rollouts = False
         return self
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        """Set the remaining progress as in SB3, but 0 where the last rollout exceeds ``total_timesteps``."""
+        super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
+
+    def _warn_of_zero_learning_rate(self, total_timesteps: int) -> None:
+        """Warn if the training has one rollout and its learning rate decreases to 0, as by default."""
+        rollout = self.n_steps * self.n_envs_total
+        is_last = self.num_timesteps < total_timesteps <= self.num_timesteps + rollout
+        if is_last and self.num_timesteps == 0 and self.lr_schedule(0.0) == 0:
+            warn_user(
+                f"the weights will not change: {total_timesteps:,} steps are one rollout, of {rollout:,} "
+                f"steps, and the learning rate of its update, the last one, is 0; increase total_timesteps, "
+                f"decrease n_steps, or pass a constant learning_rate"
+            )
 
     def _iterate(self, total_timesteps: int, callback: BaseCallback, log_interval: int) -> None:
         """Alternate rollouts and updates until ``total_timesteps``, or until a callback stops training."""
@@ -264,7 +280,10 @@ class TrainingLoop(GTrXLAgent):
         environment, groups = resume.gather_environments(self.env, self.ranks, state)
         run = {
             "iterations": self.iterations,
-            "episodes": [{name: float(each[name]) for name in NUMBERS} for each in self.ep_info_buffer or ()],
+            "episodes": [
+                {name: float(each[name]) for name in NUMBERS if name in each}
+                for each in self.ep_info_buffer or ()
+            ],
             "successes": [float(each) for each in self.ep_success_buffer or ()],
             "log": resume.pending_values(self.logger),
             "first_return": self._diagnostics.entropy.first_return,
@@ -339,6 +358,15 @@ class TrainingLoop(GTrXLAgent):
         if reason is None:
             return
         warn_user(f"the environments start new episodes, so the resumed run is not bit-identical: {reason}")
+        self.discard_episodes()
+
+    def discard_episodes(self) -> None:
+        """Reset the environments at the next `learn`, with seeds that the training has not used.
+
+        This is needed after other steps in them, for example those of `rlxf.evaluate`, which calls this
+        method.
+        """
+        assert self.env is not None
         self._last_obs = None
         if self.seed is not None:
             (unused,) = np.random.SeedSequence([self.seed, self.num_timesteps]).generate_state(1).tolist()

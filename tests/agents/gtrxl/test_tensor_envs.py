@@ -9,8 +9,13 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers.vector import NumpyToTorch
-from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
+from gymnasium.wrappers.vector import ArrayConversion, NumpyToTorch
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CheckpointCallback,
+    EvalCallback,
+    StopTrainingOnMaxEpisodes,
+)
 from stable_baselines3.common.vec_env import VecNormalize
 
 from rlxf import GTrXLPPO, evaluate
@@ -70,6 +75,11 @@ def test_numpy_to_torch_trains_like_arrays():
     assert_same(trained(NumpyToTorch(make())), trained(make()))
 
 
+def test_tensors_converted_to_numpy_train_like_arrays():
+    converted = ArrayConversion(TMazeTensor(3, 4, device="cpu"), env_xp=torch, target_xp=np)
+    assert_same(trained(TMazeTensor(3, 4, device="cpu")), trained(converted))
+
+
 def test_environment_may_overwrite_its_tensors():
     assert_same(trained(Overwriting(scripted(NEXT))), trained(scripted(NEXT)))
 
@@ -93,15 +103,19 @@ class Results(BaseCallback):
 
 
 def test_rollouts_hold_tensors_only(monkeypatch):
-    """Between reset and the update, no observation, reward or action is converted to an array."""
+    """Between reset and the update, no observation, reward or action is converted to an array.
+
+    Done flags are arrays, as in Stable-Baselines3.
+    """
     agent = small_agent(TMazeTensor(3, 4, device="cpu"))
     results = Results()
     monkeypatch.setattr(agent.policy, "to_environment", None)
     agent.learn(48, callback=results)
     for step in results.steps:
-        assert all(isinstance(step[name], torch.Tensor) for name in ("new_obs", "rewards", "dones"))
+        assert all(isinstance(step[name], torch.Tensor) for name in ("new_obs", "rewards"))
+        assert isinstance(step["dones"], np.ndarray)
         ends = [i for i, info in enumerate(step["infos"]) if "episode" in info]
-        assert ends == step["dones"].nonzero()[:, 0].tolist()
+        assert ends == np.flatnonzero(step["dones"]).tolist()
         assert all(step["infos"][i]["terminal_observation"].shape == (2,) for i in ends)
     assert any(step["dones"].any() for step in results.steps)
 
@@ -121,6 +135,15 @@ def test_callbacks_of_stable_baselines3_work(tmp_path):
     assert scores[0]["results"].shape == (1, 4)
     np.testing.assert_allclose(scores[0]["results"], scores[1]["results"], rtol=1e-6)
     np.testing.assert_array_equal(scores[0]["successes"], scores[1]["successes"])
+
+
+def test_training_stops_after_a_number_of_episodes():
+    """`StopTrainingOnMaxEpisodes` sums ``dones`` with NumPy."""
+    steps = []
+    for env in (Tensors(scripted(NEXT)), scripted(NEXT)):
+        agent = small_agent(env).learn(480, callback=StopTrainingOnMaxEpisodes(2))
+        steps.append(agent.num_timesteps)
+    assert steps[0] == steps[1] < 480
 
 
 def test_evaluation_equals_that_with_arrays():

@@ -1,0 +1,140 @@
+"""Schedules, environments and values of a training, from the first rollout to the last."""
+
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rlxf import GTrXLPPO, evaluate
+from rlxf.attention import LearnedAbsolute
+from rlxf.envs import make_vec_env
+from rlxf.training.schedules import CosineSchedule
+from tests.agents.gtrxl.worlds import parameters, same, scripts, shifted, small_agent, small_core
+
+ENVS, STEPS = 3, 16
+ROLLOUT = ENVS * STEPS
+
+
+def test_schedules_end_at_zero_if_the_last_rollout_exceeds_the_total():
+    seen = []
+
+    def schedule(progress):
+        seen.append(progress)
+        return 1e-3 * progress
+
+    agent = small_agent(
+        scripts(shifted(ENVS)), learning_rate=schedule, ent_coef=schedule, clip_range=schedule
+    )
+    agent.learn(ROLLOUT + 1)
+    assert agent.num_timesteps == 2 * ROLLOUT
+    assert min(seen) == 0.0
+    assert agent.objective().clip_range == 0.0
+
+
+def test_cosine_schedule_stays_at_its_end():
+    assert CosineSchedule(1e-3, 1e-4)(-1.0) == pytest.approx(1e-4)
+
+
+def test_training_of_one_rollout_without_learning_rate_warns():
+    agent = small_agent(scripts(shifted(ENVS)), loud=False)
+    before = [x.clone() for x in parameters(agent)]
+    with pytest.warns(UserWarning, match="the weights will not change: 48 steps are one rollout"):
+        agent.learn(ROLLOUT)
+    assert same(before, parameters(agent))
+
+
+@pytest.mark.filterwarnings("error:the weights will not change")
+@pytest.mark.parametrize(("rate", "steps"), [(1e-3, ROLLOUT), ("linear", 2 * ROLLOUT)])
+def test_training_that_changes_weights_does_not_warn(rate, steps):
+    agent = small_agent(scripts(shifted(ENVS)), **({} if rate == "linear" else {"learning_rate": rate}))
+    before = [x.clone() for x in parameters(agent)]
+    agent.learn(steps)
+    assert not same(before, parameters(agent))
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_positions_up_to_the_length_of_an_episode_are_sufficient(mode):
+    """A rollout of any length may end with a filler row."""
+    limit = 5
+    makes = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=limit)] * ENVS
+    core = replace(small_core(), position=LearnedAbsolute(max_length=limit + 1))
+    for steps in (8, 12):
+        env = SyncVectorEnv(makes, autoreset_mode=mode)
+        agent = small_agent(env, core=core, n_steps=steps, batch_size=12)
+        agent.learn(4 * ENVS * steps)
+
+
+def test_evaluation_in_the_training_environment_ends_its_episodes():
+    env = make_vec_env("CartPole-v1", ENVS, seed=0)
+    agent = small_agent(env)
+    agent.learn(2 * ROLLOUT)
+    evaluate(agent, episodes=4, seed=1)
+    positions = []
+
+    def record(names, _):
+        positions.append(names["index"].position)
+        return True
+
+    agent.learn(2 * ROLLOUT, record, reset_num_timesteps=False)
+    assert agent.num_timesteps == 4 * ROLLOUT
+    assert (positions[0] == 0).all(), "each environment starts a new episode"
+
+
+def test_training_episodes_after_an_evaluation_are_not_those_of_evaluations():
+    env = make_vec_env("CartPole-v1", ENVS, seed=0)
+    agent = small_agent(env)
+    agent.learn(2 * ROLLOUT)
+    evaluate(agent, episodes=4)
+    evaluated = make_vec_env("CartPole-v1", ENVS)
+    agent._setup_learn(ROLLOUT, reset_num_timesteps=False)
+    first = agent.collector.obs
+    for seed in (0, 1_000_000, 1_000_000 + ENVS):
+        evaluated.seed(seed)
+        assert not np.isin(first, evaluated.reset()).any()
+
+
+def test_clipped_values_learn_from_the_first_rollout():
+    """The values of a new agent become the mean of the returns, far from those of the first rollout."""
+    agent = GTrXLPPO(
+        "MlpGTrXLPolicy",
+        "CartPole-v1",
+        clip_range_vf=0.2,
+        n_steps=64,
+        n_envs=4,
+        batch_size=64,
+        seed=0,
+        device="cpu",
+    )
+    assert not agent.policy.value_net.weight.any()
+    agent.learn(2 * 256)
+    assert agent.policy.value_net.weight.any()
+    assert agent.policy.value_net.rollouts == 2
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_predict_with_tensors(start):
+    agent = small_agent(scripts(shifted(ENVS)))
+    obs = agent.env.reset()
+    _, state = agent.predict(obs)
+    mask = np.array([start] * ENVS)
+    expected, _ = agent.predict(obs, state, mask, deterministic=True)
+    tensor = torch.as_tensor(obs).requires_grad_()
+    for given in (tensor, tensor.detach().double()):
+        actions, _ = agent.predict(given, state, torch.as_tensor(mask), deterministic=True)
+        assert (actions == expected).all()
+    agent.predict(tensor.bfloat16(), state, torch.as_tensor(mask))
+
+
+def test_result_of_a_gymnasium_reset_is_refused():
+    agent = small_agent(scripts(shifted(ENVS)))
+    with pytest.raises(ValueError, match="pass the observation only"):
+        agent.predict((agent.env.reset(), {}))
+
+
+def test_environments_by_id_have_the_same_number():
+    agent = small_agent(make_vec_env("CartPole-v1", ENVS))
+    agent.set_env("CartPole-v1")
+    assert agent.env.num_envs == ENVS
