@@ -24,7 +24,7 @@ from rlxf.envs.make import make_vec_env
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, resume_envs_at_exit
 from rlxf.envs.specs import env_id_of
 from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.vector import check_frame_stack, has_filler_rows
+from rlxf.envs.vector import GymnasiumVecEnv, check_frame_stack, has_filler_rows
 from rlxf.utils.warnings import warn_user
 
 
@@ -60,7 +60,7 @@ def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None)
     """Context manager for environments that are seeded and normalized as in training, before their reset.
 
     Normalization statistics are not updated. Environments created here are closed at the end; those of the
-    caller stay open.
+    caller stay open. If they are the agent's training environments, `learn` resets them afterwards.
 
     Raises:
         TypeError: if ``env`` is not an environment or an id.
@@ -73,6 +73,8 @@ def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None)
             vec_env.seed(seed)
         with _frozen_statistics(unwrap_vec_normalize(vec_env)), resume_envs_at_exit(vec_env):
             yield vec_env
+        if _is_trained_in(agent, vec_env):
+            agent.discard_episodes()
 
 
 def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
@@ -176,13 +178,22 @@ def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
             yield with_training_normalization(agent, vec_env)
     elif hasattr(agent, "get_env") and agent.get_env() is not None:
         yield agent.get_env()
-        if hasattr(agent, "discard_episodes"):
-            agent.discard_episodes()
     elif hasattr(agent, "make_env"):
         with closing(agent.make_env(n_envs, None)) as made:
             yield made
     else:
         raise ValueError(f"{type(agent).__name__} has no environment: pass env, e.g. a Gymnasium id")
+
+
+def _is_trained_in(agent: Any, env: VecEnv) -> bool:
+    """Return whether environments are those in which an agent of rlxf trains, in any wrapper."""
+    own = agent.get_env() if hasattr(agent, "discard_episodes") else None
+    return own is not None and _innermost(own) is _innermost(env)
+
+
+def _innermost(env: VecEnv) -> Any:
+    inner: Any = env.unwrapped
+    return inner.env.unwrapped if isinstance(inner, GymnasiumVecEnv) else inner
 
 
 @contextmanager

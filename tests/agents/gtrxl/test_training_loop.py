@@ -1,6 +1,7 @@
 """Schedules, environments and values of a training, from the first rollout to the last."""
 
 from dataclasses import replace
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -67,11 +68,21 @@ def test_positions_up_to_the_length_of_an_episode_are_sufficient(mode):
         agent.learn(4 * ENVS * steps)
 
 
-def test_evaluation_in_the_training_environment_ends_its_episodes():
-    env = make_vec_env("CartPole-v1", ENVS, seed=0)
+def mazes():
+    return make_vec_env("rlxf/TMaze-v0", ENVS, seed=0, env_kwargs={"corridor_length": 30})
+
+
+def vectors():
+    return gymnasium.make_vec("CartPole-v1", ENVS, vectorization_mode="sync")
+
+
+@pytest.mark.parametrize("passes_env", [False, True], ids=["agent's", "given"])
+@pytest.mark.parametrize("make", [partial(make_vec_env, "CartPole-v1", ENVS), mazes, vectors])
+def test_evaluation_in_the_training_environment_ends_its_episodes(make, passes_env):
+    env = make()
     agent = small_agent(env)
     agent.learn(2 * ROLLOUT)
-    evaluate(agent, episodes=4, seed=1)
+    evaluate(agent, env if passes_env else None, episodes=4, seed=1)
     positions = []
 
     def record(names, _):
@@ -81,6 +92,13 @@ def test_evaluation_in_the_training_environment_ends_its_episodes():
     agent.learn(2 * ROLLOUT, record, reset_num_timesteps=False)
     assert agent.num_timesteps == 4 * ROLLOUT
     assert (positions[0] == 0).all(), "each environment starts a new episode"
+
+
+def test_evaluation_in_other_environments_does_not_end_episodes():
+    agent = small_agent(make_vec_env("CartPole-v1", ENVS, seed=0))
+    agent.learn(2 * ROLLOUT)
+    evaluate(agent, make_vec_env("CartPole-v1", ENVS), episodes=4)
+    assert agent._last_obs is not None
 
 
 def test_training_episodes_after_an_evaluation_are_not_those_of_evaluations():
