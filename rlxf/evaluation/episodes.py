@@ -88,8 +88,8 @@ def evaluate(
         agent: object with SB3's ``predict``. Recurrent agents get their state and the episode starts.
         env: a Gymnasium id, an ``Env``, a Gymnasium ``VectorEnv`` or an SB3 ``VecEnv``. None uses the
             agent's environment and ends its episodes, so pass another one in a callback; a later `learn`
-            begins new episodes. For an agent trained offline, None creates the registered environment of the id in its data. The rest of the
-            description is used if the agent has ``trust=True``.
+            begins new episodes. For an agent trained offline, None creates the registered environment of the
+            id in its data. The rest of the description is used if the agent has ``trust=True``.
         episodes: number of episodes, for each target. With 100, the error of a success rate is about 0.1,
             with 1000 about 0.03.
         target_returns: target returns, evaluated one after the other with `ReturnToGo`; the result is a
