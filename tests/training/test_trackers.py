@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -183,6 +184,7 @@ def track_twice(name, folder):
         logged(output, steps)
         ids.append(json.loads((run.path / "tracker.json").read_text())["id"])
         RunFolder.reopen(run.path)  # without symbolic links
+        time.sleep(1)  # W&B names the folder of an offline run by the second
     return ids
 
 
