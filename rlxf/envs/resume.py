@@ -263,8 +263,10 @@ def resume_episodes(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[st
                 raise EpisodeLostError(CREATED_OTHERWISE)
             env.unwrapped.load_counts(document["counts"])
         return
-    workers.load_restart_state([_counts_of(record) for record in records.values()])
+    counts = [_counts_of(record) for record in records.values()]
+    workers.load_restart_state(counts)
     _check_not_lost(workers.replay(replays).values())
+    workers.load_persistent_states(counts)  # only if they belong to these environments
     workers.load_last_observations({i: x for i in records if (x := _last_observation(arrays, i))})
     workers.load_failed_envs(failed)
 
@@ -335,7 +337,7 @@ def _check_not_lost(reasons: Iterable[str | None]) -> None:
 
 
 def _counts_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of `load_restart_state`; that of the episode if the run had no worker processes."""
+    """Return the `restart_state` of an environment; that of the episode without worker processes."""
     counts = record.get("restarts", {"seed": None, "restarts": 0, "lost_steps": 0})
     counts = {"persistent_state": record.get("state")} | counts
     return counts if counts["seed"] is not None else counts | {"seed": record.get("seed")}

@@ -98,7 +98,7 @@ def warn_outside(
     """
     if env not in _LIMITS:
         stack = unwrap_vec_wrapper(env, VecFrameStack)
-        _LIMITS[env] = _limits_of(space, 1 if stack is None else stack.stacked_obs.n_stack)
+        _LIMITS[env] = _limits_of(space, None if stack is None else stack.stacked_obs)
     for key, (low, high) in _LIMITS[env].items():
         rows = observations if key is None else observations[key]
         inside = (rows >= low) & (rows <= high)
@@ -114,24 +114,36 @@ def warn_outside(
             return
 
 
-def _limits_of(space: spaces.Space[Any], frames: int) -> _Limits:
+def _limits_of(space: spaces.Space[Any], stack: Any) -> _Limits:
     """Return the bounds with tolerance of each bounded Box, by the key of a Dict, or None.
 
     Args:
         space: space of one observation.
-        frames: number of frames that SB3's ``VecFrameStack`` concatenates; 1 without it.
+        stack: SB3's ``StackedObservations`` of a ``VecFrameStack``; None without it.
     """
     parts = space.spaces if isinstance(space, spaces.Dict) else {None: space}
     boxes = {key: part for key, part in parts.items() if isinstance(part, spaces.Box)}
-    return {key: _tolerant_bounds(box, frames) for key, box in boxes.items() if not is_whole_range(box)}
+    limits = {key: _tolerant_bounds(box) for key, box in boxes.items() if not is_whole_range(box)}
+    if stack is None:
+        return limits
+    stacks = {key: stack if key is None else stack.sub_stacked_observations[key] for key in limits}
+    return {
+        key: (_in_order(low, stacks[key]), _in_order(high, stacks[key]))
+        for key, (low, high) in limits.items()
+    }
 
 
-def _tolerant_bounds(space: spaces.Box[Any], frames: int) -> tuple[np.ndarray, np.ndarray]:
+def _tolerant_bounds(space: spaces.Box[Any]) -> tuple[np.ndarray, np.ndarray]:
     low, high = tolerant_bounds(space)
     dtype = space.dtype if space.dtype.kind == "f" else np.float64
-    if frames > 1 and low.ndim == 1:  # the frames are "a b a b", but SB3 has the bounds of "a a b b"
-        low, high = (bound.reshape(-1, frames).T.ravel() for bound in (low, high))
     return low.astype(dtype), high.astype(dtype)
+
+
+def _in_order(bound: np.ndarray, stack: Any) -> np.ndarray:
+    """Return the bounds "a b a b" of concatenated frames, for which SB3 has "a a b b"."""
+    last = np.moveaxis(bound, stack.repeat_axis, -1)
+    frames = last.reshape(*last.shape[:-1], -1, stack.n_stack).swapaxes(-1, -2)
+    return np.moveaxis(frames.reshape(last.shape), -1, stack.repeat_axis)
 
 
 def is_whole_range(space: spaces.Box[Any]) -> bool:
@@ -155,6 +167,11 @@ class CheckedSteps(TransparentWrapper):
         index: index of the environment, for the error message.
     """
 
+    _own = frozenset(
+        {"env", "_index", "_steps", "_action_space", "_observation_space", "_metadata", "_cached_spec"}
+    )
+    """Attributes of the wrapper itself."""
+
     def __init__(self, env: gymnasium.Env, index: int = 0):
         super().__init__(env)
         self._index, self._steps = index, 0
@@ -165,7 +182,7 @@ class CheckedSteps(TransparentWrapper):
         return getattr(self.env, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "env" or name.startswith("_"):
+        if name in self._own:
             super().__setattr__(name, value)
         else:
             setattr(self.env, name, value)
@@ -192,7 +209,7 @@ class CheckedSteps(TransparentWrapper):
                 a done flag is neither true nor false.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._steps += 1
+        self.__dict__["_steps"] += 1  # `__setattr__` would take as long as a simple environment
         self._raise_if("observation", observation_fault(self.observation_space, observation))
         if not isinstance(reward, float):
             self._raise_if("reward", _number_fault(reward, "biuf", "a number"))

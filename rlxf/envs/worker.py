@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import util
@@ -21,13 +22,14 @@ from rlxf.envs.sb3_vec_env import Make
 from rlxf.envs.worker_process import (
     CLOSE,
     SAFE_PATH,
+    SAFE_PATH_BEFORE,
     STOP,
     Call,
     CallFailure,
     end_group,
-    pickled_calls,
+    restore_safe_path,
+    sendable_calls,
     serve,
-    set_safe_path,
     unwrapped,
 )
 
@@ -59,8 +61,7 @@ class Worker:
         context = _context()
         self.pipe, child_pipe = context.Pipe()
         _set_stall_timeout(self.pipe)
-        arguments = child_pipe, os.environ.get(SAFE_PATH)
-        self._process: BaseProcess = context.Process(target=serve, args=arguments)
+        self._process: BaseProcess = context.Process(target=serve, args=(child_pipe,))
         with _without_main(), _without_working_directory():
             self._process.start()
         child_pipe.close()
@@ -72,9 +73,9 @@ class Worker:
     def send_calls(self, calls: Mapping[int, Call]) -> None:
         """Send calls by environment; the next `receive` returns only their results.
 
-        Their arguments are sent as in `pickled_calls`.
+        Their arguments are sent as in `sendable_calls`.
         """
-        arguments = pickled_calls(calls)
+        arguments = sendable_calls(calls)
         self._sent_at = monotonic()
         self._request_id += 1
         with suppress(OSError):  # the process is dead or stalls, which `receive` reports
@@ -185,20 +186,24 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
+_ENVIRON_LOCK = threading.Lock()
+
+
 @contextmanager
 def _without_working_directory() -> Iterator[None]:
     """Keep the working directory out of the search path of modules of the processes that are started.
 
     The fork server, its resource tracker and spawned processes are started with ``python -c``. A file such as
-    ``gymnasium.py`` in the working directory, which may be the folder of a stranger's run, would otherwise be
-    imported in place of the package. Workers then get the search path of the program.
+    ``gymnasium.py`` in the working directory, which may be a downloaded run, would otherwise be imported in
+    place of the package. Workers then get the search path of the program.
     """
-    before = os.environ.get(SAFE_PATH)
-    os.environ[SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        set_safe_path(before)
+    with _ENVIRON_LOCK:
+        os.environ[SAFE_PATH_BEFORE] = os.environ.get(SAFE_PATH, "")
+        os.environ[SAFE_PATH] = "1"
+        try:
+            yield
+        finally:
+            restore_safe_path()
 
 
 def _end(process: BaseProcess, pipe: Connection) -> None:

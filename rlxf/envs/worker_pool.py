@@ -184,7 +184,11 @@ class WorkerPool:
         Returns:
             The result of each call, or its `CallFailure`. If a process is lost, its failure is returned for
             all of its environments, including those that were not called.
+
+        Raises:
+            ValueError: if the pool is closed.
         """
+        self._check_usable()
         deadline = monotonic() + seconds
         called, self._called = self._called, []
         return {i: result for worker in called for i, result in worker.receive(deadline).items()}
@@ -225,7 +229,8 @@ class WorkerPool:
     def new_reset_call(self, i: int) -> Call:
         """Return a reset call with a new seed, since the current seed may have caused the failure.
 
-        The environment continues with the persistent state at the end of its last episode.
+        The environment continues with the persistent state at the end of its last episode, unless a restart
+        with it has failed.
         """
         seed = self.seeds[i]
         if seed is not None:
@@ -241,6 +246,8 @@ class WorkerPool:
                 self._pending_restarts.remove(pending)
                 self._workers_by_env |= dict.fromkeys(reset_results, pending.worker)
                 results |= reset_results
+                for i in _failed(reset_results):
+                    self.persistent_states[i] = None  # it may be the cause, so the next restart is without it
         return results
 
     def wait(self) -> None:
@@ -262,7 +269,14 @@ class WorkerPool:
         """
         if self._is_closed:
             return
-        self._is_closed = True
+        try:
+            self._close_environments()
+        finally:
+            self._is_closed = True
+            for worker in set(self._workers_by_env.values()):
+                worker.end()
+
+    def _close_environments(self) -> None:
         for pending in self._pending_restarts:
             if pending.worker is not None:
                 pending.worker.end()
@@ -297,6 +311,10 @@ class WorkerPool:
             raise self._final_error
         if self._is_closed:
             raise ValueError("the environments are closed: create new ones")
+
+
+def _failed(results: Mapping[int, Any]) -> list[int]:
+    return [i for i, result in results.items() if isinstance(result, CallFailure)]
 
 
 @contextmanager

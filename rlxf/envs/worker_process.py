@@ -22,8 +22,21 @@ from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper, Ve
 from rlxf.envs.sb3_vec_env import Make, is_unnested, make_sync_vec_env
 from rlxf.envs.step_checks import with_checked_steps
 
-SAFE_PATH = "PYTHONSAFEPATH"
-"""Environment variable with which Python does not search the working directory for modules."""
+SAFE_PATH, SAFE_PATH_BEFORE = "PYTHONSAFEPATH", "RLXF_SAFE_PATH_BEFORE"
+"""Environment variable with which Python does not search the working directory for modules, and the one with
+its value in the program that starts a process with it."""
+
+
+def restore_safe_path() -> None:
+    """Restore the variable `SAFE_PATH`, which programs that environments start inherit."""
+    before = os.environ.pop(SAFE_PATH_BEFORE, None)
+    if before:
+        os.environ[SAFE_PATH] = before
+    elif before is not None:
+        os.environ.pop(SAFE_PATH, None)
+
+
+restore_safe_path()  # in the fork server, which imports this module, or in a spawned process
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """Name of a method of `WorkerEnv`, and its positional and keyword arguments."""
 
@@ -116,7 +129,7 @@ class WorkerEnv:
         return None if results is None else results[0]
 
 
-def serve(pipe: Connection, safe_path: str | None) -> None:
+def serve(pipe: Connection) -> None:
     """Run calls until `STOP` is received; each environment is created at its first call.
 
     If the pipe is closed without `STOP`, the parent was killed, and the process ends with its group at once:
@@ -126,10 +139,7 @@ def serve(pipe: Connection, safe_path: str | None) -> None:
         pipe: the first message has the functions that create the environments, by index, in a
             `CloudpickleWrapper`. Each later message has an id, the called environments and their pickled
             calls, or is `STOP`. The reply has the same id, and the result or the `CallFailure` of each call.
-        safe_path: value of the environment variable PYTHONSAFEPATH in the parent; programs that environments
-            start inherit it.
     """
-    set_safe_path(safe_path)
     _isolate_process()
     _ignore_parent_signals()
     makes: Mapping[int, Make] = pipe.recv().var
@@ -137,7 +147,7 @@ def serve(pipe: Connection, safe_path: str | None) -> None:
     while (message := _receive(pipe)) != STOP:
         request_id, environments, arguments = message
         try:
-            calls = unwrapped(ForkingPickler.loads(arguments))
+            calls = unwrapped(ForkingPickler.loads(arguments)) if isinstance(arguments, bytes) else arguments
         except Exception as error:  # classes that this process cannot import raise any exception
             failed = CallFailure.raised(error, "the unpickling of its arguments")
             _send(pipe, request_id, dict.fromkeys(environments, failed))
@@ -199,13 +209,6 @@ def _end_at_once() -> NoReturn:
     os._exit(1)
 
 
-def set_safe_path(value: str | None) -> None:
-    """Set the environment variable `SAFE_PATH`, or remove it if the value is None."""
-    os.environ.pop(SAFE_PATH, None)
-    if value is not None:
-        os.environ[SAFE_PATH] = value
-
-
 def end_group(pid: int) -> None:
     """Kill the process of a worker and all processes in its group.
 
@@ -255,14 +258,15 @@ def _pickled_reply(request_id: int, results: dict[int, Any]) -> Any:
         return ForkingPickler.dumps((request_id, dict.fromkeys(results, fault)))
 
 
-def pickled_calls(calls: Mapping[int, Call]) -> bytes:
-    """Return the pickled calls, for `serve`.
+def sendable_calls(calls: Mapping[int, Call]) -> dict[int, Call] | bytes:
+    """Return calls for `serve`, pickled except for steps, whose arguments are arrays.
 
-    Arguments of steps are arrays. Those of other calls are pickled by value if the program's script defines
-    them, like the functions that create the environments.
+    Arguments of other calls are pickled by value if the program's script defines them, like the functions
+    that create the environments.
     """
-    is_step = all(method == "step" for method, *_ in calls.values())
-    return bytes(ForkingPickler.dumps(dict(calls) if is_step else CloudpickleWrapper(dict(calls))))
+    if all(method == "step" for method, *_ in calls.values()):
+        return dict(calls)
+    return bytes(ForkingPickler.dumps(CloudpickleWrapper(dict(calls))))
 
 
 def unwrapped(message: Any) -> Any:

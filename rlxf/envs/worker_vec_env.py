@@ -233,18 +233,21 @@ class WorkerVecEnv(VecEnv):
         steps = sum(len(record["actions"]) for record in records.values())
         self.pool.send_calls(calls)
         results = self.pool.receive(
-            self.pool.start_timeout + self.pool.workers.timeout * steps / REPLAY_STEPS_PER_TIMEOUT
+            self.pool.start_timeout + self.pool.workers.timeout * max(steps, 1) / REPLAY_STEPS_PER_TIMEOUT
         )
         self._restart_failed(results)
         failures = _failures(results)
         return results | {i: f"{env_label([i])} {failure.cause}" for i, failure in failures.items()}
 
     def load_restart_state(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Load the result of `restart_state`; the current episodes are unchanged."""
+        """Load the result of `restart_state`, except for persistent states; episodes are unchanged."""
         self.pool.seeds[:] = [state["seed"] for state in states]
         self.pool.restart_counts[:] = [state["restarts"] for state in states]
-        self.pool.persistent_states[:] = [state.get("persistent_state") for state in states]
         self._lost_steps[:] = [state["lost_steps"] for state in states]
+
+    def load_persistent_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Load the persistent states of `restart_state`, with which environments restart."""
+        self.pool.persistent_states[:] = [state.get("persistent_state") for state in states]
 
     def load_failed_envs(self, states: Mapping[int, Mapping[str, Any]]) -> None:
         """Resume without a reset; the environments in ``states``, from `failed_envs`, start new episodes."""

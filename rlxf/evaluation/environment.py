@@ -71,10 +71,13 @@ def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None)
         check_frame_stack(vec_env)
         if seed is not None:
             vec_env.seed(seed)
-        with _frozen_statistics(unwrap_vec_normalize(vec_env)), resume_envs_at_exit(vec_env):
-            yield vec_env
-        if _is_trained_in(agent, vec_env):
-            agent.discard_episodes()
+        is_trained_in = _is_trained_in(agent, vec_env)
+        try:
+            with _frozen_statistics(unwrap_vec_normalize(vec_env)), resume_envs_at_exit(vec_env):
+                yield vec_env
+        finally:
+            if is_trained_in:
+                agent.discard_episodes()
 
 
 def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
@@ -186,14 +189,16 @@ def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
 
 
 def _is_trained_in(agent: Any, env: VecEnv) -> bool:
-    """Return whether environments are those in which an agent of rlxf trains, in any wrapper."""
+    """Return whether an environment is among those in which an agent of rlxf trains, in any wrapper."""
     own = agent.get_env() if hasattr(agent, "discard_episodes") else None
-    return own is not None and _innermost(own) is _innermost(env)
+    return own is not None and not _innermost(own).isdisjoint(_innermost(env))
 
 
-def _innermost(env: VecEnv) -> Any:
+def _innermost(env: VecEnv) -> set[int]:
+    """Return the ids of the single environments or, if they are not in this process, of their container."""
     inner: Any = env.unwrapped
-    return inner.env.unwrapped if isinstance(inner, GymnasiumVecEnv) else inner
+    inner = inner.env.unwrapped if isinstance(inner, GymnasiumVecEnv) else inner
+    return {id(each.unwrapped) for each in getattr(inner, "envs", [inner])}
 
 
 @contextmanager

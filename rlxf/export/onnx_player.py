@@ -28,7 +28,7 @@ def check_finite(name: str, given: np.ndarray) -> None:
     """Raise ValueError unless all elements of an observation are finite numbers."""
     if given.dtype.kind not in "biuf":
         raise ValueError(f"{name} must contain numbers, got an array of {given.dtype}")
-    if not np.isfinite(given).all():
+    if given.dtype.kind == "f" and not np.isfinite(given).all():
         raise ValueError(f"{name} contains NaN or an infinite number")
 
 
@@ -43,14 +43,16 @@ def cast_in_range(name: str, given: np.ndarray, part: dict[str, Any]) -> np.ndar
     Raises:
         ValueError: if the range or the dtype does not contain a number. Only a cast to floats may round.
     """
+    if given.dtype == part["dtype"] and "low" not in part:
+        return given
     with np.errstate(invalid="ignore", over="ignore"):
         array = given.astype(part["dtype"])
-    limits = {"low": -np.inf, "high": np.inf} | part
-    low, high = (np.broadcast_to(limits[key], given.shape) for key in ("low", "high"))
-    kept = np.isfinite(array) if array.dtype.kind == "f" else array == given
-    invalid = np.argwhere(~(kept & (low <= given) & (given <= high)))
-    if len(invalid):
-        first = tuple(invalid[0])
+    valid = np.isfinite(array) if array.dtype.kind == "f" else array == given
+    if "low" in part:
+        low, high = (np.broadcast_to(part[key], given.shape) for key in ("low", "high"))
+        valid &= (low <= given) & (given <= high)
+    if not valid.all():
+        first = tuple(np.argwhere(~valid)[0])
         allowed = f"integers from {low[first]} to {high[first]}" if "low" in part else f"{array.dtype} values"
         raise ValueError(f"{name} contains {given[first]}, but only {allowed} are allowed")
     return array

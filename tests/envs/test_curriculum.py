@@ -21,7 +21,7 @@ from rlxf.envs import (
     Workers,
     make_vec_env,
 )
-from rlxf.envs.resume import ActionReplay, episode_state, resume_episodes
+from rlxf.envs.resume import ActionReplay, EpisodeLostError, episode_state, resume_episodes
 from tests.envs.faulty_envs import wait_until
 
 MAZES = Curriculum(({"corridor_length": 2}, {"corridor_length": 4}), advance_return=-9.0, episodes=3)
@@ -210,6 +210,27 @@ def test_stages_last_across_resumption_and_failure(saving, failure):
             kill(resumed, 1)
         assert stages_after(resumed, 60) == {3}
         assert resumed.restarts >= 1
+
+
+@pytest.mark.faults
+@pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")
+def test_a_stage_of_another_curriculum_does_not_prevent_restarts():
+    shorter = Curriculum(MAZES.stages[:1], MAZES.advance_return, MAZES.episodes)
+    workers = Workers(2, back_off=0.0)
+    with (
+        closing(make_vec_env("rlxf/TMaze-v0", 2, 7, TASK, curriculum=MAZES)) as env,
+        closing(make_vec_env("rlxf/TMaze-v0", 2, 7, TASK, workers=workers, curriculum=shorter)) as resumed,
+    ):
+        env.reset()
+        resumed.reset()
+        until_stage(env, 3)
+        with pytest.raises(EpisodeLostError, match="not a state of 2 stages"):
+            resume_episodes(resumed, *episode_state(env))
+        resumed.pool.persistent_states[1] = {"stage": 3, "returns": []}
+        resumed.reset()
+        kill(resumed, 1)
+        assert stages_after(resumed, 100) <= {1, 2}
+        assert resumed.pool.persistent_states[0] is None or resumed.pool.persistent_states[0]["stage"] <= 2
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,11 @@ def test_attributes_are_set_as_without_an_agent(kind, make):
         each.reset() if kind is DummyVecEnv else each.reset(seed=0)
     rewards = [each.step(np.zeros(1, np.int64))[1][0] for each in (env, reference)]
     assert rewards[0] == rewards[1]
+    for each in (env, reference):
+        each.set_attr("_level", 3) if kind is DummyVecEnv else each.set_attr("_level", [3])
+    assert getattr(env.envs[0].unwrapped, "_level", None) == getattr(
+        reference.envs[0].unwrapped, "_level", None
+    )
     if make is Levels or kind is SyncVectorEnv:  # DummyVecEnv sets the attribute of the outermost wrapper
         assert rewards[0] == 2.0
 
@@ -286,17 +291,16 @@ def test_values_that_are_not_floats_pass(values):
     check_finite("observation", values, 0)
 
 
-UNEVEN = spaces.Box(np.array([-1, -2], np.float32), np.array([1, 2], np.float32))
-
-
 class Uneven(gymnasium.Env):
-    """Environment with the same observation in each step, in a Box with different bounds of each number."""
+    """Environment with the same observation in each step, in a Box whose upper bounds are given."""
 
     action_space = spaces.Discrete(2)
 
-    def __init__(self, observation, key=None):
-        self.observation = np.array(observation, np.float32) if key is None else {key: observation}
-        self.observation_space = UNEVEN if key is None else spaces.Dict({key: UNEVEN})
+    def __init__(self, high, observation, key=None):
+        observation = np.array(observation, np.float32)
+        space = spaces.Box(-np.array(high, np.float32), np.array(high, np.float32))
+        self.observation = observation if key is None else {key: observation}
+        self.observation_space = space if key is None else spaces.Dict({key: space})
 
     def reset(self, **keywords):
         return self.observation, {}
@@ -306,11 +310,11 @@ class Uneven(gymnasium.Env):
 
 
 @pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("high", "value"), [([1, 2], [0.5, 2]), ([[1, 2], [3, 4]], [[0.5, 2], [1, 4]])])
 @pytest.mark.parametrize("key", [None, "place"], ids=["Box", "Dict"])
-def test_bounds_of_stacked_frames(key, normalize):
+def test_bounds_of_stacked_frames(key, high, value, normalize):
     """SB3 repeats the bounds of each number, but concatenates whole frames."""
-    value = np.array([0.5, 2], np.float32)
-    env = VecFrameStack(DummyVecEnv([lambda: Uneven(value, key)] * 2), 3)
+    env = VecFrameStack(DummyVecEnv([lambda: Uneven(high, value, key)] * 2), 3)
     policy = "MlpGTrXLPolicy" if key is None else "MultiInputGTrXLPolicy"
     agent = GTrXLPPO(
         policy,
@@ -326,7 +330,7 @@ def test_bounds_of_stacked_frames(key, normalize):
 
 
 def test_value_outside_the_bounds_of_stacked_frames_warns():
-    env = VecFrameStack(DummyVecEnv([lambda: Uneven([1.5, 2])]), 3)
+    env = VecFrameStack(DummyVecEnv([lambda: Uneven([1, 2], [1.5, 2])]), 3)
     agent = GTrXLPPO("MlpGTrXLPolicy", env, n_steps=8, segment_length=8, batch_size=8, device="cpu")
     with pytest.warns(UserWarning, match=r"is 1.5 at index \[4\], outside of its space"):
         agent.learn(8)

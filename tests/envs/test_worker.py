@@ -71,6 +71,28 @@ def test_long_timeouts(seconds):
         assert env.step(np.zeros(1, np.int64))[0].shape == (1, 3)
 
 
+def test_replay_without_steps_has_a_timeout(monkeypatch):
+    limits, receive = [], Worker.receive
+    monkeypatch.setattr(
+        Worker, "receive", lambda worker, until: (limits.append(until), receive(worker, until))[1]
+    )
+    with closing(WorkerVecEnv([made], Workers(1, timeout=math.inf))) as env:
+        env.reset()
+        (record,) = env.env_method("record")
+        assert env.replay({0: record}) == {0: None}
+    assert not any(map(math.isnan, limits))
+
+
+def test_close_between_the_halves_of_a_step_starts_no_process(tmp_path):
+    env = breaking(tmp_path, back_off=0.0)
+    env.reset()
+    env.step_async(np.zeros(3, np.int64))
+    env.close()
+    with pytest.raises(ValueError, match="the environments are closed"):
+        env.step_wait()
+    assert env.restarts == 0
+
+
 def test_wait_for_a_restart_with_a_long_timeout(tmp_path):
     with closing(breaking(tmp_path, "step raises", n_envs=2, number=2, start_timeout=math.inf)) as env:
         env.reset()

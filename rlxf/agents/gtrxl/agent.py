@@ -105,7 +105,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
             ValueError: if the spaces or the number of environments differ.
         """
         training_env = as_training_env(env, self.n_envs_total, self._first_seed(self.seed))
-        n_envs = getattr(training_env, "num_envs", 1)
+        n_envs = training_env.num_envs if isinstance(training_env, VecEnv) else 1
         if n_envs != self.n_envs:
             raise ValueError(
                 f"the agent trains in {self.n_envs} environments, got {n_envs}; load it from a file with "
@@ -241,6 +241,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
                 alpha, delta or episodes are out of range.
             TypeError: if one of them is not a number.
         """
+        self.ranks.check_single_process("calibrate")
         check_independent_episodes(self.policy)
         return self._calibrate(partial(self._measure_exits, env, episodes, seed), thresholds, alpha, delta)
 
@@ -248,9 +249,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         self, env: Any, episodes: int, seed: int | None, thresholds: tuple[float, ...]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         check_int("episodes", episodes)
-        seed = self._first_seed(seed)
-        training_env = as_training_env(env, self.n_envs_total, seed)
-        vec_env = self._wrap_env(training_env, verbose=0, monitor_wrapper=False)
+        vec_env = self._wrap_env(as_training_env(env, self.n_envs, seed), verbose=0, monitor_wrapper=False)
         with closing(vec_env) if isinstance(env, str) else nullcontext():
             check_for_correct_spaces(vec_env, self.observation_space, self.action_space)
             if seed is not None:

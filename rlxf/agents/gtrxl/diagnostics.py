@@ -172,7 +172,8 @@ def _statistics(info: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of an info that SB3 averages for its log."""
     statistics: dict[str, Any] = {}
     if "episode" in info:
-        statistics["episode"] = {name: float(info["episode"][name]) for name in NUMBERS}
+        episode = info["episode"]
+        statistics["episode"] = {name: float(episode[name]) for name in NUMBERS if name in episode}
     if "is_success" in info:
         statistics["is_success"] = float(info["is_success"])
     return statistics

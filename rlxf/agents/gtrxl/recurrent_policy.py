@@ -278,7 +278,8 @@ class RecurrentPolicy(BasePolicy):
         if self.training:  # set_training_mode visits every module, which takes time in every step
             self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
-        starts_all = None if episode_start is None else bool(torch.as_tensor(episode_start).all())
+        every = torch.all if isinstance(episode_start, Tensor) else np.all
+        starts_all = None if episode_start is None else bool(every(episode_start))
         self._missing_state_warning.record(state, starts_all)
         state, start = self._continue(state, episode_start, _batch_size(obs))
         latent = self.act_early(obs, state, state.advance(start))

@@ -33,7 +33,7 @@ def scripted(mode: AutoresetMode, observations: spaces.Space = VECTOR, actions: 
     return SyncVectorEnv(makes, autoreset_mode=mode)
 
 
-def trained(env: Any, policy: str = "MlpGTrXLPolicy", steps: int = 48, **changes: Any) -> GTrXLPPO:
+def trained(env: Any, policy: str = "MlpGTrXLPolicy", steps: int = 96, **changes: Any) -> GTrXLPPO:
     return small_agent(env, policy, **changes).learn(steps)
 
 

@@ -76,8 +76,12 @@ def vectors():
     return gymnasium.make_vec("CartPole-v1", ENVS, vectorization_mode="sync")
 
 
+def single():
+    return gymnasium.make("CartPole-v1")
+
+
 @pytest.mark.parametrize("passes_env", [False, True], ids=["agent's", "given"])
-@pytest.mark.parametrize("make", [partial(make_vec_env, "CartPole-v1", ENVS), mazes, vectors])
+@pytest.mark.parametrize("make", [partial(make_vec_env, "CartPole-v1", ENVS), mazes, vectors, single])
 def test_evaluation_in_the_training_environment_ends_its_episodes(make, passes_env):
     env = make()
     agent = small_agent(env)
@@ -90,8 +94,19 @@ def test_evaluation_in_the_training_environment_ends_its_episodes(make, passes_e
         return True
 
     agent.learn(2 * ROLLOUT, record, reset_num_timesteps=False)
-    assert agent.num_timesteps == 4 * ROLLOUT
     assert (positions[0] == 0).all(), "each environment starts a new episode"
+
+
+def test_interrupted_evaluation_ends_the_episodes_of_the_training():
+    agent = small_agent(make_vec_env("CartPole-v1", ENVS))
+    agent.learn(2 * ROLLOUT)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(agent, episodes=4, on_step=interrupt)
+    assert agent._last_obs is None
 
 
 def test_evaluation_in_other_environments_does_not_end_episodes():
@@ -150,9 +165,3 @@ def test_result_of_a_gymnasium_reset_is_refused():
     agent = small_agent(scripts(shifted(ENVS)))
     with pytest.raises(ValueError, match="pass the observation only"):
         agent.predict((agent.env.reset(), {}))
-
-
-def test_environments_by_id_have_the_same_number():
-    agent = small_agent(make_vec_env("CartPole-v1", ENVS))
-    agent.set_env("CartPole-v1")
-    assert agent.env.num_envs == ENVS
