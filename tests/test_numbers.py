@@ -252,7 +252,8 @@ def test_table_of_popgym():
         returns = np.array(run["returns"])
         iqm = stratified_interquartile_mean([returns[None]])
         cells = [run["task"], f"{iqm.value:.3f} ({iqm.low:.3f} to {iqm.high:.3f})", f"{returns.mean():.3f}"]
-        row = " | ".join([*cells, f"{sampled[run['task']]:.3f}"])
+        key = run["task"] if run["agent"] == "gtrxl" else f"{run['task']}/{run['agent']}"
+        row = " | ".join([*cells, f"{sampled[key]:.3f}"])
         assert re.search(rf"^\| {re.escape(row)} \| [-.0-9]* \| {run['steps']:,} \|$", page, re.MULTILINE), (
             row
         )

@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from rlxf.attention import KNN, Compressive, Full, Performer, RoPE, Window
+from rlxf.attention import CALM, KNN, Compressive, Full, Performer, RoPE, Window
 from rlxf.envs import FaultyEnvironmentError
 from rlxf.envs.resume import ActionReplay
 from rlxf.training import CheckpointFolder, CheckpointWriter, read_archive, stop_on_signals
@@ -96,6 +96,26 @@ def assert_close(actual, expected, names=("order", "drawn", "done")):
     assert actual["returns"] == pytest.approx(expected["returns"], abs=1e-4)
     for name in names:
         assert actual[name] == expected[name], name
+
+
+def test_environments_by_id_are_divided_among_processes():
+    def work():
+        learner = agent("CartPole-v1")
+        learner.set_env("CartPole-v1")
+        return learner.env.reset().tolist()
+
+    expected = work()
+    first, second = on_ranks(2, work)
+    assert first + second == expected
+
+
+def test_calibration_is_refused_in_several_processes():
+    def work():
+        learner = agent(core=replace(small_core(), depth=CALM()))
+        with pytest.raises(ValueError, match="calibrate"):
+            learner.calibrate("CartPole-v1")
+
+    assert on_ranks(2, work) == [None, None]
 
 
 def test_two_processes_have_gradients_of_one():
