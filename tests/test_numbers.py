@@ -71,7 +71,7 @@ def test_table_of_curricula():
         names = ["active" if "Active" in task else "passive", f"`{core}`".replace("`attention`", "attention")]
         cells = [*names, penalty, *(curriculum.cell(runs, each) for each in corridors)]
         assert f"\n| {' | '.join(cells)} |" in page
-    section = page.partition("## T-Maze with a curriculum")[2].partition("\n## ")[0]
+    section = page.partition("### Longer corridors after an evaluation")[2].partition("\n## ")[0]
     assert section.count("\n| ") == 1 + len(trainings)
 
 
@@ -272,6 +272,24 @@ def test_table_of_popgym_with_three_seeds():
         means = ", ".join(f"{np.mean(run['returns']):.3f}" for run in own)
         steps = ", ".join(f"{run['steps']:,}" for run in own)
         assert f"| {task} | {means} | {steps} |" in page
+
+
+def test_table_of_the_t_maze_with_a_curriculum():
+    runs = json.loads((NUMBERS / "tmaze-curriculum.json").read_text())["runs"]
+    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    for task in dict.fromkeys(run["task"] for run in runs):
+        own = [run for run in runs if run["task"] == task]
+        steps = [run["steps"] for run in own if np.mean(run["returns"]) >= 0.95]
+        kind, penalty, corridor = task.split("-")
+        cells = [
+            kind,
+            penalty.replace("paper", "schedule"),
+            f"{int(corridor):,}",
+            f"{len(steps)} of {len(own)}",
+        ]
+        minutes = np.median([run["seconds"] for run in own]) / 60
+        cells += [f"{np.median(steps):,.0f}", f"{max(steps):,}", f"{minutes:.1f}"]
+        assert f"\n| {' | '.join(cells)} |\n" in page, task
 
 
 def test_numbers_of_the_sweep():
