@@ -119,7 +119,7 @@ def _limits_of(space: spaces.Space[Any], stack: Any) -> _Limits:
 
     Args:
         space: space of one observation.
-        stack: SB3's ``StackedObservations`` of a ``VecFrameStack``; None without it.
+        stack: attribute ``stacked_obs`` of SB3's ``VecFrameStack``; None without it.
     """
     parts = space.spaces if isinstance(space, spaces.Dict) else {None: space}
     boxes = {key: part for key, part in parts.items() if isinstance(part, spaces.Box)}

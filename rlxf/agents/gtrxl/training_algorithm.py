@@ -110,11 +110,19 @@ class PolicyUpdate:
         else:
             self._clear_gradients()  # also those of parameters that are no longer trained
             self._set_gradients()
+            if self.target_kl is not None:
+                self._copy_gradients()
         self.ranks.all_reduce_gradients(self._parameters)
         norm = clip_grad_norm_checked(parts, self.policy, self._parameters, self.max_grad_norm)
         self._record({"grad_norm": norm})
         self.policy.optimizer.step()
         self.policy.transformer.after_update()
+
+    def _copy_gradients(self) -> None:
+        """Copy the gradients, whose memory a captured program overwrites in the minibatch that stops."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     def _backward(self, loss: Tensor) -> None:
         if self.accumulation_steps == 1:
