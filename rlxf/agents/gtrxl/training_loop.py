@@ -225,6 +225,7 @@ class TrainingLoop(GTrXLAgent):
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
+        self._warn_of_zero_learning_rate(total_timesteps)
         callback.on_training_start(locals(), globals())
         if run is not None:
             resume.restore_generators(run, self.logger, self.order)
@@ -235,19 +236,30 @@ class TrainingLoop(GTrXLAgent):
             self._between_rollouts = False
         return self
 
-    def _iterate(self, total_timesteps: int, callback: BaseCallback, log_interval: int) -> None:
-        """Alternate rollouts and updates until ``total_timesteps``, or until a callback stops training.
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        """Set the remaining progress as in SB3, but 0 where the last rollout exceeds ``total_timesteps``."""
+        super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
 
-        Schedules in an update are those at the start of its rollout, so the first update has their first
-        value, and a learning rate that decreases to 0 is above 0 in the last one. SB3 uses those at the end.
-        """
+    def _warn_of_zero_learning_rate(self, total_timesteps: int) -> None:
+        """Warn if the training has one rollout and its learning rate decreases to 0, as by default."""
+        rollout = self.n_steps * self.n_envs_total
+        is_last = self.num_timesteps < total_timesteps <= self.num_timesteps + rollout
+        if is_last and self.num_timesteps == 0 and self.lr_schedule(0.0) == 0:
+            warn_user(
+                f"the weights will not change: {total_timesteps:,} steps are one rollout, of {rollout:,} "
+                f"steps, and the learning rate of its update, the last one, is 0; increase total_timesteps, "
+                f"decrease n_steps, or pass a constant learning_rate"
+            )
+
+    def _iterate(self, total_timesteps: int, callback: BaseCallback, log_interval: int) -> None:
+        """Alternate rollouts and updates until ``total_timesteps``, or until a callback stops training."""
         assert self.env is not None
         self._between_rollouts = True
-        while (start := self.num_timesteps) < total_timesteps:
+        while self.num_timesteps < total_timesteps:
             if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):
                 break
             self.iterations += 1
-            self._update_current_progress_remaining(start, total_timesteps)
+            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
             if self.iterations % log_interval == 0:
                 self.dump_logs(self.iterations)
             self.train()
