@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from rlxf.data.spaces import FLAT, discrete_sizes, discrete_start, parts_of, tolerant_bounds
-from rlxf.envs.vector import GymnasiumVecEnv
+from rlxf.envs.vector import innermost_env
 from rlxf.envs.wrappers import TransparentWrapper
 from rlxf.utils.errors import FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
@@ -234,8 +234,7 @@ def with_checked_steps(env: gymnasium.Env | VecEnv) -> Any:
     """
     if isinstance(env, gymnasium.Env):
         return CheckedSteps(env)
-    inner: Any = env.unwrapped
-    inner = inner.env.unwrapped if isinstance(inner, GymnasiumVecEnv) else inner
+    inner = innermost_env(env)
     if isinstance(inner, DummyVecEnv | SyncVectorEnv):
         inner.envs = [
             each if isinstance(each, CheckedSteps) else CheckedSteps(each, index)

@@ -31,6 +31,12 @@ def has_filler_rows(env: VecEnv) -> bool:
     return isinstance(inner, GymnasiumVecEnv) and inner.env.metadata["autoreset_mode"] is next_step
 
 
+def innermost_env(env: VecEnv) -> Any:
+    """Return the vector environment inside all wrappers, of Stable-Baselines3 or of Gymnasium."""
+    inner: Any = env.unwrapped
+    return inner.env.unwrapped if isinstance(inner, GymnasiumVecEnv) else inner
+
+
 def check_frame_stack(env: VecEnv) -> None:
     """Raise ValueError if a ``VecFrameStack`` is around environments with filler rows.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlxf.envs.sb3_vec_env import Make
 from rlxf.envs.worker import CLOSE_TIMEOUT, MAX_WAIT, Worker
-from rlxf.envs.worker_process import CLOSE, Call, CallFailure, call
+from rlxf.envs.worker_process import CLOSE, Call, CallFailure, call, failures_of
 from rlxf.utils.errors import BrokenEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -246,7 +246,7 @@ class WorkerPool:
                 self._pending_restarts.remove(pending)
                 self._workers_by_env |= dict.fromkeys(reset_results, pending.worker)
                 results |= reset_results
-                for i in _failed(reset_results):
+                for i in failures_of(reset_results):
                     self.persistent_states[i] = None  # it may be the cause, so the next restart is without it
         return results
 
@@ -311,10 +311,6 @@ class WorkerPool:
             raise self._final_error
         if self._is_closed:
             raise ValueError("the environments are closed: create new ones")
-
-
-def _failed(results: Mapping[int, Any]) -> list[int]:
-    return [i for i, result in results.items() if isinstance(result, CallFailure)]
 
 
 @contextmanager

@@ -37,6 +37,7 @@ def restore_safe_path() -> None:
 
 
 restore_safe_path()  # in the fork server, which imports this module, or in a spawned process
+
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """Name of a method of `WorkerEnv`, and its positional and keyword arguments."""
 
@@ -235,6 +236,11 @@ def _run_call(served: dict[int, WorkerEnv], makes: Mapping[int, Make], i: int, c
         return CallFailure.raised(error, where)
 
 
+def failures_of(results: Mapping[int, Any]) -> dict[int, CallFailure]:
+    """Return the failures among the results of calls."""
+    return {i: result for i, result in results.items() if isinstance(result, CallFailure)}
+
+
 def _send(pipe: Connection, request_id: int, results: dict[int, Any]) -> None:
     try:
         pipe.send_bytes(_pickled_reply(request_id, results))
@@ -247,10 +253,8 @@ def _pickled_reply(request_id: int, results: dict[int, Any]) -> Any:
 
     If they cannot be pickled, as an info with a lock, the reply is a failure.
     """
-    try:
+    with suppress(Exception):
         return ForkingPickler.dumps((request_id, results))
-    except Exception:
-        pass
     try:
         return ForkingPickler.dumps((request_id, CloudpickleWrapper(results)))
     except Exception as error:

@@ -20,7 +20,7 @@ from rlxf.envs.spaces import (
     row_of,
 )
 from rlxf.envs.worker_pool import WorkerPool, Workers, close_on_error, env_label, failure_error
-from rlxf.envs.worker_process import Call, CallFailure, call
+from rlxf.envs.worker_process import Call, call, failures_of
 
 REPLAY_STEPS_PER_TIMEOUT = 1000
 """Number of replayed steps for which `WorkerVecEnv.replay` adds one ``workers.timeout``."""
@@ -236,7 +236,7 @@ class WorkerVecEnv(VecEnv):
             self.pool.start_timeout + self.pool.workers.timeout * max(steps, 1) / REPLAY_STEPS_PER_TIMEOUT
         )
         self._restart_failed(results)
-        failures = _failures(results)
+        failures = failures_of(results)
         return results | {i: f"{env_label([i])} {failure.cause}" for i, failure in failures.items()}
 
     def load_restart_state(self, states: Sequence[Mapping[str, Any]]) -> None:
@@ -284,7 +284,7 @@ class WorkerVecEnv(VecEnv):
         """Return the results of slow calls; before the first reset, a fault raises an error."""
         self.pool.send_calls(calls)
         results = self.pool.receive(self.pool.start_timeout)
-        failures = _failures(results)
+        failures = failures_of(results)
         if failures and not self._was_reset:
             first = failures[min(failures)]
             raise failure_error([i for i, failure in failures.items() if failure is first], first)
@@ -308,10 +308,10 @@ class WorkerVecEnv(VecEnv):
 
         An environment that raises in a query is not restarted.
         """
-        fatal = {i: failure for i, failure in _failures(results).items() if failure.fatal}
+        fatal = {i: failure for i, failure in failures_of(results).items() if failure.fatal}
         self._restart_failed(fatal)
         replies = {i: result for i, result in results.items() if i not in fatal}
-        for i, failure in _failures(replies).items():
+        for i, failure in failures_of(replies).items():
             error = failure_error([i], failure)
             kind = AttributeError if failure.error == "AttributeError" else RuntimeError
             raise kind(str(error)) from error
@@ -328,15 +328,11 @@ class WorkerVecEnv(VecEnv):
 
     def _restart_failed(self, results: Mapping[int, Any]) -> dict[int, Any]:
         """Schedule restarts for the failures among the results, and return the other results."""
-        failures = _failures(results)
+        failures = failures_of(results)
         self.pool.schedule_restarts(failures)
         for i in failures:
             self._first_results.pop(i, None)
         return {i: result for i, result in results.items() if i not in failures}
-
-
-def _failures(results: Mapping[int, Any]) -> dict[int, CallFailure]:
-    return {i: result for i, result in results.items() if isinstance(result, CallFailure)}
 
 
 def restart_counts(env: VecEnv) -> dict[str, int]:

@@ -24,7 +24,7 @@ from rlxf.envs.make import make_vec_env
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, resume_envs_at_exit
 from rlxf.envs.specs import env_id_of
 from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.vector import GymnasiumVecEnv, check_frame_stack, has_filler_rows
+from rlxf.envs.vector import check_frame_stack, has_filler_rows, innermost_env
 from rlxf.utils.warnings import warn_user
 
 
@@ -196,8 +196,7 @@ def _is_trained_in(agent: Any, env: VecEnv) -> bool:
 
 def _innermost(env: VecEnv) -> set[int]:
     """Return the ids of the single environments or, if they are not in this process, of their container."""
-    inner: Any = env.unwrapped
-    inner = inner.env.unwrapped if isinstance(inner, GymnasiumVecEnv) else inner
+    inner = innermost_env(env)
     return {id(each.unwrapped) for each in getattr(inner, "envs", [inner])}
 
 

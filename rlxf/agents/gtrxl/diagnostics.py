@@ -168,12 +168,16 @@ class EpisodeStatistics:
             record(infos, np.ones(len(infos), np.bool_))
 
 
+def episode_numbers(episode: dict[str, Any]) -> dict[str, float]:
+    """Return the `NUMBERS` that the info of an episode has."""
+    return {name: float(episode[name]) for name in NUMBERS if name in episode}
+
+
 def _statistics(info: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of an info that SB3 averages for its log."""
     statistics: dict[str, Any] = {}
     if "episode" in info:
-        episode = info["episode"]
-        statistics["episode"] = {name: float(episode[name]) for name in NUMBERS if name in episode}
+        statistics["episode"] = episode_numbers(info["episode"])
     if "is_success" in info:
         statistics["is_success"] = float(info["is_success"])
     return statistics

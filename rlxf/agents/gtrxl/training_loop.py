@@ -26,7 +26,7 @@ from rlxf.agents.gtrxl import resume
 from rlxf.agents.gtrxl.agent import GTrXLAgent
 from rlxf.agents.gtrxl.config import check_has_env, check_schedules, hyperparameters
 from rlxf.agents.gtrxl.core import check_filler_rows
-from rlxf.agents.gtrxl.diagnostics import NUMBERS, EpisodeStatistics, TrainingDiagnostics
+from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics, episode_numbers
 from rlxf.agents.gtrxl.environments import RolloutEnvs, as_array, rollout_envs
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer, map_obs
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
@@ -280,10 +280,7 @@ class TrainingLoop(GTrXLAgent):
         environment, groups = resume.gather_environments(self.env, self.ranks, state)
         run = {
             "iterations": self.iterations,
-            "episodes": [
-                {name: float(each[name]) for name in NUMBERS if name in each}
-                for each in self.ep_info_buffer or ()
-            ],
+            "episodes": list(map(episode_numbers, self.ep_info_buffer or ())),
             "successes": [float(each) for each in self.ep_success_buffer or ()],
             "log": resume.pending_values(self.logger),
             "first_return": self._diagnostics.entropy.first_return,
