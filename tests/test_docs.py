@@ -59,6 +59,7 @@ def marks(page: Path) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=marks(page), id=name(page)) for page in PAGES])
+@pytest.mark.filterwarnings("error:the weights will not change")
 @pytest.mark.usefixtures("minari_root", "restored_registry", "_no_progress_bars")
 def test_programs_of_a_page_print_the_shown_output(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
