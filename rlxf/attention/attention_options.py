@@ -126,5 +126,5 @@ class OutputGate(nn.Module):
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
-    """Repeat each of the heads of x (B, K, T, D) for its group of queries: (B, H, T, D)."""
+    """Repeat each of the heads of x (B, K, ...) for its group of queries: (B, H, ...)."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -243,6 +243,14 @@ def test_steps_compute_products_in_another_dtype(monkeypatch):
     assert torch.equal(acts_alone(model)[0], before)
 
 
+def test_steps_under_autocast_use_the_general_step(monkeypatch):
+    model = model_of(CORE)
+    before, _ = acts_alone(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not torch.equal(acts_alone(model)[0], before)
+        assert_same_bits(model, monkeypatch)
+
+
 @pytest.mark.parametrize(
     "register", [register_module_forward_hook, register_module_forward_pre_hook], ids=["hook", "pre-hook"]
 )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention import Attention, Projected
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.attention_options import PLAIN, AttentionOptions, OutputGate
+from rlxf.attention.attention_options import PLAIN, AttentionOptions, OutputGate, repeat_heads
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.kernels.softmax import SoftmaxAttention
 from rlxf.attention.modules import RMSNorm
@@ -135,6 +135,15 @@ class DifferentialAttention(Attention):
         """Return keys (B, 2 K, S, d) and values (B, K, S, D)."""
         k, v = super().prepare_keys(projected, position)
         return k, v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3)
+
+    def repeat_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Repeat keys (B, 2 K, S, d) in pairs, and values (B, K, S, D), for the 2 H maps.
+
+        Map n of head h reads half n of its key, and its value.
+        """
+        pairs = k.unflatten(1, (-1, 2))
+        keys = repeat_heads(pairs, self.heads // 2).flatten(1, 2)
+        return keys, repeat_heads(v, self.heads)
 
     def _difference(self, y: Tensor) -> Tensor:
         """Subtract the second map of each head: y (B, 2 H, ...) -> (B, H, ...)."""

@@ -190,7 +190,7 @@ def yarn_speeds(rope: RoPE, size: int, device: torch.device | None) -> Tensor:
     low, high = (_pair_of_turns(rope, size, turns) for turns in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, size - 1)
+    low, high = max(low, 0), max(0, min(high, size - 1))
     pairs = torch.arange(size // 2, dtype=torch.float64, device=device)
     slowed = ((pairs - low) / (high - low if high != low else 0.001)).clamp(0, 1)
     speeds = frequencies(size, rope.base, device)

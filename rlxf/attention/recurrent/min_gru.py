@@ -60,6 +60,7 @@ class MinGRUMixer(RecurrentMixer):
         return {"state": zeros(self.gate.weight, batch, self.gate.out_features)}
 
     def forward(self, x: Tensor, runs: EpisodeRuns, state: MixerState) -> tuple[Tensor, MixerState]:
-        gate = self.gate(x).sigmoid()
-        states = linear_scan(runs.decays(1 - gate), runs.inputs(gate * self.candidate(x)), state["state"])
+        logit = self.gate(x).to(state["state"].dtype)  # in bfloat16, 1 - z would be 1 for a small z
+        inputs = logit.sigmoid() * self.candidate(x)
+        states = linear_scan(runs.decays((-logit).sigmoid()), runs.inputs(inputs), state["state"])
         return self.output(states.to(x.dtype)), {"state": states[:, -1]}

@@ -84,7 +84,8 @@ class HadamardMemory(RecurrentMixer):
     def forward(self, x: Tensor, runs: EpisodeRuns, state: MixerState) -> tuple[Tensor, MixerState]:
         k, q = (_normalize_rectified(projection(x)) for projection in (self.key, self.query))
         theta = self.theta[self.spec.row(runs.position)]
-        calibration = 1 + (theta[..., :, None] * self.calibration(x)[..., None, :]).tanh()
+        rates = theta[..., :, None] * self.calibration(x)[..., None, :]
+        calibration = 1 + rates.to(state["state"].dtype).tanh()
         written = (self.strength(x).sigmoid() * self.value(x))[..., :, None] * k[..., None, :]
         states = growing_scan(runs.decays(calibration), runs.inputs(written), state["state"])
         y = (states @ q.to(states.dtype)[..., None])[..., 0].to(x.dtype) + self.shortcut(x)

@@ -1,7 +1,9 @@
 """Reversible layers: the inputs of a layer are recomputed from its outputs."""
 
 from collections.abc import Callable, MutableSequence, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -122,9 +124,9 @@ class Sublayer:
     Args:
         writes: half that the output is added to, 0 or 1.
         branch: function of the other half, (B, T, C) -> (B, T, C).
-        weights: trainable parameters that the branch uses.
-        signal: position signal that is added to both halves before the sublayer, given one half; None for
-            none.
+        weights: trainable parameters that the branch and the signal use.
+        signal: position signal that is added to both halves before the sublayer. Its argument is a half, of
+            which it uses the shape, dtype and device; None for no signal.
     """
 
     writes: int
@@ -147,7 +149,7 @@ class Sublayer:
             gradients: gradients of the outputs; replaced by those of the inputs.
 
         Returns:
-            The gradients of ``weights``; None for a weight that the branch did not use.
+            The gradients of ``weights``; None for a weight that was not used.
         """
         source = halves[1 - self.writes].detach().requires_grad_()
         with torch.enable_grad():
@@ -157,10 +159,25 @@ class Sublayer:
             output, (source, *self.weights), gradients[self.writes], allow_unused=True
         )
         gradients[1 - self.writes] = gradients[1 - self.writes] + source_gradient
-        signal = self.signal(halves[0])
-        if signal is not None:
-            halves[:] = [half - signal for half in halves]
-        return tuple(weight_gradients)
+        signal_gradients = self._invert_signal(halves, gradients[0] + gradients[1])
+        return tuple(map(_sum_of_gradients, weight_gradients, signal_gradients))
+
+    def _invert_signal(self, halves: list[Tensor], gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Subtract the signal from the halves, and return its gradients for ``weights``."""
+        with torch.enable_grad():
+            signal = self.signal(halves[0])
+        unused = (None,) * len(self.weights)
+        if signal is None:
+            return unused
+        halves[:] = [half - signal.detach() for half in halves]
+        if not signal.requires_grad:
+            return unused
+        return torch.autograd.grad(signal, tuple(self.weights), gradient, allow_unused=True)
+
+
+def _sum_of_gradients(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Return the sum of the gradients of a weight, of which None is zero."""
+    return second if first is None else first if second is None else first + second
 
 
 def run_reversibly(passes: SegmentStack, x: Tensor) -> Tensor:
@@ -179,11 +196,11 @@ def _sublayers(passes: SegmentStack, pass_index: int) -> tuple[Sublayer, Sublaye
     """Return the attention and the feed-forward sublayer of a pass."""
     block: Any = passes.blocks[pass_index]  # with attention: `Reversible.check` excludes recurrences
     mask = passes.masks[pass_index]
-    position = [] if mask.position is None else _weights(passes.embedding)
+    position = _weights(passes.embedding)
 
     def attend(half: Tensor) -> Tensor:
         # A mask caches learned position tables with their graph, so each graph needs its own copy.
-        own_mask = replace(mask) if position else mask
+        own_mask = mask if mask.position is None else replace(mask)
         memory = passes.view.tokens(pass_index, half)
         return block.attention_branch(block.attention_norm.normalize(half), memory, own_mask)
 
@@ -204,11 +221,20 @@ def _weights(*modules: nn.Module) -> list[Tensor]:
     return [weight for module in modules for weight in module.parameters() if weight.requires_grad]
 
 
+def current_autocast(device_type: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return a function that creates a context with the present settings of ``torch.autocast``."""
+    if not torch.amp.is_autocast_available(device_type):
+        return nullcontext
+    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    return partial(torch.autocast, device_type, dtype, enabled)
+
+
 class _ReversibleFunction(torch.autograd.Function):
     """Autograd function that applies sublayers in order. Backward inverts them in reverse order.
 
-    Backward restores the random state of each sublayer, so dropout is the same. The inputs of sublayers that
-    write the first half, which are the inputs of the layers, are appended to ``hidden``.
+    Backward restores ``torch.autocast`` and the random state of each sublayer, so dropout is the same. The
+    inputs of sublayers that write the first half, which are the inputs of the layers, are appended to
+    ``hidden``.
 
     Small long-lived tensors (random states, gradients of weights) are allocated before large temporary ones.
     Otherwise they would fragment the CPU heap, and later large tensors would not fit into the gaps.
@@ -224,7 +250,7 @@ class _ReversibleFunction(torch.autograd.Function):
             sublayer.forward(halves)
             if sublayer.writes == 0:
                 hidden.append(halves[1])
-        ctx.sublayers, ctx.weights = sublayers, weights
+        ctx.sublayers, ctx.weights, ctx.autocast = sublayers, weights, current_autocast(x.device.type)
         y = torch.cat(halves, dim=-1)
         ctx.save_for_backward(y)
         return y
@@ -237,7 +263,9 @@ class _ReversibleFunction(torch.autograd.Function):
         current = RandomState.current(y)
         for sublayer, state in zip(reversed(ctx.sublayers), reversed(ctx.states), strict=True):
             state.restore()
-            for weight, part in zip(sublayer.weights, sublayer.invert(halves, gradients), strict=True):
+            with ctx.autocast():
+                parts = sublayer.invert(halves, gradients)
+            for weight, part in zip(sublayer.weights, parts, strict=True):
                 if part is not None:
                     totals[weight] += part
                     used.add(weight)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlxf.attention import Differential, Full, RoPE, TokenIndex, TransformerSpec
+from rlxf.attention import XL, Differential, Full, RoPE, TokenIndex, TransformerSpec
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.differential import DifferentialAttention
 from tests.attention.oracle import close, fill, load, put
@@ -33,6 +33,23 @@ def test_attention_over_memory(position, output):
     key = TokenIndex.range(len(X), MEMORY.shape[1] + X.shape[1])
     mask = AttentionMask(key.last(X.shape[1]), key, Full(), True, torch.float64, heads=2 * HEADS)
     close(module(X, module.project(MEMORY), mask), VECTOR[output])
+
+
+def test_grouped_heads_equal_heads_with_repeated_weights():
+    """Map n of head h reads half n of key h K // H."""
+    grouped = TransformerSpec(
+        width=16, heads=4, kv_heads=2, kernel=Differential(), position=RoPE(), memory=XL(3)
+    ).build()
+    full = TransformerSpec(width=16, heads=4, kernel=Differential(), position=RoPE(), memory=XL(3)).build()
+    weights = grouped.state_dict()
+    for name, value in weights.items():
+        if "qkv" in name:
+            q, k, v = value.split([16, 8, 8])
+            repeated = [x.unflatten(0, (2, 4)).repeat_interleave(2, 0).flatten(0, 1) for x in (k, v)]
+            weights[name] = torch.cat([q, *repeated])
+    full.load_state_dict(weights)
+    x, index = torch.linspace(-2, 2, 160).sin().view(1, 10, 16), TokenIndex.range(1, 10)
+    close(grouped(x, index)[0], full(x, index)[0], 1e-6)
 
 
 def test_initial_lambda_of_a_layer():

@@ -103,3 +103,10 @@ def test_yarn_never_slows_the_fastest_pair(length, truncate):
     """It turns less than ``beta_slow`` times in few tokens, but limits are at least pair 0."""
     rope = RoPE(scaling="yarn", factor=4.0, original_length=length, truncate=truncate)
     assert rope.frequencies(16)[0] == RoPE().frequencies(16)[0]
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+@pytest.mark.parametrize("length", [1, 3, 64, 2000])
+def test_yarn_slows_the_slowest_pair_by_the_factor(length, truncate):
+    rope = RoPE(scaling="yarn", factor=4.0, original_length=length, truncate=truncate)
+    torch.testing.assert_close(rope.frequencies(16)[-1] * 4, RoPE().frequencies(16)[-1])

@@ -54,6 +54,17 @@ def test_norm_of_zeros_in_float16_has_finite_gradients():
     assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["MinGRU", "SHM"])
+def test_states_of_bfloat16_weights_keep_their_time_constants(name):
+    """In bfloat16, ``1 - z`` is 1 for gates below 2^-9, and a state would grow without limit."""
+    mixer = TECHNIQUES[name].build(WIDTH, HEADS).bfloat16()
+    x, runs = torch.ones(1, 3000, WIDTH), EpisodeRuns.of(TokenIndex.range(1, 3000), torch.full((1,), EMPTY))
+    with torch.no_grad():
+        _, state = mixer(x.bfloat16(), runs, mixer.initial_state(1))
+        _, expected = mixer.float()(x, runs, mixer.initial_state(1))
+    torch.testing.assert_close(state, expected, rtol=0.05, atol=0.05)
+
+
 def test_saturated_gates_of_agalite_keep_the_digits_of_small_decays():
     """``1 - gamma`` and ``1 - beta`` are about e^-15, which float32 loses next to 1."""
     mixer = TECHNIQUES["AGaLiTe"].build(WIDTH, HEADS)

@@ -18,6 +18,7 @@ from rlxf.attention import (
     XL,
     AdaptiveSpan,
     DynamicSpan,
+    LearnedPerLayer,
     Reversible,
     Routing,
     T5Bias,
@@ -47,6 +48,7 @@ SPECS = {
     "universal": replace(SPEC, depth=Universal(), position=UniversalSinusoid()),
     "ACT": replace(SPEC, depth=ACT(bias=-1.0), position=UniversalSinusoid()),
     "spans": replace(SPEC, kernel=AdaptiveSpan(limit=4, ramp=3)),
+    "learned signals": replace(SPEC, position=LearnedPerLayer(600)),
     "dropout": replace(SPEC, dropout=0.3),
     "encoder": replace(SPEC, causal=False),
 }
@@ -102,6 +104,22 @@ def test_reversible_equals_stored_activations(spec, length, monkeypatch):
     monkeypatch.setattr(Reversible, "run_passes", Residual.run_passes)
     for part, reference in zip(actual, train_segments(model, length), strict=True):
         assert_close_for_dtype(part, reference)
+
+
+def test_backward_uses_the_autocast_of_forward(monkeypatch):
+    """Gradients are those of stored activations, although backward is called outside of the context."""
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            y, _ = model(x, TokenIndex.range(2, 8))
+        (y * numbers(*y.shape, seed=8)).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    model, x = new_model(SPEC), numbers(2, 8, SPEC.width).float()
+    actual = gradients()
+    monkeypatch.setattr(Reversible, "run_passes", Residual.run_passes)
+    torch.testing.assert_close(actual, gradients(), rtol=1e-4, atol=1e-4)
 
 
 BATCH, LENGTH, WIDTH = 2, 256, 64
