@@ -130,6 +130,7 @@ class CurriculumEnv(gymnasium.Wrapper):
         self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
         self.curriculum, self.stage, self.stages = curriculum, 1, len(env_fns)
         self._env_fns, self._spec, self._env_stage = env_fns, spec, 1
+        self._training_stage = 1
         self._returns: deque[float] = deque(maxlen=curriculum.episodes)
         self._return, self._unseeded, self._generator = 0.0, True, np.random.default_rng()
 
@@ -158,6 +159,14 @@ class CurriculumEnv(gymnasium.Wrapper):
         if terminated or truncated:
             self._advance()
         return observation, reward, terminated, truncated, {**info, STAGE: self._env_stage}
+
+    def begin_evaluation(self) -> None:
+        """Use the task, the last stage, from the next reset until `end_evaluation`; returns do not count."""
+        self._training_stage, self.stage = self.stage, self.stages
+
+    def end_evaluation(self) -> None:
+        """Use the stage of the training again, from the next reset."""
+        self.stage = self._training_stage
 
     def persistent_state(self) -> dict[str, Any]:
         """Return what lasts across episodes, as JSON: the stage, its last returns, and the state of its task.

@@ -233,8 +233,9 @@ class EvaluationCallback(PeriodicCallback):
 
     def on_interval(self) -> int:
         """Evaluate and log; save the agent if it is the best so far."""
-        if isinstance(self.env, VecEnv) and unwrap_vec_normalize(self.env) is not None:
-            copy_statistics(self.training_env, self.env)
+        training_env = self.model.get_env()  # None for an offline agent, which has no statistics to copy
+        if isinstance(self.env, VecEnv) and unwrap_vec_normalize(self.env) and training_env is not None:
+            copy_statistics(training_env, self.env)
         with preserve_rng_state():
             self.last = evaluate(
                 self.model,

@@ -15,11 +15,12 @@ from stable_baselines3.common.vec_env import (
     VecEnv,
     VecMonitor,
     VecNormalize,
-    is_vecenv_wrapped,
     unwrap_vec_normalize,
+    unwrap_vec_wrapper,
 )
 
 from rlxf.data.reference_scores import ReferenceScores, scores_from_table
+from rlxf.envs.curriculum import CurriculumEnv
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, resume_envs_at_exit
 from rlxf.envs.specs import env_id_of
@@ -69,11 +70,15 @@ def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None)
     """
     with _prepared(agent, env, n_envs) as vec_env:
         check_frame_stack(vec_env)
-        if seed is not None:
-            vec_env.seed(seed)
         is_trained_in = _is_trained_in(agent, vec_env)
         try:
-            with _frozen_statistics(unwrap_vec_normalize(vec_env)), resume_envs_at_exit(vec_env):
+            with (
+                _frozen_statistics(unwrap_vec_normalize(vec_env)),
+                _task_of_curriculum(vec_env),
+                resume_envs_at_exit(vec_env),
+            ):
+                if seed is not None:
+                    vec_env.seed(seed)
                 yield vec_env
         finally:
             if is_trained_in:
@@ -101,8 +106,15 @@ def warn_of_missing_statistics(agent: Any, env: VecEnv) -> None:
 
 
 def is_monitored(env: VecEnv) -> bool:
-    """Return whether SB3's ``Monitor`` or ``VecMonitor`` reports the raw return of each episode."""
-    return is_vecenv_wrapped(env, VecMonitor) or all(env.env_is_wrapped(Monitor))
+    """Return whether SB3's ``Monitor`` or ``VecMonitor`` reports the raw return of each episode.
+
+    A ``VecMonitor`` around a ``VecNormalize`` reports the sum of scaled rewards.
+    """
+    monitor = unwrap_vec_wrapper(env, VecMonitor)
+    if monitor is None:
+        return all(env.env_is_wrapped(Monitor))
+    normalizer = unwrap_vec_normalize(monitor)
+    return normalizer is None or not normalizer.norm_reward
 
 
 def raw_rewards(env: VecEnv, rewards: np.ndarray) -> np.ndarray:
@@ -198,6 +210,19 @@ def _innermost(env: VecEnv) -> set[int]:
     """Return the ids of the single environments or, if they are not in this process, of their container."""
     inner = innermost_env(env)
     return {id(each.unwrapped) for each in getattr(inner, "envs", [inner])}
+
+
+@contextmanager
+def _task_of_curriculum(env: VecEnv) -> Iterator[None]:
+    """Context manager in which environments with a curriculum use its last stage, and do not advance."""
+    if not all(env.env_is_wrapped(CurriculumEnv)):
+        yield
+        return
+    env.env_method("begin_evaluation")
+    try:
+        yield
+    finally:
+        env.env_method("end_evaluation")
 
 
 @contextmanager

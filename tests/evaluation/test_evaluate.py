@@ -42,6 +42,12 @@ def test_number_of_episodes(episodes):
     assert report.episodes == episodes
 
 
+def test_returns_of_a_monitor_around_a_normalization_are_raw():
+    env = VecNormalize(vec(Countdown(4)), norm_obs=False)
+    env.ret_rms.var = np.array(100.0)
+    assert evaluate(Idle(), VecMonitor(env), 3).returns.tolist() == [10.0] * 3
+
+
 def test_truncated_episodes_count():
     report = evaluate(Idle(), vec(Countdown(4, truncates=True)), 3)
     assert report.returns.tolist() == [10.0] * 3
