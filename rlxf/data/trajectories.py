@@ -1,8 +1,9 @@
 """Trajectories as flat arrays, windows of their steps, and normalization of observations."""
 
+import hashlib
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -54,7 +55,7 @@ class Trajectories:
     """E episodes of N steps in total, concatenated in flat arrays, with their metadata.
 
     `load_trajectories` makes them from Minari datasets; the arrays are then read-only memory maps.
-    ``dataclasses.replace`` replaces arrays.
+    ``dataclasses.replace`` replaces arrays; use `with_rewards` for rewards, which determine `return_to_go`.
 
     A step is an observation, the action taken after it, and the reward of that action. The observation after
     the last action of an episode is not kept, since return-conditioned training does not use it.
@@ -141,6 +142,28 @@ class Trajectories:
         """Return the indices of all steps of these episodes, in their order, int64 (n,)."""
         return np.concatenate([np.arange(self.offsets[e], self.offsets[e + 1]) for e in episodes])
 
+    def with_rewards(self, rewards: ArrayLike) -> Self:
+        """Return these trajectories with other rewards (N,), and the returns-to-go of these rewards.
+
+        Raises:
+            ValueError: if the shape is not (N,).
+        """
+        values = np.asarray(rewards, np.float64)
+        if values.shape != (self.steps,):
+            raise ValueError(f"rewards must have the shape ({self.steps},), got {values.shape}")
+        sums = [return_to_go(episode) for episode in np.split(values, self.offsets[1:-1])]
+        returns = np.concatenate(sums).astype(np.float32)
+        return replace(self, rewards=values.astype(np.float32), return_to_go=returns)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the arrays, as 16 characters; of observations, that of at most 1,000 rows."""
+        rows = np.linspace(0, self.steps - 1, min(self.steps, 1000), dtype=np.int64)
+        arrays = self.offsets, self.actions, self.rewards, self.return_to_go, self.terminated, self.truncated
+        digest = hashlib.blake2b(digest_size=8)
+        for array in (*arrays, self.observations[rows]):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
     @property
     def complete_transitions(self) -> NDArray[np.bool_]:
         """Steps whose next observation is known or not needed, bool (N,).
@@ -184,6 +207,7 @@ class WindowBatch:
     Args:
         observations: float32 (B, K, D) or uint8 (B, K, C, H, W), not normalized.
         actions: Box float32 (B, K, A), Discrete int64 (B, K), MultiDiscrete and MultiBinary int64 (B, K, A).
+        rewards: float32 (B, K).
         return_to_go: float32 (B, K), in units of the rewards.
         time_steps: int64 (B, K), counted from the start of the episode.
         mask: bool (B, K), True for steps, False for padding.
@@ -192,6 +216,7 @@ class WindowBatch:
 
     observations: Tensor
     actions: Tensor
+    rewards: Tensor
     return_to_go: Tensor
     time_steps: Tensor
     mask: Tensor
@@ -326,6 +351,7 @@ class Windows:
         return WindowBatch(
             observations=_gather(data.observations, index, mask),
             actions=_gather(data.actions, index, mask),
+            rewards=_gather(data.rewards, index, mask),
             return_to_go=_gather(data.return_to_go, index, mask),
             time_steps=torch.from_numpy((index - data.offsets[episode][:, None]) * mask),
             mask=torch.from_numpy(mask),

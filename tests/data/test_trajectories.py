@@ -28,6 +28,25 @@ def test_the_representation_is_short(data):
     assert repr(replace(data, dataset_ids=("a/b-v0",) * 99)).startswith("Trajectories(99 datasets: ")
 
 
+def test_other_rewards_have_their_own_returns(data):
+    rewards = np.random.default_rng(1).normal(size=data.steps)
+    changed = data.with_rewards(rewards)
+    parts = np.split(rewards, data.offsets[1:-1])
+    np.testing.assert_allclose(changed.return_to_go, np.concatenate([*map(return_to_go, parts)]), rtol=1e-6)
+    np.testing.assert_array_equal(changed.rewards, rewards.astype(np.float32))
+    with pytest.raises(ValueError, match=r"rewards must have the shape \(24,\), got \(3,\)"):
+        data.with_rewards([1, 2, 3])
+
+
+def test_a_fingerprint_depends_on_each_array(data):
+    own = data.fingerprint()
+    assert own == replace(data).fingerprint()
+    for name in ("observations", "actions", "rewards", "return_to_go", "terminated", "truncated"):
+        array = np.array(getattr(data, name))
+        array[0] = ~array[0] if array.dtype == bool else array[0] + 1
+        assert replace(data, **{name: array}).fingerprint() != own
+
+
 def test_mean_and_std_are_buffers():
     layer = Standardize([1.0, 2.0], [3.0, 4.0])
     other = Standardize([0.0, 0.0], [1.0, 1.0])

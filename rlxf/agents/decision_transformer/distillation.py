@@ -75,6 +75,10 @@ class DistillationUpdate(OfflineUpdate):
     def after_losses(self) -> None:
         """Check nothing: the losses of the student's own objective are not used."""
 
+    def after_update(self) -> None:
+        """Notify the student's transformer; the losses of its own objective have not been trained."""
+        self.student.transformer.after_update()
+
     def loss_count(self, batch: WindowBatch) -> Tensor:
         """Count the real (unpadded) steps in the context of both models."""
         return batch.mask[:, -self.shared_steps :].sum()

@@ -298,9 +298,13 @@ class DecisionTransformer(OnlineFinetuning):
             self.generator,
         )
         windows = self._training_windows(update.windows(self._data()))
-        return self._learn(
-            update, windows, steps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
-        )
+        self.has_resumable_training = False  # a distillation has state that a checkpoint does not hold
+        try:
+            return self._learn(
+                update, windows, steps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+            )
+        finally:
+            self.has_resumable_training = True
 
     def _check_teacher(self, teacher: Any, distillation: Any) -> None:
         """Raise an error unless this agent can be trained by `distill` with these arguments."""

@@ -133,12 +133,11 @@ class DecisionTransformerModel(TrajectoryModel):
             batch: B windows.
             steps: its steps with observation features.
         """
-        first, returns = self.window_start(batch), batch.return_to_go / self.tokens.return_scale
-        rewards = torch.cat([returns[:, :-1] - returns[:, 1:], returns[:, -1:]], dim=1)
+        first = self.window_start(batch)
         return CriticWindows(
             features=steps.features[:, first:],
             actions=self.tokens.actions(batch.actions[:, first:]),
-            rewards=(rewards * batch.mask)[:, first:],
+            rewards=batch.rewards[:, first:] / self.tokens.return_scale,
             mask=batch.mask[:, first:],
             terminated=batch.terminated,
         )

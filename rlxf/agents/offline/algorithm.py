@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback, ProgressBarCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import configure_logger, get_device, update_learning_rate
 from torch import nn
@@ -109,7 +109,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         )
         torch.set_flush_denormal(True)
         self.trajectories = None
-        self.resumable = False  # distillation has state that a checkpoint does not hold
+        self.resumable, self.has_resumable_training = False, True
         if dataset is None and _init_setup_model:
             raise ValueError("dataset is None: give a Minari id, a MinariDataset, or a list of them")
         if dataset is not None:
@@ -321,6 +321,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         """Initialize callbacks as SB3 does, with a progress bar that needs no environment."""
         given = callback if isinstance(callback, list) else [callback]
+        given = [ProgressBar() if type(each) is ProgressBarCallback else each for each in given]
         callbacks = [each if isinstance(each, BaseCallback) else ConvertCallback(each) for each in given]
         return super()._init_callback([*callbacks, ProgressBar()] if progress_bar else callbacks)
 

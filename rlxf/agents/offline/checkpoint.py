@@ -136,5 +136,8 @@ def read_matching_run(path: str | os.PathLike[str], description: Any) -> Archive
     archive = read_agent_archive(file, description["name"], GROUPS)
     check_resumable(archive, file)
     for kind in ("settings", "dataset_info"):
-        check_same_settings(description[kind], archive.documents["agent"][kind], file)
+        own, stored = (dict(each[kind]) for each in (description, archive.documents["agent"]))
+        for each in (own, stored):
+            each.pop("verbose", None)  # has no effect on results
+        check_same_settings(own, stored, file)
     return archive

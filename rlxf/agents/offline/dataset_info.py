@@ -34,6 +34,7 @@ RULES = {
     "max_episode_steps": whole() | NOTHING,
     "reference_scores": MAPPING | NOTHING,
     "env_wrappers": TEXTS,
+    "fingerprint": TEXT,
 }
 """Rules of the fields of `DatasetInfo` in a file."""
 SCORE_RULES = {"minimum": _NUMBER, "maximum": _NUMBER, "source": TEXT}
@@ -55,6 +56,7 @@ class DatasetInfo:
         reference_scores: scores for the normalization of returns; None if there are none.
         env_wrappers: names of the wrappers of the evaluation environment. Wrappers are code, so checkpoints
             do not contain them.
+        fingerprint: result of `Trajectories.fingerprint`; training is resumed on equal data only.
     """
 
     dataset_ids: tuple[str, ...]
@@ -66,6 +68,7 @@ class DatasetInfo:
     max_episode_steps: int | None
     reference_scores: ReferenceScores | None
     env_wrappers: tuple[str, ...] = ()
+    fingerprint: str = ""
 
     @classmethod
     def of(cls, trajectories: Trajectories) -> "DatasetInfo":
@@ -87,6 +90,7 @@ class DatasetInfo:
             max_episode_steps=None if spec is None else spec.max_episode_steps,
             reference_scores=trajectories.reference_scores,
             env_wrappers=() if spec is None else tuple(wrapper.name for wrapper in spec.additional_wrappers),
+            fingerprint=trajectories.fingerprint(),
         )
         info._check_storable()
         return info
@@ -216,6 +220,24 @@ def _check_returns(trajectories: Trajectories) -> None:
         raise DatasetError(
             f"the return to go of step {step} is {trajectories.return_to_go[step]}; correct the rewards of "
             f"that episode"
+        )
+    _warn_of_other_returns(trajectories)
+
+
+def _warn_of_other_returns(trajectories: Trajectories) -> None:
+    """Warn if the returns-to-go are not those of the rewards, e.g. because only one of them was replaced."""
+    returns, ends = trajectories.return_to_go.astype(np.float64), trajectories.offsets[1:] - 1
+    later = np.append(returns[1:], 0.0)
+    later[ends] = 0.0
+    error = np.abs(returns - later - trajectories.rewards)
+    steps = np.flatnonzero(error > 1e-6 * np.maximum(np.abs(returns), np.abs(later)) + 1e-6)
+    if len(steps):
+        step = int(steps[0])
+        warn_user(
+            f"the rewards and the returns-to-go of the data differ in {len(steps):,} steps: in step {step}, "
+            f"the reward is {trajectories.rewards[step]:g}, and the return-to-go changes by "
+            f"{returns[step] - later[step]:g}. Agents learn from either; to replace both, use "
+            f"Trajectories.with_rewards(rewards)"
         )
 
 

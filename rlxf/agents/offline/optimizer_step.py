@@ -95,6 +95,10 @@ class OfflineUpdate:
         """Check the numbers that `losses` has stored."""
         self.trained.after_losses()
 
+    def after_update(self) -> None:
+        """Notify the model of an optimizer step."""
+        self.trained.after_update()
+
     def loss_count(self, batch: Any) -> Tensor:
         """Return the number of steps over which `losses` are averaged, a scalar."""
         return self.trained.loss_count(batch)
@@ -134,7 +138,7 @@ class OfflineUpdate:
         weights, *others = (group["params"] for group in self.optimizer.param_groups)
         norm = clip_grad_norm_checked(parts, self.trained, weights, self.max_grad_norm, chain(*others))
         self.optimizer.step()
-        self.trained.after_update()
+        self.after_update()
         if self.average is not None:
             self.average.update()
         return norm

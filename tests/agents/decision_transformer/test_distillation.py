@@ -12,6 +12,7 @@ from rlxf.agents.common.losses import Distillation, masked_mean
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.agents.decision_transformer.distillation import DistillationUpdate
 from rlxf.agents.decision_transformer.model import DECISION_TOKENS
+from rlxf.agents.offline.objectives import QRegularized
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.attention import ACT, CALM, KNNLM, SPALM, XL, DepthAdaptive, Window
 from tests.agents.decision_transformer.worlds import (
@@ -35,6 +36,16 @@ HEADS = {
     "choices": (ACTIONS["MultiDiscrete"], MaximumEntropy()),
 }
 each_head = pytest.mark.parametrize("head", HEADS)
+
+
+def test_distillation_does_not_count_as_updates_of_a_critic():
+    """A critic that is not trained must not guide the policy, so its warm-up does not begin."""
+    data = some_trajectories(VECTOR, ACTIONS["Box"])
+    student = small_agent(data, objective=QRegularized(hidden_sizes=(8,), warmup_updates=4))
+    student.distill(small_agent(data), 6)
+    assert student.policy.loss.updates == 0
+    student.learn(2)
+    assert student.policy.loss.updates == 2
 
 
 def pair(head="choice", student=None, teacher=None):

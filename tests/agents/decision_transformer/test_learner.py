@@ -236,7 +236,7 @@ def warned_of(build):
 
 def test_equal_returns_and_missing_ends_warn_when_the_data_are_given(tmp_path):
     data = some_trajectories(lengths=(2, 2))
-    equal = replace(data, return_to_go=np.array([3, 1, 3, 2], np.float32), terminated=np.zeros(2, bool))
+    equal = replace(data.with_rewards([2, 1, 1, 2]), terminated=np.zeros(2, bool))
     settings = {"context_length": 2, "core": TINY, "device": "cpu"}
     agent = DecisionTransformer(data, **settings)
     agent.save(tmp_path / "agent")
@@ -249,3 +249,11 @@ def test_equal_returns_and_missing_ends_warn_when_the_data_are_given(tmp_path):
         returns, ends = warned_of(build)
         assert returns.startswith("all 2 episodes have the return 3, so the data do not show")
         assert ends.startswith("2 of 2 episodes end neither terminated nor truncated")
+
+
+def test_returns_of_other_rewards_warn():
+    data = some_trajectories(lengths=(2, 3))
+    changed = replace(data, rewards=data.rewards + np.array([0, 0, 1, 0, 0], np.float32))
+    (message,) = warned_of(lambda: DecisionTransformer(changed, core=TINY, context_length=2, device="cpu"))
+    assert message.startswith("the rewards and the returns-to-go of the data differ in 1 steps: in step 2,")
+    assert "use Trajectories.with_rewards(rewards)" in message

@@ -15,6 +15,7 @@ from rlxf.training import (
     CheckpointError,
     CheckpointFolder,
     CheckpointWriter,
+    ResumeError,
     linear,
     read_archive,
     write_archive,
@@ -187,6 +188,22 @@ def test_snapshots_are_copies(tmp_path):
     assert (tmp_path / "copy.zip").read_bytes() == (tmp_path / "three.zip").read_bytes()
     weights = [archive.tensors["policy"]["transformer.norm.weight"] for archive in snapshots]
     assert not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("name", ["actions", "observations", "terminated"])
+def test_a_run_is_not_resumed_with_other_arrays_of_the_same_dataset(tmp_path, name):
+    data = some_trajectories()
+    folder = CheckpointFolder(tmp_path)
+    small_agent(data).learn(STEPS, callback=CheckpointWriter(folder, every_seconds=0))
+    array = getattr(data, name)
+    changed = replace(data, **{name: ~array if array.dtype == bool else -array})
+    with pytest.raises(ResumeError, match="its fingerprint is"):
+        small_agent(changed).learn(STEPS + 1, resume_from=tmp_path)
+
+
+def test_a_run_is_resumed_with_another_verbosity(tmp_path):
+    small_agent().learn(STEPS, callback=CheckpointWriter(CheckpointFolder(tmp_path), every_seconds=0))
+    assert small_agent(verbose=1).learn(STEPS + 1, resume_from=tmp_path).num_timesteps == STEPS + 1
 
 
 def test_an_agent_with_other_data_is_not_resumed_and_describes_its_data(tmp_path):

@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.callbacks import EvalCallback, ProgressBarCallback
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecNormalize
 
 from rlxf import BehaviorCloning, DecisionTransformer, ReturnConditionedMLP, collect, evaluate
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.data import DatasetError, load_trajectories
 from rlxf.envs import ReturnToGo, make_vec_env
+from rlxf.evaluation import EvaluationCallback
 from rlxf.training import CheckpointError
 from tests.agents.decision_transformer.worlds import ACTIONS, some_trajectories
 from tests.agents.mlp.worlds import AGENTS, LENGTHS, environment_rows, small_mlp
@@ -246,3 +248,13 @@ def test_agents_are_recorded(cartpole):
     data = load_trajectories("test/cloned-v0")
     assert data.episodes == 4
     assert "BehaviorCloning" in data.metadata[0]["algorithm_name"]
+
+
+def test_callbacks_of_agents_without_an_environment(capsys, cartpole):
+    """Neither needs the environment of a training."""
+    agent = BehaviorCloning(cartpole, **TINY)
+    env = VecNormalize(make_vec_env("CartPole-v1", 2, seed=0), norm_obs=False)
+    evaluation = EvaluationCallback(env, episodes=2, every_steps=2)
+    agent.learn(4, callback=[evaluation, ProgressBarCallback()])
+    assert list(evaluation.reports) == [2, 4]
+    assert "4/4" in capsys.readouterr().out

@@ -53,9 +53,19 @@ def test_batches_of_the_critic_are_those_of_the_data(memory):
         for column in found.mask[row].nonzero()[:, 0].tolist():
             step = steps[column]
             np.testing.assert_allclose(found.features[row, column], normalized[step], rtol=1e-5, atol=1e-5)
-            if column < K - 1 or found.terminated[row]:
-                expected = data.rewards[step] / agent.return_scale
-                assert found.rewards[row, column] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+            expected = data.rewards[step] / agent.return_scale
+            assert found.rewards[row, column] == pytest.approx(expected, rel=1e-6)
+
+
+def test_rewards_of_the_critic_keep_their_digits_next_to_large_returns():
+    """In float32, differences of returns-to-go of about 1e6 would lose rewards of 0.01."""
+    agent = agent_of()
+    rewards = np.full(agent.trajectories.steps, 0.01, np.float32)
+    rewards[agent.trajectories.offsets[1:] - 1] = 1e6
+    data, model = agent.trajectories.with_rewards(rewards), agent.policy
+    batch = model.windows(data).starting_at([0])
+    found = model.critic_windows(batch, model.steps(batch)).rewards * agent.return_scale
+    np.testing.assert_allclose(found, rewards[None, :K], rtol=1e-6)
 
 
 def slow_critic_loss(agent, windows, chosen, n_steps):
