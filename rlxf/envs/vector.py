@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     VecEnv,
     VecFrameStack,
+    VecNormalize,
     is_vecenv_wrapped,
     unwrap_vec_normalize,
 )
@@ -35,6 +37,20 @@ def innermost_env(env: VecEnv) -> Any:
     """Return the vector environment inside all wrappers, of Stable-Baselines3 or of Gymnasium."""
     inner: Any = env.unwrapped
     return inner.env.unwrapped if isinstance(inner, GymnasiumVecEnv) else inner
+
+
+def normalized_space(space: spaces.Space[Any], normalizer: VecNormalize | None) -> spaces.Space[Any]:
+    """Return the space of the observations that a ``VecNormalize`` returns; it keeps that of the environment.
+
+    The Box spaces that it normalizes become float32.
+    """
+    if normalizer is None or not normalizer.norm_obs:
+        return space
+    if not isinstance(space, spaces.Dict):
+        return spaces.Box(-np.inf, np.inf, space.shape, np.float32)
+    keys = normalizer.norm_obs_keys or ()
+    parts = {key: normalized_space(part, normalizer) if key in keys else part for key, part in space.items()}
+    return spaces.Dict(parts)
 
 
 def check_frame_stack(env: VecEnv) -> None:

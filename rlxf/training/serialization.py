@@ -132,7 +132,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 TENSOR_BYTES = 2048
 """Upper estimate of the memory of a tensor without its data: Python object, storage object and name."""
-_DTYPE_NAMES = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64"
+_DTYPE_NAMES = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64"
 DTYPES = tuple(getattr(torch, name) for name in _DTYPE_NAMES.split())
 
 

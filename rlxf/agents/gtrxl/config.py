@@ -241,17 +241,25 @@ def warn_of_filler_rows(env: VecEnv, observation: Any) -> bool:
     return True
 
 
-def check_policy(policy: type[BasePolicy], observation_space: spaces.Space) -> None:
+def check_policy(
+    policy: type[BasePolicy], observation_space: spaces.Space, normalize_images: bool = True
+) -> None:
     """Raise TypeError unless the policy is a `GTrXLPolicy`, ValueError unless it supports the space."""
     if not issubclass(policy, GTrXLPolicy):
         raise TypeError(
             f"policy must be one of {', '.join(POLICIES)}, or a class derived from one; got {policy}"
         )
-    if not policy.supports(observation_space):
+    if policy.supports(observation_space, normalize_images):
+        return
+    if policy.supports(observation_space, normalize_images=False):
         raise ValueError(
-            f"{policy.__name__} does not support the observation space {observation_space}; "
-            f"use {default_policy_name(observation_space)!r}"
+            f"{policy.__name__} divides images by 255, so they must be uint8 with values from 0 to 255, got "
+            f"{observation_space}; pass policy_kwargs={{'normalize_images': False}} to use them as they are"
         )
+    raise ValueError(
+        f"{policy.__name__} does not support the observation space {observation_space}; "
+        f"use {default_policy_name(observation_space)!r}"
+    )
 
 
 SMALLEST_IMAGE = 36

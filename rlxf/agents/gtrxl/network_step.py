@@ -170,7 +170,7 @@ class StepFunction(nn.Module):
     def __init__(self, policy: "GTrXLPolicy", obs: PyTorchObs, cache: KVCache):
         super().__init__()
         self.policy, self._template = policy, cache.copy()
-        self._keys = list(obs) if isinstance(obs, dict) else None
+        self._keys = sorted(obs) if isinstance(obs, dict) else None
         self.names = list(named_tensors(cache, skipped=FIXED))
         self.replaced = self._find_replaced(obs)
         """Names of the state's tensors that a step replaces; it updates the others in place."""
@@ -228,8 +228,8 @@ def _arranged(obs: PyTorchObs) -> PyTorchObs:
 
 
 def _parts(obs: PyTorchObs) -> Sequence[Tensor]:
-    """Return observations as a sequence of tensors."""
-    return list(obs.values()) if isinstance(obs, dict) else [obs]
+    """Return observations as a sequence of tensors, those of a dict in the order of its sorted keys."""
+    return [obs[key] for key in sorted(obs)] if isinstance(obs, dict) else [obs]
 
 
 def _group(names: Sequence[str]) -> list[tuple[list[str], list[str]]]:

@@ -125,8 +125,13 @@ class GTrXLPolicy(RecurrentPolicy):
         self.optimizer = optimizer_class(self.parameters(), lr=lr_schedule(1), **optimizer_kwargs)  # type: ignore
 
     @classmethod
-    def supports(cls, observation_space: spaces.Space) -> bool:
-        """Return whether a policy of this class can read observations of a space: by default not Dict."""
+    def supports(cls, observation_space: spaces.Space, normalize_images: bool = True) -> bool:
+        """Return whether a policy of this class can read observations of a space: by default not Dict.
+
+        Args:
+            observation_space: the space.
+            normalize_images: whether the policy divides images by 255, so that they must be uint8.
+        """
         return not isinstance(observation_space, spaces.Dict)
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
@@ -339,9 +344,10 @@ class CnnGTrXLPolicy(GTrXLPolicy):
     extractor_class = NatureCNN
 
     @classmethod
-    def supports(cls, observation_space: spaces.Space) -> bool:
+    def supports(cls, observation_space: spaces.Space, normalize_images: bool = True) -> bool:
         """Return whether the observations are images."""
-        return super().supports(observation_space) and is_image_space(observation_space)
+        is_image = is_image_space(observation_space, normalized_image=not normalize_images)
+        return super().supports(observation_space) and is_image
 
 
 class DictExtractor(CombinedExtractor):
@@ -380,7 +386,7 @@ class MultiInputGTrXLPolicy(GTrXLPolicy):
     extractor_class = DictExtractor
 
     @classmethod
-    def supports(cls, observation_space: spaces.Space) -> bool:
+    def supports(cls, observation_space: spaces.Space, normalize_images: bool = True) -> bool:
         """Return whether the observations are Dict."""
         return isinstance(observation_space, spaces.Dict)
 

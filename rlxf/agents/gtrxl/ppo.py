@@ -247,14 +247,11 @@ class GTrXLPPO(TrainingLoop):
             self.check_env(self.env)
 
     def _setup_model(self) -> None:
-        check_policy(self.policy_class, self.observation_space)
+        normalize_images = self.policy_kwargs.get("normalize_images", True)
+        check_policy(self.policy_class, self.observation_space, normalize_images)
         self._setup_lr_schedule()
-        self.clip_range_schedule = FloatSchedule(self.clip_range)
-        self.ent_coef_schedule = FloatSchedule(self.ent_coef)
-        bound = self.clip_range_vf
-        self.clip_range_vf_schedule = None if bound is None else FloatSchedule(bound)
+        self.order = torch.Generator()
         self.set_random_seed(self.seed)
-        self.order = torch.Generator().manual_seed(int(torch.randint(2**62, (), device="cpu")))
         names = ("core", "previous_action", "persist_memory_across_episodes", "precision", "use_sde")
         own = {name: getattr(self, name) for name in names}
         own["reconstruct"] = self.reconstruction_coef > 0
@@ -343,15 +340,23 @@ class GTrXLPPO(TrainingLoop):
 
     def objective(self) -> PPOLoss:
         """Return the current PPO objective, given the schedules and the scale of recent returns."""
-        progress = self._current_progress_remaining
-        deviation, bound = float(self.policy.value_net.deviation), self.clip_range_vf_schedule
+        deviation, bound = float(self.policy.value_net.deviation), self.clip_range_vf
         return PPOLoss(
-            clip_range=self.clip_range_schedule(progress),
-            clip_range_vf=None if bound is None else bound(progress) * deviation,
-            ent_coef=self.ent_coef_schedule(progress),
+            clip_range=self._scheduled(self.clip_range),
+            clip_range_vf=None if bound is None else self._scheduled(bound) * deviation,
+            ent_coef=self._scheduled(self.ent_coef),
             vf_coef=self.vf_coef / deviation**2,
             reconstruction_coef=self.reconstruction_coef,
         )
+
+    def _scheduled(self, value: float | Schedule) -> float:
+        """Return the current value of a number or schedule, which callbacks may replace, as in SB3."""
+        return FloatSchedule(value)(self._current_progress_remaining)
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """Set seeds as in SB3, of the order of minibatches, too."""
+        super().set_random_seed(seed)
+        self.order.manual_seed(int(torch.randint(2**62, (), device="cpu")))
 
     def _log_update(self, metrics: dict[str, float]) -> None:
         buffer, record = self.rollout_buffer, self.logger.record
@@ -361,8 +366,8 @@ class GTrXLPPO(TrainingLoop):
         record("train/explained_variance", explained_variance(values, returns))
         if hasattr(self.policy, "log_std"):
             record("train/std", mean_action_std(self.policy.log_std).item())
-        if self.clip_range_vf_schedule is not None:
-            record("train/clip_range_vf", self.clip_range_vf_schedule(self._current_progress_remaining))
+        if self.clip_range_vf is not None:
+            record("train/clip_range_vf", self._scheduled(self.clip_range_vf))
         record("train/n_updates", self._n_updates, exclude="tensorboard")
         if buffer.memory_length:
             record("memory/filled", buffer.filled)

@@ -108,6 +108,7 @@ class SegmentBuffer:
         n_envs: environments E.
         n_steps: steps of a rollout; a multiple of ``segment_length``.
         segment_length: steps T through which gradients flow.
+        observation_space: space of the observations to store; None for that of the policy.
     """
 
     hidden: Tensor
@@ -115,14 +116,21 @@ class SegmentBuffer:
     index: TokenIndex
     """Positions and episodes of the last M steps and of the steps of the rollout, (E, M + steps)."""
 
-    def __init__(self, policy: GTrXLPolicy, n_envs: int, n_steps: int, segment_length: int):
+    def __init__(
+        self,
+        policy: GTrXLPolicy,
+        n_envs: int,
+        n_steps: int,
+        segment_length: int,
+        observation_space: spaces.Space[Any] | None = None,
+    ):
         core, device = policy.core, policy.device
         memory = core.memory or NoMemory()
         self.n_envs, self.n_steps, self.segment_length = n_envs, n_steps, segment_length
         self.memory_length = memory.length
         self.obs = map_obs(
             lambda x: torch.from_numpy(x).to(device, copy=True).unflatten(0, (n_envs, n_steps)),
-            create_empty_array(policy.observation_space, n_envs * n_steps),
+            create_empty_array(observation_space or policy.observation_space, n_envs * n_steps),
         )
         self.previous = torch.zeros(n_envs, n_steps, policy.encoded_action_width, device=device)
         self.actions = _empty_actions(policy.action_space, (n_envs, n_steps), device)

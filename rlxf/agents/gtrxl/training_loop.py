@@ -32,6 +32,7 @@ from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer, map_obs
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
 from rlxf.agents.gtrxl.training_algorithm import TrainingAlgorithm
 from rlxf.envs.sb3_vec_env import watch_processes
+from rlxf.envs.vector import normalized_space
 from rlxf.envs.worker_vec_env import restart_counts
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
@@ -64,7 +65,8 @@ class TrainingLoop(GTrXLAgent):
     @cached_property
     def rollout_buffer(self) -> SegmentBuffer:  # type: ignore[override]
         """Rollout buffer, created on first access, since an agent that only acts needs none."""
-        return SegmentBuffer(self.policy, self.n_envs, self.n_steps, self.segment_length)
+        space = normalized_space(self.policy.observation_space, self.get_vec_normalize_env())
+        return SegmentBuffer(self.policy, self.n_envs, self.n_steps, self.segment_length, space)
 
     @cached_property
     def collector(self) -> RolloutCollector:
@@ -264,6 +266,11 @@ class TrainingLoop(GTrXLAgent):
                 self.dump_logs(self.iterations)
             self.train()
             self._between_rollouts = True
+
+    @property
+    def has_resumable_training(self) -> bool:
+        """True if training can be resumed at some moments: for PPO, and not for distillation."""
+        return self._algorithm.resumable
 
     @property
     def resumable(self) -> bool:

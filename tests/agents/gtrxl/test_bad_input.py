@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
+from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO, collect, evaluate
@@ -226,6 +227,15 @@ def test_policy_for_another_observation_space(policy, observation_space, right):
     message = rf"{policy} does not support the observation space .*; use '{right}'"
     with pytest.raises(ValueError, match=message):
         small_agent(Scripted(observation_space=observation_space), policy)
+
+
+def test_images_of_real_numbers_need_an_argument():
+    space = spaces.Box(0, 1, (3, 36, 36), np.float32)
+    with pytest.raises(ValueError, match=r"must be uint8 .*pass policy_kwargs=\{'normalize_images': False\}"):
+        small_agent(Scripted(observation_space=space), "CnnGTrXLPolicy")
+    kwargs = {"normalize_images": False, "features_extractor_kwargs": {"features_dim": 16}}
+    agent = small_agent(Scripted(observation_space=space), "CnnGTrXLPolicy", n_envs=1, policy_kwargs=kwargs)
+    assert isinstance(agent.policy.features_extractor, NatureCNN)
 
 
 def test_error_for_id_names_wrapper_that_makes_space_supported():

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from rlxf import evaluate
@@ -22,6 +23,7 @@ from rlxf.evaluation.callback import EvaluationCallback
 from tests.agents.gtrxl.worlds import (
     MIXED,
     OBSERVATIONS,
+    VECTOR,
     recurrent_core,
     sampled,
     scripts,
@@ -147,6 +149,21 @@ def test_compiled_steps_get_contiguous_observations_of_one_dtype(monkeypatch):
             torch.testing.assert_close(step(agent.policy, x, action, index, cache).latent, expected)
     assert len(programs) == 1
     assert [(x.is_contiguous(), x.dtype) for x in given] == [(True, torch.float32)] * 3
+
+
+def test_compiled_steps_do_not_depend_on_the_order_of_keys(traced):
+    """Environments may return the keys of a dict in any order."""
+    space = spaces.Dict({"b": VECTOR, "a": VECTOR})
+    agent = small_agent(scripts([MIXED] * ENVS, space), "MultiInputGTrXLPolicy", n_envs=ENVS)
+    step = CompiledStep("cpu")
+    agent.policy.set_training_mode(False)
+    for obs, action, index in steps(agent, 1):
+        caches = [agent.policy.initial_state(ENVS).cache for _ in range(3)]
+        expected = eager_step(agent.policy, obs, action, index, caches[0]).latent
+        for names, cache in zip(("ab", "ba"), caches[1:], strict=True):
+            given = {name: obs[name] for name in names}
+            torch.testing.assert_close(step(agent.policy, given, action, index, cache).latent, expected)
+    assert len(traced) == 1
 
 
 def test_each_dtype_of_images_is_compiled(traced):

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import Monitor
@@ -430,3 +431,11 @@ def test_incompatible_states_are_lost():
     own = copy.deepcopy(parts[0])
     document, _ = gather_state(FixedGroup(0, parts), own.documents["environment"], own.tensors)
     assert "of several processes" in document["lost"]
+
+
+def test_unsigned_integers_can_be_saved(tmp_path):
+    space = spaces.Box(0, 60_000, (3,), np.uint16)
+    env = scripts(shifted(ENVS), space, spaces.MultiDiscrete(np.array([2, 3]), dtype=np.uint16))
+    small_agent(env).learn(ROLLOUT, CheckpointWriter(CheckpointFolder(tmp_path), every_seconds=0))
+    groups = read_archive(newest_checkpoint_file(tmp_path)).tensors.values()
+    assert torch.uint16 in {x.dtype for group in groups for x in group.values()}

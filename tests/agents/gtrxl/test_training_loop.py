@@ -1,5 +1,6 @@
 """Schedules, environments and values of a training, from the first rollout to the last."""
 
+import copy
 from dataclasses import replace
 from functools import partial
 
@@ -7,11 +8,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3.common.vec_env import VecNormalize
 
 from rlxf import GTrXLPPO, evaluate
 from rlxf.attention import LearnedAbsolute
-from rlxf.envs import make_vec_env
+from rlxf.envs import Curriculum, make_vec_env
 from rlxf.training.schedules import CosineSchedule
 from tests.agents.gtrxl.worlds import parameters, same, scripts, shifted, small_agent, small_core
 
@@ -127,6 +130,55 @@ def test_training_episodes_after_an_evaluation_are_not_those_of_evaluations():
     for seed in (0, 1_000_000, 1_000_000 + ENVS):
         evaluated.seed(seed)
         assert not np.isin(first, evaluated.reset()).any()
+
+
+def test_evaluation_in_the_training_environment_uses_the_task_of_a_curriculum():
+    mazes = Curriculum(({"corridor_length": 2},), advance_return=-9.0, episodes=1)
+    env = make_vec_env("rlxf/TMaze-v0", ENVS, env_kwargs={"corridor_length": 8}, curriculum=mazes)
+    agent = small_agent(env)
+    assert evaluate(agent, episodes=6).lengths.min() > 8
+    assert env.get_attr("stage") == [1] * ENVS
+    env.reset()
+    actions, ends = np.zeros(ENVS, int), []
+    while not ends:
+        _, _, dones, infos = env.step(actions)
+        ends = [info["curriculum_stage"] for info, done in zip(infos, dones, strict=True) if done]
+    assert set(ends) == {1}
+
+
+def test_values_assigned_by_a_callback_take_effect():
+    """As in SB3, whose PPO reads numbers and schedules in each update."""
+    agent = small_agent(scripts(shifted(ENVS)), clip_range_vf=0.2)
+    agent.ent_coef, agent.clip_range, agent.clip_range_vf = 0.5, lambda progress: 0.1 * progress, None
+    assert agent.objective().ent_coef == 0.5
+    assert agent.objective().clip_range == pytest.approx(0.1)
+    assert agent.objective().clip_range_vf is None
+
+
+def test_a_seed_after_the_construction_determines_the_training():
+    trained = []
+    for _ in range(2):
+        agent = small_agent(scripts(shifted(ENVS)), seed=None)
+        agent.set_parameters(trained[0][0]) if trained else None
+        first = copy.deepcopy(agent.get_parameters())
+        agent.set_random_seed(5)
+        trained.append((first, parameters(agent.learn(2 * ROLLOUT))))
+    assert same(trained[0][1], trained[1][1])
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_normalized_integers_are_stored_as_they_are_seen(nested):
+    """SB3's ``VecNormalize`` returns float32 numbers, and keeps the integer space."""
+    integers = spaces.Box(0, 200, (3,), np.uint8)
+    space = spaces.Dict({"a": integers, "b": spaces.Discrete(3)}) if nested else integers
+    policy = "MultiInputGTrXLPolicy" if nested else "MlpGTrXLPolicy"
+    env = VecNormalize(scripts(shifted(ENVS), space), norm_obs_keys=["a"] if nested else None)
+    agent = small_agent(env, policy).learn(ROLLOUT)
+    stored = agent.rollout_buffer.obs["a"] if nested else agent.rollout_buffer.obs
+    assert stored.dtype == torch.float32
+    assert (stored != stored.round()).any()
+    if nested:
+        assert agent.rollout_buffer.obs["b"].dtype == torch.int64
 
 
 def test_clipped_values_learn_from_the_first_rollout():
