@@ -181,6 +181,8 @@ class CheckpointableAgent(Protocol):
 
     num_timesteps: int
     _n_updates: int
+    has_resumable_training: bool
+    """True if the present training has moments from which it can be resumed."""
     resumable: bool
     """True if training can be resumed bit-exactly from `snapshot` at this moment."""
 
@@ -239,13 +241,18 @@ class CheckpointWriter(BaseCallback):
         stateful: further objects whose state is saved with the agent, by name. Their states are in the
             document "stateful" of the file, for their ``load_state``.
         stop: stop request. Once it is set, the callback saves the agent at the next moment from which
-            training can be resumed, and stops training. None: no stop request is possible.
+            training can be resumed, and stops training. Training that cannot be resumed, such as
+            distillation, stops without a checkpoint. None: no stop request is possible.
         save_before: function of a number of steps that returns whether work that a stop request interrupts,
             e.g. an evaluation, is due by then. The agent is then saved at the last moment before this work
             from which training can be resumed, so that the work can be repeated. None: there is no such work.
 
     Attributes:
-        stopped: whether the callback stopped training, after it saved the agent.
+        stopped: whether the callback stopped training, after it saved the agent if training can be resumed.
+
+    Warns:
+        UserWarning: at the start of training, if it cannot be resumed, or if the folder has checkpoints with
+            more steps.
 
     Raises:
         ValueError: if every_seconds is less than 0.
@@ -274,6 +281,13 @@ class CheckpointWriter(BaseCallback):
     def _on_training_start(self) -> None:
         self._last, self._saved = time.monotonic(), self._progress()
         self._moment = self.model.num_timesteps
+        if not self.model.has_resumable_training:
+            warn_user("this training cannot be resumed, so no checkpoint is written; save the agent after it")
+        elif (later := self.folder.files()[-1:]) and later[0] > self.folder.file(self._moment):
+            warn_user(
+                f"{self.folder.path} has checkpoints of an earlier training with more steps, up to "
+                f"{later[0].name}, from which resume_from would continue; use a new folder, or remove them"
+            )
 
     def _on_rollout_start(self) -> None:
         self._save_if_due()
@@ -288,16 +302,16 @@ class CheckpointWriter(BaseCallback):
         self._writer.wait()
 
     def _save_if_due(self) -> None:
-        if not self.model.resumable or self.stopped:
+        saves, never_saves = self.model.resumable, not self.model.has_resumable_training
+        if self.stopped or not (saves or never_saves):
             return
         number, due = self._synchronize()
+        if saves and (number or due):
+            self.save()
         if number:
             self.stop.signal = Signals(number)  # another process may have received it
-            self.save()
             self._writer.wait()
             self.stopped = True
-        elif due:
-            self.save()
 
     def _synchronize(self) -> tuple[int, bool]:
         """Return the signal that any process received (0: none), and whether a checkpoint is due."""

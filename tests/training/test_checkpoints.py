@@ -43,6 +43,7 @@ class Learner:
         return None
 
     logger = None
+    has_resumable_training = True
 
 
 def write_checkpoint(folder, step):
@@ -86,6 +87,24 @@ def test_no_checkpoint_while_training_cannot_be_resumed(tmp_path):
     learner.resumable = False
     Learner.learn(learner, 4, CheckpointWriter(CheckpointFolder(tmp_path), every_seconds=0))
     assert not list(tmp_path.iterdir())
+
+
+def test_training_that_can_never_be_resumed_warns_and_stops_without_a_checkpoint(tmp_path):
+    learner, stop = Learner(), StopRequest()
+    learner.resumable = learner.has_resumable_training = False
+    stop.signal = signal.SIGTERM
+    checkpoints = CheckpointWriter(CheckpointFolder(tmp_path), every_seconds=0, stop=stop)
+    with pytest.warns(UserWarning, match="cannot be resumed, so no checkpoint is written"):
+        learner.learn(4, checkpoints)
+    assert (learner.num_timesteps, checkpoints.stopped) == (1, True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_an_earlier_training_warns(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    Learner().learn(9, CheckpointWriter(folder, every_seconds=1000))
+    with pytest.warns(UserWarning, match="an earlier training with more steps, up to step-000000000009.zip"):
+        Learner().learn(4, CheckpointWriter(folder, every_seconds=1000))
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
