@@ -232,8 +232,7 @@ class PretrainingConfig(TrajectoryConfig):
     }
     MODEL_SETTINGS: ClassVar[tuple[str, ...]] = (*TrajectoryConfig.MODEL_SETTINGS, "predicted_tokens")
     mask_probability: float
-    predicted_tokens: tuple[str, ...] = KINDS
-    """Kinds of predicted tokens. Files without this argument were made when all kinds were predicted."""
+    predicted_tokens: tuple[str, ...]
 
     def check(self) -> None:
         """Check all numbers; errors as in `OfflineConfig`."""

@@ -25,7 +25,6 @@ from rlxf.cli.env_options import check_curriculum_trust
 from rlxf.cli.options import given_lists, given_options, with_dashes
 from rlxf.cli.runs import (
     NOT_SAVED,
-    OLDER_VALUES,
     PRETRAINING,
     PROGRAM,
     TRAINING_COMMANDS,
@@ -248,8 +247,7 @@ def run_settings(
             f"{error} is missing; the file was changed, or written by another version"
         ) from error
     options.check_memory(run)
-    older = {name: value for name, value in OLDER_VALUES.items() if name in known}
-    flat = older | {name: value for name, value in run.config.items() if name in known - {"track"}}
+    flat = {name: value for name, value in run.config.items() if name in known - {"track"}}
     named = given_options(args, "settings").get("settings", flat.get("settings"))
     core = default_core(command, ["--settings", str(named)])
     if core is not None:

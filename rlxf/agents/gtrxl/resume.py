@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from rlxf.agents.common.checkpoint import check_resumable, check_same_settings, newest_checkpoint_file
-from rlxf.agents.gtrxl.checkpoint import ADDED_SETTINGS, read_checkpoint
+from rlxf.agents.gtrxl.checkpoint import read_checkpoint
 from rlxf.envs import resume
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
@@ -56,7 +56,7 @@ def read_matching_run(document: Mapping[str, Any], path: str | os.PathLike[str])
 
 
 def _compared(document: Mapping[str, Any]) -> dict[str, Any]:
-    return ADDED_SETTINGS | document["settings"] | {name: document[name] for name in MATCHING_FIELDS}
+    return document["settings"] | {name: document[name] for name in MATCHING_FIELDS}
 
 
 def pending_values(logger: Logger) -> dict[str, Any]:
