@@ -187,17 +187,18 @@ def _line_of(text: str, name: str) -> int | None:
     table, found = "", None
     for number, line in enumerate(text.split("\n"), 1):
         if line.lstrip().startswith("["):
-            table = _plain(line.lstrip(" \t[").partition("]")[0])
+            table = _plain_key(line.lstrip(" \t[").partition("]")[0])
             found = number if table == name else found
         elif "=" in line:
-            key = _plain(line.partition("=")[0])
+            key = _plain_key(line.partition("=")[0])
             key = f"{table}.{key}" if table else key
             if key == name or name.startswith(f"{key}."):
                 return number
     return found
 
 
-def _plain(key: str) -> str:
+def _plain_key(key: str) -> str:
+    """Return a key of TOML without spaces and quotes, and with underscores for dashes."""
     return re.sub(r"[\s\"']", "", key).replace("-", "_")
 
 

@@ -193,7 +193,7 @@ def describe(
     values = dict(settings)
     values["core"], values["policy_kwargs"] = settings["core"].to_dict(), _encode(settings["policy_kwargs"])
     values |= {name: schedule_to_json(values[name]) for name in SCHEDULES}
-    values = {name: _plain(value) for name, value in values.items()}
+    values = {name: _to_json_scalar(value) for name, value in values.items()}
     return {
         "name": "GTrXLPPO",
         "rlxf": VERSION,
@@ -206,7 +206,7 @@ def describe(
     }
 
 
-def _plain(value: Any) -> Any:
+def _to_json_scalar(value: Any) -> Any:
     """Convert numpy scalars and paths to JSON types."""
     if isinstance(value, np.generic):
         return value.item()
@@ -214,7 +214,7 @@ def _plain(value: Any) -> Any:
 
 
 def _encode(value: Any) -> Any:
-    value = _plain(value)
+    value = _to_json_scalar(value)
     if isinstance(value, type) and CLASSES.get(value.__name__) is value:
         return {"class": value.__name__}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
