@@ -194,8 +194,8 @@ class TensorEnvs(RolloutEnvs):
         """Check results on the host if `TensorVecEnv` found invalid ones on the device."""
         if self._step.valid:
             return
-        arrays = to_numpy(self.env.observation_space, obs), rewards.cpu().numpy()
-        check_step_results(self.env, *arrays, dones, step, self.env_numbers)
+        obs = to_numpy(self.env.observation_space, obs)
+        check_step_results(self.env, obs, rewards.cpu().numpy(), dones, step, self.env_numbers)
         self.env.ignore_bounds()  # of which the check has warned
 
     def finished(self, infos: Sequence[Info], dones: np.ndarray) -> tuple[list[Info], np.ndarray]:

@@ -264,7 +264,7 @@ class RecurrentPolicy(BasePolicy):
         return *self.heads(latent), state
 
     def observe_action(self, state: RecurrentPolicyState, actions: Tensor) -> RecurrentPolicyState:
-        """Return the state after a step in which actions (E,) were taken."""
+        """Return the state after a step in which actions (E, ...) were taken."""
         return replace(state, action=self.encode_actions(actions))
 
     @torch.no_grad()

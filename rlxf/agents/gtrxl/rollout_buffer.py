@@ -130,13 +130,13 @@ class SegmentBuffer:
             torch.zeros(n_envs, n_steps, device=device) for _ in range(5)
         )
         self.dones = torch.zeros(n_envs, n_steps, dtype=torch.bool, device=device)
-        sizes = core.width, n_envs, n_steps, device
-        self.recent = StateBuffer(core.layers, self.memory_length, *sizes)
+        state_buffer = partial(StateBuffer, width=core.width, n_envs=n_envs, n_steps=n_steps, device=device)
+        self.recent = state_buffer(core.layers, self.memory_length)
         self.hidden, self.index = self.recent.hidden, self.recent.index
         self.recurrent = RecurrentStateBuffer(n_steps // segment_length)
         self._older_layer = memory.older_layer(core.layers)
         older_length = memory.capacity - self.memory_length
-        self.older = None if self._older_layer is None else StateBuffer(1, older_length, *sizes)
+        self.older = None if self._older_layer is None else state_buffer(1, older_length)
         self.step, self._per_environment = 0, n_steps // segment_length
         self._n_segments = n_envs * self._per_environment
 

@@ -220,9 +220,16 @@ class RolloutCollector:
         buffer, state = self.buffer, self.state.copy()
         state.reset(self.episode_start)  # the values of other episodes have no effect, but need a position
         next_values = self._next_values(state, self.obs)
-        steps = buffer.rewards.T, buffer.values.T, next_values, buffer.dones.T, gamma
-        buffer.advantages.copy_(generalized_advantage_estimate(*steps, gae_lambda).T)
-        buffer.returns.copy_(generalized_advantage_estimate(*steps, critic_lambda).T + buffer.values)
+        estimate = partial(
+            generalized_advantage_estimate,
+            rewards=buffer.rewards.T,
+            values=buffer.values.T,
+            next_values=next_values,
+            dones=buffer.dones.T,
+            gamma=gamma,
+        )
+        buffer.advantages.copy_(estimate(gae_lambda=gae_lambda).T)
+        buffer.returns.copy_(estimate(gae_lambda=critic_lambda).T + buffer.values)
 
     @unvalidated_distributions()
     def _next_values(self, state: RecurrentPolicyState, obs: Any) -> Tensor:
@@ -271,8 +278,11 @@ class RolloutCollector:
             if (fault := self.policy.transformer.recurrent_fault(restored)) is not None:
                 raise ValueError(fault)
             self.state.cache.recurrent = restored
-        past = _obs("past.obs", on_device), on_device["past.previous"], _index("past", on_device)
-        self._past = RecentSteps(*past)
+        self._past = RecentSteps(
+            obs=_obs("past.obs", on_device),
+            previous=on_device["past.previous"],
+            index=_index("past", on_device),
+        )
 
 
 def _index_tensors(name: str, index: TokenIndex) -> dict[str, Tensor]:

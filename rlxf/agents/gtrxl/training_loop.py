@@ -158,8 +158,13 @@ class TrainingLoop(GTrXLAgent):
             obs = map_obs(as_array, self._last_obs)
             check_observations("first observation", self.env, obs, self._env_steps, rows)
         if writes_tensorboard(self.logger):
-            names = type(self).__name__, type(self.policy).__name__
-            write_hyperparameters(self.logger, hyperparameters(self.constructor_settings(), *names, self.env))
+            values = hyperparameters(
+                self.constructor_settings(),
+                algorithm=type(self).__name__,
+                policy=type(self.policy).__name__,
+                env=self.env,
+            )
+            write_hyperparameters(self.logger, values)
             write_layout(self.logger, LOSSES)
         if not self.num_timesteps:  # a continued training is compared with its first episodes
             self._diagnostics = TrainingDiagnostics(self.action_space)
