@@ -270,5 +270,6 @@ def collect(
                 for number, (policy, count) in enumerate(zip(policies, counts, strict=True))
             )
             recorded = progress.track(played, episodes, description="collect")
-            spaces = observation_space, vec_env.action_space
-            return write_dataset(dataset_id, recorded, *spaces, spec, metadata)
+            return write_dataset(
+                dataset_id, recorded, observation_space, vec_env.action_space, spec, metadata
+            )

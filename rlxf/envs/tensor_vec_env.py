@@ -222,8 +222,17 @@ class TensorVecEnv(GymnasiumVecEnv):
                 self._checks.check_observations("first observations", observations)
                 valid = valid and bool(self._checks.valid(observations, rewards))
             rows |= self._end_episodes(ends, truncated, last, last_infos)
-        step = observations, rewards.float(), ends, truncated, last, self.filler_next
-        return TensorStep(*step, SparseInfos(self.num_envs, rows), valid, has_truncated)
+        return TensorStep(
+            observations=observations,
+            rewards=rewards.float(),
+            ends=ends,
+            truncated=truncated,
+            last=last,
+            filler_next=self.filler_next,
+            infos=SparseInfos(self.num_envs, rows),
+            valid=valid,
+            has_truncated=has_truncated,
+        )
 
     def _copies(self, observations: Any, rewards: Tensor, infos: Info) -> tuple[Any, Tensor, Info]:
         """Return copies of the results of a step; of the infos, they contain only ``is_success``."""
