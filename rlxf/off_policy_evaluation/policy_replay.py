@@ -92,11 +92,10 @@ def _check_spaces(agent: Any, data: Trajectories) -> None:
         return
     if is_return_conditioned(observation):
         observation = observation["observation"]
-    logged = data.observation_space, data.action_space
     if hasattr(agent, "space_mismatches"):
-        mismatches = agent.space_mismatches(*logged)
+        mismatches = agent.space_mismatches(data.observation_space, data.action_space)
     else:
-        mismatches = space_mismatches(logged, (observation, action))
+        mismatches = space_mismatches((data.observation_space, data.action_space), (observation, action))
     for kind, mismatch in mismatches:
         raise DatasetError(
             f"the agent does not fit dataset {', '.join(data.dataset_ids)}: {kind} space: {mismatch}. Use a "
