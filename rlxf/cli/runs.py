@@ -138,18 +138,22 @@ def check_config_budget(run: RunFolder, usage: dict[str, int]) -> None:
         run: folder of the run.
         usage: lower bounds of the memory in bytes that a training run needs, by description.
     """
-    files = [*run.resume_checkpoints.files(), run.final_checkpoint]
-    file_size = max((file.stat().st_size for file in files if file.is_file()), default=0)
     try:
-        check_budget(usage, file_size)
+        check_budget(usage, _checkpoint_bytes(run))
     except MemoryBudgetError as error:
         raise ValueError(f"{run.path / CONFIG} needs too much memory: {error}") from error
 
 
-def check_config_memory(
+def _checkpoint_bytes(run: RunFolder) -> int:
+    """Return the size of the largest checkpoint of a run; 0 if it has none."""
+    files = [*run.resume_checkpoints.files(), run.final_checkpoint]
+    return max((file.stat().st_size for file in files if file.is_file()), default=0)
+
+
+def check_core_memory(
     run: RunFolder, core: TransformerSpec, memory_usage: Callable[[TransformerSpec], dict[str, int]]
 ) -> None:
-    """Raise ValueError if the ``config.json`` of a run needs more memory than the budget allows.
+    """Raise ValueError if the ``config.json`` of a run with a core needs more memory than the budget allows.
 
     The budget is that of `rlxf.utils.memory_budget`; the size of the checkpoints increases it. The estimate
     is a lower bound, so that every run with a checkpoint of its own passes.
@@ -160,8 +164,7 @@ def check_config_memory(
         memory_usage: function that returns a lower bound of the memory in bytes that a training run with
             this core needs, by description.
     """
-    files = [*run.resume_checkpoints.files(), run.final_checkpoint]
-    file_size = max((file.stat().st_size for file in files if file.is_file()), default=0)
+    file_size = _checkpoint_bytes(run)
     sizes = f"weights of core.width {core.width}, core.layers {core.layers}"
     try:
         usage = memory_usage(core)

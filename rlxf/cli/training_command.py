@@ -18,8 +18,8 @@ from rlxf.cli.options import Command, check_new_folder, check_not_negative, defa
 from rlxf.cli.output import print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
 from rlxf.cli.runs import (
-    check_config_memory,
     check_config_types,
+    check_core_memory,
     load_initial_weights,
     options_from_config,
     options_to_config,
@@ -148,7 +148,7 @@ class TrainingCommand(Command):
 
     def check_memory(self, run: RunFolder) -> None:
         """Raise ValueError if the options of a run need more memory than the budget allows."""
-        check_config_memory(run, self.core, self.learner.memory_usage)
+        check_core_memory(run, self.core, self.learner.memory_usage)
 
     def steps_per_rollout(self, agent: Any) -> int:
         """Return the number of steps between two updates of the weights; 1 if updates are counted."""
