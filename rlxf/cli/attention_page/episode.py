@@ -70,8 +70,13 @@ class StepRecorder(gymnasium.Wrapper):
         result = super().step(action)
         observation, reward, terminated, truncated, info = result
         if self.end == "cut":
-            here = numbers_text(self._observation), numbers_text(action)
-            self.steps.append(Step(*here, float(reward), info_text(info)))
+            step = Step(
+                observation=numbers_text(self._observation),
+                action=numbers_text(action),
+                reward=float(reward),
+                info=info_text(info),
+            )
+            self.steps.append(step)
             self.end = "terminated" if terminated else "truncated" if truncated else "cut"
         self._observation = observation
         return result
