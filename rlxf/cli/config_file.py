@@ -184,7 +184,8 @@ def _check_key_parts(text: str) -> None:
 
 def _line_of(text: str, name: str) -> int | None:
     """Return the number of the line of TOML that sets a setting; None if it is not found."""
-    table, found = "", None
+    table = ""
+    found = None
     for number, line in enumerate(text.split("\n"), 1):
         if line.lstrip().startswith("["):
             table = _plain_key(line.lstrip(" \t[").partition("]")[0])

@@ -109,7 +109,8 @@ class OfflineTraining(TrainingCommand):
 
     def print_lowest_validation_loss(self, run: RunFolder) -> None:
         """Print the lowest validation loss and the path of its checkpoint, if there is one."""
-        name, title = BestValidationCallback.__name__, "lowest validation loss during training:"
+        name = BestValidationCallback.__name__
+        title = "lowest validation loss during training:"
         if summary := self.describe_selection(run, name, run.best_validation, title):
             print_out(summary)
 
@@ -213,7 +214,8 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
 
         There is none without evaluations, and none if no episode fits into the budget of the training.
         """
-        every, length = self.evaluation_interval(agent), self.callback_options(agent)["episode_length"]
+        every = self.evaluation_interval(agent)
+        length = self.callback_options(agent)["episode_length"]
         budget = self.video_budget if self.evaluate_every is None else math.inf
         if not self.videos or not every or budget * self.total < min(length, MAX_STEPS):
             return []

@@ -90,7 +90,8 @@ class TrainingCommand(Command):
             ValueError: if ``total`` is less than 1, if the run has made more steps or updates, unless it is
                 the present total, or if the run ended early.
         """
-        start, completion = StartPoint.of(run), run.completion
+        start = StartPoint.of(run)
+        completion = run.completion
         done = start.steps if completion is None else max(start.steps, completion.steps)
         if start.ended_early or (completion is not None and completion.ended_early):
             raise ValueError(

@@ -244,7 +244,8 @@ class TensorVecEnv(GymnasiumVecEnv):
         """Add a step to returns and lengths of the episodes, and return the infos of filler rows."""
         self._returns, self._lengths = self._returns + rewards, self._lengths + ~self.filler_next
         rows: dict[int, Info] = {i: {"filler": True} for i in self._filler_rows}
-        self.filler_next, self._filler_rows = torch.zeros_like(self.filler_next), []
+        self.filler_next = torch.zeros_like(self.filler_next)
+        self._filler_rows = []
         return rows
 
     def step_wait(self) -> VecEnvStepReturn:

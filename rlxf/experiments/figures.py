@@ -65,7 +65,8 @@ def learning_curves(groups: Sequence[Group], metric: str) -> Figure:
     Raises:
         ValueError: if there is no group, or there are more groups or tasks than a figure can show.
     """
-    tasks, styles = by_task(groups), line_styles(groups)
+    tasks = by_task(groups)
+    styles = line_styles(groups)
     columns = min(2, len(tasks))
     width, height = PANEL if columns == 1 else SMALL_PANEL
     figure, panels = _panels(len(tasks), columns, width, height)
@@ -95,7 +96,8 @@ def final_score_figure(groups: Sequence[Group], metric: str, last: int = 1) -> F
     Raises:
         ValueError: if there is no group, or there are more groups or tasks than a figure can show.
     """
-    tasks, styles = by_task(groups), line_styles(groups)
+    tasks = by_task(groups)
+    styles = line_styles(groups)
     figure, panels = _panels(len(tasks), 1, PANEL[0], 1.2 + 0.45 * max(map(len, tasks.values())))
     for (task, members), axes in zip(tasks.items(), panels, strict=True):
         for row, group in enumerate(members):

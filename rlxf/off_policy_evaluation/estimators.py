@@ -41,7 +41,8 @@ class LoggedEpisodes:
     def of(cls, data: Trajectories, discount: float, step_ratios: Floats | None = None) -> "LoggedEpisodes":
         """Return the episodes of a dataset; ratios are 1 if they are not given."""
         ratios = np.ones(data.steps) if step_ratios is None else step_ratios
-        rewards, offsets = data.rewards.astype(np.float64), np.asarray(data.offsets)
+        rewards = data.rewards.astype(np.float64)
+        offsets = np.asarray(data.offsets)
         return cls(rewards, offsets, np.asarray(data.terminated), data.complete_transitions, discount, ratios)
 
     @property

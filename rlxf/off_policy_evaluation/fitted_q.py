@@ -239,7 +239,8 @@ class TransitionBatches:
     ):
         self.features = features
         self._config, self._generator = config, generator
-        self._logged, self._policy = encoded_actions(data), policy_actions
+        self._logged = encoded_actions(data)
+        self._policy = policy_actions
         self._horizon = _horizon(data, config.discount)
         self._rewards = data.rewards.astype(np.float64)
         counts = resample_counts(data.episodes, config.members, generator)

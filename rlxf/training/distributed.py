@@ -320,7 +320,8 @@ def _publish_prefix(store: "dist.Store", waiting: set[int], timeout: timedelta) 
     The request of a rank may be that of a dead process until the new process overwrites it. Replies are
     therefore repeated until the acknowledgement.
     """
-    prefix, end = uuid4().hex, time.monotonic() + timeout.total_seconds()
+    prefix = uuid4().hex
+    end = time.monotonic() + timeout.total_seconds()
     while waiting:
         if time.monotonic() > end:
             raise ConnectionError(f"the processes of rank {sorted(waiting)} did not connect within {timeout}")

@@ -55,7 +55,8 @@ class LogPosition:
         Raises:
             CheckpointError: if the document is invalid.
         """
-        rows, events = document["rows"], dict(document["events"])
+        rows = document["rows"]
+        events = dict(document["events"])
         if not all(type(number) is int and number >= 0 for number in (rows, *events.values())):
             raise CheckpointError("the log positions in the checkpoint must be integers of at least 0")
         return cls(rows, events)

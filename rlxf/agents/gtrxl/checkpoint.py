@@ -119,7 +119,8 @@ def decode_policy_kwargs(stored: dict[str, Any]) -> dict[str, Any]:
 @checkpoint_errors()
 def read_spaces(archive: Archive) -> tuple[Space[Any], Space[Any]]:
     """Return the observation and the action space of the agent's training."""
-    stored, size = archive.documents["agent"], archive.tensor_bytes
+    stored = archive.documents["agent"]
+    size = archive.tensor_bytes
     return space_from_json(stored["observation_space"], size), space_from_json(stored["action_space"], size)
 
 
@@ -191,7 +192,8 @@ def describe(
         normalized: whether the observations of the training were normalized by a ``VecNormalize``.
     """
     values = dict(settings)
-    values["core"], values["policy_kwargs"] = settings["core"].to_dict(), _encode(settings["policy_kwargs"])
+    values["core"] = settings["core"].to_dict()
+    values["policy_kwargs"] = _encode(settings["policy_kwargs"])
     values |= {name: schedule_to_json(values[name]) for name in SCHEDULES}
     values = {name: _to_json_scalar(value) for name, value in values.items()}
     return {

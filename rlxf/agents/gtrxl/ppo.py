@@ -266,8 +266,10 @@ class GTrXLPPO(TrainingLoop):
         if self._compiles:
             self.policy.network_step = CompiledStep(self.device.type)
         self._algorithm = self._ppo_training()
-        self._diagnostics, self._episodes = TrainingDiagnostics(self.action_space), EpisodeStatistics()
-        self._between_rollouts, self.iterations = False, 0
+        self._diagnostics = TrainingDiagnostics(self.action_space)
+        self._episodes = EpisodeStatistics()
+        self._between_rollouts = False
+        self.iterations = 0
         self.normalized_observations = False
 
     def _ppo_training(self) -> PPOTraining:
@@ -312,8 +314,10 @@ class GTrXLPPO(TrainingLoop):
                 buffer.values.fill_(float(self.policy.value_net.mean))  # the values that are clipped
             metrics = self._update_policy()
         self._log_update(metrics)
-        returns, episodes = buffer.returns[buffer.weight == 1], self.ep_info_buffer or ()
-        scale, episode_returns = self.policy.value_net, [info["r"] for info in episodes]
+        returns = buffer.returns[buffer.weight == 1]
+        episodes = self.ep_info_buffer or ()
+        scale = self.policy.value_net
+        episode_returns = [info["r"] for info in episodes]
         self._diagnostics.check(metrics, returns, scale, episode_returns)
 
     def _update_policy(self) -> dict[str, float]:
@@ -349,7 +353,8 @@ class GTrXLPPO(TrainingLoop):
     def objective(self) -> PPOLoss:
         """Return the current PPO objective, given the schedules and the scale of recent returns."""
         progress = self._current_progress_remaining
-        deviation, bound = float(self.policy.value_net.deviation), self.clip_range_vf_schedule
+        deviation = float(self.policy.value_net.deviation)
+        bound = self.clip_range_vf_schedule
         return PPOLoss(
             clip_range=self.clip_range_schedule(progress),
             clip_range_vf=None if bound is None else bound(progress) * deviation,
@@ -359,7 +364,8 @@ class GTrXLPPO(TrainingLoop):
         )
 
     def _log_update(self, metrics: dict[str, float]) -> None:
-        buffer, record = self.rollout_buffer, self.logger.record
+        buffer = self.rollout_buffer
+        record = self.logger.record
         for name, value in metrics.items():
             record(f"train/{name}", value)
         values, returns = (

@@ -80,7 +80,9 @@ class RecurrentPolicyState:
 
     def rows(self, rows: Tensor) -> Self:
         """Return a copy of the chosen environments; ``rows`` is a bool (E,) or an int64 (N,) tensor."""
-        position, episode, action = self.position[rows], self.episode[rows], self.action[rows]
+        position = self.position[rows]
+        episode = self.episode[rows]
+        action = self.action[rows]
         return replace(self, cache=self.cache.rows(rows), position=position, episode=episode, action=action)
 
     def copy(self) -> Self:

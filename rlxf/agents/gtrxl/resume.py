@@ -168,7 +168,8 @@ def gather_state(
     joined: Groups = {AGENT_STATE: {}, WRAPPERS: {}, EPISODES: {}}
     for group in (AGENT_STATE, WRAPPERS):
         for name, own in groups[group].items():
-            axis, every = _axis(group, name), [each.tensors[group][name] for each in archives]
+            axis = _axis(group, name)
+            every = [each.tensors[group][name] for each in archives]
             joined[group][name] = own if axis is None else torch.cat(every, dim=axis)
     number = len(groups[AGENT_STATE]["position"])
     for rank, each in enumerate(archives):

@@ -118,7 +118,9 @@ class SegmentBuffer:
     def __init__(self, policy: GTrXLPolicy, n_envs: int, n_steps: int, segment_length: int):
         core, device = policy.core, policy.device
         memory = core.memory or NoMemory()
-        self.n_envs, self.n_steps, self.segment_length = n_envs, n_steps, segment_length
+        self.n_envs = n_envs
+        self.n_steps = n_steps
+        self.segment_length = segment_length
         self.memory_length = memory.length
         self.obs = map_obs(
             lambda x: torch.from_numpy(x).to(device, copy=True).unflatten(0, (n_envs, n_steps)),
@@ -137,7 +139,8 @@ class SegmentBuffer:
         self._older_layer = memory.older_layer(core.layers)
         older_length = memory.capacity - self.memory_length
         self.older = None if self._older_layer is None else state_buffer(1, older_length)
-        self.step, self._per_environment = 0, n_steps // segment_length
+        self.step = 0
+        self._per_environment = n_steps // segment_length
         self._n_segments = n_envs * self._per_environment
 
     @property

@@ -320,7 +320,9 @@ class DistillationTraining(TrainingAlgorithm):
         _check_teacher(student, teacher)
         if actor not in get_args(Actor):
             raise ValueError(f"actor must be one of {', '.join(get_args(Actor))}, got {actor!r}")
-        self.teacher, self.distillation, self.actor = teacher, distillation, actor
+        self.teacher = teacher
+        self.distillation = distillation
+        self.actor = actor
         self.teacher.set_training_mode(False)
         self.hidden = HiddenStateDistance(student.core.width, teacher.core.width, generator, student.device)
         self._state = self.teacher.initial_state(n_envs)

@@ -108,7 +108,8 @@ def _short(value: Any) -> str:
 
 def data_uri(frame: NDArray[np.uint8]) -> str:
     """Encode a frame (H, W, 3) as a data URI: as PNG, or as JPEG where that is smaller."""
-    image, files = Image.fromarray(frame).convert("RGB"), {}
+    image = Image.fromarray(frame).convert("RGB")
+    files = {}
     for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": JPEG_QUALITY})):
         image.save(file := BytesIO(), kind, **options)
         files[kind] = file.getvalue()
