@@ -104,7 +104,8 @@ class InspectedPass:
 
     def gates(self) -> dict[str, Tensor]:
         """Return the mean of each update gate over the features at the queries, (Q,)."""
-        activations, columns = gate_activations(*self._segments), list(self.queries)
+        activations = gate_activations(*self._segments)
+        columns = list(self.queries)
         return {group_of(name): z[0, columns].mean(dim=-1) for name, z in activations.items()}
 
 
@@ -122,7 +123,8 @@ class EpisodeInspector(ABC):
 
     def __init__(self, agent: Any):
         check_readable(agent.policy.transformer)
-        self._agent, self._policy = agent, agent.policy
+        self._agent = agent
+        self._policy = agent.policy
 
     def predict(
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
@@ -218,7 +220,9 @@ class EpisodeContextInspector(DecisionTransformerInspector):
     """`EpisodeInspector` of a `DecisionTransformer` with ``context="episode"``: one pass over all steps."""
 
     def passes(self) -> Iterator[InspectedPass]:
-        x, index = self._policy.tokens(steps := self._episode()), steps.index
+        steps = self._episode()
+        x = self._policy.tokens(steps)
+        index = steps.index
         queries = range(x.shape[1])[DECISION_TOKENS]
         yield InspectedPass(self._policy.transformer, x, index, None, queries, 0)
 
@@ -264,13 +268,15 @@ def check_readable(transformer: Transformer) -> None:
 
     Techniques from outside of the package may lack what `attention_weights` needs, so a short pass is tried.
     """
-    spec, device = transformer.spec, next(transformer.parameters()).device
+    spec = transformer.spec
+    device = next(transformer.parameters()).device
     if not spec.has_attention:
         raise ValueError(
             f"no layer of this agent has attention, only recurrence={spec.recurrence}: train one with "
             f"attention_layers"
         )
-    x, position = torch.zeros(1, 2, spec.width, device=device), torch.arange(2, device=device)[None]
+    x = torch.zeros(1, 2, spec.width, device=device)
+    position = torch.arange(2, device=device)[None]
     was_training = transformer.training
     try:
         each: Iterable[Tensor] = transformer.eval().weights(

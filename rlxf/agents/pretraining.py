@@ -133,7 +133,8 @@ class MaskedModel(TrajectoryModel):
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: "PretrainingConfig"):
         super().__init__(info, normalization, config)
-        self.predicted_tokens, width = config.predicted_tokens, config.core.width
+        self.predicted_tokens = config.predicted_tokens
+        width = config.core.width
         self.mask_embeddings = nn.Parameter(torch.randn(TOKENS_PER_STEP, width) * INITIAL_STD)
         if "return" in self.predicted_tokens:
             self.return_head = nn.Linear(width, 1)
@@ -232,8 +233,7 @@ class PretrainingConfig(TrajectoryConfig):
     }
     MODEL_SETTINGS: ClassVar[tuple[str, ...]] = (*TrajectoryConfig.MODEL_SETTINGS, "predicted_tokens")
     mask_probability: float
-    predicted_tokens: tuple[str, ...] = KINDS
-    """Kinds of predicted tokens. Files without this argument were made when all kinds were predicted."""
+    predicted_tokens: tuple[str, ...]
 
     def check(self) -> None:
         """Check all numbers; errors as in `OfflineConfig`."""

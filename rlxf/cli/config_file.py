@@ -25,7 +25,6 @@ from rlxf.cli.env_options import check_curriculum_trust
 from rlxf.cli.options import given_lists, given_options, with_dashes
 from rlxf.cli.runs import (
     NOT_SAVED,
-    OLDER_VALUES,
     PRETRAINING,
     PROGRAM,
     TRAINING_COMMANDS,
@@ -185,20 +184,22 @@ def _check_key_parts(text: str) -> None:
 
 def _line_of(text: str, name: str) -> int | None:
     """Return the number of the line of TOML that sets a setting; None if it is not found."""
-    table, found = "", None
+    table = ""
+    found = None
     for number, line in enumerate(text.split("\n"), 1):
         if line.lstrip().startswith("["):
-            table = _plain(line.lstrip(" \t[").partition("]")[0])
+            table = _plain_key(line.lstrip(" \t[").partition("]")[0])
             found = number if table == name else found
         elif "=" in line:
-            key = _plain(line.partition("=")[0])
+            key = _plain_key(line.partition("=")[0])
             key = f"{table}.{key}" if table else key
             if key == name or name.startswith(f"{key}."):
                 return number
     return found
 
 
-def _plain(key: str) -> str:
+def _plain_key(key: str) -> str:
+    """Return a key of TOML without spaces and quotes, and with underscores for dashes."""
     return re.sub(r"[\s\"']", "", key).replace("-", "_")
 
 
@@ -248,8 +249,7 @@ def run_settings(
             f"{error} is missing; the file was changed, or written by another version"
         ) from error
     options.check_memory(run)
-    older = {name: value for name, value in OLDER_VALUES.items() if name in known}
-    flat = older | {name: value for name, value in run.config.items() if name in known - {"track"}}
+    flat = {name: value for name, value in run.config.items() if name in known - {"track"}}
     named = given_options(args, "settings").get("settings", flat.get("settings"))
     core = default_core(command, ["--settings", str(named)])
     if core is not None:

@@ -116,7 +116,8 @@ def _technique_options(axis: str, flat: Mapping[str, Any], core: TransformerSpec
 
 def _check_technique(axis: str, flat: Mapping[str, Any]) -> None:
     """Raise SettingsError if a named or described technique refuses its options."""
-    name, text = f"core.{axis}", flat.get(f"core.{axis}")
+    name = f"core.{axis}"
+    text = flat.get(f"core.{axis}")
     if text is None:
         return
     start = f"{name}."
@@ -160,7 +161,8 @@ def _rule(name: str, hint: Any) -> Rule:
 
 
 def _rule_of(hint: Any) -> Rule:
-    origin, parts = get_origin(hint) or hint, get_args(hint)
+    origin = get_origin(hint) or hint
+    parts = get_args(hint)
     if origin in (Union, types.UnionType):
         return reduce(or_, map(_rule_of, parts))
     if origin is Literal:

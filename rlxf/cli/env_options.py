@@ -79,7 +79,8 @@ class EnvOptions:
         """
         from rlxf.envs.make import make_vec_env
 
-        kwargs, extended = json_object(self.env_kwargs), self.observation_options
+        kwargs = json_object(self.env_kwargs)
+        extended = self.observation_options
         return make_vec_env(
             self.env, n_envs, seed, kwargs, workers=workers, curriculum=curriculum, **extended
         )
@@ -109,7 +110,8 @@ def read_curriculum(value: Any) -> "Curriculum | None":
     given = json_object(value, "--curriculum")
     if not given:
         return None
-    allowed, required = ("stages", "advance_return", "episodes"), {"stages", "advance_return"}
+    allowed = ("stages", "advance_return", "episodes")
+    required = {"stages", "advance_return"}
     if unknown := sorted(given.keys() - {*allowed}):
         raise ValueError(f"a curriculum has {', '.join(allowed)}, got {reprlib.repr(', '.join(unknown))}")
     if missing := sorted(required - given.keys()):

@@ -96,7 +96,8 @@ class EvaluatedTrainingCommand(TrainingCommand):
     @contextmanager
     def callbacks(self, agent: Any, run: RunFolder) -> Iterator[list[BaseCallback]]:
         """Context manager for the callbacks of the training; the first one evaluates."""
-        every, episodes = self.evaluation_interval(agent), self.evaluation_episodes
+        every = self.evaluation_interval(agent)
+        episodes = self.evaluation_episodes
         if not every:
             yield []
             return

@@ -36,10 +36,10 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
         with redirect_stdout(printed), redirect_stderr(printed):
             return options_to_config(parse(words))
     except SystemExit:
-        raise ValueError(_plain(printed.getvalue())) from None
+        raise ValueError(_one_line_error(printed.getvalue())) from None
 
 
-def _plain(text: str) -> str:
+def _one_line_error(text: str) -> str:
     """Return an error message of the command line in one line, without frames."""
     line = " ".join(FRAME.sub(" ", text).replace("rlxf: ", "").split())
     for end in ("For full helptext", "Argument helptext:"):

@@ -290,6 +290,11 @@ def check_not_negative(options: Any, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be finite and at least 0, got {value}")
 
 
+def argument_defaults(kind: type[Any]) -> dict[str, Any]:
+    """Return the default of each argument of the constructor of a class, by name."""
+    return {name: argument.default for name, argument in inspect.signature(kind).parameters.items()}
+
+
 def default_run_path(name: str, seed: int) -> Path:
     """Return the default folder of a run: runs/NAME-SEED, with dashes in place of special characters."""
     plain = re.sub(r"[^\w.-]+", "-", name)
@@ -302,10 +307,16 @@ def check_new_folder(path: Path) -> None:
         raise FileExistsError(f"{path} exists; choose another folder with --run, or move the existing folder")
 
 
-def check_image_path(option: str, path: Path) -> None:
-    """Raise ValueError unless a PNG image can be written to the path that is the value of an option."""
-    if path.suffix.lower() != ".png" or path.is_dir():
-        raise ValueError(f"{option} must be a file name that ends in .png, got {path}")
+def check_figure_path(option: str, path: Path, suffixes: Sequence[str] = (".png",)) -> None:
+    """Raise ValueError unless a figure can be written to a path.
+
+    Args:
+        option: name of the option, for the message.
+        path: the file.
+        suffixes: supported suffixes in lower case.
+    """
+    if path.suffix.lower() not in suffixes or path.is_dir():
+        raise ValueError(f"{option} must be a file name that ends in {', '.join(suffixes)}, got {path}")
     if not path.parent.is_dir():
         raise ValueError(f"{option} must be in an existing folder, got {path}: create {path.parent} first")
 

@@ -108,7 +108,8 @@ class Task:
             ValueError: also if the environment was not created from a Gymnasium id.
         """
         probe = make_env(run, env, env_kwargs, 1, trust)
-        spec, metadata = spec_of(probe), probe.get_attr("metadata", 0)[0]
+        spec = spec_of(probe)
+        metadata = probe.get_attr("metadata", 0)[0]
         probe.close()
         if spec is None:
             raise ValueError(f"the environment of {run.path} has no Gymnasium id: pass --env")

@@ -168,7 +168,10 @@ class Progress(BaseCallback):
         callbacks: Iterable[BaseCallback] = (),
     ):
         super().__init__()
-        self.display, self.unit, self.total, self.metrics = display, unit, total, metrics
+        self.display = display
+        self.unit = unit
+        self.total = total
+        self.metrics = metrics
         self._periodic = [each for each in callbacks if isinstance(each, PeriodicCallback)]
         evaluations = (each for each in self._periodic if isinstance(each, EvaluationCallback))
         self.evaluation = next(evaluations, None)

@@ -12,10 +12,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
-from rlxf.agents.gtrxl.checkpoint import ADDED_SETTINGS
 from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
 from rlxf.agents.offline.agent import OfflineAgent
-from rlxf.agents.pretraining import KINDS, MaskedPretraining
+from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import TransformerSpec
 from rlxf.cli.commands import COMMANDS
 from rlxf.cli.env_options import EnvOptions, merge_env_kwargs
@@ -30,19 +29,6 @@ from rlxf.utils.warnings import warn_user
 
 NOT_SAVED = ("run", "config", "tuned", "trust", "progress_bar", "quiet", "download")
 """Options of a command that do not affect the results of its run."""
-ADDED_OPTIONS = (
-    "track",
-    "compile",
-    "cuda_graphs",
-    "videos",
-    "attention_maps",
-    "stop_return",
-    "curriculum",
-    *ADDED_SETTINGS,
-)
-"""Options that earlier versions did not have: a ``config.json`` without them means their defaults."""
-OLDER_VALUES = {"predicted_tokens": list(KINDS)}
-"""Values of options that a ``config.json`` of an earlier version lacks, if they differ from the defaults."""
 GTRXL, OFFLINE, PRETRAINING = "gtrxl", "decision_transformer", "pretraining"
 CLONING, RVS = "behavior_cloning", "return_conditioned_mlp"
 """Names of agents in ``config.json``."""
@@ -101,16 +87,10 @@ def options_from_config(kind: type[Options], config: Mapping[str, Any], **given:
         given: options that are not read from the file.
 
     Raises:
-        KeyError: if an option is missing, except `ADDED_OPTIONS`, which then have their defaults, and
-            `OLDER_VALUES`.
+        KeyError: if an option is missing.
     """
-    config = OLDER_VALUES | dict(config)
-    read = {name: hint for name, hint in _saved_options(kind).items() if not _is_added(name, config)}
-    return kind(**{name: _from_json(hint, name, config) for name, hint in read.items()} | given)
-
-
-def _is_added(name: str, config: Mapping[str, Any]) -> bool:
-    return name in ADDED_OPTIONS and name not in config
+    options = {name: _from_json(hint, name, config) for name, hint in _saved_options(kind).items()}
+    return kind(**options | given)
 
 
 def _from_json(hint: Any, name: str, config: Mapping[str, Any]) -> Any:
@@ -158,18 +138,22 @@ def check_config_budget(run: RunFolder, usage: dict[str, int]) -> None:
         run: folder of the run.
         usage: lower bounds of the memory in bytes that a training run needs, by description.
     """
-    files = [*run.resume_checkpoints.files(), run.final_checkpoint]
-    file_size = max((file.stat().st_size for file in files if file.is_file()), default=0)
     try:
-        check_budget(usage, file_size)
+        check_budget(usage, _checkpoint_bytes(run))
     except MemoryBudgetError as error:
         raise ValueError(f"{run.path / CONFIG} needs too much memory: {error}") from error
 
 
-def check_config_memory(
+def _checkpoint_bytes(run: RunFolder) -> int:
+    """Return the size of the largest checkpoint of a run; 0 if it has none."""
+    files = [*run.resume_checkpoints.files(), run.final_checkpoint]
+    return max((file.stat().st_size for file in files if file.is_file()), default=0)
+
+
+def check_core_memory(
     run: RunFolder, core: TransformerSpec, memory_usage: Callable[[TransformerSpec], dict[str, int]]
 ) -> None:
-    """Raise ValueError if the ``config.json`` of a run needs more memory than the budget allows.
+    """Raise ValueError if the ``config.json`` of a run with a core needs more memory than the budget allows.
 
     The budget is that of `rlxf.utils.memory_budget`; the size of the checkpoints increases it. The estimate
     is a lower bound, so that every run with a checkpoint of its own passes.
@@ -180,8 +164,7 @@ def check_config_memory(
         memory_usage: function that returns a lower bound of the memory in bytes that a training run with
             this core needs, by description.
     """
-    files = [*run.resume_checkpoints.files(), run.final_checkpoint]
-    file_size = max((file.stat().st_size for file in files if file.is_file()), default=0)
+    file_size = _checkpoint_bytes(run)
     sizes = f"weights of core.width {core.width}, core.layers {core.layers}"
     try:
         usage = memory_usage(core)

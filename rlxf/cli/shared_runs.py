@@ -19,9 +19,7 @@ from rlxf.cli.output import print_out
 from rlxf.cli.playback import IMAGES, Task, play_episodes, prepare_agent
 from rlxf.cli.reports import checkpoints_of, select_checkpoints
 from rlxf.cli.runs import (
-    ADDED_OPTIONS,
     AGENTS,
-    OLDER_VALUES,
     PROGRAM,
     TRAINING_COMMANDS,
     agent_name,
@@ -228,9 +226,7 @@ def _arguments(run: RunFolder, words: str) -> list[str]:
     defaults = _by_option(_settings_arguments(default, words))
     short = _joined([option for option in _by_option(full) if option in required or option not in defaults])
     parsed = _parsed_config(run, words, short)
-    added = {*ADDED_OPTIONS, *OLDER_VALUES}
-    known = {name: x for name, x in parsed.items() if name in run.config or name not in added}
-    return short if known == run.config else full
+    return short if parsed == run.config else full
 
 
 def _parsed_config(run: RunFolder, words: str, arguments: Sequence[str]) -> dict[str, Any]:

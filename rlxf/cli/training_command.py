@@ -18,8 +18,8 @@ from rlxf.cli.options import Command, check_new_folder, check_not_negative, defa
 from rlxf.cli.output import print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
 from rlxf.cli.runs import (
-    check_config_memory,
     check_config_types,
+    check_core_memory,
     load_initial_weights,
     options_from_config,
     options_to_config,
@@ -90,7 +90,8 @@ class TrainingCommand(Command):
             ValueError: if ``total`` is less than 1, if the run has made more steps or updates, unless it is
                 the present total, or if the run ended early.
         """
-        start, completion = StartPoint.of(run), run.completion
+        start = StartPoint.of(run)
+        completion = run.completion
         done = start.steps if completion is None else max(start.steps, completion.steps)
         if start.ended_early or (completion is not None and completion.ended_early):
             raise ValueError(
@@ -148,7 +149,7 @@ class TrainingCommand(Command):
 
     def check_memory(self, run: RunFolder) -> None:
         """Raise ValueError if the options of a run need more memory than the budget allows."""
-        check_config_memory(run, self.core, self.learner.memory_usage)
+        check_core_memory(run, self.core, self.learner.memory_usage)
 
     def steps_per_rollout(self, agent: Any) -> int:
         """Return the number of steps between two updates of the weights; 1 if updates are counted."""

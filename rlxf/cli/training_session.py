@@ -74,7 +74,8 @@ class StartPoint:
         file = run.resume_checkpoints.newest()
         with checkpoint_errors():
             documents = read_archive(file).documents
-            steps, states = int(documents["agent"]["progress"]["num_timesteps"]), documents[STATEFUL_DOCUMENT]
+            steps = int(documents["agent"]["progress"]["num_timesteps"])
+            states = documents[STATEFUL_DOCUMENT]
             best, stop_return = states.get(EVALUATION_STATE, {}).get("best"), run.config.get("stop_return")
             ended_early = None not in (best, stop_return) and best >= stop_return
             return cls(file, steps, LogPosition.from_json(states[LOG_STATE]), ended_early)

@@ -137,7 +137,8 @@ def measure_reference_scores(best: BehaviorPolicy, env: VecEnv, seed: int) -> Re
     The result is None without known scores if there is no agent, the agent is not better than the random
     policy, or it is conditioned on a target return.
     """
-    agent, known = best.agent, reference_scores_of(best.agent, env)
+    agent = best.agent
+    known = reference_scores_of(best.agent, env)
     if known is not None or agent is None or best.target_return is not None:
         return known
     low = evaluate(RandomizedPolicy(env.action_space, seed), env, SCORED_EPISODES, seed=seed).mean

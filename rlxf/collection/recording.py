@@ -121,7 +121,8 @@ class Recorder(VecEnvWrapper):
             raise FaultyEnvironmentError(f"an environment failed: {error!r}") from error
         fillers = is_filler(infos)
         for i, info in enumerate(infos):
-            row, is_step = row_of(observations, i), not fillers[i]
+            row = row_of(observations, i)
+            is_step = not fillers[i]
             if is_step:
                 next_observation = info["terminal_observation"] if dones[i] else row
                 self._episodes[i].add(self._actions[i], float(rewards[i]), next_observation)
@@ -270,5 +271,6 @@ def collect(
                 for number, (policy, count) in enumerate(zip(policies, counts, strict=True))
             )
             recorded = progress.track(played, episodes, description="collect")
-            spaces = observation_space, vec_env.action_space
-            return write_dataset(dataset_id, recorded, *spaces, spec, metadata)
+            return write_dataset(
+                dataset_id, recorded, observation_space, vec_env.action_space, spec, metadata
+            )

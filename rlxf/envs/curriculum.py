@@ -128,11 +128,17 @@ class CurriculumEnv(gymnasium.Wrapper):
     ):
         super().__init__(env_fns[0]())
         self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
-        self.curriculum, self.stage, self.stages = curriculum, 1, len(env_fns)
-        self._env_fns, self._spec, self._env_stage = env_fns, spec, 1
+        self.curriculum = curriculum
+        self.stage = 1
+        self.stages = len(env_fns)
+        self._env_fns = env_fns
+        self._spec = spec
+        self._env_stage = 1
         self._training_stage = 1
         self._returns: deque[float] = deque(maxlen=curriculum.episodes)
-        self._return, self._unseeded, self._generator = 0.0, True, np.random.default_rng()
+        self._return = 0.0
+        self._unseeded = True
+        self._generator = np.random.default_rng()
 
     @property
     def spec(self) -> EnvSpec | None:  # type: ignore[override]  # as in `gymnasium.Wrapper`
@@ -149,7 +155,8 @@ class CurriculumEnv(gymnasium.Wrapper):
             self._make_env(self.stage)
         if seed is None and self._unseeded:
             seed = int(self._generator.integers(2**31))
-        self._return, self._unseeded = 0.0, False
+        self._return = 0.0
+        self._unseeded = False
         return self.env.reset(seed=seed, **({} if options is None else {"options": options}))
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -208,7 +215,10 @@ class CurriculumEnv(gymnasium.Wrapper):
         env = self._env_fns[stage - 1]()
         check_same_spaces(stage, env, (self.observation_space, self.action_space))
         self.env.close()
-        self.env, self.stage, self._env_stage, self._unseeded = env, stage, stage, True
+        self.env = env
+        self.stage = stage
+        self._env_stage = stage
+        self._unseeded = True
 
 
 class CurriculumCallback(BaseCallback):

@@ -124,7 +124,7 @@ def make_vec_env(
         raise ValueError(f"n_envs must be at least 1, got {n_envs}")
     kwargs = env_kwargs or {}
     if curriculum is not None:
-        env_fns = [_env_fn(*task) for task in curriculum.tasks(env_id, kwargs)]
+        env_fns = [_env_fn(stage, arguments) for stage, arguments in curriculum.tasks(env_id, kwargs)]
         make = partial(CurriculumEnv, env_fns, curriculum, check_stages(env_fns))
         task = find_spec(env_id).id if isinstance(env_id, str) else ""
         wrap = _wrapper(task, wrapper_class, previous_reward, previous_transition)

@@ -111,7 +111,9 @@ class ActionReplay(TransparentWrapper):
         return f"{self} with seed {self._seed_of_episode} and the same actions results in a different episode"
 
     def _reset_episode(self, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        self._actions, self._options, self._hash = [], options, hashlib.blake2b(digest_size=16)
+        self._actions = []
+        self._options = options
+        self._hash = hashlib.blake2b(digest_size=16)
         stateful = self.env.has_wrapper_attr("persistent_state")
         state = self.env.get_wrapper_attr("persistent_state")() if stateful else None
         self._state = json.loads(json.dumps(state, allow_nan=False))  # a copy, and only if it is JSON
@@ -192,7 +194,8 @@ def load_wrapper_state(env: VecEnv, arrays: Mapping[str, np.ndarray]) -> None:
             f"{given}: resume the run with the same wrappers and spaces"
         )
     for name, (holder, attribute) in places.items():
-        old, array = getattr(holder, attribute), arrays[name]
+        old = getattr(holder, attribute)
+        array = arrays[name]
         setattr(holder, attribute, array.copy() if isinstance(old, np.ndarray) else type(old)(array))
 
 
@@ -242,7 +245,8 @@ def resume_episodes(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[st
             counts of restarts and lost steps are loaded anyway.
     """
     _check_known(env)
-    stateful, has_counts = _stateful(env), isinstance(env.unwrapped, GymnasiumVecEnv)
+    stateful = _stateful(env)
+    has_counts = isinstance(env.unwrapped, GymnasiumVecEnv)
     if ("state" in document) != (stateful is not None) or ("counts" in document and not has_counts):
         raise EpisodeLostError(CREATED_OTHERWISE)
     if stateful is not None:

@@ -124,7 +124,8 @@ class WatchedRemote:
 
     def __init__(self, env: SubprocVecEnv, index: int):
         self._env, self._index = env, index
-        self._remote, self._process = env.remotes[index], env.processes[index]
+        self._remote = env.remotes[index]
+        self._process = env.processes[index]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._remote, name)

@@ -128,7 +128,8 @@ def _import_module_of_user(name: str) -> None:
     try:
         import_module(name)
     except ModuleNotFoundError as error:
-        here, package = str(Path.cwd()), name.partition(".")[0]
+        here = str(Path.cwd())
+        package = name.partition(".")[0]
         if error.name != package or here in sys.path or not PathFinder.find_spec(package, [here]):
             raise
         sys.path.append(here)
@@ -384,7 +385,8 @@ class DescribedEnv:
         return f"--env {quote(self.id)}{kwargs}"
 
     def _limit_fits(self, registered: EnvSpec) -> bool:
-        steps, limit = self.max_episode_steps, registered.max_episode_steps or math.inf
+        steps = self.max_episode_steps
+        limit = registered.max_episode_steps or math.inf
         return steps is None or (type(steps) is int and 1 <= steps <= limit)
 
 

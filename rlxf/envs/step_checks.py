@@ -174,7 +174,8 @@ class CheckedSteps(TransparentWrapper):
 
     def __init__(self, env: gymnasium.Env, index: int = 0):
         super().__init__(env)
-        self._index, self._steps = index, 0
+        self._index = index
+        self._steps = 0
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # unpickling looks up attributes before env is set
@@ -270,7 +271,8 @@ def range_fault(space: spaces.Space[Any], values: Any) -> str | None:
     """
     if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return None
-    array, start = np.asarray(values), discrete_start(space)
+    array = np.asarray(values)
+    start = discrete_start(space)
     outside = (array < start) | (array >= start + discrete_sizes(space).reshape(space.shape))
     return f"holds {array[outside][0]}, which is not in its space {space}" if outside.any() else None
 

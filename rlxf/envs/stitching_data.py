@@ -39,7 +39,9 @@ class RoadFollower:
             raise ValueError(f"road must have at least two corners, got {road!r}")
         if not noise >= 0:
             raise ValueError(f"noise must be at least 0, got {noise}")
-        self.road, self.noise, self.rng = np.asarray(road, np.float64), noise, rng
+        self.road = np.asarray(road, np.float64)
+        self.noise = noise
+        self.rng = rng
 
     def __call__(self, position: Point) -> Point:
         """Return the displacement (2,) in steps at a position (2,)."""
@@ -80,7 +82,8 @@ def road_episodes(
     if episodes < PERIOD:
         raise ValueError(f"episodes must be at least {PERIOD}, so that one reaches the goal, got {episodes}")
     register_envs()
-    env, rng = gymnasium.make(ENV_IDS[continuous]), np.random.default_rng(seed)
+    env = gymnasium.make(ENV_IDS[continuous])
+    rng = np.random.default_rng(seed)
     policies = {start: RoadFollower(road, noise, rng) for start, road in ROADS.items()}
     env.reset(seed=seed)
     starts = ["northwest" if e % PERIOD else "south" for e in range(1, episodes + 1)]
@@ -114,7 +117,9 @@ def play(
     maze: Any = env.unwrapped
     assert isinstance(maze, StitchingMaze)
     position, _ = env.reset(options={"start": start})
-    steps, terminated, truncated = [], False, False
+    steps = []
+    terminated = False
+    truncated = False
     while not (terminated or truncated):
         action = maze.action_towards(policies[start](position.astype(np.float64)))
         following, reward, terminated, truncated, _ = env.step(action)

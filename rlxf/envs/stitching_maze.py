@@ -153,7 +153,10 @@ def render_roads(mode: str, position: Sequence[float] | Point) -> str | NDArray[
     """
     arm = int(ARM)
     grid = np.full((2 * arm + 1, 2 * arm + 1), WALL)
-    grid[arm], grid[:, arm], grid[:arm, 0], grid[0, : int(HOOK) + 1] = FLOOR, FLOOR, FLOOR, FLOOR
+    grid[arm] = FLOOR
+    grid[:, arm] = FLOOR
+    grid[:arm, 0] = FLOOR
+    grid[0, : int(HOOK) + 1] = FLOOR
     grid[0, arm] = TARGET
     column, row = np.rint(position).astype(np.int64) * (1, -1) + arm
     grid[row, column] = AGENT

@@ -31,7 +31,10 @@ class TensorChecks:
     """
 
     def __init__(self, env: str, space: spaces.Space[Any], num_envs: int, device: torch.device):
-        self._env, self._space, self._num_envs, self.device = env, space, num_envs, device
+        self._env = env
+        self._space = space
+        self._num_envs = num_envs
+        self.device = device
         self._limits = {name: _limits(leaf, device) for name, leaf in _leaves(space)}
 
     def check_observations(self, name: str, observations: Any) -> None:

@@ -222,8 +222,17 @@ class TensorVecEnv(GymnasiumVecEnv):
                 self._checks.check_observations("first observations", observations)
                 valid = valid and bool(self._checks.valid(observations, rewards))
             rows |= self._end_episodes(ends, truncated, last, last_infos)
-        step = observations, rewards.float(), ends, truncated, last, self.filler_next
-        return TensorStep(*step, SparseInfos(self.num_envs, rows), valid, has_truncated)
+        return TensorStep(
+            observations=observations,
+            rewards=rewards.float(),
+            ends=ends,
+            truncated=truncated,
+            last=last,
+            filler_next=self.filler_next,
+            infos=SparseInfos(self.num_envs, rows),
+            valid=valid,
+            has_truncated=has_truncated,
+        )
 
     def _copies(self, observations: Any, rewards: Tensor, infos: Info) -> tuple[Any, Tensor, Info]:
         """Return copies of the results of a step; of the infos, they contain only ``is_success``."""
@@ -235,7 +244,8 @@ class TensorVecEnv(GymnasiumVecEnv):
         """Add a step to returns and lengths of the episodes, and return the infos of filler rows."""
         self._returns, self._lengths = self._returns + rewards, self._lengths + ~self.filler_next
         rows: dict[int, Info] = {i: {"filler": True} for i in self._filler_rows}
-        self.filler_next, self._filler_rows = torch.zeros_like(self.filler_next), []
+        self.filler_next = torch.zeros_like(self.filler_next)
+        self._filler_rows = []
         return rows
 
     def step_wait(self) -> VecEnvStepReturn:

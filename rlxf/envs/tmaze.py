@@ -233,7 +233,9 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
         """Draw the arm of the goal and put the agent at the start; ``options`` are ignored."""
         super().reset(seed=seed)
         self._goal = draw_goal(self.np_random)
-        self._cell, self._time, self._hint_shown = self.rules.start, 0, False
+        self._cell = self.rules.start
+        self._time = 0
+        self._hint_shown = False
         return self._observe(), {}
 
     def step(self, action: np.int64 | int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:

@@ -79,7 +79,8 @@ def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
     inner = env.unwrapped
     if not isinstance(inner, GymnasiumVecEnv) or not inner.filler_next.any():
         return False
-    normalizer, last = unwrap_vec_normalize(env), inner.last_observation
+    normalizer = unwrap_vec_normalize(env)
+    last = inner.last_observation
     if last is None:
         return False
     shown = last if normalizer is None else normalizer.normalize_obs(last)

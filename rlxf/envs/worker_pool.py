@@ -289,7 +289,8 @@ class WorkerPool:
 
     def _schedule(self, failed: list[int], failure: CallFailure) -> None:
         """Schedule the restart of environments that failed together."""
-        times, limit = max(self._failures_in_a_row[i] for i in failed), self.workers.max_restarts
+        times = max(self._failures_in_a_row[i] for i in failed)
+        limit = self.workers.max_restarts
         if times > limit:
             count = f"{times} time{'s' * (times > 1)} in a row"
             reason = f"; it failed {count}, and {limit} restarts in a row are allowed"

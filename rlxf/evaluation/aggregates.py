@@ -142,7 +142,8 @@ def probability_of_improvement(x: Sequence[ArrayLike], y: Sequence[ArrayLike], s
     if len(x) != len(y):
         raise ValueError(f"x and y must have the same tasks, got {len(x)} and {len(y)} tasks")
     tables, others = _tables(x), _tables(y)
-    tasks, pairs = len(x), sum(len(a) * len(b) for a, b in zip(tables, others, strict=True))
+    tasks = len(x)
+    pairs = sum(len(a) * len(b) for a, b in zip(tables, others, strict=True))
 
     def probability(runs: RunScores) -> NDArray[np.float64]:
         each = [_win_rate(a, b) for a, b in zip(runs[:tasks], runs[tasks:], strict=True)]

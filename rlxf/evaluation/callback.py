@@ -64,7 +64,8 @@ class PeriodicCallback(BaseCallback):
         return step >= self._due
 
     def _on_training_start(self) -> None:
-        self._due, self.seconds = self._next_due(), 0.0
+        self._due = self._next_due()
+        self.seconds = 0.0
 
     def _on_step(self) -> bool:
         dones = self.locals.get("dones")
@@ -125,7 +126,8 @@ class PeriodicCallback(BaseCallback):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Load a `state`."""
-        self.played, self._has_ended = state["played"], state.get("has_ended", False)
+        self.played = state["played"]
+        self._has_ended = state.get("has_ended", False)
 
 
 DEFAULT_SEED = 500_000
@@ -194,8 +196,12 @@ class EvaluationCallback(PeriodicCallback):
             raise ValueError(f"episodes must be at least 1, got {episodes}")
         if stop_return is not None and math.isnan(stop_return):
             raise ValueError("stop_return must be a number or None, got nan")
-        self.env, self.episodes, self.target_returns = env, episodes, target_returns
-        self.deterministic, self.n_envs, self.seed = deterministic, n_envs, seed
+        self.env = env
+        self.episodes = episodes
+        self.target_returns = target_returns
+        self.deterministic = deterministic
+        self.n_envs = n_envs
+        self.seed = seed
         self.best_path, self.on_new_best = best_path, on_new_best
         self.stop_return, self.episode_length = stop_return, episode_length
         self.reports: dict[int, Report] = {}

@@ -159,7 +159,8 @@ def _sweep(
     wrapper = unwrap_vec_wrapper(env, ReturnToGo)
     if wrapper is None:
         env = wrapper = ReturnToGo(env, targets[0])
-    before, reports = wrapper.target_return, {}
+    before = wrapper.target_return
+    reports = {}
     try:
         for target in targets:
             wrapper.target_return = target
@@ -247,7 +248,8 @@ def unconditioned_message(argument: str, agent: Any) -> str:
         argument: name of the argument with the target return.
         agent: the agent; the message names its ``conditioning``, if it has one.
     """
-    conditioning, given = getattr(agent, "conditioning", None), type(agent).__name__
+    conditioning = getattr(agent, "conditioning", None)
+    given = type(agent).__name__
     if conditioning is not None:
         given = f"{given} with conditioning={conditioning}, which predicts the return"
     return (

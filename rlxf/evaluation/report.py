@@ -216,7 +216,8 @@ class TargetSweep(Tabular):
         ``return_iqm``, ``ci_low``, ``ci_high``, ``success_rate`` and ``normalized_score`` for each target g;
         and ``eval/spearman``.
         """
-        values, labels = self.first.scalars(), self.labels
+        values = self.first.scalars()
+        labels = self.labels
         for target, report in self.reports.items():
             for tag, value in report.scalars().items():
                 if tag != "eval/mean_ep_length":

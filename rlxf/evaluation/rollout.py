@@ -46,7 +46,8 @@ def play(
         FaultyEnvironmentError: if an observation is NaN or infinite.
     """
     policy = ActiveEnvPolicy(agent, env.num_envs, deterministic)
-    obs, starts = env.reset(), np.ones(env.num_envs, dtype=bool)
+    obs = env.reset()
+    starts = np.ones(env.num_envs, dtype=bool)
     playing = starts if active is None else active()
     for step in count():
         check_finite("observation", obs, step)

@@ -229,7 +229,9 @@ class VideoCallback(PeriodicCallback):
     ):
         super().__init__(every_steps, budget)
         check_rendering(env)
-        self.env, self.deterministic, self.seed = env, deterministic, seed
+        self.env = env
+        self.deterministic = deterministic
+        self.seed = seed
         self.target_return, self.episode_length = target_return, episode_length
 
     def expected_steps(self) -> float:

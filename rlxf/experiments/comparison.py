@@ -73,18 +73,19 @@ class GroupScores:
         record: dict[str, Any] = {"task": self.task, "group": self.label, "seeds": self.seeds}
         record |= {"unfinished": self.unfinished, "first_steps": self.steps[0], "last_steps": self.steps[1]}
         for name in STATISTICS:
-            record |= _ends(name, getattr(self, name), self.seeds > 1)
+            record |= _interval_record(name, getattr(self, name), self.seeds > 1)
         record |= {"area_under_curve": self.area}
-        return record | _ends("probability_of_improvement", self.improvement, self.compared_seeds > 1)
+        return record | _interval_record(
+            "probability_of_improvement", self.improvement, self.compared_seeds > 1
+        )
 
 
-def _ends(name: str, interval: Interval | None, defined: bool) -> dict[str, float | None]:
-    known = interval is not None and defined
-    return {
-        name: None if interval is None else interval.value,
-        f"{name}_low": interval.low if known and interval is not None else None,
-        f"{name}_high": interval.high if known and interval is not None else None,
-    }
+def _interval_record(name: str, interval: Interval | None, defined: bool) -> dict[str, float | None]:
+    """Return value and ends of an interval by name; the ends are None unless ``defined``."""
+    if interval is None:
+        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    low, high = (interval.low, interval.high) if defined else (None, None)
+    return {name: interval.value, f"{name}_low": low, f"{name}_high": high}
 
 
 def compare_groups(groups: Sequence[Group], metric: str, last: int = 1) -> list[GroupScores]:

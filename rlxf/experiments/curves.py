@@ -104,13 +104,13 @@ def metrics_of(path: str | Path) -> list[str]:
         path: folder of a run, or one of the files of `open_logs`.
 
     Raises:
-        ValueError, OSError: as in `read_curve`.
+        ValueError, OSError: as in `find_curve`.
     """
     return list(_metrics(open_logs(Path(path))))
 
 
-def read_curve(path: str | Path, metric: str) -> Curve:
-    """Read a metric of one training from its logs.
+def find_curve(path: str | Path, metric: str) -> Curve | None:
+    """Return the curve of a metric of one training; None if the metric or each of its values is missing.
 
     Args:
         path: folder of a run of rlxf or Stable-Baselines3, or a log file: ``progress.csv`` or another CSV
@@ -118,24 +118,13 @@ def read_curve(path: str | Path, metric: str) -> Curve:
         metric: name of the metric, e.g. "eval/mean_reward".
 
     Raises:
-        ValueError: if there is no log, the metric or each of its values is missing, or a file is damaged or
-            too large; the message names the file, and the line or the existing metrics.
+        ValueError: if there is no log, or a file is damaged or too large; the message names the file and,
+            where there is one, the line.
         OSError: if a file cannot be read.
 
     Warns:
         UserWarning: if a value is NaN or infinite; it is left out.
     """
-    curve = find_curve(path, metric)
-    if curve is not None:
-        return curve
-    existing = metrics_of(path)
-    if metric in existing:
-        raise ValueError(f"{path} has no finite value of {metric}; choose another metric")
-    raise ValueError(f"{path} has no metric {metric}{describe_metrics(metric, existing)}")
-
-
-def find_curve(path: str | Path, metric: str) -> Curve | None:
-    """Return the curve that `read_curve` reads; None if the metric or each of its values is missing."""
     by_metric = _metrics(open_logs(Path(path)))
     if metric not in by_metric:
         return None

@@ -168,7 +168,8 @@ def run_job(job: Job, should_stop: Callable[[], bool] | None = None) -> Outcome:
         started = replace(before, returncode=None, attempts=before.attempts + 1)
         started.write(job)  # so that the options are known, even if this process is killed
         log = job.sibling("log")
-        start, written = time.monotonic(), log.stat().st_size if log.is_file() else 0
+        start = time.monotonic()
+        written = log.stat().st_size if log.is_file() else 0
         code = _train(job, lock, should_stop)
         message = "" if code == 0 else last_line(log, written)
         return _recorded(job, started, code, message, time.monotonic() - start)
@@ -182,7 +183,8 @@ def _recorded(job: Job, started: Outcome, code: int, message: str, seconds: floa
 
 def _orphan_seconds(job: Job, before: Outcome) -> float:
     """Return the time of the last attempt of a complete run if its end is not recorded, else 0."""
-    start, end = job.sibling("json"), Path(job.folder) / COMPLETED
+    start = job.sibling("json")
+    end = Path(job.folder) / COMPLETED
     if before.returncode is not None or not start.is_file():
         return 0.0
     return max(0.0, end.stat().st_mtime - start.stat().st_mtime)

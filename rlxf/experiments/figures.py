@@ -44,6 +44,8 @@ LABEL_WIDTH = 34
 TITLE_WIDTH = 60
 LINE_HEIGHT = 0.17
 """Height of a line of a legend in inches."""
+PROFILE_POINTS = 201
+"""Number of thresholds of a performance profile, from the lowest to the highest score."""
 SINGLE_POINT = 5
 """Width of the interval of a line that is a single point."""
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -63,7 +65,8 @@ def learning_curves(groups: Sequence[Group], metric: str) -> Figure:
     Raises:
         ValueError: if there is no group, or there are more groups or tasks than a figure can show.
     """
-    tasks, styles = by_task(groups), line_styles(groups)
+    tasks = by_task(groups)
+    styles = line_styles(groups)
     columns = min(2, len(tasks))
     width, height = PANEL if columns == 1 else SMALL_PANEL
     figure, panels = _panels(len(tasks), columns, width, height)
@@ -93,7 +96,8 @@ def final_score_figure(groups: Sequence[Group], metric: str, last: int = 1) -> F
     Raises:
         ValueError: if there is no group, or there are more groups or tasks than a figure can show.
     """
-    tasks, styles = by_task(groups), line_styles(groups)
+    tasks = by_task(groups)
+    styles = line_styles(groups)
     figure, panels = _panels(len(tasks), 1, PANEL[0], 1.2 + 0.45 * max(map(len, tasks.values())))
     for (task, members), axes in zip(tasks.items(), panels, strict=True):
         for row, group in enumerate(members):
@@ -108,15 +112,11 @@ def final_score_figure(groups: Sequence[Group], metric: str, last: int = 1) -> F
     return figure
 
 
-def performance_profile_figure(
-    scores: Mapping[str, Sequence[ArrayLike]], score: str = "normalized score", points: int = 201
-) -> Figure:
+def performance_profile_figure(scores: Mapping[str, Sequence[ArrayLike]]) -> Figure:
     """Plot the performance profile of each method with pointwise 95% intervals.
 
     Args:
-        scores: label of a method -> for each task, its scores as in `performance_profile`.
-        score: name of the score.
-        points: number of thresholds from the lowest to the highest score.
+        scores: label of a method -> for each task, its normalized scores as in `performance_profile`.
 
     Raises:
         ValueError: if there is no method, or there are more than a figure can show.
@@ -124,29 +124,16 @@ def performance_profile_figure(
     styles = _styles_of(list(scores))
     values = np.concatenate([_run_means(task) for tasks in scores.values() for task in tasks])
     margin = max(0.02 * float(np.ptp(values)), 1e-3)
-    thresholds = np.linspace(values.min() - margin, values.max() + margin, points)
+    thresholds = np.linspace(values.min() - margin, values.max() + margin, PROFILE_POINTS)
     figure, (axes,) = _panels(1, 1, *PANEL)
     for label, tasks in scores.items():
         found = performance_profile(tasks, thresholds)
         axes.plot(thresholds, found.value, **styles[label])
         axes.fill_between(thresholds, found.low, found.high, color=styles[label]["color"], alpha=0.2, lw=0)
-    axes.set(xlabel=plain(f"{score} τ"), ylabel="fraction of runs with score > τ", ylim=(-0.02, 1.02))
+    axes.set(xlabel="normalized score τ", ylabel="fraction of runs with score > τ", ylim=(-0.02, 1.02))
     axes.grid(alpha=0.3)
     _add_legend(figure, [axes], styles, {label: fill(plain(label), LABEL_WIDTH) for label in scores})
     return figure
-
-
-def check_figure_path(path: Path, option: str) -> None:
-    """Raise ValueError unless a figure can be written to this path.
-
-    Args:
-        path: the file.
-        option: name of the option for the message.
-    """
-    if path.suffix.lower() not in FORMATS or path.is_dir():
-        raise ValueError(f"{option} must be a file name that ends in {', '.join(FORMATS)}, got {path}")
-    if not path.parent.is_dir():
-        raise ValueError(f"{option} must be in an existing folder, got {path}: create {path.parent} first")
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:

@@ -96,7 +96,9 @@ class SweepStudy:
     def __init__(self, plan: SweepPlan, storage: "BaseStorage", place: str, name: str, private: bool):
         import optuna
 
-        self.plan, self.storage, self.place = plan, storage, place
+        self.plan = plan
+        self.storage = storage
+        self.place = place
         self.name, self.private = name, private
         self.study = optuna.create_study(
             storage=storage,

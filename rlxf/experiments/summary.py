@@ -127,7 +127,8 @@ def _agents(plan: Plan, task: Task) -> list[str]:
 
 
 def _task_cells(results: Results, task: Task, agent: str) -> list[str]:
-    runs, returns = results.of(task.name, agent), results.returns(task.name, agent)
+    runs = results.of(task.name, agent)
+    returns = results.returns(task.name, agent)
     failed = sum(bool(run.failure) for run in runs)
     count = 0 if returns is None else len(returns)
     seeds = f"{count} of {len(runs)}" + (f", {failed} failed" if failed else "")
@@ -252,7 +253,8 @@ def _as_json(summary: Summary) -> dict[str, Any]:
 
 def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
     """Yield name and figure of the learning curves, and of the performance profiles, if there are any."""
-    results, drawn = summary.results, _drawn(summary.results.plan)
+    results = summary.results
+    drawn = _drawn(summary.results.plan)
     groups = [
         group
         for task in results.plan.tasks[:MAX_PANELS]

@@ -73,7 +73,10 @@ class LearningCurve:
     """
 
     def __init__(self, trial: "Trial", folder: Path, plan: SweepPlan, index: int, study: SweepStudy):
-        self.trial, self.folder, self.plan, self.place = trial, folder, plan, study.place
+        self.trial = trial
+        self.folder = folder
+        self.plan = plan
+        self.place = study.place
         self.first = index * POINTS
         known = study.frozen(trial.number).intermediate_values
         own = [step - self.first for step in known if 0 < step - self.first < POINTS]
@@ -130,7 +133,9 @@ class Sweep:
         make_job: Callable[[Path, dict[str, Any], int], Job],
         on_end: Callable[[TrialEnd], object],
     ):
-        self.plan, self.study, self.folder = plan, study, folder
+        self.plan = plan
+        self.study = study
+        self.folder = folder
         self.make_job, self.on_end = make_job, on_end
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -209,7 +214,8 @@ class Sweep:
         """Train the runs of a trial, and store its end."""
         start = time.monotonic()
         searched: dict[str, Any] = {}
-        value, reason = None, ""
+        value = None
+        reason = ""
         try:
             searched = self.plan.space.restore(trial.params, self.plan.fixed)
             value = self._mean_objective(trial, searched)

@@ -246,7 +246,9 @@ class _Reader(TomlReader):
 
     def range(self, name: str, value: Mapping[str, Any], when: Condition) -> Range:
         """Return the numbers that a table describes."""
-        low, high, log = value.get("low"), value.get("high"), value.get("log", False)
+        low = value.get("low")
+        high = value.get("high")
+        log = value.get("log", False)
         try:
             check_range(low, high, log, value.get("step"))
         except ValueError as error:

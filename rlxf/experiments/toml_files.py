@@ -60,7 +60,8 @@ class TomlReader:
     """Name of what sets the options of `RESERVED`, for messages."""
 
     def __init__(self, path: Path, text: str):
-        self.path, self.lines = path, text.splitlines()
+        self.path = path
+        self.lines = text.splitlines()
 
     def table(self, value: Any, where: str) -> dict[str, Any]:
         """Return a table after a check of its type."""

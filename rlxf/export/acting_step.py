@@ -90,7 +90,8 @@ class EnvironmentActions(nn.Module):
 
     def __init__(self, space: spaces.Space[Any], dtype: torch.dtype):
         super().__init__()
-        self.shape, self.dtype = tuple(space.shape or ()), dtype
+        self.shape = tuple(space.shape or ())
+        self.dtype = dtype
         self.is_box = isinstance(space, spaces.Box)
         self.rounds = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
         bounds = (

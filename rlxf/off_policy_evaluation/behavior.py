@@ -33,7 +33,8 @@ def estimate_behavior(
         updates: gradient steps.
     """
     generator = torch.Generator().manual_seed(seed)
-    encoder, features = action_encoder(data.action_space), StepFeatures(data)
+    encoder = action_encoder(data.action_space)
+    features = StepFeatures(data)
     assert isinstance(encoder, DiscreteActions)
     sizes = encoder.sizes
     choices = encoder.to_choices(torch.from_numpy(np.array(data.actions)))

@@ -118,6 +118,9 @@ class OffPolicyEstimate(Tabular):
 UNKNOWN_BEHAVIOR = (
     "the behavior policy is unknown: its probabilities are estimated by behavior cloning of the data"
 )
+UNUSED_PROBABILITIES = (
+    "behavior_probabilities has no effect on method='fqe'; use 'dr' or 'wdr', or leave it out"
+)
 
 
 def estimate_return(
@@ -162,7 +165,7 @@ def estimate_return(
         agent: object with SB3's ``predict``. Agents of this package, and agents of SB3 without memory, also
             give probabilities of Discrete actions.
         dataset: Minari id, dataset, sequence of these, or `Trajectories`, with the spaces of the agent. It
-            need not be the training data; from those, estimates are rather too high.
+            need not be the training data; from those, estimates are biased upward.
         method: "fqe", "dr" or "wdr". The last two need discrete actions with known probabilities, and at
             least two episodes; otherwise "fqe" is used, with a warning.
         target_return: target of a return-conditioned agent; None for the largest return in its data, or in
@@ -198,36 +201,37 @@ def estimate_return(
     check_data(data, discount)
     check_replayable(agent, data)
     target = _target(agent, data, target_return)
-    given = None if behavior_probabilities is None else check_probabilities(behavior_probabilities, data)
-    notes = _data_notes(data, config)
-    if given is not None and method == "fqe":
-        notes.append(
-            "behavior_probabilities has no effect on method='fqe'; use 'dr' or 'wdr', or leave it out"
-        )
-    acted = replay(agent, data, target, deterministic, seed, progress_bar)
-    chosen = _defined_method(method, acted, data, notes)
-    if chosen != "fqe" and given is None:
-        notes.append(UNKNOWN_BEHAVIOR)
-    for note in notes:
-        warn_user(note)
-    seeds = np.random.SeedSequence(seed).spawn(2)
-    folds = None if chosen == "fqe" else folds_of_episodes(data.episodes, members, seeds[0])
-    held_out = None if folds is None else folds == np.arange(members)[:, None]
-    values = fit_q(
-        data, acted.actions, config, acted.return_to_go, seed, get_device(device), progress_bar, held_out
-    )
-    ratios = None if chosen == "fqe" else _ratios(acted, data, given, seed, get_device(device))
+    if behavior_probabilities is not None:
+        behavior_probabilities = check_probabilities(behavior_probabilities, data)
+    replayed = replay(agent, data, target, deterministic, seed, progress_bar)
+    chosen, reason = _defined_method(method, replayed, data)
+    limitations = _data_limitations(data, config)
+    limitations += _method_limitations(method, reason, behavior_probabilities is not None)
+    for limitation in limitations:
+        warn_user(limitation)
+    fold_seed, interval_seed = np.random.SeedSequence(seed).spawn(2)
+    folds = None if chosen == "fqe" else folds_of_episodes(data.episodes, members, fold_seed)
+    values = _fit_values(data, replayed, config, folds, seed, get_device(device), progress_bar)
+    ratios = None
+    if chosen != "fqe":
+        ratios = _ratios(replayed, data, behavior_probabilities, seed, get_device(device))
     log = LoggedEpisodes.of(data, discount, ratios)
-    size = None if ratios is None else effective_sample_size(log.corrected_ratios)
-    if size is not None and size < FEW_SAMPLES:
-        notes.append(_few_samples(size, log.episodes))
-        warn_user(notes[-1])
-    if folds is not None:
-        values = values.of_members(folds[log.episode])
-    value, margin = _interval(log, values, chosen, seeds[1])
-    logged = float(discounted_returns_to_go(data, discount)[data.offsets[:-1]].mean())
-    interval = value - margin, value + margin
-    return OffPolicyEstimate(value, *interval, chosen, discount, logged, size, target, tuple(notes))
+    effective_size = None if ratios is None else effective_sample_size(log.corrected_ratios)
+    if effective_size is not None and effective_size < FEW_SAMPLES:
+        limitations.append(_few_samples(effective_size, log.episodes))
+        warn_user(limitations[-1])
+    value, margin = _interval(log, values, chosen, interval_seed)
+    return OffPolicyEstimate(
+        value=value,
+        ci_low=value - margin,
+        ci_high=value + margin,
+        method=chosen,
+        discount=discount,
+        logged_value=float(discounted_returns_to_go(data, discount)[data.offsets[:-1]].mean()),
+        effective_sample_size=effective_size,
+        target_return=target,
+        warnings=tuple(limitations),
+    )
 
 
 def _target(agent: Any, data: Trajectories, target: float | None) -> float | None:
@@ -240,23 +244,23 @@ def _target(agent: Any, data: Trajectories, target: float | None) -> float | Non
     return validate_targets([known[1] if target is None else target], known)[0]
 
 
-def _data_notes(data: Trajectories, config: FittedQConfig) -> list[str]:
+def _data_limitations(data: Trajectories, config: FittedQConfig) -> list[str]:
     """Return limitations of the data and of the settings, as sentences."""
     unused = unused_rewards(data.rewards, data.complete_transitions)
-    notes = list(filter(None, [_unmarked_ends(data), unused]))
+    limitations = list(filter(None, [_unmarked_ends(data), unused]))
     if data.episodes == 1:
-        notes.append(
+        limitations.append(
             "the data have a single episode: the interval contains no variation of episodes; use at least ten"
         )
     horizon = float(data.lengths.max()) if config.discount == 1 else 1 / (1 - config.discount)
     needed = math.ceil(round(PROPAGATION * horizon / config.target_rate, 3))
     if config.updates < needed:
-        notes.append(
+        limitations.append(
             f"{config.updates} updates propagate values over about "
             f"{config.updates * config.target_rate:.0f} steps, so the estimate stays close to the return of "
             f"the data; use at least {needed}"
         )
-    return notes
+    return limitations
 
 
 def _unmarked_ends(data: Trajectories) -> str | None:
@@ -271,42 +275,71 @@ def _unmarked_ends(data: Trajectories) -> str | None:
     )
 
 
-def _defined_method(method: Method, acted: Replay, data: Trajectories, notes: list[str]) -> Method:
-    """Return the method, or "fqe" with an entry in the notes if it needs ratios that are not defined."""
-    if method == "fqe" or (acted.probability is not None and data.episodes > 1):
-        return method
+def _defined_method(method: Method, replayed: Replay, data: Trajectories) -> tuple[Method, str | None]:
+    """Return the method and None, or "fqe" and the reason if the method needs ratios that are not defined."""
+    if method == "fqe" or (replayed.probability is not None and data.episodes > 1):
+        return method, None
     reason = "the probabilities of the agent's actions are unknown"
     if data.episodes == 1:
         reason = "Q is fitted on other episodes than those it is applied to, and there is only one"
     elif isinstance(data.action_space, spaces.Box):
         reason = "importance ratios are computed for discrete actions only, and these actions are continuous"
-    notes.append(f"method={method!r} is replaced by 'fqe', the direct method: {reason}")
-    return "fqe"
+    return "fqe", f"method={method!r} is replaced by 'fqe', the direct method: {reason}"
+
+
+def _method_limitations(method: Method, reason: str | None, behavior_is_known: bool) -> list[str]:
+    """Return limitations of a method, given the reason for which it is replaced, or None if it is not."""
+    if method == "fqe":
+        return [UNUSED_PROBABILITIES] if behavior_is_known else []
+    if reason is not None:
+        return [reason]
+    return [] if behavior_is_known else [UNKNOWN_BEHAVIOR]
+
+
+def _fit_values(
+    data: Trajectories,
+    replayed: Replay,
+    config: FittedQConfig,
+    folds: NDArray[np.int64] | None,
+    seed: int,
+    device: torch.device,
+    progress_bar: bool,
+) -> StepValues:
+    """Fit the Q functions, and return their values at the logged steps.
+
+    For cross-fitting, ``folds`` is the fold of each episode, (E,): each member is trained without one fold,
+    and its values are those of the steps of this fold. Without folds all members are trained on all episodes.
+    """
+    held_out = None if folds is None else folds == np.arange(config.members)[:, None]
+    values = fit_q(
+        data, replayed.actions, config, replayed.return_to_go, seed, device, progress_bar, held_out
+    )
+    return values if folds is None else values.of_members(np.repeat(folds, data.lengths))
 
 
 def _ratios(
-    acted: Replay,
+    replayed: Replay,
     data: Trajectories,
-    given: NDArray[np.float64] | None,
+    behavior_probabilities: NDArray[np.float64] | None,
     seed: int,
     device: torch.device,
 ) -> NDArray[np.float64]:
     """Return the importance ratios of the steps; the probabilities of the data are estimated if unknown."""
-    assert acted.probability is not None
-    if given is None:
-        given = estimate_behavior(data, seed, device)
-    return acted.probability / given
+    assert replayed.probability is not None
+    if behavior_probabilities is None:
+        behavior_probabilities = estimate_behavior(data, seed, device)
+    return replayed.probability / behavior_probabilities
 
 
-def _few_samples(size: float, episodes: int) -> str:
+def _few_samples(effective_size: float, episodes: int) -> str:
     """Return a sentence about a small effective sample size, with its cause."""
     cause = (
         "the agent rarely takes the logged actions, so few episodes decide; prefer method='fqe', or "
         "deterministic=False"
     )
-    if size > episodes / 2:
+    if effective_size > episodes / 2:
         cause = "the data have few episodes; use more, or method='fqe'"
-    return f"the effective sample size is {size:.1f} of {episodes} episodes: {cause}"
+    return f"the effective sample size is {effective_size:.1f} of {episodes} episodes: {cause}"
 
 
 def _interval(

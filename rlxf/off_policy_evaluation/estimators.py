@@ -41,7 +41,8 @@ class LoggedEpisodes:
     def of(cls, data: Trajectories, discount: float, step_ratios: Floats | None = None) -> "LoggedEpisodes":
         """Return the episodes of a dataset; ratios are 1 if they are not given."""
         ratios = np.ones(data.steps) if step_ratios is None else step_ratios
-        rewards, offsets = data.rewards.astype(np.float64), np.asarray(data.offsets)
+        rewards = data.rewards.astype(np.float64)
+        offsets = np.asarray(data.offsets)
         return cls(rewards, offsets, np.asarray(data.terminated), data.complete_transitions, discount, ratios)
 
     @property
@@ -169,14 +170,15 @@ def resampled_values(
         counts: how often each episode occurs in each resample, (R, E).
     """
     members = [*zip(values.q, values.v, strict=True)]
-    mean = values.q.mean(axis=0), values.v.mean(axis=0)
+    mean_q = values.q.mean(axis=0)
+    mean_v = values.v.mean(axis=0)
     if method in SCORES:
         score = SCORES[method]
         each = np.stack([counts @ score(log, *member) / log.episodes for member in members])
-        return float(score(log, *mean).mean()), each
+        return float(score(log, mean_q, mean_v).mean()), each
     weights = counts.astype(np.float64)
     each = np.array([[weighted_doubly_robust(log, *member, row) for row in weights] for member in members])
-    return weighted_doubly_robust(log, *mean, np.ones(log.episodes)), each
+    return weighted_doubly_robust(log, mean_q, mean_v, np.ones(log.episodes)), each
 
 
 SCORES = {"fqe": direct_scores, "dr": doubly_robust_scores}

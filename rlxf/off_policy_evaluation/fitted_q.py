@@ -132,9 +132,13 @@ def fit_q(
     batches = TransitionBatches(
         data, policy_actions, StepFeatures(data, return_to_go), config, generator, held_out
     )
-    kind = q_class(data.action_space)
-    sizes = batches.features.width, policy_actions.shape[1]
-    online = kind(config.members, *sizes, config.width, generator).to(device)
+    online = q_class(data.action_space)(
+        members=config.members,
+        features=batches.features.width,
+        actions=policy_actions.shape[1],
+        width=config.width,
+        generator=generator,
+    ).to(device)
     average = deepcopy(online).requires_grad_(False)
     optimizer = torch.optim.Adam(online.parameters(), lr=config.learning_rate)
     limit = DIVERGENCE_FACTOR * batches.largest_return()
@@ -235,7 +239,8 @@ class TransitionBatches:
     ):
         self.features = features
         self._config, self._generator = config, generator
-        self._logged, self._policy = encoded_actions(data), policy_actions
+        self._logged = encoded_actions(data)
+        self._policy = policy_actions
         self._horizon = _horizon(data, config.discount)
         self._rewards = data.rewards.astype(np.float64)
         counts = resample_counts(data.episodes, config.members, generator)

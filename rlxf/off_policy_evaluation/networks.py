@@ -137,7 +137,8 @@ class StepFeatures:
     """
 
     def __init__(self, data: Trajectories, return_to_go: NDArray[np.float64] | None = None):
-        self._observations, self._normalize = data.observations, data.normalization()
+        self._observations = data.observations
+        self._normalize = data.normalization()
         self.width = math.prod(data.encoder.shape)
         self._condition: NDArray[np.float32] | None = None
         if return_to_go is not None:

@@ -92,11 +92,10 @@ def _check_spaces(agent: Any, data: Trajectories) -> None:
         return
     if is_return_conditioned(observation):
         observation = observation["observation"]
-    logged = data.observation_space, data.action_space
     if hasattr(agent, "space_mismatches"):
-        mismatches = agent.space_mismatches(*logged)
+        mismatches = agent.space_mismatches(data.observation_space, data.action_space)
     else:
-        mismatches = space_mismatches(logged, (observation, action))
+        mismatches = space_mismatches((data.observation_space, data.action_space), (observation, action))
     for kind, mismatch in mismatches:
         raise DatasetError(
             f"the agent does not fit dataset {', '.join(data.dataset_ids)}: {kind} space: {mismatch}. Use a "
@@ -165,7 +164,8 @@ def encoded_actions(data: Trajectories) -> Tensor:
 
 def probability_of_logged(actions: Tensor, data: Trajectories) -> NDArray[np.float64]:
     """Return the probability (N,) of the logged actions under independent choices ``actions`` (N, A)."""
-    encoder, logged = network_encoder(data.action_space), encoded_actions(data).double()
+    encoder = network_encoder(data.action_space)
+    logged = encoded_actions(data).double()
     assert isinstance(encoder, DiscreteActions)
     parts = zip(actions.double().split(encoder.sizes, 1), logged.split(encoder.sizes, 1), strict=True)
     return torch.stack([(own * other).sum(1) for own, other in parts]).prod(0).numpy()
@@ -259,7 +259,8 @@ def _normalizer(agent: Any) -> VecNormalize | None:
 
 def _raw_observations(agent: Any, data: Trajectories) -> ObservationLoader:
     """Return a loader of observations as the environments of the agent return them."""
-    encoder, normalizer = data.encoder, _normalizer(agent)
+    encoder = data.encoder
+    normalizer = _normalizer(agent)
 
     def load(steps: NDArray[np.int64], t: int) -> Any:
         raw = encoder.decode(data.observations[steps])
@@ -270,7 +271,8 @@ def _raw_observations(agent: Any, data: Trajectories) -> ObservationLoader:
 
 def _conditioned(data: Trajectories, returns: NDArray[np.float64]) -> ObservationLoader:
     """Return a loader of observations as `rlxf.envs.ReturnToGo` returns them."""
-    encoder, nested = data.encoder, isinstance(data.observation_space, spaces.Dict | spaces.Tuple)
+    encoder = data.encoder
+    nested = isinstance(data.observation_space, spaces.Dict | spaces.Tuple)
     actions = to_environment(torch.from_numpy(np.array(data.actions)), data.action_space)
     first_action = np.broadcast_to(discrete_start(data.action_space), actions.shape[1:])
 

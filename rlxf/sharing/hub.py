@@ -108,7 +108,8 @@ def _quiet() -> Iterator[None]:
         logging,
     )
 
-    had_bars, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    had_bars = not are_progress_bars_disabled()
+    verbosity = logging.get_verbosity()
     if had_bars:
         disable_progress_bars()
     logging.set_verbosity(logging.CRITICAL)
@@ -141,7 +142,8 @@ def _message(error: Exception, repository: str, revision: str | None) -> str:
 
 
 def _status_message(error: Any, repository: str) -> str:
-    status, reason = error.response.status_code, redacted(error.server_message or "")
+    status = error.response.status_code
+    reason = redacted(error.server_message or "")
     detail = f" ({reason})" if reason else ""
     if status in (401, 403):
         return f"no permission for {repository}{detail}: {SIGN_IN}"

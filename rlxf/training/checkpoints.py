@@ -273,7 +273,9 @@ class CheckpointWriter(BaseCallback):
         if not every_seconds >= 0:
             raise ValueError(f"every_seconds must be at least 0, got {every_seconds}")
         self.folder, self.every_seconds = folder, every_seconds
-        self.stateful, self.stop, self.stopped = dict(stateful or {}), stop or StopRequest(), False
+        self.stateful = dict(stateful or {})
+        self.stop = stop or StopRequest()
+        self.stopped = False
         self.save_before = save_before or (lambda step: False)
         self.ranks = process_group()
         self._writer = BackgroundWriter()
@@ -315,7 +317,8 @@ class CheckpointWriter(BaseCallback):
 
     def _synchronize(self) -> tuple[int, bool]:
         """Return the signal that any process received (0: none), and whether a checkpoint is due."""
-        own, ahead = self.stop.signal or 0, self._next_moment()
+        own = self.stop.signal or 0
+        ahead = self._next_moment()
         due = time.monotonic() - self._last >= self.every_seconds and not self._writer.busy
         due = self.ranks.is_main and (due or self.save_before(ahead))
         agreed = self.ranks.all_reduce_max(2 * own + due)
@@ -332,7 +335,8 @@ class CheckpointWriter(BaseCallback):
 
     def save(self) -> None:
         """Save a checkpoint now."""
-        step, archive = self.model.num_timesteps, self.model.snapshot()
+        step = self.model.num_timesteps
+        archive = self.model.snapshot()
         archive.documents[STATEFUL_DOCUMENT] = {name: each.state() for name, each in self.stateful.items()}
         if self.ranks.is_main:
             self._writer.start(lambda: self.folder.write(step, archive))

@@ -66,7 +66,7 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class TorchProcessGroup(ProcessGroup):
-    """One rank of a process group that torchrun started.
+    """One rank of a process group that torchrun started; the methods are those of `ProcessGroup`.
 
     All gradients are summed in a single all-reduce. The loss of each rank is weighted by its number of valid
     steps. The result equals the gradient of a single process on the whole batch, even if ranks have different
@@ -113,22 +113,18 @@ class TorchProcessGroup(ProcessGroup):
         return cls(rank, count)
 
     def local_rows(self, x: Tensor) -> Tensor:
-        """See `ProcessGroup`."""
         return x[self.row_slice(len(x) // self.world_size)]
 
     def embed_rows(self, x: Tensor) -> Tensor:
-        """See `ProcessGroup`."""
         padded = x.new_zeros(self.world_size * len(x), *x.shape[1:])
         padded[self.row_slice(len(x))] = x
         return padded
 
     def local_indices(self, chosen: Tensor, rows_per_rank: int) -> Tensor:
-        """See `ProcessGroup`."""
         rows = self.row_slice(rows_per_rank)
         return chosen[(chosen >= rows.start) & (chosen < rows.stop)] - rows.start
 
     def reduce_means(self, parts: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
-        """See `ProcessGroup`."""
         values = torch.stack([*(part.detach() for part in parts.values()), torch.ones_like(parts["loss"])])
         sums = values.double() * weight
         self._all_reduce(sums)
@@ -138,7 +134,6 @@ class TorchProcessGroup(ProcessGroup):
         return means | {"loss": local + (means["loss"] - local).detach()}
 
     def weight_share(self, weight: Tensor) -> Tensor:
-        """See `ProcessGroup`."""
         total = weight.double().clone()
         self._all_reduce(total)
         return weight / total.clamp(min=1)
@@ -156,7 +151,6 @@ class TorchProcessGroup(ProcessGroup):
             each.grad = total.view_as(each).to(each.dtype) if present_ranks else None
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """See `ProcessGroup`."""
         if x.dtype == torch.bool:
             return self.all_gather(x.view(torch.uint8)).view(torch.bool)
         outputs = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.world_size)]
@@ -165,7 +159,6 @@ class TorchProcessGroup(ProcessGroup):
         return torch.cat(outputs)
 
     def gather_archives(self, own: Archive) -> list[Archive]:
-        """See `ProcessGroup`."""
         documents = [load_json(data) for data in self._gather_bytes(dump_json(own.documents))]
         groups = [
             [load_tensors(data) for data in self._gather_bytes(dump_tensors(group))]
@@ -177,15 +170,12 @@ class TorchProcessGroup(ProcessGroup):
         ]
 
     def all_reduce_max(self, number: int) -> int:
-        """See `ProcessGroup`."""
         return int(self.all_gather(torch.tensor([number])).max())
 
     def barrier(self) -> None:
-        """See `ProcessGroup`."""
         self.all_reduce_max(0)
 
     def main_first(self, work: Callable[[], Work]) -> Work:
-        """See `ProcessGroup`."""
         if self.is_main:
             done = work()
             self.barrier()
@@ -194,7 +184,6 @@ class TorchProcessGroup(ProcessGroup):
         return work()
 
     def fail_together(self, work: Callable[[], Work]) -> Work:
-        """See `ProcessGroup`."""
         try:
             done, error = work(), None
         except NumericalError as raised:
@@ -205,20 +194,17 @@ class TorchProcessGroup(ProcessGroup):
 
     @torch.no_grad()
     def broadcast_module(self, module: nn.Module, order: torch.Generator) -> None:
-        """See `ProcessGroup`."""
         for tensor in module.state_dict().values():
             self._broadcast(tensor)
         order.set_state(self._broadcast(order.get_state()))
 
     def broadcast_rng_state(self) -> None:
-        """See `ProcessGroup`."""
         torch.set_rng_state(self._broadcast(torch.get_rng_state()))
         if torch.cuda.is_available():
             torch.cuda.set_rng_state(self._broadcast(torch.cuda.get_rng_state()))
 
     @contextmanager
     def rank_rng(self, order: torch.Generator) -> Iterator[None]:
-        """See `ProcessGroup`."""
         copy = torch.Generator()
         copy.set_state(order.get_state())
         common = int(torch.randint(2**31, (), generator=copy))
@@ -229,13 +215,11 @@ class TorchProcessGroup(ProcessGroup):
             yield
 
     def check_single_process(self, what: str) -> None:
-        """See `ProcessGroup`."""
         raise ValueError(
             f"{what} supports a single process, got {self.world_size}: start it without torchrun"
         )
 
     def check_equal_on_ranks(self, numbers: Mapping[str, int]) -> None:
-        """See `ProcessGroup`."""
         values = self.all_gather(torch.tensor([list(numbers.values())]))
         for name, column in zip(numbers, values.T.tolist(), strict=True):
             if len(set(column)) > 1:
@@ -336,7 +320,8 @@ def _publish_prefix(store: "dist.Store", waiting: set[int], timeout: timedelta) 
     The request of a rank may be that of a dead process until the new process overwrites it. Replies are
     therefore repeated until the acknowledgement.
     """
-    prefix, end = uuid4().hex, time.monotonic() + timeout.total_seconds()
+    prefix = uuid4().hex
+    end = time.monotonic() + timeout.total_seconds()
     while waiting:
         if time.monotonic() > end:
             raise ConnectionError(f"the processes of rank {sorted(waiting)} did not connect within {timeout}")

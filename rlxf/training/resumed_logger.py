@@ -9,6 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+import numpy as np
 from stable_baselines3.common.logger import (
     Figure,
     FormatUnsupportedError,
@@ -54,7 +55,8 @@ class LogPosition:
         Raises:
             CheckpointError: if the document is invalid.
         """
-        rows, events = document["rows"], dict(document["events"])
+        rows = document["rows"]
+        events = dict(document["events"])
         if not all(type(number) is int and number >= 0 for number in (rows, *events.values())):
             raise CheckpointError("the log positions in the checkpoint must be integers of at least 0")
         return cls(rows, events)
@@ -223,7 +225,23 @@ def record_for_tensorboard(logger: Logger, tag: str, value: Any) -> None:
     logger.record(tag, value, exclude=OTHER_FORMATS)
 
 
-def write_hyperparameters(logger: Logger, values: Mapping[str, bool | int | float | str]) -> None:
+HyperparameterValue = bool | int | float | str
+
+
+def to_hyperparameters(values: Mapping[str, Any]) -> dict[str, HyperparameterValue]:
+    """Return values for `write_hyperparameters`, without those that are None.
+
+    Scalars of NumPy become Python numbers. Other objects become their representation as text.
+    """
+    numbers = {name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()}
+    return {
+        name: x if isinstance(x, HyperparameterValue) else repr(x)
+        for name, x in numbers.items()
+        if x is not None
+    }
+
+
+def write_hyperparameters(logger: Logger, values: Mapping[str, HyperparameterValue]) -> None:
     """Write the hyperparameters of a run for TensorBoard's HPARAMS tab, if the logger writes events.
 
     This function only writes the session start summary. SB3's ``HParam`` also writes an experiment summary,

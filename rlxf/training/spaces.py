@@ -148,7 +148,8 @@ def _space_memory(data: dict[str, Any]) -> int:
     if "spaces" in data:
         parts = data["spaces"]
         return SPACE_BYTES + sum(map(_space_memory, parts.values() if isinstance(parts, dict) else parts))
-    bounds, bits = _product(data.get("shape", [0])), data.get("n", 0)
+    bounds = _product(data.get("shape", [0]))
+    bits = data.get("n", 0)
     choices = _product(bits if isinstance(bits, list) else [bits]) + _sum(data.get("nvec", 0))
     text = CHARACTER_BYTES * len(data.get("characters", ""))
     return SPACE_BYTES + BOUND_BYTES * bounds + CHOICE_BYTES * choices + text

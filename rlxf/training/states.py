@@ -350,7 +350,8 @@ def _statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
 
 def _restore(statistics: RunningMeanStd, name: str, tensors: dict[str, Tensor]) -> None:
     for part, least in MOMENTS.items():
-        key, shape = f"{name}.{part}", np.shape(getattr(statistics, part))
+        key = f"{name}.{part}"
+        shape = np.shape(getattr(statistics, part))
         if key not in tensors:
             raise state_mismatch(f"statistics lack the tensor {key!r}")
         _check_dtype("statistics", key, tensors[key], torch.float64)

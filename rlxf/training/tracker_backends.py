@@ -59,7 +59,8 @@ class TrackerBackend(ABC):
     """Name of the package, and of the tracker."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]):
-        self.folder, self.config = folder, dict(config)
+        self.folder = folder
+        self.config = dict(config)
         self.note = ""
         """Message for the user about a degraded operation; empty if there is none."""
 
@@ -103,7 +104,8 @@ class WandB(TrackerBackend):
         import wandb
 
         self.module = wandb
-        new_id, mode = run_id or os.urandom(8).hex(), self._mode()
+        new_id = run_id or os.urandom(8).hex()
+        mode = self._mode()
         try:
             self.run = self._init(new_id, mode)
         except Exception as error:
@@ -239,7 +241,8 @@ class MLflow(TrackerBackend):
             os.environ.setdefault(variable, value)
         import mlflow
 
-        self.client, self.entities = mlflow.MlflowClient(), mlflow.entities
+        self.client = mlflow.MlflowClient()
+        self.entities = mlflow.entities
         if run_id is None:
             return self._create()
         self.client.update_run(run_id, status="RUNNING")

@@ -72,7 +72,9 @@ class TrackerOutput(KVWriter):
         on_start: Callable[[str], None] = lambda run_id: None,
     ):
         self.backend = backend
-        self._fault, self._has_warned, self._is_closed = "", False, False
+        self._fault = ""
+        self._has_warned = False
+        self._is_closed = False
         self._entries: Queue[Callable[[], None] | None] = Queue(MAX_WAITING)
         arguments = (run_id, on_start)
         self._thread = Thread(target=self._work, args=arguments, name="tracker", daemon=True)
@@ -179,7 +181,8 @@ def attach_tracker(logger: Logger, name: str | None, folder: Path, config: Mappi
         UserWarning: if ``tracker.json`` is invalid; a new run of the tracker is then started.
     """
     if name is not None:
-        backend, run_id = BACKENDS[name](folder, config), read_run_id(folder, name)
+        backend = BACKENDS[name](folder, config)
+        run_id = read_run_id(folder, name)
         output = TrackerOutput(backend, run_id, lambda new: _save_run_id(folder, name, new))
         logger.output_formats.append(output)
     return logger

@@ -40,7 +40,8 @@ def settings_text(name: str) -> str:
     """Return the text of a file of tuned settings; the last line of its comment is its command."""
     file = tuned_file(name)
     (command,) = (words for words, folder in COMMANDS.items() if folder == file.parent.name)
-    lines, count = file.read_text(encoding="utf-8").splitlines(), len(description(file))
+    lines = file.read_text(encoding="utf-8").splitlines()
+    count = len(description(file))
     data = "" if command == "train gtrxl" else " --dataset ID"
     return "\n".join([*lines[:count], f"# Use: rlxf {command} --config FILE{data}", *lines[count:]])
 

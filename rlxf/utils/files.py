@@ -211,17 +211,19 @@ def sync_file(handle: BinaryIO) -> None:
     os.fsync(handle.fileno())
 
 
-def read_bounded(path: Path, limit: int = MAX_LOG_BYTES) -> bytes:
-    """Return the content of a file.
+def read_bounded(path: Path) -> bytes:
+    """Return the content of a log file.
 
     Raises:
-        ValueError: if it exceeds ``limit`` bytes.
+        ValueError: if it exceeds `MAX_LOG_BYTES`.
         OSError: if it cannot be read.
     """
     with open(path, "rb") as handle:
-        data = handle.read(min(limit, os.fstat(handle.fileno()).st_size) + 1)
-    if len(data) > limit:
-        raise ValueError(f"{path} exceeds {limit:,} bytes, the most that is read of a log; thin it out")
+        data = handle.read(min(MAX_LOG_BYTES, os.fstat(handle.fileno()).st_size) + 1)
+    if len(data) > MAX_LOG_BYTES:
+        raise ValueError(
+            f"{path} exceeds {MAX_LOG_BYTES:,} bytes, the most that is read of a log; thin it out"
+        )
     return data
 
 

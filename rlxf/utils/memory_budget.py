@@ -81,7 +81,8 @@ def check_budget(required: Mapping[str, int], file_bytes: int = 0) -> None:
         file_bytes: bytes of arrays stored in the file; `BUDGET_PER_FILE_BYTE` times this size is allowed in
             addition.
     """
-    total, allowed = sum(required.values()), budget_bytes() + BUDGET_PER_FILE_BYTE * file_bytes
+    total = sum(required.values())
+    allowed = budget_bytes() + BUDGET_PER_FILE_BYTE * file_bytes
     if total <= allowed:
         return
     largest = sorted(required, key=lambda name: -required[name])[:3]

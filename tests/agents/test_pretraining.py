@@ -201,10 +201,8 @@ def test_kinds_of_predicted_tokens_are_sorted_and_not_repeated():
     )
 
 
-def test_files_without_predicted_tokens_predict_all_kinds(tmp_path):
-    pretraining = small_pretraining()
-    pretraining.save(tmp_path / "all")
-    assert "predicted_tokens" not in read_archive(tmp_path / "all.zip").documents["agent"]["settings"]
+def test_predicted_tokens_are_stored_and_cannot_be_replaced(tmp_path):
+    small_pretraining().save(tmp_path / "all")
     assert MaskedPretraining.load(tmp_path / "all", device="cpu").predicted_tokens == KINDS
     with pytest.raises(CheckpointError, match="saved with predicted_tokens="):
         MaskedPretraining.load(tmp_path / "all", predicted_tokens=("action",), device="cpu")

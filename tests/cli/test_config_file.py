@@ -22,7 +22,7 @@ from rlxf.cli.commands import COMMANDS
 from rlxf.cli.config_file import JSON_OPTIONS, MAX_BYTES, to_arguments
 from rlxf.cli.config_values import CHOICES, known_options
 from rlxf.cli.entry_point import parse
-from rlxf.cli.runs import ADDED_OPTIONS, GTRXL, TRAINING_COMMANDS, options_from_config, options_to_config
+from rlxf.cli.runs import GTRXL, TRAINING_COMMANDS, options_to_config
 from tests.cli.running import TASK, TINY, refused, train, wrong_usage
 from tests.datasets import ID, record_cartpole
 from tests.sources import ROOT
@@ -500,13 +500,6 @@ def test_a_missing_value_is_refused(options, capsys):
     del config["gamma"]
     Path("run/config.json").write_text(json.dumps(config))
     assert "'gamma' is missing; the file was changed" in refusal(capsys)
-
-
-def test_an_option_that_an_earlier_version_did_not_have_has_its_default(options):
-    config = write_config("train gtrxl", options)
-    others = {name: value for name, value in config.items() if name not in ADDED_OPTIONS}
-    read = options_from_config(type(options), others)
-    assert (read.track, read.learner.compile, read.tensorboard.videos) == (None, False, True)
 
 
 @pytest.fixture

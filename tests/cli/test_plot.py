@@ -9,7 +9,9 @@ import pytest
 from PIL import Image
 
 from rlxf.cli import main
+from rlxf.cli.options import check_figure_path
 from rlxf.evaluation import intervals
+from rlxf.experiments.figures import FORMATS
 from tests.cli.running import refused, train
 from tests.experiments.logs import write_monitor, write_run
 
@@ -216,3 +218,19 @@ def test_names_in_a_run_reach_the_terminal_without_control_characters(command, r
     out, err = run(command, "runs")
     assert "\x1b" not in out + err
     assert "\x07" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("plot.jpg", "ends in .png, .pdf, .svg, got"),
+        ("plot", "ends in"),
+        ("no/plot.png", "create .*no first"),
+    ],
+)
+def test_other_paths_of_figures_are_refused(tmp_path, name, message):
+    with pytest.raises(ValueError, match=f"--output must be .*{message}"):
+        check_figure_path("--output", tmp_path / name, FORMATS)
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(ValueError, match="--plot must be a file name"):
+        check_figure_path("--plot", tmp_path / "folder.png", FORMATS)

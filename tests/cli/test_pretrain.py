@@ -71,21 +71,6 @@ def test_kinds_of_predicted_tokens(data, options, kinds):
     assert MaskedPretraining.load("kinds/checkpoint.zip", device="cpu").predicted_tokens == kinds
 
 
-def test_older_runs_predict_all_kinds_when_they_are_resumed(data):
-    words = ["--dataset", data, "--updates", "2", "--run", "older", *TINY]
-    main(["pretrain", *words, "--predicted-tokens", "return", "state", "action"])
-    config = Path("older", "config.json")
-    content = json.loads(config.read_text())
-    del content["predicted_tokens"]
-    config.write_text(json.dumps(content))
-    main(["pretrain", "--config", "older", "--run", "copy", "--no-progress-bar"])
-    copy = MaskedPretraining.load("copy/checkpoint.zip", device="cpu")
-    assert copy.predicted_tokens == ("return", "state", "action")
-    main(["resume", "older", "--updates", "3", "--no-progress-bar"])
-    resumed = MaskedPretraining.load("older/checkpoint.zip", device="cpu")
-    assert (resumed.num_timesteps, resumed.predicted_tokens) == (3, ("return", "state", "action"))
-
-
 def test_incompatible_weights_are_rejected_and_no_folder_is_created(pretraining, data, capsys):
     options = ["--pretrained", str(pretraining), "--run", "tuned"]
     wider = refused(capsys, "train", "dt", "--dataset", data, *TINY, *options, "--core.width", "16")

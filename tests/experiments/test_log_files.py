@@ -15,7 +15,7 @@ from stable_baselines3.common.monitor import Monitor
 
 from rlxf.experiments import columns
 from rlxf.experiments.columns import trailing_mean
-from rlxf.experiments.curves import metrics_of, read_curve
+from rlxf.experiments.curves import describe_metrics, find_curve, metrics_of
 from rlxf.experiments.log_files import MonitorLog
 from rlxf.utils import files
 from tests.experiments.logs import write_evaluations, write_monitor, write_run
@@ -38,7 +38,7 @@ def table(tmp_path, text, name="log.csv"):
 
 def refuse(path, metric, message):
     with pytest.raises(ValueError, match=message) as failure:
-        read_curve(path, metric)
+        find_curve(path, metric)
     assert "\n" not in str(failure.value)
 
 
@@ -48,9 +48,9 @@ def refuse(path, metric, message):
 def test_metrics_of_a_run_are_read_without_empty_fields(tmp_path):
     run = write_run(tmp_path / "run", (1, 2, 4))
     assert metrics_of(run) == [EVAL, "rollout/ep_rew_mean"]
-    assert read_curve(run, EVAL).steps.tolist() == [100, 200, 300]
-    assert read_curve(run, EVAL).values.tolist() == [1, 2, 4]
-    assert read_curve(run, "rollout/ep_rew_mean").values.tolist() == [0.5, 1, 2]
+    assert find_curve(run, EVAL).steps.tolist() == [100, 200, 300]
+    assert find_curve(run, EVAL).values.tolist() == [1, 2, 4]
+    assert find_curve(run, "rollout/ep_rew_mean").values.tolist() == [0.5, 1, 2]
 
 
 def test_files_of_the_csv_logger_are_read(tmp_path):
@@ -60,8 +60,8 @@ def test_files_of_the_csv_logger_are_read(tmp_path):
         values |= {EVAL: 7.0} if step == 20 else {}
         writer.write(values, {name: () for name in values})
     writer.close()
-    assert read_curve(tmp_path, "rollout/ep_rew_mean").values.tolist() == [1, 2, 3]
-    assert read_curve(tmp_path, EVAL).steps.tolist() == [20]
+    assert find_curve(tmp_path, "rollout/ep_rew_mean").values.tolist() == [1, 2, 3]
+    assert find_curve(tmp_path, EVAL).steps.tolist() == [20]
 
 
 def test_episodes_of_several_monitor_files_are_ordered_in_time(tmp_path):
@@ -83,7 +83,7 @@ def test_episodes_of_several_monitor_files_are_ordered_in_time(tmp_path):
         for row in rows:
             total, length, end = row.split(",")
             episodes.append((start + float(end), float(total), int(length)))
-    curve, steps = read_curve(tmp_path, "r"), 0
+    curve, steps = find_curve(tmp_path, "r"), 0
     for (_, total, length), step, value in zip(sorted(episodes), curve.steps, curve.values, strict=True):
         steps += length
         assert (step, value) == (steps, total)
@@ -94,43 +94,43 @@ def test_episodes_of_several_monitor_files_are_ordered_in_time(tmp_path):
 def test_returns_of_monitor_files_are_averaged_over_100_episodes(tmp_path):
     returns = np.random.default_rng(0).normal(size=250).round(3)
     write_monitor(tmp_path / "monitor.csv", returns)
-    found = read_curve(tmp_path, "rollout/ep_rew_mean").values
+    found = find_curve(tmp_path, "rollout/ep_rew_mean").values
     assert found == pytest.approx([returns[max(0, i - 99) : i + 1].mean() for i in range(250)])
 
 
 def test_evaluations_of_stable_baselines3_are_read(tmp_path):
     path = write_evaluations(tmp_path / "evaluations.npz", [[1, 3], [5, 7]], successes=[[True, False]] * 2)
     assert metrics_of(path) == [EVAL, "eval/mean_ep_length", "eval/success_rate"]
-    assert read_curve(path, EVAL).values.tolist() == [2, 6]
-    assert read_curve(tmp_path, "eval/success_rate").values.tolist() == [0.5, 0.5]
+    assert find_curve(path, EVAL).values.tolist() == [2, 6]
+    assert find_curve(tmp_path, "eval/success_rate").values.tolist() == [0.5, 0.5]
 
 
 def test_the_first_log_of_a_folder_with_the_metric_counts(tmp_path):
     run = write_run(tmp_path / "run")
     write_evaluations(run / "evaluations.npz", [[9, 9]])
     write_monitor(run / "0.monitor.csv", [5, 5])
-    assert read_curve(run, EVAL).values.tolist() == [1, 2, 3]
-    assert read_curve(run, "eval/mean_ep_length").values.tolist() == [9]
-    assert read_curve(run, "r").values.tolist() == [5, 5]
+    assert find_curve(run, EVAL).values.tolist() == [1, 2, 3]
+    assert find_curve(run, "eval/mean_ep_length").values.tolist() == [9]
+    assert find_curve(run, "r").values.tolist() == [5, 5]
 
 
 @pytest.mark.parametrize("name", ["step", "steps", "timesteps", "total_timesteps", "time/total_timesteps"])
 def test_plain_tables_are_read(tmp_path, name):
     path = table(tmp_path, f"loss,{name}\r\n1.5,10\r\n0.5,20")  # the last line has no newline
-    assert read_curve(path, "loss").values.tolist() == [1.5, 0.5]
+    assert find_curve(path, "loss").values.tolist() == [1.5, 0.5]
     assert metrics_of(path) == ["loss"]
 
 
 def test_tables_of_pandas_are_read(tmp_path):
     """``DataFrame.to_csv`` writes an unnamed column of row numbers, and NaN as an empty field."""
     path = table(tmp_path, ",step,score\n0,1,3.0\n1,2,\n")
-    assert read_curve(path, "score").values.tolist() == [3]
+    assert find_curve(path, "score").values.tolist() == [3]
     assert metrics_of(path) == ["score"]
 
 
 def test_unordered_and_repeated_steps_are_sorted_and_the_last_counts(tmp_path):
     path = table(tmp_path, "step,x\n30,3\n10,1\n20,2\n10,9\n")
-    curve = read_curve(path, "x")
+    curve = find_curve(path, "x")
     assert (curve.steps.tolist(), curve.values.tolist()) == ([10, 20, 30], [9, 2, 3])
 
 
@@ -139,14 +139,14 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path, end):
     run = write_run(tmp_path / "run")
     with open(run / "progress.csv", "a") as file:
         file.write(end)
-    assert read_curve(run, EVAL).values.tolist() == [1, 2, 3]
+    assert find_curve(run, EVAL).values.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("end", ["", "4", "4,10", "4,10,"])
 def test_an_episode_that_is_being_written_is_left_out(tmp_path, end):
     path = write_monitor(tmp_path / "monitor.csv", [1, 2])
     path.write_text(path.read_text() + end)
-    assert read_curve(path, "r").values.tolist() == [1, 2]
+    assert find_curve(path, "r").values.tolist() == [1, 2]
 
 
 # Missing and damaged content
@@ -156,21 +156,25 @@ def test_an_episode_that_is_being_written_is_left_out(tmp_path, end):
 def test_an_empty_log_has_no_metric(tmp_path, text):
     table(tmp_path, text, "progress.csv")
     assert metrics_of(tmp_path) == []
-    refuse(tmp_path, EVAL, "nothing was logged yet")
+    assert find_curve(tmp_path, EVAL) is None
+    assert describe_metrics(EVAL, []) == ": nothing was logged yet"
 
 
 def test_a_missing_metric_names_similar_and_existing_ones(tmp_path):
     run = write_run(tmp_path / "run")
-    refuse(run, "eval/mean_rewards", f"did you mean {EVAL}.* The metrics are {EVAL}, rollout/ep_rew_mean")
-    refuse(run, "xyz", "no metric xyz; the metrics are")
+    assert find_curve(run, "eval/mean_rewards") is None
+    metrics = f"{EVAL}, rollout/ep_rew_mean"
+    similar = describe_metrics("eval/mean_rewards", metrics_of(run))
+    assert similar == f"; did you mean {EVAL}? The metrics are {metrics}"
+    assert describe_metrics("xyz", metrics_of(run)) == f"; the metrics are {metrics}"
 
 
 @pytest.mark.thorough
 def test_many_metrics_are_counted(tmp_path):
     path = table(tmp_path, "step," + ",".join(f"m{i}" for i in range(5000)) + "\n")
-    with pytest.raises(ValueError, match="and 4988 more") as failure:
-        read_curve(path, "other")
-    assert len(str(failure.value)) < 600
+    message = describe_metrics("other", metrics_of(path))
+    assert "and 4988 more" in message
+    assert len(message) < 600
 
 
 @pytest.mark.parametrize(
@@ -200,13 +204,13 @@ def test_damage_is_one_sentence_with_file_and_line(tmp_path, text, message):
 def test_values_that_are_not_finite_are_left_out_with_a_warning(tmp_path, value):
     path = table(tmp_path, f"step,x\n1,2\n2,{value}\n3,4\n4,{value}\n")
     with pytest.warns(UserWarning, match=r"log.csv line 3: x is .*; 2 such values are left out"):
-        assert read_curve(path, "x").steps.tolist() == [1, 3]
+        assert find_curve(path, "x").steps.tolist() == [1, 3]
 
 
-def test_a_metric_without_finite_value_is_refused(tmp_path):
+def test_a_metric_without_finite_value_has_no_curve(tmp_path):
     path = table(tmp_path, "step,x\n1,nan\n")
     with pytest.warns(UserWarning, match="line 2: x is nan"):
-        refuse(path, "x", "no finite value of x")
+        assert find_curve(path, "x") is None
 
 
 @pytest.mark.parametrize(
@@ -230,7 +234,7 @@ def test_damaged_monitor_files_are_refused(tmp_path, text, message):
 @pytest.mark.parametrize("start", ["[1]", "1" + 400 * "0"])
 def test_a_broken_start_time_is_ignored(tmp_path, start):
     path = table(tmp_path, f'#{{"t_start": {start}, "env_id": 5}}\nr,l,t\n1,2,3\n', "monitor.csv")
-    assert read_curve(path, "r").values.tolist() == [1]
+    assert find_curve(path, "r").values.tolist() == [1]
     assert MonitorLog(path).task == ""
 
 
@@ -239,7 +243,7 @@ def test_a_broken_start_time_is_ignored(tmp_path, start):
 
 def test_files_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "MAX_LOG_BYTES", 1000)
-    monkeypatch.setattr(files.read_bounded, "__defaults__", (1000,))
+    monkeypatch.setattr(files, "MAX_LOG_BYTES", 1000)
     refuse(table(tmp_path, "step,x\n" + 1000 * "1,2\n"), "x", "exceeds 1,000 bytes")
 
 
@@ -303,13 +307,16 @@ STEPS = npy(np.array([10.0]))
         ({"timesteps": npy(np.ones((2, 2)))}, "must contain timesteps"),
         ({"timesteps": npy([np.nan]), "results": npy(np.ones((1, 2)))}, "must contain timesteps"),
         ({"results": npy(np.ones((1, 2)))}, "must contain timesteps"),
-        ({"timesteps": STEPS, "results": npy(np.ones((3, 2)))}, "nothing was logged|no metric"),
         ({"timesteps": STEPS, "results": npy(np.zeros(8 * 2**20 + 1))}, "exceed 67,108,864 bytes"),
     ],
-    ids=range(12),
+    ids=range(11),
 )
 def test_malicious_arrays_are_refused(tmp_path, members, message):
     refuse(npz(tmp_path, **members), EVAL, message)
+
+
+def test_results_without_a_step_each_are_no_metric(tmp_path):
+    assert find_curve(npz(tmp_path, timesteps=STEPS, results=npy(np.ones((3, 2)))), EVAL) is None
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"PK\x05\x06" + bytes(18), b"\x80\x04K\x01."])
@@ -323,7 +330,7 @@ def test_a_small_file_needs_little_memory(tmp_path):
     path = table(tmp_path, "step,x\n" + 20_000 * "1,2\n" + "x" * 10**6)
     tracemalloc.start()
     with pytest.raises(ValueError, match="line 20002"):
-        read_curve(path, "x")
+        find_curve(path, "x")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 12 * path.stat().st_size

@@ -25,7 +25,7 @@ class CapturedFunction:
     the captured run, and its results and the arguments that it changed in place are copied from there.
 
     The kernels read the parameters and buffers of the module, so updates in place need no notification. If
-    some were replaced, which their addresses tell, the function is captured again.
+    some were replaced, detected by their memory addresses, the function is captured again.
 
     Args:
         module: the function, in evaluation mode. Its decisions may depend on shapes, but not on values.

@@ -72,7 +72,9 @@ class CompiledFunction:
 
 
 class ModuleTensors:
-    """Parameters and buffers of a module, also after some were replaced, which their addresses tell.
+    """Parameters and buffers of a module, also after some were replaced.
+
+    Replacements are detected by their memory addresses.
 
     Args:
         module: the module; its submodules must stay the same.

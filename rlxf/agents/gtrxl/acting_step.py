@@ -65,7 +65,9 @@ class GTrXLActingStep(ActingStep):
         template = policy.initial_state(envs)
         template = replace(template, cache=without_empty_keys(template.cache))
         super().__init__("GTrXLPPO", (raw, policy.action_space), examples, named_tensors(template))
-        self.policy, self._template, self._statistics = policy, template, statistics
+        self.policy = policy
+        self._template = template
+        self._statistics = statistics
         self.normalization = None if normalizer is None else ObservationNormalization(normalizer)
         dtype = torch.as_tensor(policy.to_environment(self._example_action())).dtype
         self.decode = EnvironmentActions(policy.action_space, dtype)
@@ -88,7 +90,8 @@ class GTrXLActingStep(ActingStep):
         return self.decode(actions), named_tensors(here)
 
     def user_parts(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
-        policy, obs = self.policy, self._policy_observations(self.observations)
+        policy = self.policy
+        obs = self._policy_observations(self.observations)
         inputs = preprocess_obs(as_observation(obs), policy.observation_space, policy.normalize_images)
         return {"features extractor": (policy.features_extractor, (inputs,))}
 
@@ -107,10 +110,12 @@ def raw_observation_space(env: VecEnv) -> spaces.Space[Any]:
     """
     space = env.observation_space
     while isinstance(env, VecEnvWrapper):
-        converts, inside = isinstance(env, VecNormalize | VecTransposeImage), env.venv.observation_space
+        converts = isinstance(env, VecNormalize | VecTransposeImage)
+        inside = env.venv.observation_space
         if not converts and inside != space:
             return space
-        env, space = env.venv, inside
+        env = env.venv
+        space = inside
     return space
 
 

@@ -378,26 +378,26 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
             TypeError: if the constructor has no argument of this name.
         """
         check_device(device)
-        settings = load_settings(settings)
-        policy = settings.pop("policy", None) if policy is None else policy
+        overrides = load_settings(settings)
+        policy = overrides.pop("policy", None) if policy is None else policy
         archive = checkpoint.read_checkpoint(path, sha256)
-        own = checkpoint.read_settings(archive, cls)
-        checkpoint.check_same_network(own, settings)
-        stored = own | settings
-        if "policy_kwargs" not in settings:
-            stored["policy_kwargs"] = checkpoint.decode_policy_kwargs(stored["policy_kwargs"])
+        stored = checkpoint.read_settings(archive, cls)
+        checkpoint.check_same_network(stored, overrides)
+        merged = stored | overrides
+        if "policy_kwargs" not in overrides:
+            merged["policy_kwargs"] = checkpoint.decode_policy_kwargs(stored["policy_kwargs"])
         named = policy or checkpoint.policy_class_name(archive)
         given = [name for name, value in {"env": env, "policy": policy}.items() if value is not None]
-        with core_error_context(own["core"], settings.get("core")):
-            if not {"policy", "policy_kwargs"} & {*given, *settings}:
-                with checkpoint_errors_unless_overridden(settings):
+        with core_error_context(stored["core"], overrides.get("core")):
+            if not {"policy", "policy_kwargs"} & {*given, *overrides}:
+                with checkpoint_errors_unless_overridden(overrides):
                     check_buildable(
-                        lambda: cls._build(archive, named, None, "meta", stored | {"verbose": 0}).policy,
+                        lambda: cls._build(archive, named, None, "meta", merged | {"verbose": 0}).policy,
                         archive.tensors["policy"],
-                        {"acting with the core's memory": state_memory(stored["core"])},
+                        {"acting with the core's memory": state_memory(merged["core"])},
                     )
-            with checkpoint_errors_unless_overridden([*given, *settings]):
-                agent = cls._build(archive, named, env, device, stored)
+            with checkpoint_errors_unless_overridden([*given, *overrides]):
+                agent = cls._build(archive, named, env, device, merged)
             agent._restore(archive)
         return agent
 

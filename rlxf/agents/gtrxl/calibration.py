@@ -103,7 +103,9 @@ class ExitComparison:
         thresholds: tuple[float, ...],
         normalization: VecNormalize | None,
     ):
-        self.policy, self.thresholds, self.normalization = policy, thresholds, normalization
+        self.policy = policy
+        self.thresholds = thresholds
+        self.normalization = normalization
         self.depth = calibratable_exit(policy.transformer)
         self._full, *self._early = (policy.initial_state(n_envs) for _ in (None, *thresholds))
         self._passes: list[list[float]] = [[] for _ in thresholds]

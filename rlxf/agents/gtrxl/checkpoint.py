@@ -19,8 +19,8 @@ from rlxf.agents.common.checkpoint import (
     stored_settings,
 )
 from rlxf.agents.common.weights import check_stored_parameters
-from rlxf.agents.gtrxl.config import BOUNDS, SCHEDULES, PPOConfig
-from rlxf.agents.gtrxl.heads import ADDED_STATISTICS, check_statistics
+from rlxf.agents.gtrxl.config import BOUNDS, SCHEDULES
+from rlxf.agents.gtrxl.heads import check_statistics
 from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
 from rlxf.attention import TransformerSpec
 from rlxf.attention.memory.base import NoMemory
@@ -48,8 +48,6 @@ NOT_SETTINGS = (
     "_init_setup_model",
 )
 """Arguments of the constructor that are not stored as settings in a file."""
-ADDED_SETTINGS = {"use_sde": PPOConfig.use_sde, "sde_sample_freq": PPOConfig.sde_sample_freq}
-"""Settings that earlier files do not have: they mean the defaults."""
 WEIGHT_SETTINGS = ("previous_action", "use_sde", "reconstruction_coef")
 """Settings whose truth value determines the weights, in addition to the core and policy_kwargs."""
 EXTRACTORS = (FlattenExtractor, NatureCNN, CombinedExtractor)
@@ -71,9 +69,7 @@ def build_archive(document: dict[str, Any], policy: GTrXLPolicy) -> Archive:
 
 def read_checkpoint(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
     """Read and check the file of a GTrXLPPO agent; arguments and errors as in `read_agent_archive`."""
-    archive = read_agent_archive(path, "GTrXLPPO", {"policy", "optimizer"}, sha256)
-    policy = ADDED_STATISTICS | archive.tensors["policy"]
-    return Archive(archive.documents, archive.tensors | {"policy": policy})
+    return read_agent_archive(path, "GTrXLPPO", {"policy", "optimizer"}, sha256)
 
 
 @checkpoint_errors()
@@ -83,7 +79,7 @@ def read_settings(archive: Archive, agent: type[Any]) -> dict[str, Any]:
     Raises:
         CheckpointError: if the agent's class does not have a stored argument, or a value is invalid.
     """
-    stored = stored_settings(archive, setting_rules(agent, setting_names(agent), BOUNDS), ADDED_SETTINGS)
+    stored = stored_settings(archive, setting_rules(agent, setting_names(agent), BOUNDS))
     stored["core"] = TransformerSpec.from_dict(stored["core"])
     check_layers(stored["core"].distinct_layers, archive.tensors["policy"])
     for name in SCHEDULES:
@@ -123,7 +119,8 @@ def decode_policy_kwargs(stored: dict[str, Any]) -> dict[str, Any]:
 @checkpoint_errors()
 def read_spaces(archive: Archive) -> tuple[Space[Any], Space[Any]]:
     """Return the observation and the action space of the agent's training."""
-    stored, size = archive.documents["agent"], archive.tensor_bytes
+    stored = archive.documents["agent"]
+    size = archive.tensor_bytes
     return space_from_json(stored["observation_space"], size), space_from_json(stored["action_space"], size)
 
 
@@ -195,9 +192,10 @@ def describe(
         normalized: whether the observations of the training were normalized by a ``VecNormalize``.
     """
     values = dict(settings)
-    values["core"], values["policy_kwargs"] = settings["core"].to_dict(), _encode(settings["policy_kwargs"])
+    values["core"] = settings["core"].to_dict()
+    values["policy_kwargs"] = _encode(settings["policy_kwargs"])
     values |= {name: schedule_to_json(values[name]) for name in SCHEDULES}
-    values = {name: _plain(value) for name, value in values.items()}
+    values = {name: _to_json_scalar(value) for name, value in values.items()}
     return {
         "name": "GTrXLPPO",
         "rlxf": VERSION,
@@ -210,7 +208,7 @@ def describe(
     }
 
 
-def _plain(value: Any) -> Any:
+def _to_json_scalar(value: Any) -> Any:
     """Convert numpy scalars and paths to JSON types."""
     if isinstance(value, np.generic):
         return value.item()
@@ -218,7 +216,7 @@ def _plain(value: Any) -> Any:
 
 
 def _encode(value: Any) -> Any:
-    value = _plain(value)
+    value = _to_json_scalar(value)
     if isinstance(value, type) and CLASSES.get(value.__name__) is value:
         return {"class": value.__name__}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):

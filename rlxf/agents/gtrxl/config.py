@@ -35,6 +35,7 @@ from rlxf.envs.vector import check_frame_stack, shows_filler_rows
 from rlxf.training import schedule_to_text
 from rlxf.training.distributed import process_group
 from rlxf.training.json_rules import MAPPING, NOTHING, Rule, number, whole
+from rlxf.training.resumed_logger import HyperparameterValue, to_hyperparameters
 from rlxf.training.schedules import check_schedule
 from rlxf.utils.warnings import warn_user
 
@@ -280,12 +281,11 @@ def warn_of_flattened_images(policy: BasePolicy) -> None:
 
 EXCLUDED_FROM_HPARAMS = ("stats_window_size", "verbose", "policy_kwargs", "core")
 """Arguments that `hyperparameters` omits or replaces by their contents."""
-Plain = bool | int | float | str
 
 
 def hyperparameters(
     settings: Mapping[str, Any], algorithm: str, policy: str, env: VecEnv | None
-) -> dict[str, Plain]:
+) -> dict[str, HyperparameterValue]:
     """Return the hyperparameters of an agent, including defaults, as numbers and short texts.
 
     They comprise the constructor arguments, algorithm and policy, the sizes and techniques of the core, and,
@@ -302,7 +302,7 @@ def hyperparameters(
     values |= {f"policy_kwargs.{name}": value for name, value in settings["policy_kwargs"].items()}
     values |= {"algorithm": algorithm, "policy": policy}
     values |= _choices(settings["core"]) | _task(env)
-    return {name: _plain(value) for name, value in values.items() if value is not None}
+    return to_hyperparameters(values)
 
 
 def _choices(core: TransformerSpec) -> dict[str, Any]:
@@ -320,8 +320,3 @@ def _task(env: VecEnv | None) -> dict[str, Any]:
     if not isinstance(spec, EnvSpec):
         return {}
     return {"env": spec.id} | {f"env.{name}": value for name, value in single_spec(spec).kwargs.items()}
-
-
-def _plain(value: Any) -> Plain:
-    value = as_python_number(value, whole=False)
-    return value if isinstance(value, Plain) else repr(value)

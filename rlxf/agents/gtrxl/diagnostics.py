@@ -32,7 +32,8 @@ class TrainingDiagnostics:
     """
 
     def __init__(self, action_space: spaces.Space[Any]):
-        self.entropy, self.value = EntropyCollapseCheck(action_space), ValueLossCheck()
+        self.entropy = EntropyCollapseCheck(action_space)
+        self.value = ValueLossCheck()
 
     def check(
         self,

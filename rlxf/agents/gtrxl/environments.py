@@ -61,7 +61,9 @@ class RolloutEnvs(ABC):
     """
 
     def __init__(self, env: VecEnv, policy: GTrXLPolicy, env_numbers: Sequence[int]):
-        self.env, self.policy, self.env_numbers = env, policy, env_numbers
+        self.env = env
+        self.policy = policy
+        self.env_numbers = env_numbers
         self.device = policy.device
 
     @abstractmethod
@@ -194,8 +196,8 @@ class TensorEnvs(RolloutEnvs):
         """Check results on the host if `TensorVecEnv` found invalid ones on the device."""
         if self._step.valid:
             return
-        arrays = to_numpy(self.env.observation_space, obs), rewards.cpu().numpy()
-        check_step_results(self.env, *arrays, dones, step, self.env_numbers)
+        obs = to_numpy(self.env.observation_space, obs)
+        check_step_results(self.env, obs, rewards.cpu().numpy(), dones, step, self.env_numbers)
         self.env.ignore_bounds()  # of which the check has warned
 
     def finished(self, infos: Sequence[Info], dones: np.ndarray) -> tuple[list[Info], np.ndarray]:
@@ -207,7 +209,9 @@ class TensorEnvs(RolloutEnvs):
         self, obs: Any, rewards: Tensor, dones: np.ndarray, infos: Sequence[Info], step: int
     ) -> StepResults:
         """Select the last observations of truncated episodes."""
-        result, rows, last = self._step, self._none, None
+        result = self._step
+        rows = self._none
+        last = None
         if result.has_truncated:
             rows = result.truncated.nonzero()[:, 0]
             last = map_obs(lambda x: x[rows], result.last)
@@ -228,7 +232,8 @@ class TensorEnvs(RolloutEnvs):
     @cached_property
     def _bounds(self) -> tuple[Tensor, Tensor | None]:
         """Bounds of a Box of actions; the start of discrete actions, and None."""
-        space, device = self.policy.action_space, self.device
+        space = self.policy.action_space
+        device = self.device
         if isinstance(space, spaces.Box):
             return torch.as_tensor(space.low, device=device), torch.as_tensor(space.high, device=device)
         start = np.asarray(discrete_start(space), np.int64)  # torch adds no uint16 to uint64

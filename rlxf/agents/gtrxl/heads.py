@@ -99,10 +99,6 @@ MAX_STATISTICS = {
 """Largest absolute values of the statistics, by their names in the weights of a policy."""
 
 
-ADDED_STATISTICS = {"value_net.largest": torch.ones((), dtype=torch.float64)}
-"""Statistics that earlier files do not have: with these values, training continues as before."""
-
-
 def check_statistics(state: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError if the statistics in the weights are invalid for `PopArtHead`.
 

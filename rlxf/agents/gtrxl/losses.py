@@ -154,7 +154,8 @@ class PPOLoss:
         """
         values = clipped_values(values, batch.values, self.clip_range_vf)
         value_loss = masked_mean((batch.returns - values).square(), batch.weight)
-        total, parts = self.vf_coef * value_loss, {"value_loss": value_loss}
+        total = self.vf_coef * value_loss
+        parts = {"value_loss": value_loss}
         if self.reconstruction_coef:
             error = masked_mean(policy.reconstruction_error(latent, batch.obs), batch.weight)
             total = total + self.reconstruction_coef * error

@@ -169,7 +169,8 @@ class StepFunction(nn.Module):
 
     def __init__(self, policy: "GTrXLPolicy", obs: PyTorchObs, cache: KVCache):
         super().__init__()
-        self.policy, self._template = policy, cache.copy()
+        self.policy = policy
+        self._template = cache.copy()
         self._keys = sorted(obs) if isinstance(obs, dict) else None
         self.names = list(named_tensors(cache, skipped=FIXED))
         self.replaced = self._find_replaced(obs)

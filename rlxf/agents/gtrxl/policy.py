@@ -232,7 +232,8 @@ class GTrXLPolicy(RecurrentPolicy):
         """Run the transformer like `act`, but with early exits; return only the outputs (E, C)."""
         if not self.transformer.depth.has_early_exit:
             return self.act(obs, state, index)[0]
-        tokens, before = self.tokens(obs, state.action), state.cache.recurrent
+        tokens = self.tokens(obs, state.action)
+        before = state.cache.recurrent
         latent = self.transformer.early_step(tokens, index, state.cache, self._exit_margin)
         check_outputs(self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent)
         return latent
@@ -260,7 +261,8 @@ class GTrXLPolicy(RecurrentPolicy):
         with mixed_precision(self.precision, self.training):
             exits = self.transformer.exits(tokens, index, state)
         after = partial(self.transformer.next_state, tokens, index, state)
-        outputs, before = exits.outputs[-1], state.recurrent
+        outputs = exits.outputs[-1]
+        before = state.recurrent
         check_outputs(self, outputs, index.episode, tokens, before, lambda: after().recurrent)
         return exits
 
@@ -287,7 +289,8 @@ class GTrXLPolicy(RecurrentPolicy):
 
     def action_distribution(self, latent: Tensor) -> Distribution:
         """Return the action distribution for outputs (N, C), as a new object."""
-        distribution, mean = copy(self.action_dist), self.action_net(latent)
+        distribution = copy(self.action_dist)
+        mean = self.action_net(latent)
         if isinstance(distribution, StateDependentNoise):
             return distribution.proba_distribution(mean, self.log_std, latent)
         if isinstance(distribution, DiagGaussianDistribution):

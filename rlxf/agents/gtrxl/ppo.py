@@ -263,8 +263,10 @@ class GTrXLPPO(TrainingLoop):
         if self._compiles:
             self.policy.network_step = CompiledStep(self.device.type)
         self._algorithm = self._ppo_training()
-        self._diagnostics, self._episodes = TrainingDiagnostics(self.action_space), EpisodeStatistics()
-        self._between_rollouts, self.iterations = False, 0
+        self._diagnostics = TrainingDiagnostics(self.action_space)
+        self._episodes = EpisodeStatistics()
+        self._between_rollouts = False
+        self.iterations = 0
         self.normalized_observations = False
 
     def _ppo_training(self) -> PPOTraining:
@@ -305,19 +307,26 @@ class GTrXLPPO(TrainingLoop):
             buffer.check_finite(self.collector.env_numbers)
             self.policy.set_training_mode(True)
             self._update_learning_rate(self.policy.optimizer)
-            if not self.policy.value_net.update(self._real(buffer.returns)):
+            if not self.policy.value_net.update(self._values_at_trained_steps(buffer.returns)):
                 buffer.values.fill_(float(self.policy.value_net.mean))  # the values that are clipped
             metrics = self._update_policy()
         self._log_update(metrics)
-        returns, episodes = buffer.returns[buffer.weight == 1], self.ep_info_buffer or ()
-        scale, episode_returns = self.policy.value_net, [info["r"] for info in episodes]
+        returns = buffer.returns[buffer.weight == 1]
+        episodes = self.ep_info_buffer or ()
+        scale = self.policy.value_net
+        episode_returns = [info["r"] for info in episodes]
         self._diagnostics.check(metrics, returns, scale, episode_returns)
 
     def _update_policy(self) -> dict[str, float]:
         """Train for ``n_epochs`` passes over the rollout, fewer if ``target_kl`` is exceeded."""
-        algorithm, buffer = self._algorithm, self.rollout_buffer
-        limits = self.max_grad_norm, self.target_kl
-        update = algorithm.start_update(self.objective(), *limits, self.gradient_accumulation_steps)
+        algorithm = self._algorithm
+        buffer = self.rollout_buffer
+        update = algorithm.start_update(
+            self.objective(),
+            max_grad_norm=self.max_grad_norm,
+            target_kl=self.target_kl,
+            accumulation_steps=self.gradient_accumulation_steps,
+        )
         advantages = self._normalized_advantages() if self.normalize_advantage else buffer.advantages
         segments = self.batch_size // self.segment_length
         for _ in range(self.n_epochs):
@@ -333,14 +342,15 @@ class GTrXLPPO(TrainingLoop):
         advantages, weight = ranks.all_gather(buffer.advantages), ranks.all_gather(buffer.weight)
         return ranks.local_rows(normalize_advantages(advantages, weight, epsilon))
 
-    def _real(self, x: Tensor) -> Tensor:
+    def _values_at_trained_steps(self, x: Tensor) -> Tensor:
         """Return the values of x (E, steps) of all processes at steps of weight 1, (N,)."""
         weight = self.ranks.all_gather(self.rollout_buffer.weight)
         return self.ranks.all_gather(x)[weight == 1]
 
     def objective(self) -> PPOLoss:
         """Return the current PPO objective, given the schedules and the scale of recent returns."""
-        deviation, bound = float(self.policy.value_net.deviation), self.clip_range_vf
+        deviation = float(self.policy.value_net.deviation)
+        bound = self.clip_range_vf
         return PPOLoss(
             clip_range=self._scheduled(self.clip_range),
             clip_range_vf=None if bound is None else self._scheduled(bound) * deviation,
@@ -359,10 +369,13 @@ class GTrXLPPO(TrainingLoop):
         self.order.manual_seed(int(torch.randint(2**62, (), device="cpu")))
 
     def _log_update(self, metrics: dict[str, float]) -> None:
-        buffer, record = self.rollout_buffer, self.logger.record
+        buffer = self.rollout_buffer
+        record = self.logger.record
         for name, value in metrics.items():
             record(f"train/{name}", value)
-        values, returns = (self._real(x).cpu().numpy() for x in (buffer.values, buffer.returns))
+        values, returns = (
+            self._values_at_trained_steps(x).cpu().numpy() for x in (buffer.values, buffer.returns)
+        )
         record("train/explained_variance", explained_variance(values, returns))
         if hasattr(self.policy, "log_std"):
             record("train/std", mean_action_std(self.policy.log_std).item())
@@ -419,8 +432,14 @@ class GTrXLPPO(TrainingLoop):
         self.ranks.check_single_process("distill")
         if self.target_kl is not None:
             warn_user(f"distill has no KL limit, target_kl={self.target_kl} has no effect")
-        policies, loss = (self.policy, teacher.policy), distillation or Distillation()
-        self._algorithm = DistillationTraining(*policies, self.n_envs, loss, actor, self.order)
+        self._algorithm = DistillationTraining(
+            student=self.policy,
+            teacher=teacher.policy,
+            n_envs=self.n_envs,
+            distillation=distillation or Distillation(),
+            actor=actor,
+            generator=self.order,
+        )
         self._last_obs = None  # makes SB3 reset the environments
         try:
             return self.learn(

@@ -80,7 +80,9 @@ class RecurrentPolicyState:
 
     def rows(self, rows: Tensor) -> Self:
         """Return a copy of the chosen environments; ``rows`` is a bool (E,) or an int64 (N,) tensor."""
-        position, episode, action = self.position[rows], self.episode[rows], self.action[rows]
+        position = self.position[rows]
+        episode = self.episode[rows]
+        action = self.action[rows]
         return replace(self, cache=self.cache.rows(rows), position=position, episode=episode, action=action)
 
     def copy(self) -> Self:
@@ -264,7 +266,7 @@ class RecurrentPolicy(BasePolicy):
         return *self.heads(latent), state
 
     def observe_action(self, state: RecurrentPolicyState, actions: Tensor) -> RecurrentPolicyState:
-        """Return the state after a step in which actions (E,) were taken."""
+        """Return the state after a step in which actions (E, ...) were taken."""
         return replace(state, action=self.encode_actions(actions))
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from rlxf.agents.common.checkpoint import check_resumable, check_same_settings, newest_checkpoint_file
-from rlxf.agents.gtrxl.checkpoint import ADDED_SETTINGS, read_checkpoint
+from rlxf.agents.gtrxl.checkpoint import read_checkpoint
 from rlxf.envs import resume
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
@@ -56,7 +56,7 @@ def read_matching_run(document: Mapping[str, Any], path: str | os.PathLike[str])
 
 
 def _compared(document: Mapping[str, Any]) -> dict[str, Any]:
-    return ADDED_SETTINGS | document["settings"] | {name: document[name] for name in MATCHING_FIELDS}
+    return document["settings"] | {name: document[name] for name in MATCHING_FIELDS}
 
 
 def pending_values(logger: Logger) -> dict[str, Any]:
@@ -168,7 +168,8 @@ def gather_state(
     joined: Groups = {AGENT_STATE: {}, WRAPPERS: {}, EPISODES: {}}
     for group in (AGENT_STATE, WRAPPERS):
         for name, own in groups[group].items():
-            axis, every = _axis(group, name), [each.tensors[group][name] for each in archives]
+            axis = _axis(group, name)
+            every = [each.tensors[group][name] for each in archives]
             joined[group][name] = own if axis is None else torch.cat(every, dim=axis)
     number = len(groups[AGENT_STATE]["position"])
     for rank, each in enumerate(archives):

@@ -134,7 +134,8 @@ def binary_choice_layer(net: nn.Linear) -> nn.Linear:
     """Convert a layer for logits x of bits to one for logits (0, x) of binary choices; without gradient."""
     pairs = nn.Linear(net.in_features, 2 * net.out_features).requires_grad_(False).to(net.weight)
     for source, target in ((net.weight, pairs.weight), (net.bias, pairs.bias)):
-        target[0::2], target[1::2] = 0.0, source.detach()
+        target[0::2] = 0.0
+        target[1::2] = source.detach()
     return pairs
 
 

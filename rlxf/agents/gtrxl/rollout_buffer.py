@@ -126,7 +126,9 @@ class SegmentBuffer:
     ):
         core, device = policy.core, policy.device
         memory = core.memory or NoMemory()
-        self.n_envs, self.n_steps, self.segment_length = n_envs, n_steps, segment_length
+        self.n_envs = n_envs
+        self.n_steps = n_steps
+        self.segment_length = segment_length
         self.memory_length = memory.length
         self.obs = map_obs(
             lambda x: torch.from_numpy(x).to(device, copy=True).unflatten(0, (n_envs, n_steps)),
@@ -138,14 +140,15 @@ class SegmentBuffer:
             torch.zeros(n_envs, n_steps, device=device) for _ in range(5)
         )
         self.dones = torch.zeros(n_envs, n_steps, dtype=torch.bool, device=device)
-        sizes = core.width, n_envs, n_steps, device
-        self.recent = StateBuffer(core.layers, self.memory_length, *sizes)
+        state_buffer = partial(StateBuffer, width=core.width, n_envs=n_envs, n_steps=n_steps, device=device)
+        self.recent = state_buffer(core.layers, self.memory_length)
         self.hidden, self.index = self.recent.hidden, self.recent.index
         self.recurrent = RecurrentStateBuffer(n_steps // segment_length)
         self._older_layer = memory.older_layer(core.layers)
         older_length = memory.capacity - self.memory_length
-        self.older = None if self._older_layer is None else StateBuffer(1, older_length, *sizes)
-        self.step, self._per_environment = 0, n_steps // segment_length
+        self.older = None if self._older_layer is None else state_buffer(1, older_length)
+        self.step = 0
+        self._per_environment = n_steps // segment_length
         self._n_segments = n_envs * self._per_environment
 
     @property

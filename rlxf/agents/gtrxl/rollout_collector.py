@@ -64,7 +64,8 @@ class RecentSteps:
         state = policy.transformer.initial_state(len(self.previous))
         for start in range(self._first, self.index.shape[1], segment_length):
             part = slice(start, start + segment_length)
-            index, previous = self.index.at(part), self.previous[:, part].flatten(0, 1)
+            index = self.index.at(part)
+            previous = self.previous[:, part].flatten(0, 1)
             obs = map_obs(lambda x, part=part: x[:, part].flatten(0, 1), self.obs)
             tokens = policy.tokens(obs, previous).unflatten(0, tuple(index.shape))
             state = policy.transformer.next_state(tokens, index, state)
@@ -122,8 +123,11 @@ class RolloutCollector:
     def __init__(
         self, policy: GTrXLPolicy, buffer: SegmentBuffer, ranks: ProcessGroup, recompute_memory: bool
     ):
-        self.policy, self.buffer, self.ranks = policy, buffer, ranks
-        self.recompute_memory, self.device = recompute_memory, buffer.hidden.device
+        self.policy = policy
+        self.buffer = buffer
+        self.ranks = ranks
+        self.recompute_memory = recompute_memory
+        self.device = buffer.hidden.device
 
     def reset(self, obs: Any) -> None:
         """Clear the memory after a reset of the environments, which returned ``obs``."""
@@ -156,7 +160,8 @@ class RolloutCollector:
         obs = self._as_tensor(self.obs)
         start = self.episode_start & ~self.filler
         index = mark_filler_rows(self.state.advance(start), self.filler)  # before the next episode
-        previous, recurrent = self.state.action, self.state.cache.recurrent
+        previous = self.state.action
+        recurrent = self.state.cache.recurrent
         with torch.inference_mode(), unvalidated_distributions():
             latent, hidden, check = self.policy.act_unchecked(obs, self.state, index)
             distribution, values = self.policy.heads(self.ranks.embed_rows(latent))
@@ -174,7 +179,8 @@ class RolloutCollector:
             results: results of the environments.
             gamma: discount factor of the value after a truncation.
         """
-        bootstrapped, index = results.rewards, step.index
+        bootstrapped = results.rewards
+        index = step.index
         if len(results.truncated):
             with self.policy.uncompiled():
                 values = self._next_values(self.state.rows(results.truncated), results.last_obs)
@@ -183,7 +189,9 @@ class RolloutCollector:
         if results.lost is not None:
             bootstrapped, ends, index = self._handle_crashes(results.lost, step, bootstrapped, ends)
         self.buffer.add(step, bootstrapped, ends, index)
-        self.obs, self.episode_start, self.filler = results.obs, ends, results.filler_next
+        self.obs = results.obs
+        self.episode_start = ends
+        self.filler = results.filler_next
 
     def _handle_crashes(
         self, lost: Tensor, step: RolloutStep, rewards: Tensor, ends: Tensor
@@ -217,12 +225,20 @@ class RolloutCollector:
             gae_lambda: lambda of the advantages.
             critic_lambda: lambda of the returns, ``G_t = A_t(critic_lambda) + V(s_t)``.
         """
-        buffer, state = self.buffer, self.state.copy()
+        buffer = self.buffer
+        state = self.state.copy()
         state.reset(self.episode_start)  # the values of other episodes have no effect, but need a position
         next_values = self._next_values(state, self.obs)
-        steps = buffer.rewards.T, buffer.values.T, next_values, buffer.dones.T, gamma
-        buffer.advantages.copy_(generalized_advantage_estimate(*steps, gae_lambda).T)
-        buffer.returns.copy_(generalized_advantage_estimate(*steps, critic_lambda).T + buffer.values)
+        estimate = partial(
+            generalized_advantage_estimate,
+            rewards=buffer.rewards.T,
+            values=buffer.values.T,
+            next_values=next_values,
+            dones=buffer.dones.T,
+            gamma=gamma,
+        )
+        buffer.advantages.copy_(estimate(gae_lambda=gae_lambda).T)
+        buffer.returns.copy_(estimate(gae_lambda=critic_lambda).T + buffer.values)
 
     @unvalidated_distributions()
     def _next_values(self, state: RecurrentPolicyState, obs: Any) -> Tensor:
@@ -242,7 +258,8 @@ class RolloutCollector:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state between two rollouts by name; each tensor has an axis of environments."""
-        past, recurrent = self.recent_steps, self.state.cache.recurrent
+        past = self.recent_steps
+        recurrent = self.state.cache.recurrent
         state = {name: getattr(self.state, name) for name in POLICY_STATE}
         state |= {"filler": self.filler, "episode_start": self.episode_start}
         state |= _memory_tensors("memory", self.buffer.memory)
@@ -271,8 +288,11 @@ class RolloutCollector:
             if (fault := self.policy.transformer.recurrent_fault(restored)) is not None:
                 raise ValueError(fault)
             self.state.cache.recurrent = restored
-        past = _obs("past.obs", on_device), on_device["past.previous"], _index("past", on_device)
-        self._past = RecentSteps(*past)
+        self._past = RecentSteps(
+            obs=_obs("past.obs", on_device),
+            previous=on_device["past.previous"],
+            index=_index("past", on_device),
+        )
 
 
 def _index_tensors(name: str, index: TokenIndex) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -112,9 +113,9 @@ class StateBuffer:
         environment, segment = places.on_device
         if not self.length:
             return State(self.hidden[:, environment], TokenIndex.empty(len(segment), 0, self.hidden.device))
-        window = self.length, segment_length
-        hidden = _windows(self.hidden, 2, *window)[:, environment, segment]
-        return State(hidden, self.select(places, lambda x: _windows(x, 1, *window)))
+        windows = partial(_windows, length=self.length, stride=segment_length)
+        hidden = windows(self.hidden, axis=2)[:, environment, segment]
+        return State(hidden, self.select(places, partial(windows, axis=1)))
 
 
 class RecurrentStateBuffer:

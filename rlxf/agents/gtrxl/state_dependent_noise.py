@@ -73,19 +73,6 @@ class StateDependentNoise(DiagGaussianDistribution):
         assert self._noise is not None
         return self.distribution.mean + torch.einsum("nc,nca->na", self._features, self._noise)
 
-    def actions_from_params(  # type: ignore[override]
-        self, mean_actions: Tensor, log_std: Tensor, features: Tensor, deterministic: bool = False
-    ) -> Tensor:
-        """Set the parameters as `proba_distribution` does, and return actions (N, A) as in SB3."""
-        return self.proba_distribution(mean_actions, log_std, features).get_actions(deterministic)
-
-    def log_prob_from_params(  # type: ignore[override]
-        self, mean_actions: Tensor, log_std: Tensor, features: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Set the parameters as `proba_distribution` does, and return samples with their log densities."""
-        actions = self.actions_from_params(mean_actions, log_std, features)
-        return actions, self.log_prob(actions)
-
 
 def check_sde(use_sde: bool, action_space: Space) -> None:
     """Raise ValueError if ``use_sde`` is True and the actions are not Box."""

@@ -210,8 +210,15 @@ class PPOTraining(TrainingAlgorithm):
     ) -> PolicyUpdate:
         """Return an update with PPO's loss."""
         coefficients = {"clip_range": loss.clip_range, "ent_coef": loss.ent_coef}
-        limits = max_grad_norm, target_kl, coefficients, accumulation_steps
-        return PolicyUpdate(self.policy, loss, *limits, compiled=self._compiled)
+        return PolicyUpdate(
+            self.policy,
+            loss,
+            max_grad_norm=max_grad_norm,
+            target_kl=target_kl,
+            coefficients=coefficients,
+            accumulation_steps=accumulation_steps,
+            compiled=self._compiled,
+        )
 
     def minibatches(self, buffer: SegmentBuffer, segments: int, advantages: Tensor) -> Iterable[SegmentBatch]:
         """Yield the minibatches of the buffer."""
@@ -313,10 +320,11 @@ class DistillationTraining(TrainingAlgorithm):
         _check_teacher(student, teacher)
         if actor not in get_args(Actor):
             raise ValueError(f"actor must be one of {', '.join(get_args(Actor))}, got {actor!r}")
-        self.teacher, self.distillation, self.actor = teacher, distillation, actor
+        self.teacher = teacher
+        self.distillation = distillation
+        self.actor = actor
         self.teacher.set_training_mode(False)
-        widths = student.core.width, teacher.core.width
-        self.hidden = HiddenStateDistance(*widths, generator, student.device)
+        self.hidden = HiddenStateDistance(student.core.width, teacher.core.width, generator, student.device)
         self._state = self.teacher.initial_state(n_envs)
         self._outputs: list[Tensor] = []
 

@@ -111,13 +111,15 @@ class TrainingLoop(GTrXLAgent):
         new_obs, rewards, dones, infos = envs.step(step)
         self.num_timesteps += self.n_envs_total
         envs.check(new_obs, rewards, dones, self._env_steps)
-        env, rollout_buffer = envs.env, self.rollout_buffer
+        env = envs.env
+        rollout_buffer = self.rollout_buffer
         callback.update_locals(locals() | vars(step))  # names of the locals are those of SB3
         keep_training = callback.on_step()  # a stopped step is stored too, since `learn` may be called again
         self._update_info_buffer(*envs.finished(infos, dones))
         results = envs.results(new_obs, rewards, dones, infos, self._env_steps)
         self.collector.store(step, results, self.gamma)
-        self._last_obs, self._last_episode_starts = self.collector.obs, dones
+        self._last_obs = self.collector.obs
+        self._last_episode_starts = dones
         return keep_training
 
     @property
@@ -160,8 +162,13 @@ class TrainingLoop(GTrXLAgent):
             obs = map_obs(as_array, self._last_obs)
             check_observations("first observation", self.env, obs, self._env_steps, rows)
         if writes_tensorboard(self.logger):
-            names = type(self).__name__, type(self.policy).__name__
-            write_hyperparameters(self.logger, hyperparameters(self.constructor_settings(), *names, self.env))
+            values = hyperparameters(
+                self.constructor_settings(),
+                algorithm=type(self).__name__,
+                policy=type(self.policy).__name__,
+                env=self.env,
+            )
+            write_hyperparameters(self.logger, values)
             write_layout(self.logger, LOSSES)
         if not self.num_timesteps:  # a continued training is compared with its first episodes
             self._diagnostics = TrainingDiagnostics(self.action_space)
@@ -220,7 +227,8 @@ class TrainingLoop(GTrXLAgent):
         self.iterations = 0 if reset_num_timesteps else self.iterations
         if run is not None:
             self._resume(run)
-            total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False
+            total_timesteps -= self.num_timesteps
+            reset_num_timesteps = False
         done = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates}
         self.core.kernel.check_processes(self.ranks.world_size)
         sync_processes(self.ranks, self.policy, self.order, self.set_logger, **done, n_envs=self.n_envs)
@@ -295,7 +303,8 @@ class TrainingLoop(GTrXLAgent):
         }
         groups = {RNG_GROUP: resume.generator_states(self.order)} | groups
         groups[resume.GRADIENTS] = resume.gradients(self.policy, self.logger)
-        own, groups = super().snapshot(), {name: group for name, group in groups.items() if group}
+        own = super().snapshot()
+        groups = {name: group for name, group in groups.items() if group}
         return Archive(own.documents | {resume.RUN: run}, own.tensors | clone_tensors(groups))
 
     def load_training_state(self, path: str | os.PathLike[str]) -> Self:

@@ -22,6 +22,7 @@ from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingSchem
 from rlxf.data.splits import check_fraction
 from rlxf.training import CheckpointError
 from rlxf.training.json_rules import NOTHING, Rule, number, whole
+from rlxf.training.resumed_logger import HyperparameterValue, to_hyperparameters
 from rlxf.training.schedules import (
     check_schedule,
     is_custom_schedule,
@@ -31,7 +32,6 @@ from rlxf.training.schedules import (
 )
 from rlxf.utils.names import instance_from_json
 
-Plain = bool | int | float | str
 Converter = Callable[[Any], Any]
 
 
@@ -233,19 +233,19 @@ class OfflineConfig:
         """Return the validation rule of each stored setting."""
         return setting_rules(cls, [field.name for field in fields(cls)], cls.BOUNDS)
 
-    def hyperparameters(self, algorithm: str, info: DatasetInfo) -> dict[str, Plain]:
+    def hyperparameters(self, algorithm: str, info: DatasetInfo) -> dict[str, HyperparameterValue]:
         """Return hyperparameters, defaults included, as numbers or short texts for TensorBoard's HParams tab.
 
         In addition to the configuration: algorithm, datasets and environment.
         """
-        values = self._loggable_settings() | {
+        values = {
+            **self._loggable_settings(),
             "algorithm": algorithm,
             "dataset": ", ".join(info.dataset_ids),
             "env": info.env_id,
             "learning_rate": schedule_to_text(self.learning_rate),
         }
-        stated = {name: value for name, value in values.items() if value is not None}
-        return {name: value if isinstance(value, Plain) else repr(value) for name, value in stated.items()}
+        return to_hyperparameters(values)
 
     def _loggable_settings(self) -> dict[str, Any]:
         """Return the settings that `hyperparameters` contain."""

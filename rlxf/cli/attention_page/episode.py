@@ -70,8 +70,13 @@ class StepRecorder(gymnasium.Wrapper):
         result = super().step(action)
         observation, reward, terminated, truncated, info = result
         if self.end == "cut":
-            here = numbers_text(self._observation), numbers_text(action)
-            self.steps.append(Step(*here, float(reward), info_text(info)))
+            step = Step(
+                observation=numbers_text(self._observation),
+                action=numbers_text(action),
+                reward=float(reward),
+                info=info_text(info),
+            )
+            self.steps.append(step)
             self.end = "terminated" if terminated else "truncated" if truncated else "cut"
         self._observation = observation
         return result
@@ -103,7 +108,8 @@ def _short(value: Any) -> str:
 
 def data_uri(frame: NDArray[np.uint8]) -> str:
     """Encode a frame (H, W, 3) as a data URI: as PNG, or as JPEG where that is smaller."""
-    image, files = Image.fromarray(frame).convert("RGB"), {}
+    image = Image.fromarray(frame).convert("RGB")
+    files = {}
     for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": JPEG_QUALITY})):
         image.save(file := BytesIO(), kind, **options)
         files[kind] = file.getvalue()

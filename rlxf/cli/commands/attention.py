@@ -96,7 +96,8 @@ class AttentionPage(PlaybackCommand):
         from rlxf.cli.attention_page.page import Episode
 
         steps = recording.steps.steps
-        total, end = sum(step.reward for step in steps), recording.steps.end
+        total = sum(step.reward for step in steps)
+        end = recording.steps.end
         episode = "in the first {} steps" if end == "cut" else f"in {{}} steps, {end}"
         return Episode(
             title=f"Attention of {self.run}",

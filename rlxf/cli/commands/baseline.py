@@ -143,7 +143,8 @@ class Baseline(Command):
         for name, value in self.arguments.items():
             rule = _json_rule(name, known[name].annotation)
             if not rule.holds(value):
-                allowed, shown = rule.allowed, json.dumps(value)
+                allowed = rule.allowed
+                shown = json.dumps(value)
                 raise ValueError(f"{name} in --arguments of {make.__name__} must be {allowed}, got {shown}")
 
     def _evaluation_envs(self, episodes: int) -> "VecEnv":
@@ -266,7 +267,8 @@ class RandomPolicy:
     """
 
     def __init__(self, env: "VecEnv", seed: int):
-        self.env, self.num_timesteps = env, 0
+        self.env = env
+        self.num_timesteps = 0
         self.action_space, self.observation_space = env.action_space, env.observation_space
         self.action_space.seed(seed)
 

@@ -110,10 +110,8 @@ class Calibrate(Command):
                 if env is None:
                     calibration = agent.calibrate(self.alpha, self.delta)
                 else:
-                    normalized, episodes = (
-                        normalize_as_in_training(run, env, path),
-                        self.episodes or DEFAULT_EPISODES,
-                    )
+                    normalized = normalize_as_in_training(run, env, path)
+                    episodes = self.episodes or DEFAULT_EPISODES
                     calibration = agent.calibrate(
                         normalized, self.alpha, self.delta, episodes=episodes, seed=self.seed
                     )

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlxf.cli.options import check_counts, options
+from rlxf.cli.options import check_counts, check_figure_path, options
 from rlxf.cli.output import console, print_out
 from rlxf.cli.run_groups import RunsCommand
 
@@ -40,13 +40,13 @@ class Compare(RunsCommand):
     def prepare(self) -> Callable[[], None]:
         """Read the logs, compute the statistics, and return the function that prints and writes them."""
         from rlxf.experiments.comparison import by_task, compare_groups
-        from rlxf.experiments.figures import check_figure_path, final_score_figure
+        from rlxf.experiments.figures import FORMATS, final_score_figure
 
         check_counts(self, "last")
         if self.output is not None:
             self._check_output(self.output)
         if self.plot is not None:
-            check_figure_path(self.plot, "--plot")
+            check_figure_path("--plot", self.plot, FORMATS)
         metric, groups = self.read_groups()
         tasks = [compare_groups(members, metric, self.last) for members in by_task(groups).values()]
         figure = None if self.plot is None else final_score_figure(groups, metric, self.last)

@@ -18,7 +18,7 @@ from rlxf.cli.options import (
     Json,
     Trust,
     check_counts,
-    check_image_path,
+    check_figure_path,
     check_not_negative,
     options,
 )
@@ -70,7 +70,7 @@ class Datasets(Command):
             self._check_no_options()
             return _show_datasets
         if self.plot is not None:
-            check_image_path("--plot", self.plot)
+            check_figure_path("--plot", self.plot)
         data = load_trajectories(self.dataset, download=self.download, progress_bar=self.progress_bar)
         return partial(_show_report, DatasetReport.of(data), DatasetInfo.of(data).env, self.plot)
 

@@ -29,8 +29,8 @@ class Estimate(Command):
     """Folder of the run."""
     dataset: tuple[str, ...] = ()
     """Minari ids of the logged episodes, with the spaces of the agent.
-    By default the training data of an agent trained on a dataset, from which estimates are rather too
-    high."""
+    By default the training data of an agent trained on a dataset, from which estimates are biased
+    upward."""
     method: Literal["fqe", "dr", "wdr"] = "fqe"
     """Fitted Q evaluation, doubly robust, or weighted doubly robust.
     The last two need discrete actions; with continuous ones, fqe is used and a warning is printed."""

@@ -143,7 +143,8 @@ class _Progress:
     """
 
     def __init__(self, total: int):
-        self.total, self.ended = total, 0
+        self.total = total
+        self.ended = 0
         self.errors: dict[Job, str] = {}
 
     def __call__(self, job: "Job", outcome: "Outcome | BaseException") -> None:

@@ -53,8 +53,16 @@ class Pack(Command):
         from rlxf.sharing.download import CHECKPOINT
         from rlxf.sharing.packing import Content, pack
 
-        options = (self.checkpoint, agent, str(self.folder), self.video, self.trust)
-        files: dict[str, Content] = {**shared_content(run, *options, commit=self.commit)}
+        content = shared_content(
+            run,
+            checkpoint=self.checkpoint,
+            agent=agent,
+            folder=str(self.folder),
+            video=self.video,
+            trust=self.trust,
+            commit=self.commit,
+        )
+        files: dict[str, Content] = {**content}
         files[CHECKPOINT] = partial(agent.save, exclude=[OPTIMIZER])
         pack(self.folder, files)
         print_out(f"{', '.join(sorted(files))} of {run.path} are written to {self.folder}")

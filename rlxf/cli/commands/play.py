@@ -89,5 +89,6 @@ class Play(PlaybackCommand):
 
 
 def _print_last(report: "Report") -> None:
-    number, length = report.episodes, int(report.lengths[-1])
+    number = report.episodes
+    length = int(report.lengths[-1])
     print_out(f"episode {number}: return {report.returns[-1]:.6g} in {length} steps")

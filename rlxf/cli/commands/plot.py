@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlxf.cli.options import check_counts, options
+from rlxf.cli.options import check_counts, check_figure_path, options
 from rlxf.cli.output import print_out
 from rlxf.cli.run_groups import RunsCommand
 
@@ -33,10 +33,10 @@ class Plot(RunsCommand):
 
     def prepare(self) -> Callable[[], None]:
         """Read the logs, draw the plot, and return the function that writes it."""
-        from rlxf.experiments.figures import check_figure_path, learning_curves
+        from rlxf.experiments.figures import FORMATS, learning_curves
 
         check_counts(self, "smooth")
-        check_figure_path(self.output, "--output")
+        check_figure_path("--output", self.output, FORMATS)
         metric, groups = self.read_groups()
         groups = [group.smooth(self.smooth) for group in groups]
         lines = [_last_value(group, metric) for group in groups]

@@ -53,7 +53,14 @@ class Push(Command):
         from rlxf.sharing.download import default_folder
         from rlxf.sharing.upload import upload
 
-        options = (self.checkpoint, agent, str(default_folder(self.repository)), self.video, self.trust)
-        files = shared_content(run, *options, repository=self.repository)
+        files = shared_content(
+            run,
+            checkpoint=self.checkpoint,
+            agent=agent,
+            folder=str(default_folder(self.repository)),
+            video=self.video,
+            trust=self.trust,
+            repository=self.repository,
+        )
         url = upload(self.repository, files, self.private)
         print_out(f"{', '.join(sorted(files))} of {run.path} are uploaded to {url}")

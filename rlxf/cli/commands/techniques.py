@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from tyro.conf import Positional
 
-from rlxf.cli.options import Command, check_image_path, options
+from rlxf.cli.options import Command, check_figure_path, options
 from rlxf.cli.output import print_out
 from rlxf.utils.names import did_you_mean, plain_name
 
@@ -62,7 +62,7 @@ class Techniques(Command):
             pattern = read_pattern(self.draw)
             check_int("length", self.length)
             file = self.output or Path(f"{type(pattern).__name__}.png")
-            check_image_path("--output", file)
+            check_figure_path("--output", file)
             return partial(draw_pattern, pattern, self.length, file)
         if self.output is not None or self.length != TOKENS:
             raise ValueError("--output and --length apply to --draw PATTERN: add it, or leave them out")

@@ -1,6 +1,6 @@
 """``rlxf train bc`` and ``rlxf train rvs``: multilayer perceptrons on Minari datasets, saved as a run."""
 
-from dataclasses import asdict, field
+from dataclasses import field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +9,7 @@ from tyro.conf import arg
 
 from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
 from rlxf.agents.offline.objectives import OBJECTIVES
-from rlxf.cli.offline_training import EvaluatedOfflineTraining
+from rlxf.cli.offline_training import EvaluatedOfflineTraining, OfflineTrainingOptions
 from rlxf.cli.options import (
     CheckpointSeconds,
     ConfigFile,
@@ -21,33 +21,36 @@ from rlxf.cli.options import (
     StopReturn,
     Track,
     TunedName,
+    argument_defaults,
     options,
 )
-from rlxf.cli.robust_options import RobustOptions
 from rlxf.cli.runs import CLONING, FLOAT32_BYTES, RVS, check_config_budget
 from rlxf.training import RunFolder, parse_schedule
 from rlxf.training.checkpoints import EVERY_SECONDS
 
+DEFAULTS = argument_defaults(BehaviorCloning)
+"""Argument of `BehaviorCloning` -> default."""
+
 
 @options
-class MLPOptions(RobustOptions):
+class MLPOptions(OfflineTrainingOptions):
     """Options of the multilayer perceptron and of AdamW."""
 
-    context_length: int = 1
+    context_length: int = DEFAULTS["context_length"]
     """Number of the last observations that an action depends on."""
-    hidden_sizes: tuple[int, ...] = (256, 256)
+    hidden_sizes: tuple[int, ...] = DEFAULTS["hidden_sizes"]
     """Widths of the hidden layers."""
-    dropout: float = 0.0
+    dropout: float = DEFAULTS["dropout"]
     """Dropout probability of the hidden layers."""
-    learning_rate: str = "0.0003"
+    learning_rate: str = str(DEFAULTS["learning_rate"])
     """Learning rate of AdamW over the training: NUMBER, linear:START:END[:FRACTION] or cosine:START:END."""
-    batch_size: int = 256
+    batch_size: int = DEFAULTS["batch_size"]
     """Number of steps per update."""
-    weight_decay: float = 0.0
+    weight_decay: float = DEFAULTS["weight_decay"]
     """Weight decay coefficient of AdamW."""
-    warmup_updates: int | None = 0
+    warmup_updates: int | None = DEFAULTS["warmup_updates"]
     """Number of updates in which the learning rate rises from 0. None means a tenth of the training."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = DEFAULTS["max_grad_norm"]
     """Maximum norm of the gradient; larger gradients are clipped."""
     objective: Literal["Imitation", "MaximumEntropy"] = "Imitation"
     """Training objective. MaximumEntropy trains a stochastic policy."""
@@ -62,7 +65,7 @@ class MLPOptions(RobustOptions):
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
         own = {"learning_rate": parse_schedule(self.learning_rate), "objective": OBJECTIVES[self.objective]()}
-        return asdict(self) | self.robust_arguments() | own
+        return super().arguments() | own
 
     def memory_usage(self) -> dict[str, int]:
         """Return lower bounds of the bytes of the weights and of a batch."""

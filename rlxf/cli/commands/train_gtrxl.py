@@ -1,6 +1,5 @@
 """``rlxf train gtrxl``: train a Gated Transformer-XL with PPO, evaluate it, and save it as a run."""
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from tyro.conf import arg
 
 from rlxf.agents.common.checkpoint import CACHE_COPIES, state_memory
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
+from rlxf.agents.gtrxl.config import SCHEDULES
 from rlxf.agents.gtrxl.policy import POLICIES, default_policy_name
 from rlxf.attention import TransformerSpec
 from rlxf.cli.env_options import EnvOptions, check_curriculum_trust, check_worker_trust
@@ -30,6 +30,7 @@ from rlxf.cli.options import (
     StopReturn,
     Track,
     TunedName,
+    argument_defaults,
     check_counts,
     options,
 )
@@ -43,7 +44,7 @@ from rlxf.training.distributed import process_group
 
 ENV_BYTES = 16 * 2**10
 """Estimated memory of a small environment with its wrappers, in bytes."""
-DEFAULTS = {name: each.default for name, each in inspect.signature(GTrXLPPO).parameters.items()}
+DEFAULTS = argument_defaults(GTrXLPPO)
 """Argument of `GTrXLPPO` -> default."""
 
 
@@ -157,14 +158,13 @@ class PPOOptions:
     def arguments(self) -> dict[str, Any]:
         """Return these options as arguments of the agent."""
         values = asdict(self)
-        schedules = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
-        given = [name for name in schedules if values[name] is not None]
+        given = [name for name in SCHEDULES if values[name] is not None]
         return values | {name: parse_schedule(values[name]) for name in given}
 
     def memory_usage(self, core: TransformerSpec) -> dict[str, int]:
         """Return a lower bound of the memory in bytes of the environments, a rollout and the agent's memory.
 
-        Keys describe each part. `check_config_memory` uses it before a run is resumed.
+        Keys describe each part. `check_core_memory` uses it before a run is resumed.
         """
         steps = (self.n_steps or self.segment_length) * core.layers * core.width * FLOAT32_BYTES
         sizes = f"n_envs={self.n_envs}, n_steps={self.n_steps}, segment_length={self.segment_length}"

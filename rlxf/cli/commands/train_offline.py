@@ -1,9 +1,8 @@
 """``rlxf train dt`` and ``rlxf pretrain``: training on Minari datasets, saved as a run."""
 
-import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +18,7 @@ from rlxf.attention import TransformerSpec
 from rlxf.cli.baselines import evaluate_baselines, report_baselines, report_missing_baselines
 from rlxf.cli.choices import parse_choice
 from rlxf.cli.evaluated_training import default_interval
-from rlxf.cli.offline_training import EvaluatedOfflineTraining, OfflineTraining
+from rlxf.cli.offline_training import EvaluatedOfflineTraining, OfflineTraining, OfflineTrainingOptions
 from rlxf.cli.options import (
     CheckpointSeconds,
     ConfigFile,
@@ -32,28 +31,28 @@ from rlxf.cli.options import (
     StopReturn,
     Track,
     TunedName,
+    argument_defaults,
     given_options,
     options,
 )
-from rlxf.cli.robust_options import RobustOptions
 from rlxf.cli.runs import FLOAT32_BYTES, OFFLINE, PRETRAINING
 from rlxf.training import RunFolder, parse_schedule, schedule_to_text
 from rlxf.training.checkpoints import EVERY_SECONDS
 from rlxf.training.distributed import process_group
 
-DEFAULTS = {name: each.default for name, each in inspect.signature(DecisionTransformer).parameters.items()}
+DEFAULTS = argument_defaults(DecisionTransformer)
 """Argument of `DecisionTransformer` -> default."""
 
 
 @options
-class WindowOptions(RobustOptions):
+class WindowOptions(OfflineTrainingOptions):
     """Options of AdamW and of the windows of the data."""
 
     context_length: int = DEFAULTS["context_length"]
     """Context length in environment steps, including the current one."""
     batch_size: int = DEFAULTS["batch_size"]
     """Number of windows per update."""
-    learning_rate: str = "0.0001"
+    learning_rate: str = str(DEFAULTS["learning_rate"])
     """Learning rate of AdamW over the training: NUMBER, linear:START:END[:FRACTION] or cosine:START:END."""
     weight_decay: float = DEFAULTS["weight_decay"]
     """Weight decay coefficient of AdamW."""
@@ -69,8 +68,7 @@ class WindowOptions(RobustOptions):
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as arguments of the agent or of the pretraining."""
-        own = {"learning_rate": parse_schedule(self.learning_rate)}
-        return asdict(self) | self.robust_arguments() | own
+        return super().arguments() | {"learning_rate": parse_schedule(self.learning_rate)}
 
     def memory_usage(self, core: TransformerSpec) -> dict[str, int]:
         """Return the bytes of a batch, three tokens per step, and of the time-step embeddings."""
@@ -261,13 +259,17 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
         if not self.baselines:
             return
         data = self.load_data() if agent.trajectories is None else agent.trajectories
-        settings: dict[str, Any] = {
-            "seed": self.seed,
-            "device": self.learner.device,
-            "trust": self.trust_data,
-        }
-        options = (self.updates, self.episodes, self.verbose)
-        report_baselines(run.path, evaluate_baselines(data, self.fresh_env, *options, **settings), reports)
+        baselines = evaluate_baselines(
+            data,
+            self.fresh_env,
+            updates=self.updates,
+            episodes=self.episodes,
+            verbose=self.verbose,
+            seed=self.seed,
+            device=self.learner.device,
+            trust=self.trust_data,
+        )
+        report_baselines(run.path, baselines, reports)
 
     def resolved_options(self, agent: DecisionTransformer) -> dict[str, Any]:
         """Return the options whose default depends on the data, with their values."""

@@ -17,7 +17,6 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 import rlxf
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import MlpGTrXLPolicy
-from rlxf.agents.gtrxl.checkpoint import ADDED_SETTINGS
 from rlxf.agents.gtrxl.policy import DictExtractor
 from rlxf.training import CheckpointError, linear, read_archive, write_archive
 from tests.agents.gtrxl.worlds import (
@@ -341,18 +340,6 @@ def test_newer_file_is_reported_with_unknown_settings(trained, tmp_path, writer,
         CheckpointError, match=f"written by {named}.*dreams.*{rlxf.__version__}.*load it with"
     ):
         GTrXLPPO.load(path)
-
-
-def test_a_file_without_settings_of_later_versions_has_their_defaults(trained, tmp_path):
-    agent, path = trained
-
-    def change(documents):
-        for name in ADDED_SETTINGS:
-            del documents["agent"]["settings"][name]
-
-    loaded = GTrXLPPO.load(altered(path, tmp_path / "earlier.zip", change))
-    assert loaded.constructor_settings() == agent.constructor_settings()
-    assert same(parameters(loaded), parameters(agent))
 
 
 def test_file_names_its_version(trained):

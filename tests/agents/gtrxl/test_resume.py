@@ -20,8 +20,6 @@ from stable_baselines3.common.vec_env import (
     VecTransposeImage,
 )
 
-from rlxf.agents.common.checkpoint import newest_checkpoint_file
-from rlxf.agents.gtrxl.checkpoint import ADDED_SETTINGS
 from rlxf.agents.gtrxl.resume import gather_state, shard_state
 from rlxf.attention import (
     KNN,
@@ -261,20 +259,6 @@ def test_finished_training_can_be_extended(tmp_path):
     small_agent(lively(), **constant).learn(2 * ROLLOUT, CheckpointWriter(CheckpointFolder(tmp_path), 1e6))
     resumed = small_agent(lively(), **constant).learn(TOTAL, resume_from=tmp_path)
     assert same(parameters(straight), parameters(resumed))
-
-
-def test_resumption_from_a_file_without_settings_of_later_versions(tmp_path):
-    boxes = WORLDS["Box actions"]
-    cut_off(tmp_path, boxes, 2)
-    file = newest_checkpoint_file(tmp_path)
-    archive = read_archive(file)
-    for name in ADDED_SETTINGS:
-        del archive.documents["agent"]["settings"][name]
-    write_archive(file, archive.documents, archive.tensors)
-    straight, resumed = begin(boxes).learn(TOTAL), begin(boxes).learn(TOTAL, resume_from=file)
-    assert same(parameters(straight), parameters(resumed))
-    with pytest.raises(ValueError, match="use_sde"):
-        begin(boxes, use_sde=True).learn(TOTAL, resume_from=tmp_path)
 
 
 LOST = {

@@ -94,14 +94,6 @@ def test_other_samples_are_independent():
     assert torch.equal(noise.explore(), noise.explore())
 
 
-def test_the_interface_of_sb3_has_the_features_in_addition():
-    mean, log_std, features = parts()
-    noise = StateDependentNoise(SIZE)
-    assert torch.equal(noise.actions_from_params(mean, log_std, features, deterministic=True), mean)
-    actions, log_prob = noise.log_prob_from_params(mean, log_std, features)
-    torch.testing.assert_close(log_prob, noise.log_prob(actions))
-
-
 def test_gradients_reach_the_deviations_and_not_the_features():
     mean, log_std, features = (x.requires_grad_() for x in parts())
     distribution = StateDependentNoise(SIZE).proba_distribution(mean, log_std, features)
