@@ -291,7 +291,7 @@ class MaskedPretraining(TrajectoryAlgorithm):
         gradient_accumulation_steps: 1. The masks of a batch contain tokens of other windows of the batch, so
             it cannot be divided.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses and validation stay float32.
+            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, losses and validation stay float32.
         cuda_graphs: on a GPU, capture losses and gradients as a CUDA graph. This takes about 0.1 seconds, and
             memory. Results are equal up to rounding. If they cannot be captured, a warning names the reason.
             Not saved with the agent; `load` accepts it.

@@ -10,15 +10,9 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.attention_options import PLAIN, AttentionOptions, OutputGate, build_qk_norms, repeat_heads
+from rlxf.attention.bound_functions import bound, fused_step
 from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentAttentionKernel, RecurrentKernelState
-from rlxf.attention.modules import (
-    Linear,
-    bound,
-    fused_step,
-    mixed_linear,
-    orthogonal_linear,
-    stacked_orthogonal,
-)
+from rlxf.attention.linear import Linear, mixed_linear, orthogonal_linear, stacked_orthogonal
 from rlxf.attention.positions.base import LayerPosition, Position
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.sparse.attention import sparse_average

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor, nn
 
 from rlxf.attention.attention_options import AttentionOptions
-from rlxf.attention.modules import default_inner_width
+from rlxf.attention.feed_forward import default_inner_width
 from rlxf.attention.token_index import TokenIndex
 
 AttentionFactory = Callable[[int, int, Any, Any, float, AttentionOptions], nn.Module]

@@ -15,8 +15,9 @@ from rlxf.attention.kernels.base import AttentionKernel, Kernel
 from rlxf.attention.layer_stack import LayerStack, SegmentStack
 from rlxf.attention.layers import Block, Layer, RecurrentBlock
 from rlxf.attention.memory.base import MemoryView, NoMemory, State
-from rlxf.attention.modules import NORM_TYPES, PendingTerms
+from rlxf.attention.norm import NORM_TYPES
 from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.pending_terms import PendingTerms
 from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
 from rlxf.attention.recurrent.base import RecurrentMixer, RecurrentState
 from rlxf.attention.relative import DistanceTables

@@ -118,7 +118,7 @@ class DecisionTransformer(OnlineFinetuning):
             entropy of Box actions in `MaximumEntropy`, draw other random numbers. The activations of one
             micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
+            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
             float32.
         cuda_graphs: on a GPU, capture losses and gradients as a CUDA graph, except for updates with micro-
             batches, of several processes, or by distillation. This takes about 0.1 seconds, and memory.

@@ -35,7 +35,7 @@ from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentP
 from rlxf.agents.gtrxl.state_dependent_noise import StateDependentNoise, check_sde
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 
 
 class GTrXLPolicy(RecurrentPolicy):

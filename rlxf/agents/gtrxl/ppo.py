@@ -112,7 +112,7 @@ class GTrXLPPO(TrainingLoop):
             number of segments. The update is that of the whole minibatch, apart from rounding, and without
             dropout; the activations of one micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, heads, losses and acting stay
+            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, heads, losses and acting stay
             float32. PPO's ratio is then not exactly 1 in the first minibatch of an update.
         compile: on a CPU, compile the acting step of the network, for rollouts and ``predict``, and also
             losses and gradients, except for updates with micro-batches, of several processes, of segments of

@@ -23,7 +23,8 @@ from rlxf.agents.offline.config import (
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
 from rlxf.agents.offline.objectives import OBJECTIVES, Objective
-from rlxf.attention.modules import Dropout, Linear
+from rlxf.attention.dropout import Dropout
+from rlxf.attention.linear import Linear
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training import NumericalError
 from rlxf.training.json_rules import Rule, number, whole

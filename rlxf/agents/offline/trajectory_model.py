@@ -22,7 +22,7 @@ from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel, feature_width
 from rlxf.attention import Transformer, TransformerSpec
-from rlxf.attention.modules import Dropout
+from rlxf.attention.dropout import Dropout
 from rlxf.attention.recurrent.base import RecurrentMixer
 from rlxf.attention.technique import check_positive
 from rlxf.data import Trajectories, WindowBatch, Windows

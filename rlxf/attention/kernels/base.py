@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.modules import PendingTerms
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
+from rlxf.attention.pending_terms import PendingTerms
 from rlxf.attention.technique import SpecView, Technique
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.attention_options import PLAIN, AttentionOptions, OutputGate
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.kernels.softmax import SoftmaxAttention
-from rlxf.attention.modules import RMSNorm
+from rlxf.attention.norm import RMSNorm
 from rlxf.attention.positions.base import Position
 from rlxf.attention.technique import AttentionFactory, SpecView, check_finite_number
 

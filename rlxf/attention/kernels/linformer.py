@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import AttentionKernel, Kernel, one_hot
-from rlxf.attention.modules import dropout as drop_some
 from rlxf.attention.technique import SpecView, check_bool, check_choice, check_int
 from rlxf.attention.token_index import EMPTY, PositionBlocks, TokenIndex
 

@@ -24,7 +24,7 @@ from rlxf.attention.kernels.bucket_attention import (
     check_bucket_numbers,
     count_shared_rounds,
 )
-from rlxf.attention.modules import mixed_linear, orthogonal_linear
+from rlxf.attention.linear import mixed_linear, orthogonal_linear
 from rlxf.attention.positions.base import Position
 from rlxf.attention.technique import AttentionFactory, SpecView, check_int, check_seed
 from rlxf.attention.token_index import TokenIndex

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from rlxf.attention.attention import Attention, LayerCache, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.attention_options import PLAIN, AttentionOptions, repeat_heads
+from rlxf.attention.dropout import dropout as apply_dropout
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.memory.base import extend_mask
-from rlxf.attention.modules import dropout as apply_dropout
 from rlxf.attention.positions.base import Position
 from rlxf.attention.token_index import EMPTY, TokenIndex
 from rlxf.utils.extras import check_search_backend, import_faiss

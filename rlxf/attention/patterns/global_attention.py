@@ -9,7 +9,7 @@ from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.attention_options import PLAIN, AttentionOptions
 from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentKernelState
-from rlxf.attention.modules import mixed_linear, orthogonal_linear
+from rlxf.attention.linear import mixed_linear, orthogonal_linear
 from rlxf.attention.patterns.base import (
     UNLIMITED,
 )

@@ -17,7 +17,7 @@ from rlxf.attention.kernels.kv_state import (
 from rlxf.attention.kernels.linear_attention import CAUSAL_CHUNK, RandomFeatures
 from rlxf.attention.kernels.performer import Performer
 from rlxf.attention.kernels.rfa import RFA
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer
 from rlxf.attention.technique import MAX_SEED
 from rlxf.attention.token_index import EMPTY, TokenIndex

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from rlxf.attention.layer_stack import SegmentStack, discarded_inputs
-from rlxf.attention.modules import NormType, PreNorm, keep_matmul_dtype
+from rlxf.attention.linear import keep_matmul_dtype
+from rlxf.attention.norm import NormType, PreNorm
 from rlxf.attention.residuals.base import Residual, Sum
 from rlxf.attention.technique import LayerPasses, SpecView
 
