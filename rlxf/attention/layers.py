@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention import Attention, LayerCache, LayerStep, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.bound_functions import bound, fused_step, own_method
 from rlxf.attention.cache import KVCache, NoKeys
 from rlxf.attention.dropout import Dropout
@@ -32,7 +33,18 @@ def build_self_attention(spec: SpecView) -> Any:
     build: AttentionFactory = Attention
     for technique in (spec.position, spec.kernel, spec.memory, spec.pattern):
         build = build if technique is None else technique.attention_class(build)
-    return build(spec.width, spec.heads, spec.position, spec.kernel, spec.dropout, spec.attention_options)
+    return build(_attention_arguments(spec, spec.position))
+
+
+def _attention_arguments(spec: SpecView, position: Any) -> AttentionArguments:
+    return AttentionArguments(
+        width=spec.width,
+        heads=spec.heads,
+        position=position,
+        kernel=spec.kernel,
+        dropout=spec.dropout,
+        options=spec.attention_options,
+    )
 
 
 class Layer(nn.Module, ABC):
@@ -264,8 +276,7 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.join = spec.residual.build_norm(spec)
         build: AttentionFactory = spec.kernel.attention_class(Attention)
-        options = spec.attention_options
-        self.attention: Any = build(spec.width, spec.heads, None, spec.kernel, spec.dropout, options)
+        self.attention: Any = build(_attention_arguments(spec, position=None))
         self.dropout = Dropout(spec.dropout)
 
     def forward(self, x: Tensor, context: Projected, mask: AttentionMask) -> Tensor:

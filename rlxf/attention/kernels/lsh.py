@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention import Attention, Projected
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.attention_options import PLAIN, AttentionOptions
+from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.kernels.base import (
-    Kernel,
     LinearFn,
     PairwiseKernel,
     check_key_heads,
@@ -25,7 +24,6 @@ from rlxf.attention.kernels.bucket_attention import (
     count_shared_rounds,
 )
 from rlxf.attention.linear import mixed_linear, orthogonal_linear
-from rlxf.attention.positions.base import Position
 from rlxf.attention.technique import AttentionFactory, SpecView, check_int, check_seed
 from rlxf.attention.token_index import TokenIndex
 
@@ -128,17 +126,9 @@ class SharedQKAttention(Attention):
     Source: Kitaev et al. 2020, arXiv:2001.04451, section 2, "Shared-QK".
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        position: Position | None,
-        kernel: Kernel,
-        dropout: float,
-        options: AttentionOptions = PLAIN,
-    ):
-        super().__init__(width, heads, position, kernel, dropout, options)
-        self.qkv = orthogonal_linear(width, width, matrices=2)
+    def __init__(self, arguments: AttentionArguments):
+        super().__init__(arguments)
+        self.qkv = orthogonal_linear(self.width, self.width, matrices=2)
 
     def project(self, x: Tensor, linear: LinearFn = mixed_linear) -> Projected:
         """Project queries, values and extra query features; `as_key` converts the queries to keys."""
