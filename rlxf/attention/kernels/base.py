@@ -227,6 +227,11 @@ class Kernel(Technique, ABC):
         """
         return self.build(width // heads * part_heads, part_heads)
 
+    @property
+    def replaces_attention(self) -> bool:
+        """True if the kernel requires an attention module of its own, see `attention_class`."""
+        return type(self).attention_class is not Technique.attention_class
+
     def check_no_redraw(self) -> None:
         """Raise ValueError if random features are drawn again during training.
 
