@@ -19,7 +19,6 @@ from rlxf.agents.common.retrieval import (
     check_export_without_datastore,
     check_no_datastore,
 )
-from rlxf.agents.decision_transformer.acting_step import acting_step
 from rlxf.agents.decision_transformer.conditioning import Conditioning
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
@@ -38,8 +37,8 @@ from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
 
 
-class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgorithm):
-    """Part of `DecisionTransformer` that acts, conditioned on a target return."""
+class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgorithm):
+    """Part of `DecisionTransformer` that acts: predictions, exploration, export and the datastore."""
 
     policy: DecisionTransformerModel
     conditioning: Conditioning
@@ -237,7 +236,7 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         target = check_target(path, format, opset)
         check_int("n_envs", n_envs)
         check_export_without_datastore(self.datastore)
-        step = acting_step(self.policy, self.dataset_info, self.conditioning.needs_target, n_envs)
+        step = self.policy.acting_step(self.dataset_info, n_envs)
         export_step(step, vars(self.policy.transformer.spec), target, opset)
 
     def _check_datastore(self, data: Trajectories, head: OutputHead) -> None:
@@ -272,7 +271,8 @@ def encode_dataset(
 
     The key is the input of the head while acting, see `DecisionTransformerModel.encode_steps`.
     """
-    data, keys = windows.trajectories, model.encode_steps(windows, device, progress_bar)
+    data = windows.trajectories
+    keys = model.encode_steps(windows, device, progress_bar)
     episodes = np.repeat(np.arange(data.episodes), data.lengths)
     actions = torch.from_numpy(np.array(data.actions))
     return Datastore(keys, actions.to(device), torch.from_numpy(episodes).to(device))

@@ -64,6 +64,20 @@ PREDICTING_MODELS: dict[type, type[PredictedReturnModel]] = {
 """Model by conditioning, if the model predicts the return."""
 
 
+def model_class(context: ContextKind, conditioning: Conditioning) -> type[DecisionTransformerModel]:
+    """Return the class of the model for a context and a conditioning.
+
+    Raises:
+        TypeError: if the conditioning predicts the return and there is no model for its class.
+    """
+    if conditioning.needs_target:
+        return MODELS[context]
+    if type(conditioning) not in PREDICTING_MODELS:
+        names = ", ".join(kind.__name__ for kind in PREDICTING_MODELS)
+        raise TypeError(f"conditioning must be TargetReturn, {names}, got {conditioning!r}")
+    return PREDICTING_MODELS[type(conditioning)]
+
+
 class DecisionTransformer(OnlineFinetuning):
     """Decision Transformer: an agent conditioned on a return and trained offline on Minari datasets.
 
@@ -201,7 +215,7 @@ class DecisionTransformer(OnlineFinetuning):
         self.trust, self._warned_versions = trust, set[str]()
         self._missing_state_warning = MissingStateWarning()
         config = DecisionTransformerConfig.of(locals())
-        model = MODELS[context] if conditioning.needs_target else PREDICTING_MODELS[type(conditioning)]
+        model = model_class(context, conditioning)
         super().__init__(model, dataset, config, download, tensorboard_log, device, _init_setup_model)
         if env is not None:
             self.set_env(env)
@@ -299,7 +313,14 @@ class DecisionTransformer(OnlineFinetuning):
         )
         windows = self._training_windows(update.windows(self._data()))
         return self._learn(
-            update, windows, steps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+            update,
+            windows,
+            steps,
+            callback,
+            log_interval=log_interval,
+            tb_log_name=tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
         )
 
     def _check_teacher(self, teacher: Any, distillation: Any) -> None:

@@ -151,7 +151,8 @@ class MLPModel(OfflineModel):
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: MLPConfig):
         super().__init__()
-        self.context_length, self.precision = config.context_length, config.precision
+        self.context_length = config.context_length
+        self.precision = config.precision
         self.features = ObservationFeatures(info.encoder.shape, normalization)
         inputs = self.context_length * self.features.width + self.condition_width
         sizes = (inputs, *config.hidden_sizes)

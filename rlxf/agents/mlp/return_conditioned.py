@@ -15,7 +15,7 @@ from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning,
 from rlxf.agents.common.precision import Precision
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel
-from rlxf.agents.offline.agent import ReturnConditionedAgent
+from rlxf.agents.offline.agent import TargetReturnAgent
 from rlxf.agents.offline.config import as_hidden_sizes
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.objectives import Imitation, Objective
@@ -76,7 +76,7 @@ class ReturnConditionedModel(MLPModel):
         check_returns_differ(data.returns[episodes])
 
 
-class ReturnConditionedMLP(MLPAgent, ReturnConditionedAgent):
+class ReturnConditionedMLP(MLPAgent, TargetReturnAgent):
     """Return-conditioned behavior cloning with a multilayer perceptron (RvS-R).
 
     It minimizes ``mean of error(action | the last K observations, R_t / scale)`` over all steps, where R_t is

@@ -59,7 +59,8 @@ class TrajectoryConfig(OfflineConfig):
 
     def inference_memory(self, info: DatasetInfo) -> dict[str, int]:
         """See `OfflineConfig`."""
-        shape, steps = info.encoder.shape, self.context_length + memory_steps(self.core)
+        shape = info.encoder.shape
+        steps = self.context_length + memory_steps(self.core)
         numbers = feature_width(shape) + action_encoder(info.action_space).width
         return {
             "acting with the core's memory": state_memory(self.core),
@@ -165,7 +166,8 @@ class TrajectoryModel(OfflineModel):
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: TrajectoryConfig):
         super().__init__()
-        self.context_length, self.burn_in_steps = config.context_length, memory_steps(config.core)
+        self.context_length = config.context_length
+        self.burn_in_steps = memory_steps(config.core)
         self.precision = config.precision
         self.features = ObservationFeatures(info.encoder.shape, normalization)
         self.tokens = self.tokens_class(self.features.width, action_encoder(info.action_space), config)
@@ -230,7 +232,8 @@ class TrajectoryModel(OfflineModel):
 
     def add_penalty(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add the transformer's penalty, such as that of adaptive spans, and its mean depth to the parts."""
-        penalty, depth = self.transformer.penalty(), self.transformer.mean_depth()
+        penalty = self.transformer.penalty()
+        depth = self.transformer.mean_depth()
         if penalty is not None:
             parts = parts | {"loss": parts["loss"] + penalty, "penalty": penalty}
         return parts if depth is None else parts | {"mean_depth": depth}
