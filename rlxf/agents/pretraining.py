@@ -133,7 +133,8 @@ class MaskedModel(TrajectoryModel):
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: "PretrainingConfig"):
         super().__init__(info, normalization, config)
-        self.predicted_tokens, width = config.predicted_tokens, config.core.width
+        self.predicted_tokens = config.predicted_tokens
+        width = config.core.width
         self.mask_embeddings = nn.Parameter(torch.randn(TOKENS_PER_STEP, width) * INITIAL_STD)
         if "return" in self.predicted_tokens:
             self.return_head = nn.Linear(width, 1)

@@ -172,7 +172,9 @@ class Attention(nn.Module):
         encode, average = fused_step(self.position), fused_step(self.kernel)
         if self.options != PLAIN or encode is None or average is None:
             return None
-        qkv, out, heads = bound(self.qkv), bound(self.out), (3, self.heads, self.size)
+        qkv = bound(self.qkv)
+        out = bound(self.out)
+        heads = (3, self.heads, self.size)
 
         def step(x: Tensor, cache: LayerCache, keys: StepKeys) -> Tensor:
             q, k, v = qkv(x).unflatten(-1, heads).unbind(1)

@@ -78,7 +78,9 @@ class FeedForward(nn.Module):
         """Return `transform` as a `bound` function."""
         if type(self.inner) is not Linear:
             return self.transform
-        weight, bias, activation = self.inner.weight, self.inner.bias, self.activation
+        weight = self.inner.weight
+        bias = self.inner.bias
+        activation = self.activation
         outer = bound(self.outer)
         return lambda x: outer(activation((x @ weight.T).add_(bias)))
 

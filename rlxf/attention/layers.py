@@ -142,11 +142,13 @@ class Block(Layer):
         return self.attention_norm
 
     def step_function(self, number: int, passes: "StepStack") -> Callable[[Tensor], Tensor]:
-        cache, mask = passes.cache.of_attention(number), passes.masks[number]
+        cache = passes.cache.of_attention(number)
+        mask = passes.masks[number]
         return partial(self.attention.step, cache=cache, slot=passes.slot, mask=mask)
 
     def skip_step(self, number: int, x: Tensor, passes: "StepStack") -> None:
-        h, cache = self.attention_norm.branch_input(x), passes.cache.of_attention(number)
+        h = self.attention_norm.branch_input(x)
+        cache = passes.cache.of_attention(number)
         self.attention.write(h, cache, passes.slot, passes.masks[number])
 
     def fused_step(self) -> LayerStep | None:

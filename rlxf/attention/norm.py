@@ -23,7 +23,10 @@ class LayerNorm(nn.LayerNorm):
 
     def bind(self) -> TokenFunction:
         """Return the norm as a `bound` function."""
-        shape, weight, bias, eps = self.normalized_shape, self.weight, self.bias, self.eps
+        shape = self.normalized_shape
+        weight = self.weight
+        bias = self.bias
+        eps = self.eps
         return lambda x: F.layer_norm(x, shape, weight, bias, eps)
 
 

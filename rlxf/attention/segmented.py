@@ -132,7 +132,8 @@ class SegmentedTransformer(Transformer):
         if state is None:
             state = self.initial_state(len(x))
         self._check_state(state, len(x))
-        memories, segments = Memories.of(_recurrent(state)), self._segments(index, state)
+        memories = Memories.of(_recurrent(state))
+        segments = self._segments(index, state)
         outputs: list[Tensor] = []
         hidden: list[list[Tensor]] = []
         stacks: list[tuple[Tensor, SegmentStack]] = []
@@ -195,7 +196,8 @@ class SegmentedTransformer(Transformer):
         Returns:
             Outputs (B, m + W, F) or (B, m + W + m, F), the passes, and the memory after the segment.
         """
-        size, width = self.memory.segment_length, slots.shape[1]
+        size = self.memory.segment_length
+        width = slots.shape[1]
         tokens = x.gather(1, slots.clamp(min=0)[..., None].expand(-1, -1, x.shape[-1]))
         filled = slots != MISSING
         whole = filled[:, -1] if width and first + width == size else filled.new_zeros(len(x))
@@ -282,7 +284,8 @@ class SegmentedTransformer(Transformer):
         ring = past.padded(max(capacity, size))
         everywhere = torch.ones(batch, dtype=torch.bool, device=state.hidden.device)
         local = self._with_memory_tokens(TokenIndex.empty(batch, 0, state.hidden.device), everywhere, None)
-        index, tables = local.concatenate(ring.index), self._step_tables(self.memory.positions)
+        index = local.concatenate(ring.index)
+        tables = self._step_tables(self.memory.positions)
         keys = self._read_inputs(memories.read(self.memory_tokens.start))
         layers: Any = [
             layer.cache(torch.cat([m, h], dim=1), index, tables)
@@ -318,7 +321,8 @@ class SegmentedTransformer(Transformer):
         assert isinstance(cache, SegmentedCache)
         self._enter_segment(index, cache)
         size, count = self.memory.segment_length, self.memory.tokens
-        here, offset = index.episode[:, 0] != EMPTY, index.position[:, 0] % size
+        here = index.episode[:, 0] != EMPTY
+        offset = index.position[:, 0] % size
         local = TokenIndex(count + index.position % size, torch.where(here[:, None], 0, EMPTY))
         stream, passes = self._begin_step(x, local, cache)
         y = self._output(self.depth(stream, passes))
@@ -336,7 +340,8 @@ class SegmentedTransformer(Transformer):
 
     def _enter_segment(self, index: TokenIndex, cache: "SegmentedCache") -> None:
         """Clear the segment of rows whose next token begins a new one; a new episode has no memory."""
-        size, before = self.memory.segment_length, cache.memories
+        size = self.memory.segment_length
+        before = cache.memories
         here = index.episode != EMPTY
         other = (segment_keys(index, size) != segment_keys(before.last, size)) & here
         cache.clear(other[:, 0].nonzero()[:, 0])

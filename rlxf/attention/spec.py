@@ -244,7 +244,8 @@ class TransformerSpec(SpecView):
         choice = getattr(self, axis)
         if choice is None and axis in OPTIONAL:
             return
-        kind, known = type(choice), techniques_of(axis).values()
+        kind = type(choice)
+        known = techniques_of(axis).values()
         if kind not in known and any(str(other) == str(kind) for other in known):
             raise TypeError(
                 f"{axis} {choice!r} is of an earlier definition of its class, which has been registered "

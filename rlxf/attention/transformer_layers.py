@@ -67,7 +67,8 @@ class TransformerLayers(nn.Module):
     @property
     def recurrent_kernel_passes(self) -> list[int]:
         """Numbers of the passes with attention whose kernel acts from a recurrent state, from 0."""
-        kernels, patterns = self.spec.kernel.for_layers(self.spec.distinct_layers), self._patterns
+        kernels = self.spec.kernel.for_layers(self.spec.distinct_layers)
+        patterns = self._patterns
         return [n for n in self.attention_passes if kernels[self.order[n]].is_recurrent(patterns[n])]
 
     @property
@@ -135,7 +136,8 @@ class TransformerLayers(nn.Module):
         Returns:
             The input of the first layer, the index of all tokens, and ``output_slice`` among all tokens.
         """
-        x, full_index = self.embedding(x, index.filled_position), self.global_token_embedding.index(index)
+        x = self.embedding(x, index.filled_position)
+        full_index = self.global_token_embedding.index(index)
         count = full_index.shape[1] - index.shape[1]
         output_slice = _shift_slice(output_slice, index.shape[1], count) if count else output_slice
         return self.global_token_embedding(x, full_index), full_index, output_slice
@@ -195,7 +197,8 @@ class TransformerLayers(nn.Module):
     def _mask(
         self, query: TokenIndex, key: TokenIndex, pattern: Pattern, tables: DistanceTables | None
     ) -> AttentionMask:
-        dtype, spec = next(self.parameters()).dtype, self.spec
+        dtype = next(self.parameters()).dtype
+        spec = self.spec
         # Only pairwise positions use distances.
         position = self.embedding if isinstance(spec.position, PairwisePosition) else None
         heads = {"heads": spec.score_heads, "maps": spec.score_heads // spec.heads}

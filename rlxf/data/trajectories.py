@@ -275,7 +275,9 @@ class Windows:
         Raises:
             ValueError: if the episodes do not suit the scheme, e.g. because all returns are equal.
         """
-        windows, episodes, data = copy(self), self.episodes, self.trajectories
+        windows = copy(self)
+        episodes = self.episodes
+        data = self.trajectories
         windows._sampler = None
         if sampling == UNIFORM_STEPS:
             return windows
@@ -314,7 +316,8 @@ class Windows:
         Raises:
             IndexError: if a start is not in [0, N).
         """
-        data, starts = self.trajectories, np.asarray(starts, np.int64)
+        data = self.trajectories
+        starts = np.asarray(starts, np.int64)
         if len(starts) and not (starts.min() >= 0 and starts.max() < data.steps):
             raise IndexError(
                 f"starts must be steps from 0 to {data.steps - 1}, got {starts.min()} to {starts.max()}"

@@ -99,7 +99,8 @@ def _check_description(description: Path, format: Format) -> None:
 
 def _check_checksums(target: Path) -> None:
     """Raise FileExistsError if a .sha256 file exists that does not list exactly the files of this export."""
-    sums, files = target.with_suffix(".sha256"), {target.name, target.with_suffix(".json").name}
+    sums = target.with_suffix(".sha256")
+    files = {target.name, target.with_suffix(".json").name}
     if sums.exists() and _listed(sums) != files:
         raise FileExistsError(
             f"{sums} would be replaced by the checksums of {' and '.join(sorted(files))}, but is another "

@@ -209,7 +209,8 @@ def _check_runtime(content: bytes, step: ActingStep, inputs: list[str]) -> None:
         import onnxruntime
     except ImportError:
         return
-    name, options = f"onnxruntime {onnxruntime.__version__}", onnxruntime.SessionOptions()
+    name = f"onnxruntime {onnxruntime.__version__}"
+    options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     try:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
@@ -228,7 +229,9 @@ def _check_runtime(content: bytes, step: ActingStep, inputs: list[str]) -> None:
 
 def _differs(run: Callable[[dict[str, Any]], list[Any]], step: ActingStep, inputs: list[str]) -> bool:
     """Return whether results of an exported step differ from those of the step in `CHECKED_STARTS`."""
-    state, generator, since = step.state, torch.Generator().manual_seed(0), 0
+    state = step.state
+    generator = torch.Generator().manual_seed(0)
+    since = 0
     for first in CHECKED_STARTS:
         since = 0 if first else since + 1
         observations = step.varied_observations(since, generator)

@@ -116,7 +116,8 @@ class Player:
         start = np.asarray(state is None or (False if episode_start is None else episode_start), bool)
         if start.shape not in ((), (self.envs,)):
             raise ValueError(f"episode_start must have shape ({self.envs},), got {start.shape}")
-        inputs, batched = {"episode_start": np.array(np.broadcast_to(start, (self.envs,)))}, True
+        inputs = {"episode_start": np.array(np.broadcast_to(start, (self.envs,)))}
+        batched = True
         for name, one in self.observations.items():
             value = observation[name.partition(".")[2]] if "." in name else observation
             inputs[name], batched = self._array(name, np.asarray(value), one)

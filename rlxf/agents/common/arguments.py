@@ -195,7 +195,8 @@ class MissingStateWarning:
     """
 
     def __init__(self) -> None:
-        self._in_a_row, self._warned = 0, False
+        self._in_a_row = 0
+        self._warned = False
 
     def record(self, state: Any, first: bool | None) -> None:
         """Record a call.

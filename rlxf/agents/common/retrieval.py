@@ -23,8 +23,12 @@ from rlxf.utils.extras import check_search_backend
 
 DATASTORE_GROUP = "datastore"
 """Name of the document and of the tensor group of a datastore in a checkpoint."""
-GATE_ENTRIES, GATE_ITERATIONS, GATE_BATCH = 4096, 100, 256
-"""Pairs that the gate is trained on, maximum of its L-BFGS iterations, and batch size of the search."""
+GATE_ENTRIES = 4096
+"""Number of pairs that the gate is trained on."""
+GATE_ITERATIONS = 100
+"""Maximum number of L-BFGS iterations of the gate."""
+GATE_BATCH = 256
+"""Batch size of the search for the training of the gate."""
 
 Error = Callable[[Tensor, Neighbors, Tensor], Tensor]
 """Prediction error for actions (B, ...), given outputs (B, C) and their neighbors -> (B,)."""
@@ -84,7 +88,9 @@ class ActionDatastore:
             return
         chosen = torch.randperm(len(self.store), generator=generator)[:GATE_ENTRIES]
         chosen = chosen.to(self.store.keys.device)
-        h, near, actions = self.store.keys[chosen], self._elsewhere(chosen), self.store.values[chosen]
+        h = self.store.keys[chosen]
+        near = self._elsewhere(chosen)
+        actions = self.store.values[chosen]
         optimizer = torch.optim.LBFGS(parameters, max_iter=GATE_ITERATIONS, line_search_fn="strong_wolfe")
 
         def closure() -> Tensor:
@@ -97,7 +103,9 @@ class ActionDatastore:
 
     def _elsewhere(self, entries: Tensor) -> Neighbors:
         """Return the neighbors of the pairs ``entries`` (B,) from other episodes."""
-        search, keys, groups = TorchSearch(self.store), self.store.keys, self.store.groups
+        search = TorchSearch(self.store)
+        keys = self.store.keys
+        groups = self.store.groups
         found = [search(keys[part], self.head.k, groups[part]) for part in entries.split(GATE_BATCH)]
         return self.store.neighbors(keys[entries], torch.cat(found))
 
@@ -174,7 +182,8 @@ class BoxRetrievalPolicy:
         The mean combines the neighbors' actions with the deterministic action of the agent's head. For a
         deterministic head this is the mean of the mixture. For a Gaussian head its mode replaces its mean.
         """
-        near, own = self.datastore.near(y), self.own.choose(y, deterministic)
+        near = self.datastore.near(y)
+        own = self.own.choose(y, deterministic)
         return self.datastore.mean(y, near, own) if deterministic else self.datastore.sample(y, near, own)
 
     def error(self, y: Tensor, near: Neighbors, actions: Tensor) -> Tensor:
@@ -210,7 +219,8 @@ class DiscreteRetrievalPolicy:
         return cross_entropies(self._log_probs(y, near), self.own.actions.to_choices(actions))
 
     def _log_probs(self, y: Tensor, near: Neighbors) -> tuple[Tensor, ...]:
-        net, sizes = self.own.net, self.own.actions.sizes
+        net = self.own.net
+        sizes = self.own.actions.sizes
         layers = zip(net.weight.detach().split(sizes), net.bias.detach().split(sizes), strict=True)
         taken = self.own.actions.to_choices(near.values).unbind(-1)
         return tuple(
@@ -296,7 +306,8 @@ class DatastoreMixin:
             ImportError: if the head needs faiss, which is not installed.
         """
         self.core.depth.check_no_early_exit("attach_datastore")
-        data, head = as_trajectories(dataset, download), KNNLM() if head is None else head
+        data = as_trajectories(dataset, download)
+        head = KNNLM() if head is None else head
         self._check_datastore(data, head)
         self.datastore = self.build_datastore(self._encode_dataset(data, progress_bar), head)
         return self

@@ -100,7 +100,8 @@ class ACTController(DepthController):
             if not may_contain_true(select(halting.running)):
                 passes.skip(number, inputs)
                 continue
-            running, last = halting.running, number == passes.count - 1
+            running = halting.running
+            last = number == passes.count - 1
             weight = halting.step((passes.attention_input(inputs) @ self.w + self.b).sigmoid(), last)
             after = passes.run(number, inputs)
             y = y + passes.select_outputs(weight)[..., None] * (

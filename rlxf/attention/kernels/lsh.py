@@ -194,7 +194,8 @@ class ChunkedLSHAttention(LSHAttention):
     """Module of `LSH` with ``chunk`` in one layer."""
 
     def counts(self, query_buckets: Tensor, key_buckets: Tensor, mask: AttentionMask) -> Tensor:
-        half, chunk = self.spec.buckets // 2, self.spec.chunk
+        half = self.spec.buckets // 2
+        chunk = self.spec.chunk
         assert chunk is not None
         buckets = torch.where(key_buckets > 0, key_buckets - 1, half - 1 - key_buckets).long()
         return _attend_to_self_if_alone(count_in_chunks(buckets, mask, chunk), mask)
@@ -236,7 +237,8 @@ def count_in_chunks(buckets: Tensor, mask: AttentionMask, chunk: int) -> Tensor:
 def _chunks(buckets: Tensor, index: TokenIndex, chunk: int) -> tuple[Tensor, Tensor]:
     """Return the chunk of each token and the previous chunk, (B, H, T, R), numbered across rounds."""
     rounds = buckets.shape[-1]
-    episode, span = index.episode, int(index.position.max()) + 1
+    episode = index.episode
+    span = int(index.position.max()) + 1
     bucket = episode[:, None, :, None] * (int(buckets.max()) + 1) + buckets
     rank = (bucket * span + index.position[:, None, :, None]).argsort(2).argsort(2)
     earlier = (episode[:, None] < episode[:, :, None]).sum(-1)

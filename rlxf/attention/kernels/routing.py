@@ -192,7 +192,8 @@ class RoutingAttention(BucketAttention):
     @torch.no_grad()
     def after_update(self) -> None:
         """Move the centroids towards the tokens that their clusters got since the last update."""
-        decay, nonempty = self.spec.decay, self.sums.norm(dim=-1, keepdim=True) > 0
+        decay = self.spec.decay
+        nonempty = self.sums.norm(dim=-1, keepdim=True) > 0
         moved = decay * self.centroids + (1 - decay) * F.normalize(self.sums, dim=-1)
         self.centroids.copy_(torch.where(nonempty, F.normalize(moved, dim=-1), self.centroids))
         self.sums.zero_()

@@ -50,7 +50,9 @@ class GatedLinearAttention(RecurrentMixer):
 
     def __init__(self, spec: GLA, width: int, heads: int):
         super().__init__()
-        self.spec, self.heads, self.size = spec, heads, width // heads
+        self.spec = spec
+        self.heads = heads
+        self.size = width // heads
         self.qkv = orthogonal_linear(width, width, matrices=3, bias=False)
         self.decay = nn.Sequential(nn.Linear(width, DECAY_RANK, bias=False), nn.Linear(DECAY_RANK, width))
         self.gate = orthogonal_linear(width, width)

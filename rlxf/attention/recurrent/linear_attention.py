@@ -138,7 +138,9 @@ class LinearAttentionMixer(RecurrentMixer):
         extras = self.kernel.key_extras(x)
         k = k if extras is None else torch.cat([k, extras], dim=-1)
         index = TokenIndex(runs.position, runs.number.masked_fill(~runs.valid, EMPTY))
-        sums, number, outputs = KVState(**state), runs.number.new_zeros(len(x)), []
+        sums = KVState(**state)
+        number = runs.number.new_zeros(len(x))
+        outputs = []
         for start in range(0, x.shape[1], CAUSAL_CHUNK):
             part = slice(start, start + CAUSAL_CHUNK)
             chunk = Chunk(runs.number[:, part], runs.valid[:, part], number, index.at(part))

@@ -116,7 +116,10 @@ class GRUGateModule(Gate):
 
     def bind(self) -> TokenFunction:
         """Return the gate as a `bound` function."""
-        w, u, u_g, b = self.w, self.u, self.u_g, self.b
+        w = self.w
+        u = self.u
+        u_g = self.u_g
+        b = self.b
         sizes = [2 * len(b), len(b)]
 
         def gate(x: Tensor, y: Tensor) -> Tensor:
