@@ -18,7 +18,7 @@ from rlxf.data.findings import FINDINGS
 from rlxf.data.loading import load_trajectories
 from rlxf.data.reference_scores import ReferenceScores
 from rlxf.data.step_statistics import ActionStatistics, RewardStatistics
-from rlxf.data.trajectories import Trajectories
+from rlxf.data.trajectories import Trajectories, count_best
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.tables import Table, Tabular, printable
 
@@ -147,7 +147,7 @@ class DatasetReport(Tabular):
             "min": float(returns[0]),
             **dict(zip(LEVELS, quantiles, strict=True)),
             "max": float(returns[-1]),
-            BEST: float(returns[-max(1, int(BEST_SHARE * self.episodes)) :].mean()),
+            BEST: float(returns[-count_best(BEST_SHARE, self.episodes) :].mean()),
         }
 
     @property

@@ -134,7 +134,7 @@ class Trajectories:
 
         They are in ascending order, int64 (n,). Of episodes with equal returns, earlier ones are chosen.
         """
-        count = max(1, int(share * self.episodes + 1e-9))  # 0.29 * 100 is slightly less than 29
+        count = count_best(share, self.episodes)
         return np.sort(np.argsort(-self.returns, kind="stable")[:count])
 
     def steps_of(self, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -165,6 +165,11 @@ class Trajectories:
         if self.observation_mean is None or self.observation_std is None:
             return ScaleImages()
         return Standardize(self.observation_mean, self.observation_std)
+
+
+def count_best(share: float, episodes: int) -> int:
+    """Return ``floor(share E)`` of E episodes, at least 1."""
+    return max(1, int(share * episodes + 1e-9))  # 0.29 * 100 is slightly less than 29
 
 
 def return_to_go(rewards: ArrayLike) -> NDArray[np.float64]:
