@@ -11,14 +11,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from torch import Tensor
 
 from rlxf.agents.common.actions import to_environment
-from rlxf.agents.common.arguments import MissingStateWarning
 from rlxf.agents.common.calibration import CalibrationMixin, reset_calibration
-from rlxf.agents.common.retrieval import (
-    DatastoreMixin,
-    RetrievalPolicy,
-    check_export_without_datastore,
-    check_no_datastore,
-)
+from rlxf.agents.common.datastore import EXPORT_REASON, TRAINING_REASON, DatastoreMixin, check_no_datastore
+from rlxf.agents.common.predict_state import MissingStateWarning
+from rlxf.agents.common.retrieval import RetrievalPolicy
 from rlxf.agents.decision_transformer.conditioning import Conditioning
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
@@ -50,7 +46,7 @@ class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgo
         return self._action_head() if self.datastore is None else self._retrieval_policy(self.datastore)
 
     def _setup_learn(self, *args: Any, **options: Any) -> tuple[int, BaseCallback]:
-        check_no_datastore(self.datastore)
+        check_no_datastore(self.datastore, TRAINING_REASON)
         return super()._setup_learn(*args, **options)
 
     def train(self, windows: Windows, learning_rate: float) -> None:
@@ -235,7 +231,7 @@ class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgo
         """
         target = check_target(path, format, opset)
         check_int("n_envs", n_envs)
-        check_export_without_datastore(self.datastore)
+        check_no_datastore(self.datastore, EXPORT_REASON)
         step = self.policy.acting_step(self.dataset_info, n_envs)
         export_step(step, vars(self.policy.transformer.spec), target, opset)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlxf.agents.common.arguments import check_state_type
+from rlxf.agents.common.predict_state import check_state_type
 from rlxf.agents.decision_transformer.conditioning import ElasticHistory
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.decision_transformer.model import NEWEST_STEP_START_TOKEN

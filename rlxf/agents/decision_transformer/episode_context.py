@@ -8,9 +8,9 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from rlxf.agents.common.arguments import check_state_layout, check_state_rows, check_state_type
 from rlxf.agents.common.cores import check_state, check_state_core, check_token_by_token
 from rlxf.agents.common.numerics import check_outputs, check_recurrent_state
+from rlxf.agents.common.predict_state import check_state_layout, check_state_rows, check_state_type
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.common.arguments import OFFLINE_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
+from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.calibration import THRESHOLDS, Calibration, reset_calibration
+from rlxf.agents.common.datastore import TEACHER_REASON, TRAINING_REASON, check_no_datastore
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.precision import Precision
-from rlxf.agents.common.retrieval import check_no_datastore, check_teacher_without_datastore
+from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.common.weights import transfer_weights
 from rlxf.agents.decision_transformer.calibration import measure_exits
 from rlxf.agents.decision_transformer.conditioning import (
@@ -40,6 +41,7 @@ from rlxf.agents.decision_transformer.online_finetuning import OnlineFinetuning
 from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.objectives import Imitation, Objective
+from rlxf.agents.offline.sb3_arguments import OFFLINE_SB3_ARGUMENTS
 from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_choice, check_int
 from rlxf.data import DatasetError, Trajectories, Windows, as_trajectories
@@ -241,7 +243,7 @@ class DecisionTransformer(OnlineFinetuning):
         Warns:
             UserWarning: if the agent has a critic and the return scale is less than 1% of that of its data.
         """
-        check_no_datastore(self.datastore)
+        check_no_datastore(self.datastore, TRAINING_REASON)
         if isinstance(source, TrajectoryAlgorithm):
             self._check_weights_fit(source)
             transfer_weights(source, self.policy, ("transformer", "tokens", "features"))
@@ -340,7 +342,7 @@ class DecisionTransformer(OnlineFinetuning):
         self.ranks.check_single_process("distill")
         for policy in (self.policy, teacher.policy):
             policy.check_window("distill")
-        check_teacher_without_datastore(teacher.datastore)
+        check_no_datastore(teacher.datastore, TEACHER_REASON)
         for name, agent in (("teacher", teacher), ("student", self)):
             if not agent.conditioning.needs_target:
                 raise ValueError(

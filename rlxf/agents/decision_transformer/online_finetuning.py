@@ -16,12 +16,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.common.arguments import (
-    SB3_ONLINE_ARGUMENTS,
-    as_log_interval,
-    as_whole_number,
-    reject_unknown_arguments,
-)
+from rlxf.agents.common.arguments import as_log_interval, as_whole_number, reject_unknown_arguments
 from rlxf.agents.common.environment_checks import check_raw
 from rlxf.agents.decision_transformer.acting import DecisionTransformerActing
 from rlxf.agents.decision_transformer.online_rounds import (
@@ -34,6 +29,7 @@ from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer
 from rlxf.agents.offline.agent import TargetReturnAgent
 from rlxf.agents.offline.checkpoint import restore_training_state
 from rlxf.agents.offline.config import check_sizes
+from rlxf.agents.offline.sb3_arguments import SB3_ONLINE_ARGUMENTS
 from rlxf.attention.technique import check_not_negative
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.resume import ActionReplay

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlxf.agents.common.actions import to_environment
-from rlxf.agents.common.arguments import MissingStateWarning
+from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.mlp.model import MLPModel, ObservationHistory
 from rlxf.agents.offline.agent import OfflineAgent
 from rlxf.agents.offline.objectives import Objective

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import action_encoder
-from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.checkpoint import window_memory
 from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.common.numerics import check_parameters
+from rlxf.agents.common.predict_state import check_state_rows, check_state_type
 from rlxf.agents.offline.config import (
     MAX_HIDDEN_LAYERS,
     Converter,

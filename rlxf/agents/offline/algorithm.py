@@ -34,6 +34,7 @@ from rlxf.agents.offline.optimizer_step import (
     make_optimizer,
     warmup_factor,
 )
+from rlxf.agents.offline.sb3_arguments import SB3_LEARN_ARGUMENTS
 from rlxf.agents.offline.trajectory_model import TrajectoryModel
 from rlxf.agents.offline.validation import ValidatedAlgorithm
 from rlxf.agents.offline.weight_averaging import WeightAverage
@@ -170,7 +171,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         """Return the model that acts, and with `weight_averaging` also the one that is trained."""
         return nn.ModuleList([self.policy] if self._average is None else [self.policy, self._update.trained])
 
-    @arguments.reject_unknown_arguments(arguments.SB3_LEARN_ARGUMENTS)
+    @arguments.reject_unknown_arguments(SB3_LEARN_ARGUMENTS)
     def learn(
         self,
         steps: int,
