@@ -144,9 +144,9 @@ class SegmentedTransformer(Transformer):
             memories = memories.at(here.newest())
             past = self._unfinished(state, memories.last) if number == 0 else None
             y, passes, memories = self._segment(x, slots, first, past, memories, finish)
-            own = self._own(slots)
-            outputs.append(y[:, own])
-            hidden.append([h[:, own] for h in passes.hidden])
+            segment_tokens = self._token_slice(slots)
+            outputs.append(y[:, segment_tokens])
+            hidden.append([h[:, segment_tokens] for h in passes.hidden])
             stacks.append((slots, passes))
         ordered = [segments.in_order(list(of_pass)) for of_pass in zip(*hidden, strict=True)]
         return SegmentedRun(segments.in_order(outputs), ordered, memories, stacks)
@@ -158,11 +158,11 @@ class SegmentedTransformer(Transformer):
 
     def by_token(self, values: Sequence[Tensor], index: TokenIndex, state: State | None) -> list[Tensor]:
         segments = self._segments(index, state or self.initial_state(len(index.episode)))
-        own = [self._own(segments.slots[number]) for number in segments.used]
-        passes = len(values) // len(own)
+        token_slices = [self._token_slice(segments.slots[number]) for number in segments.used]
+        passes = len(values) // len(token_slices)
         by_part = [values[start : start + passes] for start in range(0, len(values), passes)]
         return [
-            segments.in_order([x[:, tokens] for x, tokens in zip(of_pass, own, strict=True)])
+            segments.in_order([x[:, tokens] for x, tokens in zip(of_pass, token_slices, strict=True)])
             for of_pass in zip(*by_part, strict=True)
         ]
 
@@ -212,11 +212,11 @@ class SegmentedTransformer(Transformer):
         stream, passes = self._begin_checked(torch.cat(parts, dim=1), full, past, None, None, [])
         y = finish(self.depth(stream, passes))
         if write:
-            new = y[:, self._own(slots).stop :, : x.shape[-1]]
+            new = y[:, self._token_slice(slots).stop :, : x.shape[-1]]
             memories = memories.write(whole, self.memory_tokens.update(read, new))
         return y, passes, memories
 
-    def _own(self, slots: Tensor) -> slice:
+    def _token_slice(self, slots: Tensor) -> slice:
         """Return the place of a segment's tokens at slots (B, W), between the memory tokens."""
         return slice(self.memory.tokens, self.memory.tokens + slots.shape[1])
 
@@ -232,18 +232,18 @@ class SegmentedTransformer(Transformer):
             seen = torch.arange(past, device=x.device).expand(len(x), -1)
             columns = torch.cat([seen, torch.where(slots == MISSING, shape[3] - 1, memory + slots)], dim=1)
             for number, layer in enumerate(self._layers):
-                part = self._part_weights(number, layer, passes, past, self._own(slots))
+                part = self._part_weights(number, layer, passes, past, self._token_slice(slots))
                 rows = torch.where(slots == MISSING, shape[2] - 1, slots)[:, None, :, None]
                 place = rows * shape[3] + columns[:, None, None]
                 place = place.expand(-1, part.shape[1], -1, -1).flatten(2)
                 weights[number].flatten(2).scatter_add_(2, place, part.flatten(2))
         return [w[:, :, :-1, :-1] for w in weights]
 
-    def _part_weights(self, number: int, layer: Any, passes: SegmentStack, past: int, own: slice) -> Tensor:
+    def _part_weights(self, number: int, layer: Any, passes: SegmentStack, past: int, place: slice) -> Tensor:
         """Return the weights of a segment's tokens over earlier ones and themselves, (B, H, W, P + W)."""
         x = passes.hidden[number]
-        full = layer.weights(x, passes.view.tokens(number, x), passes.masks[number])[:, :, own]
-        return torch.cat([full[..., :past], full[..., past + own.start : past + own.stop]], dim=-1)
+        full = layer.weights(x, passes.view.tokens(number, x), passes.masks[number])[:, :, place]
+        return torch.cat([full[..., :past], full[..., past + place.start : past + place.stop]], dim=-1)
 
     def _with_memory_tokens(self, local: TokenIndex, read: Tensor, write: Tensor | None) -> TokenIndex:
         """Add the read tokens of rows ``read`` (B,) bool, and the write tokens of rows ``write``, if any."""

@@ -67,18 +67,18 @@ def load_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: if ``force_reset`` is False, since the file of an agent does not hold its episodes.
     """
-    own = dict(settings)
-    if own.pop("print_system_info", False):
+    given = dict(settings)
+    if given.pop("print_system_info", False):
         get_system_info()
-    if not own.pop("force_reset", True):
+    if not given.pop("force_reset", True):
         raise ValueError(
             "force_reset=False is not possible, since the file of an agent does not hold its episodes: to "
             "continue a training in the middle of the episodes use learn(..., resume_from=FILE)"
         )
-    replaced = dict(own.pop("custom_objects", None) or {})
+    replaced = dict(given.pop("custom_objects", None) or {})
     if "policy_class" in replaced:
         replaced["policy"] = replaced.pop("policy_class")
-    return replaced | own
+    return replaced | given
 
 
 def _check_neutral(

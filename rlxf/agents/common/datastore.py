@@ -60,8 +60,8 @@ class DatastoreMixin:
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
     ) -> Iterator[tuple[str, str]]:
         """Yield the differences of these spaces from those of the agent, as `rlxf.data.spaces` does."""
-        own = self.observation_space, self.action_space
-        return space_mismatches(own, (observation_space, action_space))
+        expected = self.observation_space, self.action_space
+        return space_mismatches(expected, (observation_space, action_space))
 
     @abstractmethod
     def _action_head(self) -> BoxHead | DiscreteHead:
@@ -69,9 +69,9 @@ class DatastoreMixin:
 
     def _retrieval_policy(self, datastore: ActionDatastore) -> RetrievalPolicy:
         """Return the action head of the agent with retrieval from a datastore."""
-        own = self._action_head()
-        policy: type[Any] = own.actions.select(BoxRetrievalPolicy, DiscreteRetrievalPolicy)
-        return policy(own, datastore)
+        head = self._action_head()
+        policy: type[Any] = head.actions.select(BoxRetrievalPolicy, DiscreteRetrievalPolicy)
+        return policy(head, datastore)
 
     def attach_datastore(
         self,

@@ -75,6 +75,17 @@ class MissingStateWarning:
         if state is None and first is False:
             self._warn("predict got no state, although episode_start marks an episode as continuing")
 
+    def record_start(self, state: Any, start: Tensor, given: bool) -> None:
+        """Record a call with a mask of the environments at the first observation of an episode.
+
+        Args:
+            state: see `record`.
+            start: (E,) bool.
+            given: whether the caller passed ``episode_start``.
+        """
+        all_first = bool(start.all())
+        self.record(state, all_first if given or all_first else None)
+
     def _warn(self, problem: str) -> None:
         self._warned = True
         warn_user(

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
 from torch import Tensor
 
-from rlxf.agents.common.actions import to_environment
+from rlxf.agents.common.actions import check_discrete, to_environment
 from rlxf.agents.common.calibration import CalibrationMixin, reset_calibration
 from rlxf.agents.common.datastore import EXPORT_REASON, TRAINING_REASON, DatastoreMixin, check_no_datastore
 from rlxf.agents.common.predict_state import MissingStateWarning
@@ -162,8 +161,7 @@ class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgo
         Raises:
             TypeError: also if the action space is not Discrete.
         """
-        if not isinstance(self.action_space, spaces.Discrete):
-            raise TypeError(f"action_logits needs Discrete actions, got {self.action_space}")
+        check_discrete("action_logits", self.action_space)
         _, state = self._append_observation(observation, state, episode_start)
         head: Any = self.head  # of Discrete actions, so it has logits
         (logits,) = head.logits(self.policy.newest_output(state))
@@ -187,10 +185,7 @@ class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgo
         encoded, start = self._encode(observation, state, episode_start)
         if self.policy.training:  # eval() visits each module, which takes a tenth of the time of a step
             self.policy.eval()
-        all_first = bool(start.all())
-        self._missing_state_warning.record(
-            state, None if episode_start is None and not all_first else all_first
-        )
+        self._missing_state_warning.record_start(state, start, given=episode_start is not None)
         return encoded, self.policy.append_step(state, encoded, start, deterministic)
 
     def _encode(

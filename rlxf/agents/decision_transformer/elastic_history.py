@@ -1,4 +1,4 @@
-"""Elastic history: the model acts from that part of its window which promises the largest return."""
+"""Elastic history: the model acts with the history length that has the largest predicted return."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -212,13 +212,13 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
 
         For `rlxf.training.CheckpointWriter`.
         """
-        own = super().snapshot()
+        archive = super().snapshot()
         if self._rounds is None:
-            return own
+            return archive
         infos = [{name: float(each[name]) for name in ("r", "l", "t")} for each in self.ep_info_buffer or ()]
         successes = [float(each) for each in self.ep_success_buffer or ()]
         online = self._rounds.to_archive({"episodes": infos, "successes": successes})
-        return Archive(own.documents | online.documents, own.tensors | clone_tensors(online.tensors))
+        return Archive(archive.documents | online.documents, archive.tensors | clone_tensors(online.tensors))
 
     def _load_rounds(self, rounds: OnlineRounds, archive: Archive) -> None:
         """Restore the rounds; environments that are reset get a seed that no earlier episode had."""

@@ -64,16 +64,16 @@ class EpisodeCollector:
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the state for continuing the current episodes."""
-        own = {"starts": self._starts, "first": self._episode_offset, "taken": np.array(self._step_count)}
+        arrays = {"starts": self._starts, "first": self._episode_offset, "taken": np.array(self._step_count)}
         if self._last_obs is not None:
-            own |= nested_parts(self.env.observation_space, self._last_obs, "seen")
+            arrays |= nested_parts(self.env.observation_space, self._last_obs, "seen")
         if self._state is not None:
             tensors = self.agent.policy.state_tensors(self._state)
-            own |= {f"state.{name}": part.cpu().numpy() for name, part in tensors.items()}
+            arrays |= {f"state.{name}": part.cpu().numpy() for name, part in tensors.items()}
         if self._steps:
             steps = Transitions(*map(np.stack, zip(*self._steps, strict=True)))
-            own |= {f"steps.{name}": part for name, part in steps._asdict().items()}
-        return own
+            arrays |= {f"steps.{name}": part for name, part in steps._asdict().items()}
+        return arrays
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]], device: torch.device) -> None:
         """Continue from the result of `state_dict`."""

@@ -190,8 +190,8 @@ class OfflineConfig:
         Raises:
             CheckpointError: in place of an error that only reports that the weights do not fit.
         """
-        own = {name: getattr(self, name) for name in self.MODEL_SETTINGS if name in changes}
-        differing = {name: value for name, value in own.items() if value != changes[name]}
+        of_file = {name: getattr(self, name) for name in self.MODEL_SETTINGS if name in changes}
+        differing = {name: value for name, value in of_file.items() if value != changes[name]}
         try:
             yield
         except CheckpointError as error:

@@ -181,13 +181,13 @@ def _is_array_batch(space: spaces.Space[Any], values: Any, where: str) -> bool:
     if isinstance(values, Mapping):
         raise TypeError(f"{where} must be an array of the space {space}, got a mapping: {ADVICE}")
     axes = np.ndim(values)
-    own = len(space.shape or ())
-    if axes not in (own, own + 1):
+    space_axes = len(space.shape or ())
+    if axes not in (space_axes, space_axes + 1):
         raise ValueError(
-            f"{where} must have {own} axes, or {own + 1} for several environments, as its space {space}, got "
-            f"shape {np.shape(values)}"
+            f"{where} must have {space_axes} axes, or {space_axes + 1} for several environments, as its "
+            f"space {space}, got shape {np.shape(values)}"
         )
-    return axes > own
+    return axes > space_axes
 
 
 ADVICE = "pass observations of the environment of the data, without rlxf.envs.ReturnToGo"

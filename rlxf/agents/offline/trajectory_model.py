@@ -96,9 +96,9 @@ class TrajectoryConfig(OfflineConfig):
             yield
 
     def _loggable_settings(self) -> dict[str, Any]:
-        own = {name: value for name, value in super()._loggable_settings().items() if name != "core"}
+        settings = {name: value for name, value in super()._loggable_settings().items() if name != "core"}
         core = {field.name: getattr(self.core, field.name) for field in fields(self.core)}
-        return own | core | {"feed_forward": self.core.inner_width}
+        return settings | core | {"feed_forward": self.core.inner_width}
 
 
 def default_return_scale(data: Trajectories) -> float:
