@@ -9,7 +9,7 @@ import torch
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
-from rlxf.agents.common.arguments import OFFLINE_SB3_ARGUMENTS, reject_unknown_arguments
+from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.losses import masked_mean, squared_error
 from rlxf.agents.common.precision import Precision
 from rlxf.agents.decision_transformer import decision_transformer
@@ -19,6 +19,7 @@ from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.heads import Head
 from rlxf.agents.offline.objectives import Imitation
+from rlxf.agents.offline.sb3_arguments import OFFLINE_SB3_ARGUMENTS
 from rlxf.agents.offline.trajectory_model import INITIAL_STD, TrajectoryConfig, TrajectoryModel
 from rlxf.attention import TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
@@ -291,7 +292,7 @@ class MaskedPretraining(TrajectoryAlgorithm):
         gradient_accumulation_steps: 1. The masks of a batch contain tokens of other windows of the batch, so
             it cannot be divided.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses and validation stay float32.
+            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, losses and validation stay float32.
         cuda_graphs: on a GPU, capture losses and gradients as a CUDA graph. This takes about 0.1 seconds, and
             memory. Results are equal up to rounding. If they cannot be captured, a warning names the reason.
             Not saved with the agent; `load` accepts it.

@@ -9,17 +9,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.attention_options import PLAIN, AttentionOptions, OutputGate, build_qk_norms, repeat_heads
-from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentAttentionKernel, RecurrentKernelState
-from rlxf.attention.modules import (
-    Linear,
-    bound,
-    fused_step,
-    mixed_linear,
-    orthogonal_linear,
-    stacked_orthogonal,
+from rlxf.attention.attention_options import (
+    PLAIN,
+    AttentionArguments,
+    OutputGate,
+    build_qk_norms,
+    repeat_heads,
 )
-from rlxf.attention.positions.base import LayerPosition, Position
+from rlxf.attention.bound_functions import bound, fused_step
+from rlxf.attention.kernels.base import (
+    AttentionKernel,
+    LinearFn,
+    RecurrentAttentionKernel,
+    RecurrentKernelState,
+)
+from rlxf.attention.linear import Linear, mixed_linear, orthogonal_linear, stacked_orthogonal
+from rlxf.attention.positions.base import LayerPosition
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.sparse.attention import sparse_average
 from rlxf.attention.token_index import TokenIndex, write_slots
@@ -96,33 +101,22 @@ class Attention(nn.Module):
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2. The projections of q, k
     and v are each initialized orthogonally.
-
-    Args:
-        width: features of a token C.
-        heads: number of heads H.
-        position: position encoding that enters the scores; None for none.
-        kernel: attention kernel, which computes the weighted average of the values.
-        dropout: probability with which an attention weight is set to 0 in training.
-        options: number of key heads, QK-norm and output gate.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        position: Position | None,
-        kernel: Kernel,
-        dropout: float,
-        options: AttentionOptions = PLAIN,
-    ):
+    def __init__(self, arguments: AttentionArguments):
         super().__init__()
-        self.width, self.heads, self.size = width, heads, width // heads
+        width = arguments.width
+        heads = arguments.heads
+        options = arguments.options
+        self.width = width
+        self.heads = heads
+        self.size = width // heads
         self.kv_heads = options.kv_heads or heads
         self.qkv = self.build_projection(key_matrices=2)
         self.out: nn.Module = orthogonal_linear(width, width)
-        self.position = position.build(width, heads) if position else LayerPosition()
-        self.kernel = kernel.build(width, heads)
-        self.kernel.dropout = dropout
+        self.position = _build_position(arguments)
+        self.kernel: AttentionKernel = arguments.kernel.build(width, heads)
+        self.kernel.dropout = arguments.dropout
         self.options = options
         self.query_norm, self.key_norm = build_qk_norms(options.qk_norm, self.size, heads, self.kv_heads)
         gate = options.attention_gate
@@ -178,7 +172,9 @@ class Attention(nn.Module):
         encode, average = fused_step(self.position), fused_step(self.kernel)
         if self.options != PLAIN or encode is None or average is None:
             return None
-        qkv, out, heads = bound(self.qkv), bound(self.out), (3, self.heads, self.size)
+        qkv = bound(self.qkv)
+        out = bound(self.out)
+        heads = (3, self.heads, self.size)
 
         def step(x: Tensor, cache: LayerCache, keys: StepKeys) -> Tensor:
             q, k, v = qkv(x).unflatten(-1, heads).unbind(1)
@@ -324,6 +320,13 @@ class Attention(nn.Module):
         sizes = [rows] * ((x.shape[-1] - query_width) // rows)
         parts = x.split([query_width, *sizes] if query_width else sizes, dim=-1)
         return tuple(part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)
+
+
+def _build_position(arguments: AttentionArguments) -> LayerPosition:
+    if arguments.position is None:
+        return LayerPosition()
+    position: LayerPosition = arguments.position.build(arguments.width, arguments.heads)
+    return position
 
 
 def _append_features(x: Tensor, *extras: Tensor | None) -> Tensor:

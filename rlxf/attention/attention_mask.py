@@ -185,7 +185,8 @@ class AttentionMask:
     @cached_property
     def relative(self) -> RelativeDistances:
         """Distances of the pairs, and lookups in tables of distances."""
-        pairs, size = None if self.aligned else self.distance, (self.query.shape[1], self.key.shape[1])
+        pairs = None if self.aligned else self.distance
+        size = (self.query.shape[1], self.key.shape[1])
         if self.tables is not None:
             tables = self.tables
             return RelativeDistances(tables.distances, tables.shared, tables.largest, *size, pairs)
@@ -228,7 +229,8 @@ class AttentionMask:
 def _see_themselves(query: TokenIndex, key: TokenIndex, patterns: Iterable[Pattern]) -> bool:
     """Return whether every query (B, Tq) is also a key (B, Tk), and every pattern lets it see itself."""
     query = query.on_cpu
-    position, filled = query.filled_position, query.episode != EMPTY
+    position = query.filled_position
+    filled = query.episode != EMPTY
     visible = filled & (key.on_cpu.find(query) >= 0)
     for pattern in patterns:
         visible &= pattern.mask_mod(position, position)

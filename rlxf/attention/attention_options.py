@@ -1,13 +1,13 @@
 """Options of an attention layer around its kernel: shared key heads, QK-norm and output gates."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 
 QKNorm = Literal["rms", "rms_all_heads", "l2"]
 AttentionGate = Literal["elementwise", "headwise"]
@@ -50,6 +50,27 @@ class AttentionOptions:
 
 PLAIN = AttentionOptions()
 """Options of plain multi-head attention."""
+
+
+@dataclass(frozen=True)
+class AttentionArguments:
+    """Arguments of the constructors of `Attention` and of the modules that replace it.
+
+    Args:
+        width: features of a token C.
+        heads: number of heads H.
+        position: position encoding that enters the scores, a `Position`; None for none.
+        kernel: attention kernel, a `Kernel`, which computes the weighted average of the values.
+        dropout: probability with which an attention weight is set to 0 in training.
+        options: number of key heads, QK-norm and output gate.
+    """
+
+    width: int
+    heads: int
+    position: Any
+    kernel: Any
+    dropout: float = 0.0
+    options: AttentionOptions = PLAIN
 
 
 class AllHeadsRMSNorm(nn.RMSNorm):

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from rlxf.attention.attention import LayerStep, StepKeys
+from rlxf.attention.bound_functions import TokenFunction, bound, fused_step
 from rlxf.attention.cache import KVCache
 from rlxf.attention.depth.base import DepthController
-from rlxf.attention.modules import TokenFunction, bound, current_matmul_dtype, fused_step
+from rlxf.attention.linear import current_matmul_dtype
 from rlxf.attention.positions.base import PositionEmbedding
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -23,11 +24,11 @@ from rlxf.attention.transformer_layers import TransformerLayers
 class FusedStep:
     """`Transformer.step` with a third of its calls: the same results, bit for bit.
 
-    A step of a small transformer takes much longer to call operations than to compute them. This form knows
-    that there is one query per row: tokens are (B, C), masks and distances are computed once for all layers,
-    and each layer is one function that holds its parameters. It copies and transforms no weights, so updates
-    of the weights need no notification. The parameters are those of the modules at its creation; `is_current`
-    tells whether they still are.
+    A step of a small transformer takes much longer to call operations than to compute them. This form
+    assumes one query per row: tokens are (B, C), masks and distances are computed once for all layers, and
+    each layer is one function that holds its parameters. It copies and transforms no weights, so updates of
+    the weights need no notification. The parameters are those of the modules at its creation; `is_current`
+    returns whether the modules still have the same ones.
 
     Args:
         layers: each pass.
@@ -43,7 +44,9 @@ class FusedStep:
         max_distance: int,
         modules: Sequence[nn.Module],
     ):
-        self.layers, self.output, self.max_distance = layers, output, max_distance
+        self.layers = layers
+        self.output = output
+        self.max_distance = max_distance
         held: list[dict[str, Any]] = [x for m in modules for x in (m._modules, m._parameters)]
         self._tables = [table for table in held for _ in table]
         self._names = [name for table in held for name in table]
@@ -67,7 +70,8 @@ class FusedStep:
 
     def __call__(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Compute `Transformer.step`; arguments and results are the same."""
-        keys, hidden = self._keys(x, index, cache), []
+        keys = self._keys(x, index, cache)
+        hidden = []
         for layer, buffers in zip(self.layers, cache.layers, strict=True):
             hidden.append(x)
             x = layer(x, buffers, keys)  # type: ignore[arg-type]  # a plain cache has ring buffers only
@@ -78,7 +82,8 @@ class FusedStep:
 
         A token sees itself, so only an empty slot sees no key; its mask is arbitrary.
         """
-        slot, farthest = cache.write(index), len(cache.tables.distances) - 1
+        slot = cache.write(index)
+        farthest = len(cache.tables.distances) - 1
         distance = index.position - cache.index.position
         near = distance.clamp(0, self.max_distance)
         visible = (near == distance).logical_and_(cache.index.episode == index.episode)
@@ -103,11 +108,11 @@ def build_fused_step(transformer: TransformerLayers) -> FusedStep | NoFusedStep:
 
 def _is_plain(transformer: TransformerLayers) -> bool:
     """Return whether tokens pass through the layers in order, unchanged before and after them."""
-    residual = "run_passes", "init_stream", "attention_input", "output"
+    residual_methods = ("run_passes", "init_stream", "attention_input", "output")
     return (
         _keeps(type(transformer.embedding), PositionEmbedding, "forward", "pass_embedding")
         and _keeps(type(transformer.depth), DepthController, "forward", "early_exit")
-        and _keeps(type(transformer.spec.residual), Residual, *residual)
+        and _keeps(type(transformer.spec.residual), Residual, *residual_methods)
     )
 
 

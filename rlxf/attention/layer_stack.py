@@ -134,7 +134,8 @@ class StepStack(LayerStack):
 
     def run(self, number: int, x: Tensor) -> Tensor:
         self.cache.observe_input(number, self.attention_input(x))
-        block, norm = self.blocks[number], self.blocks[number].mixer_sublayer
+        block = self.blocks[number]
+        norm = self.blocks[number].mixer_sublayer
         y = block.step_function(number, self)(norm.branch_input(x))
         return self._after_attention(number, norm.combine(x, block.dropout(y)), self.cross_mask)
 

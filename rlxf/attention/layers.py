@@ -11,17 +11,13 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention import Attention, LayerCache, LayerStep, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.attention_options import AttentionArguments
+from rlxf.attention.bound_functions import bound, fused_step, own_method
 from rlxf.attention.cache import KVCache, NoKeys
+from rlxf.attention.dropout import Dropout
+from rlxf.attention.feed_forward import FeedForward, build_feed_forward
 from rlxf.attention.memory.base import State
-from rlxf.attention.modules import (
-    Dropout,
-    FeedForward,
-    PreNorm,
-    bound,
-    build_feed_forward,
-    fused_step,
-    own_method,
-)
+from rlxf.attention.norm import PreNorm
 from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.recurrent.base import MixerState, RecurrentMixer
 from rlxf.attention.relative import DistanceTables
@@ -37,7 +33,18 @@ def build_self_attention(spec: SpecView) -> Any:
     build: AttentionFactory = Attention
     for technique in (spec.position, spec.kernel, spec.memory, spec.pattern):
         build = build if technique is None else technique.attention_class(build)
-    return build(spec.width, spec.heads, spec.position, spec.kernel, spec.dropout, spec.attention_options)
+    return build(_attention_arguments(spec, spec.position))
+
+
+def _attention_arguments(spec: SpecView, position: Any) -> AttentionArguments:
+    return AttentionArguments(
+        width=spec.width,
+        heads=spec.heads,
+        position=position,
+        kernel=spec.kernel,
+        dropout=spec.dropout,
+        options=spec.attention_options,
+    )
 
 
 class Layer(nn.Module, ABC):
@@ -135,11 +142,13 @@ class Block(Layer):
         return self.attention_norm
 
     def step_function(self, number: int, passes: "StepStack") -> Callable[[Tensor], Tensor]:
-        cache, mask = passes.cache.of_attention(number), passes.masks[number]
+        cache = passes.cache.of_attention(number)
+        mask = passes.masks[number]
         return partial(self.attention.step, cache=cache, slot=passes.slot, mask=mask)
 
     def skip_step(self, number: int, x: Tensor, passes: "StepStack") -> None:
-        h, cache = self.attention_norm.branch_input(x), passes.cache.of_attention(number)
+        h = self.attention_norm.branch_input(x)
+        cache = passes.cache.of_attention(number)
         self.attention.write(h, cache, passes.slot, passes.masks[number])
 
     def fused_step(self) -> LayerStep | None:
@@ -269,8 +278,7 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.join = spec.residual.build_norm(spec)
         build: AttentionFactory = spec.kernel.attention_class(Attention)
-        options = spec.attention_options
-        self.attention: Any = build(spec.width, spec.heads, None, spec.kernel, spec.dropout, options)
+        self.attention: Any = build(_attention_arguments(spec, position=None))
         self.dropout = Dropout(spec.dropout)
 
     def forward(self, x: Tensor, context: Projected, mask: AttentionMask) -> Tensor:

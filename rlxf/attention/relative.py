@@ -236,21 +236,27 @@ def _shift_right(x: Tensor, first: int, columns: int) -> Tensor:
     left = max(0, -first)
     right = left + x.shape[-1]
     buffer = x.new_empty(*x.shape[:-1], max(columns, right) + 1)
-    buffer[..., :left], buffer[..., left:right], buffer[..., right:] = 0, x, 0
+    buffer[..., :left] = 0
+    buffer[..., left:right] = x
+    buffer[..., right:] = 0
     return _shifted_rows(buffer, left + first)[..., :columns]
 
 
 def _shift_left(x: Tensor, first: int, columns: int) -> Tensor:
     left = max(0, -first)
     buffer = x.new_empty(*x.shape[:-1], max(x.shape[-1], left + columns) + 1)
-    rows, start = _shifted_rows(buffer, left + first), left + first
-    rows[..., : x.shape[-1]], rows[..., x.shape[-1] :] = x, 0
+    rows = _shifted_rows(buffer, left + first)
+    start = left + first
+    rows[..., : x.shape[-1]] = x
+    rows[..., x.shape[-1] :] = 0
     edges = buffer.flatten(-2)
-    edges[..., :start], edges[..., start + rows.shape[-2] * rows.shape[-1] :] = 0, 0
+    edges[..., :start] = 0
+    edges[..., start + rows.shape[-2] * rows.shape[-1] :] = 0
     return buffer[..., left : left + columns]
 
 
 def _shifted_rows(buffer: Tensor, start: int) -> Tensor:
     """View rows of N + 1 numbers, (B, H, T, N + 1), as rows of N, from flat offset ``start``."""
-    queries, width = buffer.shape[-2], buffer.shape[-1] - 1
+    queries = buffer.shape[-2]
+    width = buffer.shape[-1] - 1
     return buffer.flatten(-2)[..., start : start + queries * width].unflatten(-1, (queries, width))

@@ -132,7 +132,8 @@ class SegmentedTransformer(Transformer):
         if state is None:
             state = self.initial_state(len(x))
         self._check_state(state, len(x))
-        memories, segments = Memories.of(_recurrent(state)), self._segments(index, state)
+        memories = Memories.of(_recurrent(state))
+        segments = self._segments(index, state)
         outputs: list[Tensor] = []
         hidden: list[list[Tensor]] = []
         stacks: list[tuple[Tensor, SegmentStack]] = []
@@ -143,9 +144,9 @@ class SegmentedTransformer(Transformer):
             memories = memories.at(here.newest())
             past = self._unfinished(state, memories.last) if number == 0 else None
             y, passes, memories = self._segment(x, slots, first, past, memories, finish)
-            own = self._own(slots)
-            outputs.append(y[:, own])
-            hidden.append([h[:, own] for h in passes.hidden])
+            segment_tokens = self._token_slice(slots)
+            outputs.append(y[:, segment_tokens])
+            hidden.append([h[:, segment_tokens] for h in passes.hidden])
             stacks.append((slots, passes))
         ordered = [segments.in_order(list(of_pass)) for of_pass in zip(*hidden, strict=True)]
         return SegmentedRun(segments.in_order(outputs), ordered, memories, stacks)
@@ -157,11 +158,11 @@ class SegmentedTransformer(Transformer):
 
     def by_token(self, values: Sequence[Tensor], index: TokenIndex, state: State | None) -> list[Tensor]:
         segments = self._segments(index, state or self.initial_state(len(index.episode)))
-        own = [self._own(segments.slots[number]) for number in segments.used]
-        passes = len(values) // len(own)
+        token_slices = [self._token_slice(segments.slots[number]) for number in segments.used]
+        passes = len(values) // len(token_slices)
         by_part = [values[start : start + passes] for start in range(0, len(values), passes)]
         return [
-            segments.in_order([x[:, tokens] for x, tokens in zip(of_pass, own, strict=True)])
+            segments.in_order([x[:, tokens] for x, tokens in zip(of_pass, token_slices, strict=True)])
             for of_pass in zip(*by_part, strict=True)
         ]
 
@@ -195,7 +196,8 @@ class SegmentedTransformer(Transformer):
         Returns:
             Outputs (B, m + W, F) or (B, m + W + m, F), the passes, and the memory after the segment.
         """
-        size, width = self.memory.segment_length, slots.shape[1]
+        size = self.memory.segment_length
+        width = slots.shape[1]
         tokens = x.gather(1, slots.clamp(min=0)[..., None].expand(-1, -1, x.shape[-1]))
         filled = slots != MISSING
         whole = filled[:, -1] if width and first + width == size else filled.new_zeros(len(x))
@@ -210,11 +212,11 @@ class SegmentedTransformer(Transformer):
         stream, passes = self._begin_checked(torch.cat(parts, dim=1), full, past, None, None, [])
         y = finish(self.depth(stream, passes))
         if write:
-            new = y[:, self._own(slots).stop :, : x.shape[-1]]
+            new = y[:, self._token_slice(slots).stop :, : x.shape[-1]]
             memories = memories.write(whole, self.memory_tokens.update(read, new))
         return y, passes, memories
 
-    def _own(self, slots: Tensor) -> slice:
+    def _token_slice(self, slots: Tensor) -> slice:
         """Return the place of a segment's tokens at slots (B, W), between the memory tokens."""
         return slice(self.memory.tokens, self.memory.tokens + slots.shape[1])
 
@@ -230,18 +232,18 @@ class SegmentedTransformer(Transformer):
             seen = torch.arange(past, device=x.device).expand(len(x), -1)
             columns = torch.cat([seen, torch.where(slots == MISSING, shape[3] - 1, memory + slots)], dim=1)
             for number, layer in enumerate(self._layers):
-                part = self._part_weights(number, layer, passes, past, self._own(slots))
+                part = self._part_weights(number, layer, passes, past, self._token_slice(slots))
                 rows = torch.where(slots == MISSING, shape[2] - 1, slots)[:, None, :, None]
                 place = rows * shape[3] + columns[:, None, None]
                 place = place.expand(-1, part.shape[1], -1, -1).flatten(2)
                 weights[number].flatten(2).scatter_add_(2, place, part.flatten(2))
         return [w[:, :, :-1, :-1] for w in weights]
 
-    def _part_weights(self, number: int, layer: Any, passes: SegmentStack, past: int, own: slice) -> Tensor:
+    def _part_weights(self, number: int, layer: Any, passes: SegmentStack, past: int, place: slice) -> Tensor:
         """Return the weights of a segment's tokens over earlier ones and themselves, (B, H, W, P + W)."""
         x = passes.hidden[number]
-        full = layer.weights(x, passes.view.tokens(number, x), passes.masks[number])[:, :, own]
-        return torch.cat([full[..., :past], full[..., past + own.start : past + own.stop]], dim=-1)
+        full = layer.weights(x, passes.view.tokens(number, x), passes.masks[number])[:, :, place]
+        return torch.cat([full[..., :past], full[..., past + place.start : past + place.stop]], dim=-1)
 
     def _with_memory_tokens(self, local: TokenIndex, read: Tensor, write: Tensor | None) -> TokenIndex:
         """Add the read tokens of rows ``read`` (B,) bool, and the write tokens of rows ``write``, if any."""
@@ -282,7 +284,8 @@ class SegmentedTransformer(Transformer):
         ring = past.padded(max(capacity, size))
         everywhere = torch.ones(batch, dtype=torch.bool, device=state.hidden.device)
         local = self._with_memory_tokens(TokenIndex.empty(batch, 0, state.hidden.device), everywhere, None)
-        index, tables = local.concatenate(ring.index), self._step_tables(self.memory.positions)
+        index = local.concatenate(ring.index)
+        tables = self._step_tables(self.memory.positions)
         keys = self._read_inputs(memories.read(self.memory_tokens.start))
         layers: Any = [
             layer.cache(torch.cat([m, h], dim=1), index, tables)
@@ -318,7 +321,8 @@ class SegmentedTransformer(Transformer):
         assert isinstance(cache, SegmentedCache)
         self._enter_segment(index, cache)
         size, count = self.memory.segment_length, self.memory.tokens
-        here, offset = index.episode[:, 0] != EMPTY, index.position[:, 0] % size
+        here = index.episode[:, 0] != EMPTY
+        offset = index.position[:, 0] % size
         local = TokenIndex(count + index.position % size, torch.where(here[:, None], 0, EMPTY))
         stream, passes = self._begin_step(x, local, cache)
         y = self._output(self.depth(stream, passes))
@@ -336,7 +340,8 @@ class SegmentedTransformer(Transformer):
 
     def _enter_segment(self, index: TokenIndex, cache: "SegmentedCache") -> None:
         """Clear the segment of rows whose next token begins a new one; a new episode has no memory."""
-        size, before = self.memory.segment_length, cache.memories
+        size = self.memory.segment_length
+        before = cache.memories
         here = index.episode != EMPTY
         other = (segment_keys(index, size) != segment_keys(before.last, size)) & here
         cache.clear(other[:, 0].nonzero()[:, 0])

@@ -113,7 +113,8 @@ class Memories:
 
     def state(self, before: RecurrentState) -> RecurrentState:
         """Return the recurrent state, without gradient, given any other state of the same transformer."""
-        tokens, position = self.tokens.detach(), self.last.position[:, 0]
+        tokens = self.tokens.detach()
+        position = self.last.position[:, 0]
         memory = {"tokens": tokens, "written": self.written, "position": position}
         return replace(before, episode=self.last.episode[:, 0], memory=memory)
 
@@ -139,7 +140,8 @@ class TokenGroupMask(AttentionMask):
 
     @cached_property
     def relative(self) -> RelativeDistances:
-        pairs, sizes = None if self.aligned else self.distance, (self.query.shape[1], self.key.shape[1])
+        pairs = None if self.aligned else self.distance
+        sizes = (self.query.shape[1], self.key.shape[1])
         if self.tables is not None:
             return super().relative
         visible = None if pairs is None else pairs[self.allowed]

@@ -8,10 +8,11 @@ from typing import Any, get_args
 from rlxf.attention.attention_options import AttentionGate, QKNorm
 from rlxf.attention.depth.base import Depth
 from rlxf.attention.depth.constant import Fixed
+from rlxf.attention.feed_forward import Activation
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.kernels.softmax import Softmax
 from rlxf.attention.memory.base import Memory
-from rlxf.attention.modules import Activation, Norm, NormType
+from rlxf.attention.norm import Norm, NormType
 from rlxf.attention.parameter_checks import parameter_fault
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.window import Full
@@ -243,7 +244,8 @@ class TransformerSpec(SpecView):
         choice = getattr(self, axis)
         if choice is None and axis in OPTIONAL:
             return
-        kind, known = type(choice), techniques_of(axis).values()
+        kind = type(choice)
+        known = techniques_of(axis).values()
         if kind not in known and any(str(other) == str(kind) for other in known):
             raise TypeError(
                 f"{axis} {choice!r} is of an earlier definition of its class, which has been registered "

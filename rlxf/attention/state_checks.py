@@ -33,7 +33,9 @@ class StateLayout:
     @classmethod
     def of(cls, state: State) -> "StateLayout":
         """Return the layout of a state."""
-        layers, width, recurrent = state.hidden.shape[0], state.hidden.shape[-1], state.recurrent
+        layers = state.hidden.shape[0]
+        width = state.hidden.shape[-1]
+        recurrent = state.recurrent
         dtypes = {"inputs of layers": state.hidden.dtype}
         if recurrent is None:
             return cls(layers, width, (), {}, dtypes)

@@ -6,12 +6,12 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from rlxf.attention.attention_options import AttentionOptions
-from rlxf.attention.modules import default_inner_width
+from rlxf.attention.attention_options import AttentionArguments, AttentionOptions
+from rlxf.attention.feed_forward import default_inner_width
 from rlxf.attention.token_index import TokenIndex
 
-AttentionFactory = Callable[[int, int, Any, Any, float, AttentionOptions], nn.Module]
-"""Constructor of self-attention with the arguments of `Attention`."""
+AttentionFactory = Callable[[AttentionArguments], nn.Module]
+"""Constructor of an attention module, such as `Attention`."""
 
 
 class SpecView:

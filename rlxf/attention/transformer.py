@@ -94,10 +94,7 @@ class Transformer(TransformerLayers):
         """Return the outputs and the inputs of each layer, (B, T, C) each.
 
         Args:
-            x: see `forward`.
-            index: see `forward`.
-            state: see `forward`.
-            context: see `forward`.
+            x, index, state, context: see `forward`.
             output_slice: tokens whose outputs are computed by the last layer and returned; None for all.
         """
         x, passes = self._begin(x, index, state, context, output_slice, [])
@@ -144,9 +141,7 @@ class Transformer(TransformerLayers):
         The final stream of a token that exits is copied to later passes, where other tokens attend to it.
 
         Args:
-            x: see `encode`.
-            index: see `encode`.
-            state: see `encode`.
+            x, index, state: see `encode`.
             output_slice: tokens that may exit early, and whose outputs are returned; None for all. The others
                 take all passes, as in `exits`, so outputs differ from those of `early_step`, in which earlier
                 tokens have exited.
@@ -267,9 +262,7 @@ class Transformer(TransformerLayers):
         """Run `step` with early exits and return only the outputs (B, C).
 
         Args:
-            x: see `step`.
-            index: see `step`.
-            cache: see `step`.
+            x, index, cache: see `step`.
             confidence_fn: see `early_outputs`.
 
         Raises:
@@ -341,8 +334,7 @@ class Transformer(TransformerLayers):
 
         Args:
             values: values that a module of a layer computes in its calls, (B, S, F), in order.
-            index: see `forward`.
-            state: see `forward`.
+            index, state: see `forward`.
         """
         return [x[:, -index.shape[1] :] for x in values]
 

@@ -15,8 +15,9 @@ from rlxf.attention.kernels.base import AttentionKernel, Kernel
 from rlxf.attention.layer_stack import LayerStack, SegmentStack
 from rlxf.attention.layers import Block, Layer, RecurrentBlock
 from rlxf.attention.memory.base import MemoryView, NoMemory, State
-from rlxf.attention.modules import NORM_TYPES, PendingTerms
+from rlxf.attention.norm import NORM_TYPES
 from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.pending_terms import PendingTerms
 from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
 from rlxf.attention.recurrent.base import RecurrentMixer, RecurrentState
 from rlxf.attention.relative import DistanceTables
@@ -66,7 +67,8 @@ class TransformerLayers(nn.Module):
     @property
     def recurrent_kernel_passes(self) -> list[int]:
         """Numbers of the passes with attention whose kernel acts from a recurrent state, from 0."""
-        kernels, patterns = self.spec.kernel.for_layers(self.spec.distinct_layers), self._patterns
+        kernels = self.spec.kernel.for_layers(self.spec.distinct_layers)
+        patterns = self._patterns
         return [n for n in self.attention_passes if kernels[self.order[n]].is_recurrent(patterns[n])]
 
     @property
@@ -134,7 +136,8 @@ class TransformerLayers(nn.Module):
         Returns:
             The input of the first layer, the index of all tokens, and ``output_slice`` among all tokens.
         """
-        x, full_index = self.embedding(x, index.filled_position), self.global_token_embedding.index(index)
+        x = self.embedding(x, index.filled_position)
+        full_index = self.global_token_embedding.index(index)
         count = full_index.shape[1] - index.shape[1]
         output_slice = _shift_slice(output_slice, index.shape[1], count) if count else output_slice
         return self.global_token_embedding(x, full_index), full_index, output_slice
@@ -194,7 +197,8 @@ class TransformerLayers(nn.Module):
     def _mask(
         self, query: TokenIndex, key: TokenIndex, pattern: Pattern, tables: DistanceTables | None
     ) -> AttentionMask:
-        dtype, spec = next(self.parameters()).dtype, self.spec
+        dtype = next(self.parameters()).dtype
+        spec = self.spec
         # Only pairwise positions use distances.
         position = self.embedding if isinstance(spec.position, PairwisePosition) else None
         heads = {"heads": spec.score_heads, "maps": spec.score_heads // spec.heads}

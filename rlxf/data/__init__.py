@@ -1,15 +1,10 @@
 """Minari datasets: trajectories as flat arrays, windows of steps, and reference scores."""
 
+from rlxf.data.catalog import DatasetSummary, local_folder, summarize
 from rlxf.data.dataset_report import DatasetReport, inspect_dataset
 from rlxf.data.dataset_source import local_ids
 from rlxf.data.encoders import action_encoder, observation_encoder
-from rlxf.data.loading import (
-    DatasetSummary,
-    as_trajectories,
-    load_trajectories,
-    local_folder,
-    summarize,
-)
+from rlxf.data.loading import as_trajectories, load_trajectories
 from rlxf.data.reference_scores import ReferenceScores, reference_scores, scores_from_table
 from rlxf.data.sampling import SAMPLINGS, HighReturns, ReturnWeighted, Sampling, UniformEpisodes, UniformSteps
 from rlxf.data.spaces import check_spaces_match

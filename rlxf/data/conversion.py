@@ -133,7 +133,9 @@ class _Arrays:
     """Writer of the arrays of a dataset; the exit stack closes its files."""
 
     def __init__(self, folder: Path, source: Source, steps: int, stack: ExitStack, file_bytes: int):
-        self.folder, self.steps, self._stack = folder, steps, stack
+        self.folder = folder
+        self.steps = steps
+        self._stack = stack
         self.files: list[ArrayFile] = []
         self._observe = observation_encoder(source.observation_space)
         is_box = isinstance(source.action_space, spaces.Box)
@@ -227,7 +229,8 @@ class _BoundedEncoder(VectorEncoder):
 
     def __call__(self, values: Any) -> NDArray[np.float32]:
         """Encode actions as `VectorEncoder` does; raise RowError for an action outside of the Box, too."""
-        rows, space = super().__call__(values), self.space
+        rows = super().__call__(values)
+        space = self.space
         assert isinstance(space, spaces.Box)
         low, high = tolerant_bounds(space)
         check_rows_inside(space, rows, (rows >= low.ravel()) & (rows <= high.ravel()))

@@ -18,7 +18,7 @@ from rlxf.data.findings import FINDINGS
 from rlxf.data.loading import load_trajectories
 from rlxf.data.reference_scores import ReferenceScores
 from rlxf.data.step_statistics import ActionStatistics, RewardStatistics
-from rlxf.data.trajectories import Trajectories
+from rlxf.data.trajectories import Trajectories, count_best
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.tables import Table, Tabular, printable
 
@@ -87,7 +87,8 @@ class DatasetReport(Tabular):
         Raises:
             DatasetError: if the return of an episode is NaN or infinite.
         """
-        finite, spec = np.isfinite(data.returns), data.eval_env_spec
+        finite = np.isfinite(data.returns)
+        spec = data.eval_env_spec
         if not finite.all():
             episode = int(np.argmin(finite))
             raise DatasetError(
@@ -146,13 +147,14 @@ class DatasetReport(Tabular):
             "min": float(returns[0]),
             **dict(zip(LEVELS, quantiles, strict=True)),
             "max": float(returns[-1]),
-            BEST: float(returns[-max(1, int(BEST_SHARE * self.episodes)) :].mean()),
+            BEST: float(returns[-count_best(BEST_SHARE, self.episodes) :].mean()),
         }
 
     @property
     def normalized_scores(self) -> dict[str, float] | None:
         """Normalized scores of the statistics in `SCORED`; None without reference scores."""
-        scores, statistics = self.reference_scores, self.return_statistics
+        scores = self.reference_scores
+        statistics = self.return_statistics
         if scores is None:
             return None
         return {name: float(scores.normalize(statistics[name])) for name in SCORED}
@@ -187,7 +189,8 @@ class DatasetReport(Tabular):
         return json.dumps(report, default=np.ndarray.tolist, allow_nan=False)
 
     def __repr__(self) -> str:
-        ids, mean = ", ".join(self.dataset_ids), self.return_statistics["mean"]
+        ids = ", ".join(self.dataset_ids)
+        mean = self.return_statistics["mean"]
         counts = f"{self.episodes:,} episodes, {self.steps:,} steps"
         return printable(f"<{type(self).__name__}: {ids}, {counts}, mean return {mean:.4g}>")
 
@@ -204,7 +207,8 @@ class DatasetReport(Tabular):
         return table
 
     def _rows(self) -> dict[str, str]:
-        ends, returns = self.ends.items(), self.return_statistics
+        ends = self.ends.items()
+        returns = self.return_statistics
         return {
             **self._environments(),
             "observation space": _one_line(self.observation_space) + " (JPEG)" * self.lossy_images,
@@ -235,13 +239,15 @@ class DatasetReport(Tabular):
         """
         counts, edges = np.histogram(self.returns, bins=self._bins(MAX_BINS))
         table = Table("return", "episodes", "", title="Distribution of returns", title_justify="left")
-        table.box, table.pad_edge = None, False
+        table.box = None
+        table.pad_edge = False
         for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
             values = f"{low:,.4g} to {high:,.4g}" if len(counts) > 1 else f"{self.returns[0]:,.4g}"
             bar = symbol * int(np.ceil(BAR_WIDTH * count / counts.max()))
             table.add_row(values, f"{count:,}", bar)
         for column in table.columns[:2]:
-            column.justify, column.no_wrap = "right", True
+            column.justify = "right"
+            column.no_wrap = True
         return table
 
     def plot(self, path: str | os.PathLike[str]) -> None:

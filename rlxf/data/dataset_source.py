@@ -38,7 +38,8 @@ def local_ids() -> list[str]:
     and folders whose path is not a Minari id, which come last. Hidden folders and symbolic links to a folder
     above them are skipped.
     """
-    root, found = get_dataset_path(), []
+    root = get_dataset_path()
+    found = []
     for folder, children, _ in os.walk(root, followlinks=True):
         path = Path(folder)
         if path != root and "data" in children:

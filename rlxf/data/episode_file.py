@@ -117,7 +117,8 @@ class EpisodeFile:
 
     def observations(self, episode: int, start: int, stop: int) -> Any:
         """Return the observations of these steps: arrays (n, ...), nested like the space; None for text."""
-        source, steps = self.source, slice(start, stop)
+        source = self.source
+        steps = slice(start, stop)
         with self._group(episode) as group:
             node = _open_local_node(group, "observations")
             return _read(node, source.observation_space, steps, self._decode if source.has_jpeg else None)
@@ -288,7 +289,8 @@ def _local_arrays(group: h5py.Group, name: str, seen: set[int] | None = None) ->
         ValueError: if a node occurs twice: hard links to common groups would take exponential time.
         ValueError, KeyError: as `_open_local_node`.
     """
-    node, seen = _open_local_node(group, name), set() if seen is None else seen
+    node = _open_local_node(group, name)
+    seen = set() if seen is None else seen
     address = h5py.h5o.get_info(node.id).addr
     if address in seen:
         raise ValueError(f"{node.name} has several hard links")

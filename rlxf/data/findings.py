@@ -74,7 +74,8 @@ def equal_returns(data: Episodes) -> str | None:
     """
     if differ_beyond_rounding(data.returns):
         return None
-    low, episodes = float(data.returns.min()), len(data.returns)
+    low = float(data.returns.min())
+    episodes = len(data.returns)
     who = f"all {episodes} episodes have" if episodes > 1 else "the only episode has"
     cause = "" if np.any(data.returns) else f"{_no_return(data)}; otherwise "
     return (
@@ -163,7 +164,8 @@ def uniform_rewards(report: "DatasetReport") -> str | None:
 
 def constant_actions(report: "DatasetReport") -> str | None:
     """Find actions, or components of them, that never change."""
-    constant, components = report.actions.constant, len(report.actions.minimum)
+    constant = report.actions.constant
+    components = len(report.actions.minimum)
     if not constant:
         return None
     if len(constant) == components:
@@ -240,7 +242,8 @@ def other_versions(report: "DatasetReport") -> str | None:
 
 def long_episodes(report: "DatasetReport") -> str | None:
     """Find episodes that are longer than the time limit of the environment."""
-    longest, limit = int(report.lengths.max()), report.max_episode_steps or math.inf
+    longest = int(report.lengths.max())
+    limit = report.max_episode_steps or math.inf
     if longest <= limit:
         return None
     return (

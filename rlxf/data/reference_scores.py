@@ -92,10 +92,11 @@ def reference_scores(metadata: dict[str, Any], env_spec: EnvSpec | None) -> Refe
             are ignored with a warning.
         env_spec: spec of its environment.
     """
-    own = metadata.get("ref_min_score"), metadata.get("ref_max_score")
-    if own[0] is not None and own[1] is not None:
+    minimum = metadata.get("ref_min_score")
+    maximum = metadata.get("ref_max_score")
+    if minimum is not None and maximum is not None:
         try:
-            return ReferenceScores(float(own[0]), float(own[1]), f"metadata of {metadata['dataset_id']}")
+            return ReferenceScores(float(minimum), float(maximum), f"metadata of {metadata['dataset_id']}")
         except (TypeError, ValueError, OverflowError) as error:
             name = metadata["dataset_id"]
             warn_user(f"the reference scores of {name} are ignored: {error}")

@@ -301,8 +301,8 @@ def _observation_mismatch(expected: Space, actual: Space) -> str:
     if any(isinstance(expected, kind) and isinstance(actual, kind) for kind in (spaces.Dict, spaces.Tuple)):
         return _parts_mismatch(encoded_parts(expected), encoded_parts(actual))  # type: ignore[arg-type]
     if is_image(expected) and is_image(actual):
-        return _describe(expected, actual, image_shape(expected) == image_shape(actual))  # type: ignore[arg-type]
-    return _describe(expected, actual, _same_rows(expected, actual))
+        return _mismatch(expected, actual, image_shape(expected) == image_shape(actual))  # type: ignore[arg-type]
+    return _mismatch(expected, actual, _same_rows(expected, actual))
 
 
 def _action_mismatch(expected: Space, actual: Space) -> str:
@@ -311,7 +311,7 @@ def _action_mismatch(expected: Space, actual: Space) -> str:
         same = np.allclose(expected.low, actual.low) and np.allclose(expected.high, actual.high)
     else:
         same = _same_choices(expected, actual)
-    return _describe(expected, actual, same)
+    return _mismatch(expected, actual, same)
 
 
 def _parts_mismatch(expected: dict[Any, Space], actual: dict[Any, Space]) -> str:
@@ -325,7 +325,7 @@ def _part_mismatch(expected: Space, actual: Space) -> str:
     """Describe the difference between parts; here the channel axes of images must agree, too."""
     if isinstance(expected, spaces.Dict | spaces.Tuple):
         return _observation_mismatch(expected, actual)
-    return _describe(expected, actual, _same_rows(expected, actual))
+    return _mismatch(expected, actual, _same_rows(expected, actual))
 
 
 def _same_rows(expected: Space, actual: Space) -> bool:
@@ -344,5 +344,6 @@ def _same_choices(expected: Space, actual: Space) -> bool:
     return expected == actual
 
 
-def _describe(expected: Space, actual: Space, same: bool) -> str:
-    return "" if same else f"expected {expected}, got {actual}"
+def _mismatch(expected: Space, actual: Space, equal: bool) -> str:
+    """Describe two spaces that are not equal; empty if they are."""
+    return "" if equal else f"expected {expected}, got {actual}"

@@ -42,11 +42,13 @@ class RewardStatistics:
         """Compute the statistics of rewards (N,)."""
         low, high = float(rewards.min()), float(rewards.max())
         values = np.array([0.0, low, high], np.float32)
-        counts, total = np.zeros(3, np.int64), 0.0
+        counts = np.zeros(3, np.int64)
+        total = 0.0
         for piece in pieces(rewards):
             counts += (piece[:, None] == values).sum(axis=0)
             total += float(piece.sum(dtype=np.float64))
-        most, steps = int(np.argmax(counts)), len(rewards)
+        most = int(np.argmax(counts))
+        steps = len(rewards)
         return cls(low, high, total / steps, float(values[most]), float(counts[most] / steps))
 
     @property

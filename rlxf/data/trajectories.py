@@ -135,7 +135,7 @@ class Trajectories:
 
         They are in ascending order, int64 (n,). Of episodes with equal returns, earlier ones are chosen.
         """
-        count = max(1, int(share * self.episodes + 1e-9))  # 0.29 * 100 is slightly less than 29
+        count = count_best(share, self.episodes)
         return np.sort(np.argsort(-self.returns, kind="stable")[:count])
 
     def steps_of(self, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -188,6 +188,11 @@ class Trajectories:
         if self.observation_mean is None or self.observation_std is None:
             return ScaleImages()
         return Standardize(self.observation_mean, self.observation_std)
+
+
+def count_best(share: float, episodes: int) -> int:
+    """Return ``floor(share E)`` of E episodes, at least 1."""
+    return max(1, int(share * episodes + 1e-9))  # 0.29 * 100 is slightly less than 29
 
 
 def return_to_go(rewards: ArrayLike) -> NDArray[np.float64]:
@@ -300,7 +305,9 @@ class Windows:
         Raises:
             ValueError: if the episodes do not suit the scheme, e.g. because all returns are equal.
         """
-        windows, episodes, data = copy(self), self.episodes, self.trajectories
+        windows = copy(self)
+        episodes = self.episodes
+        data = self.trajectories
         windows._sampler = None
         if sampling == UNIFORM_STEPS:
             return windows
@@ -339,7 +346,8 @@ class Windows:
         Raises:
             IndexError: if a start is not in [0, N).
         """
-        data, starts = self.trajectories, np.asarray(starts, np.int64)
+        data = self.trajectories
+        starts = np.asarray(starts, np.int64)
         if len(starts) and not (starts.min() >= 0 and starts.max() < data.steps):
             raise IndexError(
                 f"starts must be steps from 0 to {data.steps - 1}, got {starts.min()} to {starts.max()}"

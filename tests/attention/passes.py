@@ -8,6 +8,7 @@ from torch import Tensor
 from rlxf.attention import Full, KVCache, Softmax, State, TokenIndex, Transformer
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.positions.base import Position
 from tests.attention.oracle import fill
 from tests.attention.worlds import Segment
@@ -45,7 +46,7 @@ def assert_close_for_dtype(actual: Tensor, expected: Tensor) -> None:
 def over_heads(q: Tensor, position: Position) -> Attention:
     """Create attention for projected q (B, H, T, D) whose output is the concatenation of its heads."""
     heads, size = q.shape[1], q.shape[3]
-    module = Attention(heads * size, heads, position, Softmax(), 0.0).to(q.dtype)
+    module = Attention(AttentionArguments(heads * size, heads, position, Softmax())).to(q.dtype)
     fill(module.out, torch.eye(heads * size, dtype=q.dtype))
     return module
 

@@ -28,7 +28,7 @@ from rlxf.attention import (
     Transformer,
     TransformerSpec,
 )
-from rlxf.attention.modules import PendingTerms
+from rlxf.attention.pending_terms import PendingTerms
 from rlxf.attention.recurrent.base import RecurrentState
 from rlxf.attention.registry import OPTIONAL, TECHNIQUES
 from rlxf.attention.token_index import EMPTY

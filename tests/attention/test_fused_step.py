@@ -36,7 +36,7 @@ from rlxf.attention import (
 )
 from rlxf.attention import transformer as transformer_module
 from rlxf.attention.fused_step import FusedStep, NoFusedStep, build_fused_step
-from rlxf.attention.modules import matmul_dtype
+from rlxf.attention.linear import matmul_dtype
 from rlxf.attention.registry import TECHNIQUES
 from rlxf.attention.technique import LayerPasses
 from tests.attention.passes import act

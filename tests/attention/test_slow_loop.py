@@ -29,6 +29,7 @@ from rlxf.attention import (
 )
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.positions.base import LayerPosition, PositionEmbedding
 from rlxf.attention.registry import TECHNIQUES
 from tests.attention import slow
@@ -102,7 +103,7 @@ def attention(position, softmax1: bool, causal: bool) -> Attention:
     """Create attention with the shared position module attached, for the reference loops."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = Attention(WIDTH, HEADS, position, Softmax(softmax1), 0.0)
+        module = Attention(AttentionArguments(WIDTH, HEADS, position, Softmax(softmax1)))
         module.shared = position.build_embedding(WIDTH, HEADS) if position else None
         module.causal = causal
         module = module.double()

@@ -6,8 +6,9 @@ import torch
 from torch.nn import functional as F
 
 from rlxf.attention import ETC, LSH, AdaptiveSpan, Fixed, SinkSoftmax, TokenIndex, TransformerSpec, XLRelative
+from rlxf.attention.feed_forward import FeedForward
 from rlxf.attention.kernels.base import AttentionKernel
-from rlxf.attention.modules import FeedForward, orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 from tests.attention.oracle import close
 from tests.attention.passes import act
 from tests.attention.specs import ALONE, CAUSAL, DEFAULT, GTRXL, MEMORY, each, new_model, shared_model

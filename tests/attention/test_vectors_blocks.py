@@ -3,7 +3,8 @@
 import torch
 
 from rlxf.attention import TransformerSpec
-from rlxf.attention.modules import RMSNorm, build_feed_forward
+from rlxf.attention.feed_forward import build_feed_forward
+from rlxf.attention.norm import RMSNorm
 from tests.attention.oracle import close, fill, load, put
 
 VECTOR = load("rmsnorm_swiglu")

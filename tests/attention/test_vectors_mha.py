@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from rlxf.attention import Full, Softmax, TokenIndex
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import close, fill, load
 
@@ -18,7 +19,7 @@ HEADS = VECTOR["out_self_probs"].shape[1]
 
 
 def attention(softmax1: bool = False) -> Attention:
-    module = Attention(X.shape[-1], HEADS, None, Softmax(softmax1), 0.0).double()
+    module = Attention(AttentionArguments(X.shape[-1], HEADS, None, Softmax(softmax1))).double()
     matrices = torch.cat([VECTOR[f"w_{name}"].T for name in "qkv"])
     biases = torch.cat([VECTOR[f"w_b{name}"] for name in "qkv"])
     fill(module.qkv, matrices, biases)

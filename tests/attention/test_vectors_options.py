@@ -10,7 +10,7 @@ from torch import Tensor
 from rlxf.attention import XL, Full, RoPE, Softmax, TokenIndex, TransformerSpec
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.attention_options import AttentionOptions
+from rlxf.attention.attention_options import AttentionArguments, AttentionOptions
 from rlxf.attention.relative import DistanceTables
 from tests.attention.oracle import Vector, close, fill, load, put
 
@@ -25,7 +25,7 @@ def causal_mask(batch: int, memory: int, length: int) -> AttentionMask:
 def build(vector: Vector, options: AttentionOptions, rope: RoPE | None = None) -> Attention:
     """Create attention with the projections of a vector."""
     width, heads = vector["in_x"].shape[-1], int(vector["cfg_heads"])
-    module = Attention(width, heads, rope, Softmax(), 0.0, options).double()
+    module = Attention(AttentionArguments(width, heads, rope, Softmax(), 0.0, options)).double()
     fill(module.qkv, torch.cat([vector[f"w_{name}"].T for name in "qkv"]))
     fill(module.out, vector["w_o"].T)
     return module
@@ -59,7 +59,9 @@ def step_by_step(module: Attention, vector: Vector) -> Tensor:
 def test_shared_key_heads(name):
     q, k, v = (GROUPED[f"in_{name}_{kind}"] for kind in "qkv")
     options = AttentionOptions(kv_heads=k.shape[1])
-    module = Attention(q.shape[1] * q.shape[3], q.shape[1], None, Softmax(), 0.0, options).double()
+    module = Attention(
+        AttentionArguments(q.shape[1] * q.shape[3], q.shape[1], None, Softmax(), 0.0, options)
+    ).double()
     mask = causal_mask(len(q), int(GROUPED["cfg_memory"]), q.shape[2])
     close(module.average(q, k, v, mask, None), GROUPED[f"out_{name}"])
     assert module.project(torch.ones(2, 5, module.width).double())[0].shape == (2, k.shape[1], 5, q.shape[3])

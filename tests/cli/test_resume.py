@@ -18,7 +18,7 @@ from rlxf.cli.commands.train_baselines import MLPOptions
 from rlxf.cli.commands.train_offline import TrainDecisionTransformer
 from rlxf.cli.entry_point import parse
 from rlxf.cli.training_session import StartPoint
-from rlxf.data import loading
+from rlxf.data import cache
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import CheckpointWriter
 from rlxf.training.serialization import dump_json, load_json
@@ -331,20 +331,20 @@ def test_distilled_runs_cannot_be_resumed(whole, capsys):
 
 def test_a_signal_during_the_conversion_of_data_leaves_no_files(minari_root, monkeypatch, capsys):
     record_cartpole()
-    convert = loading.convert
+    convert = cache.convert
 
     def interrupted(*given):
         convert(*given)
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("the signal was ignored")
 
-    monkeypatch.setattr(loading, "convert", interrupted)
+    monkeypatch.setattr(cache, "convert", interrupted)
     with pytest.raises(SystemExit) as left:
         main(["train", "dt", *TINY, "--run", "cut"])
     assert left.value.code == 143
     assert not Path("cut").exists()
-    assert not [path for path in loading.cache_root().rglob("*") if path.is_file()]
-    assert list(loading.cache_root().iterdir()) == []
+    assert not [path for path in cache.cache_root().rglob("*") if path.is_file()]
+    assert list(cache.cache_root().iterdir()) == []
 
 
 @pytest.mark.parametrize(

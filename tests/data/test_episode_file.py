@@ -16,7 +16,8 @@ from gymnasium import spaces
 from PIL import Image
 
 from rlxf.data import DatasetError, load_trajectories
-from rlxf.data.loading import cache_root, summarize
+from rlxf.data.cache import cache_root
+from rlxf.data.catalog import summarize
 from rlxf.utils.memory_budget import memory_budget
 from tests.datasets import ID, VECTOR, data_file, opened, record_random
 

@@ -13,8 +13,8 @@ import time
 import numpy as np
 import pytest
 
-from rlxf.data import DatasetError, load_trajectories, loading
-from rlxf.data.loading import cache_root
+from rlxf.data import DatasetError, cache, load_trajectories
+from rlxf.data.cache import cache_root
 from rlxf.utils import files
 from tests.datasets import ID, data_file, opened, random_episodes, record_random
 from tests.sources import ROOT
@@ -32,13 +32,13 @@ def dataset(minari_root):
 def conversions(monkeypatch):
     """Return a list of the calls of `convert`."""
     calls = []
-    convert = loading.convert
+    convert = cache.convert
 
     def counted(*args):
         calls.append(args)
         return convert(*args)
 
-    monkeypatch.setattr(loading, "convert", counted)
+    monkeypatch.setattr(cache, "convert", counted)
     return calls
 
 
@@ -181,7 +181,7 @@ def test_a_full_disk_keeps_the_earlier_cache(dataset, conversions, monkeypatch):
     os.utime(data_file(dataset), ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     with monkeypatch.context() as patch:
         patch.setattr(
-            loading, "write_manifest", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+            cache, "write_manifest", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
         )
         with pytest.raises(OSError, match="full"):
             load_trajectories(ID)
@@ -192,8 +192,8 @@ def test_a_full_disk_keeps_the_earlier_cache(dataset, conversions, monkeypatch):
 @pytest.mark.faults
 def test_files_of_a_killed_process_are_not_used(dataset):
     kill = (
-        "import os, signal; from rlxf.data import loading;"
-        "loading.write_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL);" + LOAD
+        "import os, signal; from rlxf.data import cache;"
+        "cache.write_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL);" + LOAD
     )
     result = subprocess.run([sys.executable, "-c", kill], cwd=ROOT, check=False)
     assert result.returncode == -signal.SIGKILL
@@ -238,13 +238,13 @@ def test_the_slower_process_uses_an_intact_cache_and_replaces_a_damaged_one(data
         (faster / "rewards.npy").write_bytes(b"")
     mark = faster / "mark"
     mark.touch()
-    write = loading.write_manifest
+    write = cache.write_manifest
 
     def write_after_other_process(*args):
         write(*args)
         shutil.copytree(faster, folder)
 
-    monkeypatch.setattr(loading, "write_manifest", write_after_other_process)
+    monkeypatch.setattr(cache, "write_manifest", write_after_other_process)
     assert load_trajectories(ID).steps == 9
     assert (only_cache() / "mark").exists() == (state == "whole")
 
@@ -269,7 +269,7 @@ def test_a_cache_path_that_is_a_file_is_refused(dataset, monkeypatch, tmp_path):
 
 def test_a_file_that_is_replaced_while_it_is_read_is_not_cached(dataset, monkeypatch):
     """The arrays would be those of the old file, and the manifest that of the new one."""
-    convert = loading.convert
+    convert = cache.convert
 
     def replaced(*args):
         found = convert(*args)
@@ -278,7 +278,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_cached(dataset, monkeyp
         os.replace(copy, data_file(dataset))
         return found
 
-    monkeypatch.setattr(loading, "convert", replaced)
+    monkeypatch.setattr(cache, "convert", replaced)
     with pytest.raises(DatasetError, match="was replaced while it was read; try again"):
         load_trajectories(ID)
     assert caches() == []

@@ -8,8 +8,8 @@ from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 
 from rlxf.data import load_trajectories, summarize
+from rlxf.data.cache import cache_folder
 from rlxf.data.dataset_source import open_source
-from rlxf.data.loading import cache_folder
 from tests.datasets import ID, opened, record, record_random
 
 ARRAYS = ("observations", "actions", "rewards", "return_to_go", "terminated", "truncated")

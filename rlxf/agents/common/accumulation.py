@@ -38,7 +38,8 @@ def accumulate_gradients(
         ranks: process group; this method contains one collective.
     """
     counts = torch.stack([count(batch) for batch in micro_batches])
-    share, weights = ranks.weight_share(counts.sum()), counts / counts.sum().clamp(min=1)
+    share = ranks.weight_share(counts.sum())
+    weights = counts / counts.sum().clamp(min=1)
     sums: Losses = {}
     for number, batch in enumerate(micro_batches):
         parts = losses(batch)

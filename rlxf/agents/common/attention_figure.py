@@ -16,7 +16,11 @@ from rlxf.attention import State, TokenIndex, Transformer
 from rlxf.attention.inspection import attention_weights
 
 PANEL = (2.5, 2.2)
-LEFT, RIGHT, TOP, BOTTOM, GAP = 0.75, 1.0, 0.6, 0.65, (0.15, 0.35)
+LEFT = 0.75
+RIGHT = 1.0
+TOP = 0.6
+BOTTOM = 0.65
+GAP = (0.15, 0.35)
 """Sizes in inches. They are fixed: matplotlib's layout engines take three times as long as drawing."""
 COLOR_MAP = matplotlib.colormaps["magma"]
 MASKED_COLOR = "0.85"

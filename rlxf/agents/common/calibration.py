@@ -177,7 +177,8 @@ class CalibrationMixin:
             ValueError: before any computation, if the depth is not `CALM`, or an argument is out of range.
             TypeError: if an argument is not a number.
         """
-        rule, candidates = calibratable_exit(self.policy.transformer), tuple(thresholds)
+        rule = calibratable_exit(self.policy.transformer)
+        candidates = tuple(thresholds)
         check_thresholds(candidates)
         check_levels(alpha, delta)
         losses, depth = measure(candidates)

@@ -92,7 +92,8 @@ def capture(run: Callable[[], Results], device: torch.device) -> tuple[Callable[
         CompilationError: if an operation cannot be captured; the message is the reason.
     """
     with torch.cuda.device(device), _capture_errors():
-        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), torch.random.fork_rng([torch.cuda.current_device()]):
             for _ in range(WARM_UP - 1):

@@ -87,7 +87,8 @@ class CheckpointedAlgorithm(BaseAlgorithm):
                 f"a checkpoint contains the whole agent except for exclude=[{OPTIMIZER!r}], got "
                 f"exclude={exclude!r} and include={include!r}"
             )
-        file, archive = checkpoint_path(path), self._checkpoint()
+        file = checkpoint_path(path)
+        archive = self._checkpoint()
         if exclude:
             archive = _without_optimizer(archive)
         make_folder(file.parent, exist_ok=True)

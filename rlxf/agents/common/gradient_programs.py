@@ -225,9 +225,9 @@ def _without_shared_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
     A compiled program may return equal gradients of two parameters as one tensor.
     """
     seen: set[int] = set()
-    own = []
+    separate = []
     for x in tensors:
         memory = x.untyped_storage().data_ptr()
-        own.append(x.clone() if memory in seen else x)
+        separate.append(x.clone() if memory in seen else x)
         seen.add(memory)
-    return own
+    return separate

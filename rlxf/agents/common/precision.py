@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 import torch
 
-from rlxf.attention.modules import matmul_dtype
+from rlxf.attention.linear import matmul_dtype
 from rlxf.attention.technique import check_choice
 from rlxf.training.json_rules import Rule
 from rlxf.utils.warnings import warn_user

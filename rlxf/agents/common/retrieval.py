@@ -1,30 +1,26 @@
-"""Datastores of logged actions, the action heads that read them (kNN-LM, SPALM), and agents that have one."""
+"""Datastores of logged actions, and the action heads that read them (kNN-LM, SPALM)."""
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlxf.agents.common.actions import BoxActions, DiscreteActions, action_encoder, select_choices
+from rlxf.agents.common.actions import BoxActions, DiscreteActions, select_choices
 from rlxf.agents.common.losses import cross_entropies, squared_error
-from rlxf.attention import KNNLM, TransformerSpec
 from rlxf.attention.heads.base import SEARCHES, Datastore, Neighbors, OutputHead, TorchSearch
-from rlxf.attention.registry import technique_from_json, technique_to_json
-from rlxf.data import DatasetError, Trajectories, as_trajectories
-from rlxf.data.dataset_source import Dataset
-from rlxf.data.spaces import space_mismatches
-from rlxf.training import Archive
+from rlxf.attention.registry import technique_from_json
 from rlxf.training.states import check_weights_fit
-from rlxf.utils.extras import check_search_backend
 
 DATASTORE_GROUP = "datastore"
 """Name of the document and of the tensor group of a datastore in a checkpoint."""
-GATE_ENTRIES, GATE_ITERATIONS, GATE_BATCH = 4096, 100, 256
-"""Pairs that the gate is trained on, maximum of its L-BFGS iterations, and batch size of the search."""
+GATE_ENTRIES = 4096
+"""Number of pairs that the gate is trained on."""
+GATE_ITERATIONS = 100
+"""Maximum number of L-BFGS iterations of the gate."""
+GATE_BATCH = 256
+"""Batch size of the search for the training of the gate."""
 
 Error = Callable[[Tensor, Neighbors, Tensor], Tensor]
 """Prediction error for actions (B, ...), given outputs (B, C) and their neighbors -> (B,)."""
@@ -84,7 +80,9 @@ class ActionDatastore:
             return
         chosen = torch.randperm(len(self.store), generator=generator)[:GATE_ENTRIES]
         chosen = chosen.to(self.store.keys.device)
-        h, near, actions = self.store.keys[chosen], self._elsewhere(chosen), self.store.values[chosen]
+        h = self.store.keys[chosen]
+        near = self._elsewhere(chosen)
+        actions = self.store.values[chosen]
         optimizer = torch.optim.LBFGS(parameters, max_iter=GATE_ITERATIONS, line_search_fn="strong_wolfe")
 
         def closure() -> Tensor:
@@ -97,7 +95,9 @@ class ActionDatastore:
 
     def _elsewhere(self, entries: Tensor) -> Neighbors:
         """Return the neighbors of the pairs ``entries`` (B,) from other episodes."""
-        search, keys, groups = TorchSearch(self.store), self.store.keys, self.store.groups
+        search = TorchSearch(self.store)
+        keys = self.store.keys
+        groups = self.store.groups
         found = [search(keys[part], self.head.k, groups[part]) for part in entries.split(GATE_BATCH)]
         return self.store.neighbors(keys[entries], torch.cat(found))
 
@@ -174,7 +174,8 @@ class BoxRetrievalPolicy:
         The mean combines the neighbors' actions with the deterministic action of the agent's head. For a
         deterministic head this is the mean of the mixture. For a Gaussian head its mode replaces its mean.
         """
-        near, own = self.datastore.near(y), self.own.choose(y, deterministic)
+        near = self.datastore.near(y)
+        own = self.own.choose(y, deterministic)
         return self.datastore.mean(y, near, own) if deterministic else self.datastore.sample(y, near, own)
 
     def error(self, y: Tensor, near: Neighbors, actions: Tensor) -> Tensor:
@@ -210,7 +211,8 @@ class DiscreteRetrievalPolicy:
         return cross_entropies(self._log_probs(y, near), self.own.actions.to_choices(actions))
 
     def _log_probs(self, y: Tensor, near: Neighbors) -> tuple[Tensor, ...]:
-        net, sizes = self.own.net, self.own.actions.sizes
+        net = self.own.net
+        sizes = self.own.actions.sizes
         layers = zip(net.weight.detach().split(sizes), net.bias.detach().split(sizes), strict=True)
         taken = self.own.actions.to_choices(near.values).unbind(-1)
         return tuple(
@@ -220,160 +222,3 @@ class DiscreteRetrievalPolicy:
 
 
 RetrievalPolicy: TypeAlias = BoxRetrievalPolicy | DiscreteRetrievalPolicy
-
-
-class DatastoreMixin:
-    """Agent that can use logged trajectories as a datastore in `predict`, without training."""
-
-    core: TransformerSpec
-    observation_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]
-    seed: int | None
-    device: torch.device
-    datastore: ActionDatastore | None = None
-    """Datastore of `attach_datastore`; None if there is none."""
-
-    @abstractmethod
-    def _encode_dataset(self, data: Trajectories, progress_bar: bool) -> Datastore:
-        """Return the input of the action head, the action and the episode of each step of the data."""
-
-    def space_mismatches(
-        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
-    ) -> Iterator[tuple[str, str]]:
-        """Yield the differences of these spaces from those of the agent, as `rlxf.data.spaces` does."""
-        own = self.observation_space, self.action_space
-        return space_mismatches(own, (observation_space, action_space))
-
-    @abstractmethod
-    def _action_head(self) -> BoxHead | DiscreteHead:
-        """Return the action head of the agent, without retrieval."""
-
-    def _retrieval_policy(self, datastore: ActionDatastore) -> RetrievalPolicy:
-        """Return the action head of the agent with retrieval from a datastore."""
-        own = self._action_head()
-        policy: type[Any] = own.actions.select(BoxRetrievalPolicy, DiscreteRetrievalPolicy)
-        return policy(own, datastore)
-
-    def attach_datastore(
-        self,
-        dataset: Dataset | Sequence[Dataset] | Trajectories,
-        head: OutputHead | None = None,
-        download: bool = False,
-        progress_bar: bool = False,
-    ) -> Self:
-        """Attach a kNN datastore of these trajectories, without training; it replaces an earlier one.
-
-        The key of a step is the input of the action head, which is an output of the transformer. Its value is
-        the logged action. For each action the agent retrieves the nearest keys and mixes their actions into
-        its prediction. Keys depend on what the transformer reads. For a `DecisionTransformer` this includes
-        the return-to-go, so steps with a return near the target are nearer. Keys of a `GTrXLPPO` do not
-        depend on rewards, so its trajectories should show good behavior. A `GTrXLPPO` encodes each episode
-        with the memory that it has while acting, normalizes observations with the current statistics of the
-        ``VecNormalize`` around its environment, if there is one, and clips its Box actions to their bounds
-        before they are mixed.
-
-        N steps take ``4 N (C + A) + 8 N`` bytes with Box actions and ``4 N C + 8 N (A + 1)`` with discrete
-        ones, with C the width of the core and A the number of values in an action: 106 MB for 200,000 steps
-        of Hopper at width 128. The datastore is saved with the agent. The gate of a `SPALM` is trained here
-        on the same steps; retrieval for a step excludes its own episode.
-
-        An agent with a datastore cannot be trained, since its outputs would no longer match the stored keys.
-        Call `detach_datastore`, train, and call `attach_datastore` again.
-
-        Args:
-            dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`, with the spaces
-                of the agent.
-            head: `KNNLM` or `SPALM`; None for ``KNNLM()``.
-            download: True to download a dataset that is not on this machine.
-            progress_bar: show a progress bar.
-
-        Raises:
-            DatasetError: if the dataset is unknown, empty or damaged, or its spaces differ.
-            ValueError: if the head needs more neighbors than there are steps or, with a gate, than there are
-                steps in other episodes; if the core has early exits, since their outputs come from different
-                depths; for a `GTrXLPPO` with ``persist_memory_across_episodes=True``, since the episodes of a
-                dataset are encoded separately.
-            ImportError: if the head needs faiss, which is not installed.
-        """
-        self.core.depth.check_no_early_exit("attach_datastore")
-        data, head = as_trajectories(dataset, download), KNNLM() if head is None else head
-        self._check_datastore(data, head)
-        self.datastore = self.build_datastore(self._encode_dataset(data, progress_bar), head)
-        return self
-
-    def _check_datastore(self, data: Trajectories, head: OutputHead) -> None:
-        """Check spaces and number of steps of the data before encoding; errors as in `attach_datastore`."""
-        check_search_backend(head.index)
-        for kind, mismatch in self.space_mismatches(data.observation_space, data.action_space):
-            raise DatasetError(
-                f"{', '.join(data.dataset_ids)} cannot be a datastore of this agent: {kind} space: "
-                f"{mismatch}; use trajectories with the spaces of the agent's training environment"
-            )
-        if head.k > data.steps:
-            raise ValueError(
-                f"{type(head).__name__} needs k={head.k} neighbors, but the data have only {data.steps} "
-                f"steps: lower k"
-            )
-
-    def build_datastore(self, store: Datastore, head: OutputHead) -> ActionDatastore:
-        """Combine encoded trajectories with a head, and train the gate of the head.
-
-        The seed of the agent, or 0, selects the pairs that the gate is trained on.
-        """
-        datastore = ActionDatastore(store, head)
-        generator = torch.Generator().manual_seed(self.seed or 0)
-        datastore.train_gate(self._retrieval_policy(datastore).error, generator)
-        return datastore
-
-    def detach_datastore(self) -> Self:
-        """Detach the datastore of `attach_datastore`."""
-        self.datastore = None
-        return self
-
-    def _add_datastore(self, archive: Archive) -> Archive:
-        """Return the checkpoint of an agent with its datastore, if there is one; tensors are not copied."""
-        if self.datastore is None:
-            return archive
-        documents = archive.documents | {DATASTORE_GROUP: technique_to_json(self.datastore.head)}
-        return Archive(documents, archive.tensors | {DATASTORE_GROUP: self.datastore.tensors()})
-
-    def _restore_datastore(self, archive: Archive) -> None:
-        """Attach the datastore in a checkpoint, if there is one.
-
-        Raises:
-            ValueError, KeyError, CheckpointError: if it does not fit the agent.
-            ImportError: if its head needs faiss, which is not installed.
-        """
-        if DATASTORE_GROUP not in archive.tensors:
-            return
-        document, tensors = archive.documents[DATASTORE_GROUP], archive.tensors[DATASTORE_GROUP]
-        datastore = ActionDatastore.from_tensors(document, tensors, self.device)
-        datastore.check_fits(self.core.width, action_encoder(self.action_space))
-        self.datastore = datastore
-
-
-def check_no_datastore(datastore: ActionDatastore | None) -> None:
-    """Raise ValueError if there is a datastore, because training would make its keys stale."""
-    if datastore is not None:
-        raise ValueError(
-            "an agent with a datastore cannot be trained, because its stored outputs would become stale. "
-            "Call detach_datastore() before training and attach_datastore(...) again afterwards"
-        )
-
-
-def check_export_without_datastore(datastore: ActionDatastore | None) -> None:
-    """Raise ValueError if an agent to export has a datastore, because an exported step cannot search it."""
-    if datastore is not None:
-        raise ValueError(
-            "an agent with a datastore cannot be exported, because its actions depend on a search in the "
-            "datastore: call detach_datastore() first"
-        )
-
-
-def check_teacher_without_datastore(datastore: ActionDatastore | None) -> None:
-    """Raise ValueError if a teacher has a datastore, because distillation only uses its own head."""
-    if datastore is not None:
-        raise ValueError(
-            "the teacher has a datastore, but a student learns only from the teacher's own head: call the "
-            "teacher's detach_datastore() first"
-        )

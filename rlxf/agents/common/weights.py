@@ -170,7 +170,9 @@ class SyncedRunningMeanStd(RunningMeanStd):
 
     def __init__(self, known: RunningMeanStd, ranks: ProcessGroup):
         super().__init__()
-        self.mean, self.var, self.count = known.mean, known.var, known.count
+        self.mean = known.mean
+        self.var = known.var
+        self.count = known.count
         self._ranks = ranks
 
     def update(self, arr: np.ndarray) -> None:

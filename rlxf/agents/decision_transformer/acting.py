@@ -5,21 +5,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
 from torch import Tensor
 
-from rlxf.agents.common.actions import to_environment
-from rlxf.agents.common.arguments import MissingStateWarning
+from rlxf.agents.common.actions import check_discrete, to_environment
 from rlxf.agents.common.calibration import CalibrationMixin, reset_calibration
-from rlxf.agents.common.retrieval import (
-    DatastoreMixin,
-    RetrievalPolicy,
-    check_export_without_datastore,
-    check_no_datastore,
-)
-from rlxf.agents.decision_transformer.acting_step import acting_step
+from rlxf.agents.common.datastore import EXPORT_REASON, TRAINING_REASON, DatastoreMixin, check_no_datastore
+from rlxf.agents.common.predict_state import MissingStateWarning
+from rlxf.agents.common.retrieval import RetrievalPolicy
 from rlxf.agents.decision_transformer.conditioning import Conditioning
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
@@ -38,8 +32,8 @@ from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
 
 
-class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgorithm):
-    """Part of `DecisionTransformer` that acts, conditioned on a target return."""
+class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgorithm):
+    """Part of `DecisionTransformer` that acts: predictions, exploration, export and the datastore."""
 
     policy: DecisionTransformerModel
     conditioning: Conditioning
@@ -51,7 +45,7 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         return self._action_head() if self.datastore is None else self._retrieval_policy(self.datastore)
 
     def _setup_learn(self, *args: Any, **options: Any) -> tuple[int, BaseCallback]:
-        check_no_datastore(self.datastore)
+        check_no_datastore(self.datastore, TRAINING_REASON)
         return super()._setup_learn(*args, **options)
 
     def train(self, windows: Windows, learning_rate: float) -> None:
@@ -167,8 +161,7 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         Raises:
             TypeError: also if the action space is not Discrete.
         """
-        if not isinstance(self.action_space, spaces.Discrete):
-            raise TypeError(f"action_logits needs Discrete actions, got {self.action_space}")
+        check_discrete("action_logits", self.action_space)
         _, state = self._append_observation(observation, state, episode_start)
         head: Any = self.head  # of Discrete actions, so it has logits
         (logits,) = head.logits(self.policy.newest_output(state))
@@ -192,10 +185,7 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         encoded, start = self._encode(observation, state, episode_start)
         if self.policy.training:  # eval() visits each module, which takes a tenth of the time of a step
             self.policy.eval()
-        all_first = bool(start.all())
-        self._missing_state_warning.record(
-            state, None if episode_start is None and not all_first else all_first
-        )
+        self._missing_state_warning.record_start(state, start, given=episode_start is not None)
         return encoded, self.policy.append_step(state, encoded, start, deterministic)
 
     def _encode(
@@ -236,8 +226,8 @@ class ReturnConditionedPolicy(DatastoreMixin, CalibrationMixin, TrajectoryAlgori
         """
         target = check_target(path, format, opset)
         check_int("n_envs", n_envs)
-        check_export_without_datastore(self.datastore)
-        step = acting_step(self.policy, self.dataset_info, self.conditioning.needs_target, n_envs)
+        check_no_datastore(self.datastore, EXPORT_REASON)
+        step = self.policy.acting_step(self.dataset_info, n_envs)
         export_step(step, vars(self.policy.transformer.spec), target, opset)
 
     def _check_datastore(self, data: Trajectories, head: OutputHead) -> None:
@@ -272,7 +262,8 @@ def encode_dataset(
 
     The key is the input of the head while acting, see `DecisionTransformerModel.encode_steps`.
     """
-    data, keys = windows.trajectories, model.encode_steps(windows, device, progress_bar)
+    data = windows.trajectories
+    keys = model.encode_steps(windows, device, progress_bar)
     episodes = np.repeat(np.arange(data.episodes), data.lengths)
     actions = torch.from_numpy(np.array(data.actions))
     return Datastore(keys, actions.to(device), torch.from_numpy(episodes).to(device))

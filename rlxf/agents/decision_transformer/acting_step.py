@@ -1,6 +1,6 @@
 """Acting step of a `DecisionTransformer` with a context window as a function of tensors, for export."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -8,7 +8,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlxf.agents.common.cores import check_exportable
-from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation, initial_actions
 from rlxf.agents.offline.tensor_encoding import encode_actions, encode_observations
@@ -23,6 +22,9 @@ from rlxf.export.acting_step import (
     tensor_name,
     zeros_of,
 )
+
+if TYPE_CHECKING:
+    from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 
 CPU = torch.device("cpu")
 
@@ -42,7 +44,7 @@ class WindowActingStep(ActingStep):
     """
 
     def __init__(
-        self, model: DecisionTransformerModel, info: DatasetInfo, space: spaces.Space[Any], envs: int
+        self, model: "DecisionTransformerModel", info: DatasetInfo, space: spaces.Space[Any], envs: int
     ):
         model.check_window("export")
         check_exportable(model.transformer.spec)
@@ -51,7 +53,9 @@ class WindowActingStep(ActingStep):
         template = first_window(model, info, envs)
         empty = {name: torch.zeros_like(x) for name, x in named_tensors(template).items()}
         super().__init__("DecisionTransformer", (space, info.action_space), examples, empty)
-        self.model, self.info, self._template = model, info, template
+        self.model = model
+        self.info = info
+        self._template = template
         dtype = torch.as_tensor(np.zeros(0, info.action_space.dtype)).dtype
         self.decode = EnvironmentActions(info.action_space, dtype)
 
@@ -65,7 +69,7 @@ class WindowActingStep(ActingStep):
 class TargetReturnStep(WindowActingStep):
     """Acting step for a target return: its observations are those of `rlxf.envs.ReturnToGo`."""
 
-    def __init__(self, model: DecisionTransformerModel, info: DatasetInfo, envs: int):
+    def __init__(self, model: "DecisionTransformerModel", info: DatasetInfo, envs: int):
         self._encoded = encoded_observation_space(info.observation_space)
         parts = (
             self._encoded,
@@ -100,7 +104,7 @@ class TargetReturnStep(WindowActingStep):
 class PredictedReturnStep(WindowActingStep):
     """Acting step of a model that predicts the return: its observations are those of the environments."""
 
-    def __init__(self, model: DecisionTransformerModel, info: DatasetInfo, envs: int):
+    def __init__(self, model: "DecisionTransformerModel", info: DatasetInfo, envs: int):
         super().__init__(model, info, info.observation_space, envs)
         self._initial_actions = initial_actions(info, envs, CPU)
 
@@ -116,23 +120,8 @@ class PredictedReturnStep(WindowActingStep):
         return actions, named_tensors(window)
 
 
-def acting_step(model: DecisionTransformerModel, info: DatasetInfo, target: bool, envs: int) -> ActingStep:
-    """Return the acting step of a model for E environments.
-
-    Args:
-        model: model of the agent.
-        info: spaces of the dataset.
-        target: whether the agent acts for a target return.
-        envs: number of environments E.
-
-    Raises:
-        ValueError: see `WindowActingStep`.
-    """
-    return (TargetReturnStep if target else PredictedReturnStep)(model, info, envs)
-
-
 @torch.no_grad()
-def first_window(model: DecisionTransformerModel, info: DatasetInfo, envs: int) -> Any:
+def first_window(model: "DecisionTransformerModel", info: DatasetInfo, envs: int) -> Any:
     """Return the state of a model after a step with an observation of zeros."""
     first = ConditionedObservation(
         observations=torch.as_tensor(np.zeros((envs, *info.encoder.shape), info.encoder.dtype)),

@@ -60,7 +60,8 @@ def _exits(model: DecisionTransformerModel, windows: Windows, steps: Tensor) -> 
 
     The mask is True where the action after a layer equals the action after the last layer.
     """
-    rule, device = calibratable_exit(model.transformer), next(model.parameters()).device
+    rule = calibratable_exit(model.transformer)
+    device = next(model.parameters()).device
     inputs = model.steps(windows.starting_at(steps.numpy()).to(device))
     exits = model.exits(inputs, NEWEST_DECISION_TOKEN)
     outputs, states = exits.outputs[:, :, 0], exits.states[:, :, 0]

@@ -53,7 +53,8 @@ class ContextAttentionCallback(PeriodicCallback):
         return 0
 
     def _figure(self) -> Figure:
-        policy, data = self.model.policy, self.model.trajectories
+        policy = self.model.policy
+        data = self.model.trajectories
         assert data is not None  # the agent is being trained
         longest = data.lengths.argmax()
         length = data.lengths[longest]
@@ -75,7 +76,8 @@ def window_figure(policy: DecisionTransformerModel, steps: ContextWindow) -> Fig
         policy: model of the agent.
         steps: the window with its burn-in steps, (1, W).
     """
-    transformer, inputs = policy.transformer, policy.transformer_inputs(steps)
+    transformer = policy.transformer
+    inputs = policy.transformer_inputs(steps)
     index, state = inputs["index"], inputs["state"]
     key = index if state is None else state.index.concatenate(index)
     segments: Any = (transformer, inputs["x"], index, state)  # the state may be None

@@ -40,13 +40,19 @@ class DistillationUpdate(OfflineUpdate):
     ):
         assert isinstance(student.trained, DecisionTransformerModel)
         _check_models(student.trained, teacher)
-        options = student.max_grad_norm, student.average, student.accumulation_steps
-        super().__init__(student.trained, student.optimizer, *options)
+        super().__init__(
+            student.trained,
+            student.optimizer,
+            max_grad_norm=student.max_grad_norm,
+            average=student.average,
+            accumulation_steps=student.accumulation_steps,
+        )
         self.student, self.teacher = student.trained, teacher.eval()
         models = self.student, self.teacher
         pairs = zip(context_lengths, models, strict=True)
         self.steps_read = tuple(length + model.burn_in_steps for length, model in pairs)
-        self.window, self.shared_steps = context_lengths[0], min(context_lengths)
+        self.window = context_lengths[0]
+        self.shared_steps = min(context_lengths)
         self.distillation = distillation
         student_width, teacher_width = (model.transformer.spec.width for model in models)
         self.hidden = HiddenStateDistance(student_width, teacher_width, generator, _device(self.student))
@@ -63,7 +69,9 @@ class DistillationUpdate(OfflineUpdate):
         )
         teacher_outputs, teacher_actions = self._teacher_targets(batch, len(exits.loss_weights))
         weight = batch.mask[:, -self.shared_steps :] * exits.loss_weights[:, None, None]
-        head, teacher, options = self.student.loss.head, self.teacher.loss.head, self.distillation
+        head = self.student.loss.head
+        teacher = self.teacher.loss.head
+        options = self.distillation
         divergence = head.distillation_loss(exits.outputs, teacher, teacher_outputs, options.temperature)
         actions = masked_mean(divergence, weight)
         hidden = masked_mean(self.hidden.distance(exits.outputs, teacher_outputs), weight)

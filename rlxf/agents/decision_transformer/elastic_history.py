@@ -1,4 +1,4 @@
-"""Elastic history: the model acts from that part of its window which promises the largest return."""
+"""Elastic history: the model acts with the history length that has the largest predicted return."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlxf.agents.common.arguments import check_state_type
+from rlxf.agents.common.predict_state import check_state_type
 from rlxf.agents.decision_transformer.conditioning import ElasticHistory
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
-from rlxf.agents.decision_transformer.model import NEWEST_FIRST_TOKEN
+from rlxf.agents.decision_transformer.model import NEWEST_STEP_START_TOKEN
 from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel, with_return
 from rlxf.agents.offline.context_window import NEW_CONTEXT, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
@@ -77,9 +77,10 @@ class ElasticHistoryModel(PredictedReturnModel):
 
     def _predicted_returns(self, window: ContextWindow, deterministic: bool) -> Tensor:
         """Return the predicted return-to-go with each candidate, (N, E)."""
-        batch, rows = len(window.mask), window.repeat(len(self.candidates))
+        batch = len(window.mask)
+        rows = window.repeat(len(self.candidates))
         lengths = torch.tensor([*self.candidates], device=window.mask.device).repeat_interleave(batch)
-        y = self.outputs(last_steps(rows, lengths), NEWEST_FIRST_TOKEN)[:, 0]
+        y = self.outputs(last_steps(rows, lengths), NEWEST_STEP_START_TOKEN)[:, 0]
         return self.return_head.choose(y, deterministic).view(-1, batch)
 
     def decision_inputs(self, steps: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from rlxf.agents.common.arguments import check_state_layout, check_state_rows, check_state_type
 from rlxf.agents.common.cores import check_state, check_state_core, check_token_by_token
 from rlxf.agents.common.numerics import check_outputs, check_recurrent_state
+from rlxf.agents.common.predict_state import check_state_layout, check_state_rows, check_state_type
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
@@ -50,9 +50,13 @@ class EpisodeContext:
 
     def rows(self, rows: Tensor) -> "EpisodeContext":
         """Return a copy of the chosen environments; ``rows`` is a bool (E,) or an int64 (N,) tensor."""
-        tokens, episode, output = (part[rows] for part in (self.tokens, self.episode, self.output))
         return EpisodeContext(
-            self.cache.rows(rows), self.steps.rows(rows), tokens, episode, output, self.core
+            cache=self.cache.rows(rows),
+            steps=self.steps.rows(rows),
+            tokens=self.tokens[rows],
+            episode=self.episode[rows],
+            output=self.output[rows],
+            core=self.core,
         )
 
 
@@ -91,7 +95,8 @@ class EpisodeModel(DecisionTransformerModel):
     @torch.no_grad()
     def _burn_in(self, steps: ContextWindow) -> State | None:
         """Return the state after earlier steps, in parts: attention of a part stores all pairs of tokens."""
-        index, state = steps.index, None
+        index = steps.index
+        state = None
         for first in range(0, steps.mask.shape[1], BURN_IN_STEPS):
             tokens = self.tokens(steps.between(first, first + BURN_IN_STEPS))
             here = index.at(slice(TOKENS_PER_STEP * first, TOKENS_PER_STEP * first + tokens.shape[1]))
@@ -119,11 +124,18 @@ class EpisodeModel(DecisionTransformerModel):
         steps = self._extend_window(before, encoded, start, 2)
         first = ~steps.mask[:, 0]
         index = next_index(torch.where(first, -1, tokens), episode + first.long())
-        inputs, before_step = self.tokens(steps)[:, -1 - TOKENS_PER_STEP : -1], cache.recurrent
+        inputs = self.tokens(steps)[:, -1 - TOKENS_PER_STEP : -1]
+        before_step = cache.recurrent
         output = self._step(inputs, index, cache)
         check_outputs(self, output, index.episode[:, -1], inputs, before_step, lambda: cache.recurrent)
-        numbers = index.position[:, -1] + 1, index.episode[:, -1]
-        return EpisodeContext(cache, steps, *numbers, output, self.transformer.spec)
+        return EpisodeContext(
+            cache=cache,
+            steps=steps,
+            tokens=index.position[:, -1] + 1,
+            episode=index.episode[:, -1],
+            output=output,
+            core=self.transformer.spec,
+        )
 
     def _continue(
         self, state: Any, encoded: ConditionedObservation
@@ -178,9 +190,10 @@ class EpisodeModel(DecisionTransformerModel):
 
     def _check_state(self, state: Any, batch: int) -> None:
         """Raise an error unless a state is one of this model, on its device, for ``batch`` environments."""
-        advice, own = "pass state=None to start new episodes", next(self.parameters()).device
+        advice = "pass state=None to start new episodes"
+        device = next(self.parameters()).device
         check_state_type(state, EpisodeContext, advice)
-        check_state_rows(state.tokens, batch, own, advice)
+        check_state_rows(state.tokens, batch, device, advice)
         check_state_core(state.core, self.transformer.spec, advice)
         check_state_layout(state.cache.layout, self._layout, advice)
         check_recurrent_state(self.transformer, state.cache.recurrent)

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.common.arguments import OFFLINE_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
+from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.calibration import THRESHOLDS, Calibration, reset_calibration
+from rlxf.agents.common.datastore import TEACHER_REASON, TRAINING_REASON, check_no_datastore
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.precision import Precision
-from rlxf.agents.common.retrieval import check_no_datastore, check_teacher_without_datastore
+from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.common.weights import transfer_weights
 from rlxf.agents.decision_transformer.calibration import measure_exits
 from rlxf.agents.decision_transformer.conditioning import (
@@ -40,6 +41,7 @@ from rlxf.agents.decision_transformer.online_finetuning import OnlineFinetuning
 from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel
 from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.objectives import Imitation, Objective
+from rlxf.agents.offline.sb3_arguments import OFFLINE_SB3_ARGUMENTS
 from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_choice, check_int
 from rlxf.data import DatasetError, Trajectories, Windows, as_trajectories
@@ -62,6 +64,20 @@ PREDICTING_MODELS: dict[type, type[PredictedReturnModel]] = {
     HighestValueReturn: HighestValueReturnModel,
 }
 """Model by conditioning, if the model predicts the return."""
+
+
+def model_class(context: ContextKind, conditioning: Conditioning) -> type[DecisionTransformerModel]:
+    """Return the class of the model for a context and a conditioning.
+
+    Raises:
+        TypeError: if the conditioning predicts the return and there is no model for its class.
+    """
+    if conditioning.needs_target:
+        return MODELS[context]
+    if type(conditioning) not in PREDICTING_MODELS:
+        names = ", ".join(kind.__name__ for kind in PREDICTING_MODELS)
+        raise TypeError(f"conditioning must be TargetReturn, {names}, got {conditioning!r}")
+    return PREDICTING_MODELS[type(conditioning)]
 
 
 class DecisionTransformer(OnlineFinetuning):
@@ -118,7 +134,7 @@ class DecisionTransformer(OnlineFinetuning):
             entropy of Box actions in `MaximumEntropy`, draw other random numbers. The activations of one
             micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
+            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
             float32.
         cuda_graphs: on a GPU, capture losses and gradients as a CUDA graph, except for updates with micro-
             batches, of several processes, or by distillation. This takes about 0.1 seconds, and memory.
@@ -201,7 +217,7 @@ class DecisionTransformer(OnlineFinetuning):
         self.trust, self._warned_versions = trust, set[str]()
         self._missing_state_warning = MissingStateWarning()
         config = DecisionTransformerConfig.of(locals())
-        model = MODELS[context] if conditioning.needs_target else PREDICTING_MODELS[type(conditioning)]
+        model = model_class(context, conditioning)
         super().__init__(model, dataset, config, download, tensorboard_log, device, _init_setup_model)
         if env is not None:
             self.set_env(env)
@@ -227,7 +243,7 @@ class DecisionTransformer(OnlineFinetuning):
         Warns:
             UserWarning: if the agent has a critic and the return scale is less than 1% of that of its data.
         """
-        check_no_datastore(self.datastore)
+        check_no_datastore(self.datastore, TRAINING_REASON)
         if isinstance(source, TrajectoryAlgorithm):
             self._check_weights_fit(source)
             transfer_weights(source, self.policy, ("transformer", "tokens", "features"))
@@ -301,7 +317,14 @@ class DecisionTransformer(OnlineFinetuning):
         self.has_resumable_training = False  # a distillation has state that a checkpoint does not hold
         try:
             return self._learn(
-                update, windows, steps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+                update,
+                windows,
+                steps,
+                callback,
+                log_interval=log_interval,
+                tb_log_name=tb_log_name,
+                reset_num_timesteps=reset_num_timesteps,
+                progress_bar=progress_bar,
             )
         finally:
             self.has_resumable_training = True
@@ -323,7 +346,7 @@ class DecisionTransformer(OnlineFinetuning):
         self.ranks.check_single_process("distill")
         for policy in (self.policy, teacher.policy):
             policy.check_window("distill")
-        check_teacher_without_datastore(teacher.datastore)
+        check_no_datastore(teacher.datastore, TEACHER_REASON)
         for name, agent in (("teacher", teacher), ("student", self)):
             if not agent.conditioning.needs_target:
                 raise ValueError(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.agents.common.losses import masked_mean
+from rlxf.agents.decision_transformer.acting_step import TargetReturnStep
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow, WindowLayout, check_context
 from rlxf.agents.offline.dataset_info import DatasetInfo
@@ -26,6 +27,7 @@ from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.depth.calm import probability_margin
 from rlxf.attention.token_index import is_tracing
 from rlxf.data import Trajectories, WindowBatch, Windows
+from rlxf.export.acting_step import ActingStep
 
 DECISION_TOKENS = slice(1, None, TOKENS_PER_STEP)
 """Slice of the second token of each step, which predicts the action: it attends to return and state."""
@@ -33,10 +35,10 @@ ACTION_TOKENS = slice(2, None, TOKENS_PER_STEP)
 """Slice of the last token of each step, the action."""
 NEWEST_DECISION_TOKEN = slice(1 - TOKENS_PER_STEP, 2 - TOKENS_PER_STEP)
 """Slice of the last decision token."""
-FIRST_TOKENS = slice(0, None, TOKENS_PER_STEP)
-"""Slice of the first token of each step. It is the state if the model predicts the return."""
-NEWEST_FIRST_TOKEN = slice(-TOKENS_PER_STEP, 1 - TOKENS_PER_STEP)
-"""Slice of the last first token."""
+STEP_START_TOKENS = slice(0, None, TOKENS_PER_STEP)
+"""Slice of the token with which each step starts: the return; the state if the model predicts the return."""
+NEWEST_STEP_START_TOKEN = slice(-TOKENS_PER_STEP, 1 - TOKENS_PER_STEP)
+"""Slice of the token with which the newest step starts."""
 
 
 class DecisionTransformerModel(TrajectoryModel):
@@ -91,7 +93,8 @@ class DecisionTransformerModel(TrajectoryModel):
 
         The transformer's penalty, such as that of adaptive spans, is added to the loss of the objective.
         """
-        steps, first = self.steps(batch), self.window_start(batch)
+        steps = self.steps(batch)
+        first = self.window_start(batch)
         all_tokens = self.auxiliary is not None
         exits = self.exits(steps, slice(None) if all_tokens else DECISION_TOKENS)
         y = exits.outputs[-1]
@@ -156,9 +159,9 @@ class DecisionTransformerModel(TrajectoryModel):
 
         Args:
             parts: "loss" and its parts.
-            exits: outputs of N layers at the state tokens of the steps.
+            exits: outputs of N layers at the decision tokens of the steps.
             actions: the correct actions, (N, B, K, ...).
-            steps: steps (B, K) of the state tokens.
+            steps: steps (B, K) of the decision tokens.
         """
         if exits.auxiliary_loss is None:
             return parts
@@ -196,7 +199,7 @@ class DecisionTransformerModel(TrajectoryModel):
     def outputs(self, steps: ContextWindow, output_slice: slice = DECISION_TOKENS) -> Tensor:
         """Return the outputs at the tokens of the slice ``output_slice``.
 
-        At the state tokens these are the inputs of the head, (B, W - window_start, C).
+        At the decision tokens these are the inputs of the head, (B, W - window_start, C).
         """
         inputs = self.transformer_inputs(steps)
         with self.mixed_precision():
@@ -206,11 +209,12 @@ class DecisionTransformerModel(TrajectoryModel):
 
     @torch.no_grad()
     def newest_output(self, steps: ContextWindow) -> Tensor:
-        """Return the output at the newest state token of each row, (B, C), to act by.
+        """Return the output at the newest decision token of each row, (B, C), to act by.
 
         Unlike `outputs`, this method exits early where the depth allows it.
         """
-        inputs, newest = self.decision_inputs(steps), NEWEST_DECISION_TOKEN
+        inputs = self.decision_inputs(steps)
+        newest = NEWEST_DECISION_TOKEN
         y = self.transformer.early_outputs(
             **inputs, output_slice=newest, confidence_fn=self.confidence_margin
         )
@@ -271,6 +275,18 @@ class DecisionTransformerModel(TrajectoryModel):
         """
         raise NotImplementedError(f"{type(self).__name__} acts for a target return")
 
+    def acting_step(self, info: DatasetInfo, envs: int) -> ActingStep:
+        """Return the acting step of E environments, for export.
+
+        Args:
+            info: spaces of observations and actions.
+            envs: number of environments E.
+
+        Raises:
+            ValueError: see `WindowActingStep`.
+        """
+        return TargetReturnStep(self, info, envs)
+
     def _extend_window(
         self, window: ContextWindow | None, encoded: ConditionedObservation, start: Tensor, length: int
     ) -> ContextWindow:
@@ -287,7 +303,8 @@ class DecisionTransformerModel(TrajectoryModel):
 
     def _empty_window(self, encoded: ConditionedObservation, length: int) -> ContextWindow:
         """Return an empty window of ``length`` steps for the environments of ``encoded``."""
-        device, layout = encoded.return_to_go.device, self._window_layout(encoded, length)
+        device = encoded.return_to_go.device
+        layout = self._window_layout(encoded, length)
         tensors = {name: torch.zeros(s, dtype=dtype, device=device) for name, (s, dtype) in layout.items()}
         return ContextWindow(**tensors)
 
@@ -307,9 +324,9 @@ class DecisionTransformerModel(TrajectoryModel):
     def encode_steps(self, windows: Windows, device: torch.device, progress_bar: bool = False) -> Tensor:
         """Return the input of the head while acting for each step of the data, (N, C).
 
-        It is the output at the state token of the newest of K steps. Each step is therefore encoded from the
-        window that ends with it, which takes about one window per step. The first K steps of an episode come
-        from one window, since the model is causal.
+        It is the output at the decision token of the newest of K steps. Each step is therefore encoded from
+        the window that ends with it, which takes about one window per step. The first K steps of an episode
+        come from one window, since the model is causal.
         """
         outputs = torch.empty(windows.trajectories.steps, self.transformer.spec.width, device=device)
         with_first, later = _window_starts(windows)
@@ -326,7 +343,8 @@ class DecisionTransformerModel(TrajectoryModel):
     ) -> tuple[Tensor, Tensor]:
         """Return indices (N,) of the steps in windows that begin episodes, and the outputs (N, C) there."""
         batch = windows.starting_at(first).to(device)
-        y, mask = self.outputs(self.steps(batch)), batch.mask[:, self.burn_in_steps :]
+        y = self.outputs(self.steps(batch))
+        mask = batch.mask[:, self.burn_in_steps :]
         steps = torch.from_numpy(first).to(device)[:, None] + batch.time_steps[:, self.burn_in_steps :]
         return steps[mask], y[mask]
 
@@ -340,7 +358,9 @@ class DecisionTransformerModel(TrajectoryModel):
 
     def transformer_inputs(self, steps: ContextWindow) -> dict[str, Any]:
         """Return the arguments of the transformer: tokens, their index and the memory of earlier steps."""
-        index, state, first = steps.index, None, self.window_start(steps)
+        index = steps.index
+        state = None
+        first = self.window_start(steps)
         if first:
             state = self._burn_in(steps.between(self._padding(steps), first))
             steps = steps.between(first)

@@ -16,14 +16,9 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.common.arguments import (
-    SB3_ONLINE_ARGUMENTS,
-    as_log_interval,
-    as_whole_number,
-    reject_unknown_arguments,
-)
+from rlxf.agents.common.arguments import as_log_interval, as_whole_number, reject_unknown_arguments
 from rlxf.agents.common.environment_checks import check_raw
-from rlxf.agents.decision_transformer.acting import ReturnConditionedPolicy
+from rlxf.agents.decision_transformer.acting import DecisionTransformerActing
 from rlxf.agents.decision_transformer.online_rounds import (
     ONLINE,
     EpisodeCollector,
@@ -31,9 +26,10 @@ from rlxf.agents.decision_transformer.online_rounds import (
     read_online_run,
 )
 from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer
-from rlxf.agents.offline.agent import ReturnConditionedAgent
+from rlxf.agents.offline.agent import TargetReturnAgent
 from rlxf.agents.offline.checkpoint import restore_training_state
 from rlxf.agents.offline.config import check_sizes
+from rlxf.agents.offline.sb3_arguments import SB3_ONLINE_ARGUMENTS
 from rlxf.attention.technique import check_not_negative
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.resume import ActionReplay
@@ -48,7 +44,7 @@ DEFAULT_NOISE = 0.1
 """Standard deviation of the exploration noise, as in TD3."""
 
 
-class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
+class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
     """Part of `DecisionTransformer` that continues the training in environments."""
 
     _rounds: OnlineRounds | None = None
@@ -137,7 +133,8 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         target_return = self._checked_target(target_return)
         sizes = {"round_steps": round_steps, "round_updates": round_updates}
         sizes |= {"replay_episodes": replay_episodes}
-        steps, log_interval = as_whole_number("steps", steps, least=1), as_log_interval(log_interval)
+        steps = as_whole_number("steps", steps, least=1)
+        log_interval = as_log_interval(log_interval)
         check_sizes(**sizes)
         noise = self._checked_noise(exploration_noise)
         replay = ReplayBuffer(self._data(), replay_episodes, replay_remove)
@@ -145,11 +142,13 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         self._check_eval_callbacks(callback)
         options: dict[str, float | str | None] = {"target_return": target_return}
         options |= {"exploration_noise": noise} | sizes | {"replay_remove": replay_remove}
-        run, info = None, self._training_info()
+        run = None
+        info = self._training_info()
         if resume_from is not None:
             run = read_online_run(resume_from, self._describe(info), steps, options)
             self._restore(run)
-            steps, reset_num_timesteps = steps - self.num_timesteps, False
+            steps -= self.num_timesteps
+            reset_num_timesteps = False
         self.dataset_info = info
         with self._collecting_in(env, n_envs, target_return):
             total_timesteps, callback = self._setup_learn(
@@ -170,7 +169,8 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         self, rounds: OnlineRounds, total_timesteps: int, callback: BaseCallback, log_interval: int
     ) -> None:
         """Run rounds until the requested number of steps is reached or a callback stops the training."""
-        self._rounds, self.resumable = rounds, True
+        self._rounds = rounds
+        self.resumable = True
         try:
             while self.num_timesteps < total_timesteps:
                 self._update_policy(rounds, rounds.pop_due_updates, log_interval)
@@ -185,7 +185,8 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
                 self._update_policy(rounds, rounds.finish, log_interval)
             callback.on_training_end()
         finally:
-            self._rounds, self.resumable = None, False
+            self._rounds = None
+            self.resumable = False
 
     def _update_policy(self, rounds: OnlineRounds, end_rounds: Callable[[], int], log_interval: int) -> None:
         """Run the updates of the rounds that end, if there are any, and log every ``log_interval`` rounds."""
@@ -211,18 +212,19 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
 
         For `rlxf.training.CheckpointWriter`.
         """
-        own = super().snapshot()
+        archive = super().snapshot()
         if self._rounds is None:
-            return own
+            return archive
         infos = [{name: float(each[name]) for name in ("r", "l", "t")} for each in self.ep_info_buffer or ()]
         successes = [float(each) for each in self.ep_success_buffer or ()]
         online = self._rounds.to_archive({"episodes": infos, "successes": successes})
-        return Archive(own.documents | online.documents, own.tensors | clone_tensors(online.tensors))
+        return Archive(archive.documents | online.documents, archive.tensors | clone_tensors(online.tensors))
 
     def _load_rounds(self, rounds: OnlineRounds, archive: Archive) -> None:
         """Restore the rounds; environments that are reset get a seed that no earlier episode had."""
         with checkpoint_errors():
-            stored, size = archive.documents[ONLINE]["rounds"], self._stats_window_size
+            stored = archive.documents[ONLINE]["rounds"]
+            size = self._stats_window_size
             self.ep_info_buffer = deque(stored["episodes"], maxlen=size)
             self.ep_success_buffer = deque(stored["successes"], maxlen=size)
         seed = None
@@ -265,7 +267,8 @@ class OnlineFinetuning(ReturnConditionedPolicy, ReturnConditionedAgent):
         self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int, target_return: float | None
     ) -> Iterator[None]:
         """Set the agent's environments for the duration of the context; close those made here at its end."""
-        before, vec_env = self.env, self._environments(env, n_envs)
+        before = self.env
+        vec_env = self._environments(env, n_envs)
         try:
             self.check_env(vec_env)
             check_raw(vec_env, "norm_reward")

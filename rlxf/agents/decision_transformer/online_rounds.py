@@ -16,7 +16,7 @@ from rlxf.agents.common.environment_checks import (
     check_step_results,
     restore_stats_on_error,
 )
-from rlxf.agents.decision_transformer.acting import ReturnConditionedPolicy
+from rlxf.agents.decision_transformer.acting import DecisionTransformerActing
 from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer, Transitions
 from rlxf.agents.offline.checkpoint import read_matching_run
 from rlxf.envs import resume
@@ -43,8 +43,10 @@ class EpisodeCollector:
             current episodes are lost.
     """
 
-    def __init__(self, agent: ReturnConditionedPolicy, env: VecEnv, noise: float = 0.0):
-        self.agent, self.env, self.noise = agent, with_checked_steps(env), noise
+    def __init__(self, agent: DecisionTransformerActing, env: VecEnv, noise: float = 0.0):
+        self.agent = agent
+        self.env = with_checked_steps(env)
+        self.noise = noise
         self._conditioned = is_return_conditioned(env.observation_space)
         space: Any = env.observation_space
         self._space = space["observation"] if self._conditioned else encoded_observation_space(space)
@@ -62,24 +64,22 @@ class EpisodeCollector:
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the state for continuing the current episodes."""
-        own = {"starts": self._starts, "first": self._episode_offset, "taken": np.array(self._step_count)}
+        arrays = {"starts": self._starts, "first": self._episode_offset, "taken": np.array(self._step_count)}
         if self._last_obs is not None:
-            own |= nested_parts(self.env.observation_space, self._last_obs, "seen")
+            arrays |= nested_parts(self.env.observation_space, self._last_obs, "seen")
         if self._state is not None:
             tensors = self.agent.policy.state_tensors(self._state)
-            own |= {f"state.{name}": part.cpu().numpy() for name, part in tensors.items()}
+            arrays |= {f"state.{name}": part.cpu().numpy() for name, part in tensors.items()}
         if self._steps:
             steps = Transitions(*map(np.stack, zip(*self._steps, strict=True)))
-            own |= {f"steps.{name}": part for name, part in steps._asdict().items()}
-        return own
+            arrays |= {f"steps.{name}": part for name, part in steps._asdict().items()}
+        return arrays
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]], device: torch.device) -> None:
         """Continue from the result of `state_dict`."""
-        self._starts, self._episode_offset, self._step_count = (
-            arrays["starts"],
-            arrays["first"],
-            int(arrays["taken"]),
-        )
+        self._starts = arrays["starts"]
+        self._episode_offset = arrays["first"]
+        self._step_count = int(arrays["taken"])
         self._last_obs = None
         if any(name.startswith("seen") for name in arrays):
             self._last_obs = observation_from_nested_parts(self.env.observation_space, arrays, "seen")
@@ -93,13 +93,13 @@ class EpisodeCollector:
         """Step every environment; return the completed episodes, the dones (E,) and the infos."""
         if self._last_obs is None:
             self._reset()
-        seen = (self._last_obs, self._state, self._starts)
-        actions, self._state = self.agent.explore(*seen, noise=self.noise)
+        actions, self._state = self.agent.explore(self._last_obs, self._state, self._starts, noise=self.noise)
         observations, encoded_actions = self.agent.encode(self._last_obs, actions)
         self._step_count += 1
         with restore_stats_on_error(self.env):
             self._last_obs, rewards, dones, infos = self.env.step(actions)
-            obs, count = self._observed(self._last_obs), self._step_count
+            obs = self._observed(self._last_obs)
+            count = self._step_count
             check_step_results(self.env, obs, rewards, dones, count, space=self._space)
         terminated = dones & ~is_truncated(infos)
         self._steps.append(
@@ -117,7 +117,8 @@ class EpisodeCollector:
     def _reset(self) -> None:
         with restore_stats_on_error(self.env):
             obs: Any = self.env.reset()
-            first, count = self._observed(obs), self._step_count
+            first = self._observed(obs)
+            count = self._step_count
             check_observations("first observation", self.env, first, count, space=self._space)
         self._last_obs = obs
 
@@ -144,7 +145,10 @@ def _with_prefix(start: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, ND
 
 ONLINE = "online"
 """Name of the JSON document in a checkpoint."""
-WRAPPERS, EPISODES, COLLECTOR, REPLAY = "wrappers", "episodes", "collector", "replay"
+WRAPPERS = "wrappers"
+EPISODES = "episodes"
+COLLECTOR = "collector"
+REPLAY = "replay"
 """Names of the groups of tensors in a checkpoint."""
 
 
@@ -163,7 +167,9 @@ class OnlineRounds:
     """
 
     def __init__(self, collector: EpisodeCollector, replay: ReplayBuffer, options: Mapping[str, Any]):
-        self.collector, self.replay, self.options = collector, replay, dict(options)
+        self.collector = collector
+        self.replay = replay
+        self.options = dict(options)
         self.steps, self.updates = options["round_steps"], options["round_updates"]
         self.completed = self._steps_taken = 0
         self.finished = False
@@ -225,7 +231,9 @@ class OnlineRounds:
             CheckpointError: if the checkpoint does not match the run.
             ValueError: if the environment has different wrappers.
         """
-        document, groups, env = archive.documents[ONLINE], archive.tensors, self.collector.env
+        document = archive.documents[ONLINE]
+        groups = archive.tensors
+        env = self.collector.env
         with checkpoint_errors():
             self._steps_taken, self.completed = (document["rounds"][name] for name in ("played", "rounds"))
             self.replay.load_state_dict(tensors_to_arrays(groups.get(REPLAY, {})))

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlxf.agents.common.losses import masked_mean
+from rlxf.agents.decision_transformer.acting_step import PredictedReturnStep
 from rlxf.agents.decision_transformer.conditioning import PredictedReturn
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.decision_transformer.model import (
     DECISION_TOKENS,
-    FIRST_TOKENS,
-    NEWEST_FIRST_TOKEN,
+    NEWEST_STEP_START_TOKEN,
+    STEP_START_TOKENS,
     DecisionTransformerModel,
 )
 from rlxf.agents.offline.context_window import ContextWindow, check_context
@@ -24,6 +25,7 @@ from rlxf.agents.offline.observations import ConditionedObservation, EncodedObse
 from rlxf.agents.offline.trajectory_model import StepTokens
 from rlxf.data import Trajectories, WindowBatch
 from rlxf.data.findings import differ_beyond_rounding
+from rlxf.export.acting_step import ActingStep
 
 
 class StateFirstTokens(StepTokens):
@@ -90,7 +92,8 @@ class PredictedReturnModel(DecisionTransformerModel):
         parts = self.loss(y[:, DECISION_TOKENS], batch.actions[:, first:], mask.to(y.dtype))
         critic_windows = partial(self.critic_windows, batch, steps)
         parts = self.loss.add_critic(parts, y[:, DECISION_TOKENS], critic_windows)
-        parts, error = self.add_auxiliary_losses(parts, batch, y), self.return_error(batch, y)
+        parts = self.add_auxiliary_losses(parts, batch, y)
+        error = self.return_error(batch, y)
         return self.add_penalty(parts | {"loss": parts["loss"] + error, "return_loss": error})
 
     def validation_losses(self, batch: WindowBatch) -> dict[str, Tensor]:
@@ -103,7 +106,7 @@ class PredictedReturnModel(DecisionTransformerModel):
     def return_error(self, batch: WindowBatch, y: Tensor) -> Tensor:
         """Compute the mean error of the predicted return over the real steps, for outputs y at all tokens."""
         first = self.window_start(batch)
-        error = self.return_head.error(y[:, FIRST_TOKENS], batch.return_to_go[:, first:])
+        error = self.return_head.error(y[:, STEP_START_TOKENS], batch.return_to_go[:, first:])
         return masked_mean(error, batch.mask[:, first:])
 
     @torch.no_grad()
@@ -111,7 +114,7 @@ class PredictedReturnModel(DecisionTransformerModel):
         self, state: Any, encoded: ConditionedObservation, start: Tensor, deterministic: bool = True
     ) -> Any:
         window = self.append_observation(state, encoded, start)
-        y = self.outputs(window, NEWEST_FIRST_TOKEN)[:, 0]
+        y = self.outputs(window, NEWEST_STEP_START_TOKEN)[:, 0]
         return with_return(window, self.return_head.choose(y, deterministic))
 
     def append_observation(self, state: Any, encoded: ConditionedObservation, start: Tensor) -> ContextWindow:
@@ -136,6 +139,9 @@ class PredictedReturnModel(DecisionTransformerModel):
         actions = torch.where(first, initial_actions, state.actions[:, -1])
         time_steps = (state.time_steps[:, -1] + 1).masked_fill(start, 0)
         return replace(encoded, previous_action=actions, time_steps=time_steps)
+
+    def acting_step(self, info: DatasetInfo, envs: int) -> ActingStep:
+        return PredictedReturnStep(self, info, envs)
 
 
 def with_return(window: ContextWindow, return_to_go: Tensor) -> ContextWindow:

@@ -41,7 +41,9 @@ def split(steps: Transitions, lengths: NDArray[np.integer[Any]]) -> list[Transit
     return [Transitions(*episode) for episode in zip(*parts, strict=True)]
 
 
-WORST, OLDEST, OLDEST_OF_WORSE = "worst", "oldest", "oldest-of-worse"
+WORST = "worst"
+OLDEST = "oldest"
+OLDEST_OF_WORSE = "oldest-of-worse"
 REMOVALS = (WORST, OLDEST, OLDEST_OF_WORSE)
 """Episodes that a full `ReplayBuffer` removes first."""
 
@@ -74,7 +76,9 @@ class ReplayBuffer:
         terminated[data.offsets[1:] - 1] = data.terminated
         steps = Transitions(data.observations, data.actions, data.rewards, terminated)
         logged = split(steps, data.lengths)
-        self.data, self.capacity, self.remove = data, capacity, remove
+        self.data = data
+        self.capacity = capacity
+        self.remove = remove
         self.episodes = [logged[e] for e in best]
         self._returns = [float(data.returns[e]) for e in best]
         self._logged = len(best)

@@ -21,13 +21,9 @@ from torch import Tensor
 from rlxf.agents.common.arguments import check_device, load_settings
 from rlxf.agents.common.calibration import THRESHOLDS, Calibration, CalibrationMixin, reset_calibration
 from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, state_memory
+from rlxf.agents.common.datastore import EXPORT_REASON, TRAINING_REASON, DatastoreMixin, check_no_datastore
 from rlxf.agents.common.environment_checks import check_not_reset_result
-from rlxf.agents.common.retrieval import (
-    ActionDatastore,
-    DatastoreMixin,
-    check_export_without_datastore,
-    check_no_datastore,
-)
+from rlxf.agents.common.retrieval import ActionDatastore
 from rlxf.agents.common.weights import core_error_context, transfer_weights
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting_step import GTrXLActingStep, exportable_normalizer, raw_observation_space
@@ -175,7 +171,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
                 opened.
             ValueError: if the agent has a datastore.
         """
-        check_no_datastore(self.datastore)
+        check_no_datastore(self.datastore, TRAINING_REASON)
         if not isinstance(load_path_or_dict, dict):
             archive = checkpoint.read_checkpoint(load_path_or_dict)
             load_path_or_dict = checkpoint.read_parameters(archive, self.policy)
@@ -196,7 +192,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
                 Cores must be equal except for causal, memory, pattern, dropout and feed_forward_chunk. The
                 message names the first difference.
         """
-        check_no_datastore(self.datastore)
+        check_no_datastore(self.datastore, TRAINING_REASON)
         transfer_weights(source, self.policy)
         reset_calibration(self.policy.transformer)
         return self
@@ -287,7 +283,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         """
         target = check_target(path, format, opset)
         check_int("n_envs", n_envs)
-        check_export_without_datastore(self.datastore)
+        check_no_datastore(self.datastore, EXPORT_REASON)
         space = None if self.env is None else raw_observation_space(self.env)
         step = GTrXLActingStep(self.policy, self._observation_normalizer(), n_envs, space)
         export_step(step, vars(self.core), target, opset)

@@ -25,17 +25,19 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
-from rlxf.agents.common.arguments import SB3_POLICY_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
+from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.numerics import OutputCheck, check_outputs, check_outputs_later
 from rlxf.agents.common.precision import Precision, mixed_precision
+from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.gtrxl.core import check_exits
 from rlxf.agents.gtrxl.heads import PopArtHead, probability_margins
 from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentPolicy, RecurrentPolicyState
+from rlxf.agents.gtrxl.sb3_arguments import SB3_POLICY_ARGUMENTS
 from rlxf.agents.gtrxl.state_dependent_noise import StateDependentNoise, check_sde
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 
 
 class GTrXLPolicy(RecurrentPolicy):

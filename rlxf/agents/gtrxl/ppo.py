@@ -11,7 +11,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rlxf.agents.common.arguments import (
-    PPO_SB3_ARGUMENTS,
     as_log_interval,
     as_whole_number,
     check_device,
@@ -33,6 +32,7 @@ from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.agents.gtrxl.sb3_arguments import PPO_SB3_ARGUMENTS
 from rlxf.agents.gtrxl.state_dependent_noise import check_sde, mean_action_std
 from rlxf.agents.gtrxl.training_algorithm import Actor, DistillationTraining, PPOTraining
 from rlxf.agents.gtrxl.training_loop import TrainingLoop
@@ -112,7 +112,7 @@ class GTrXLPPO(TrainingLoop):
             number of segments. The update is that of the whole minibatch, apart from rounding, and without
             dropout; the activations of one micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, heads, losses and acting stay
+            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, heads, losses and acting stay
             float32. PPO's ratio is then not exactly 1 in the first minibatch of an update.
         compile: on a CPU, compile the acting step of the network, for rollouts and ``predict``, and also
             losses and gradients, except for updates with micro-batches, of several processes, of segments of

@@ -14,14 +14,14 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
 from rlxf.agents.common.actions import to_environment
-from rlxf.agents.common.arguments import (
+from rlxf.agents.common.cores import check_state_core
+from rlxf.agents.common.numerics import check_recurrent_state
+from rlxf.agents.common.predict_state import (
     MissingStateWarning,
     check_state_layout,
     check_state_rows,
     check_state_type,
 )
-from rlxf.agents.common.cores import check_state_core
-from rlxf.agents.common.numerics import check_recurrent_state
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
 from rlxf.agents.gtrxl.heads import choice_logits, unvalidated_distributions
 from rlxf.attention import TransformerSpec

@@ -13,10 +13,10 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor, nn
 
 from rlxf.agents.common.accumulation import Losses, accumulate_gradients
+from rlxf.agents.common.datastore import TEACHER_REASON, check_no_datastore
 from rlxf.agents.common.gradient_programs import GradientSetter
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.common.numerics import check_parameters, clip_grad_norm_checked, naming_output_faults
-from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.gtrxl.compiled_losses import CompiledPPOLosses
 from rlxf.agents.gtrxl.heads import divergence
 from rlxf.agents.gtrxl.losses import PPOLoss, segment_outputs, total_loss
@@ -363,7 +363,7 @@ def _check_teacher(student: GTrXLPolicy, teacher: GTrXLPolicy) -> None:
     if teacher is student:
         raise ValueError("teacher and student are the same agent: pass another agent as the teacher")
     check_parameters(teacher)
-    check_teacher_without_datastore(None if teacher.retrieval is None else teacher.retrieval.datastore)
+    check_no_datastore(None if teacher.retrieval is None else teacher.retrieval.datastore, TEACHER_REASON)
     for name in ("observation_space", "action_space", "persist_memory_across_episodes", "device"):
         expected, actual = getattr(student, name), getattr(teacher, name)
         if expected != actual:

@@ -14,13 +14,13 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.arguments import as_log_interval, as_whole_number
 from rlxf.agents.common.checkpoint import check_unfinished, newest_checkpoint_file
+from rlxf.agents.common.datastore import TRAINING_REASON, check_no_datastore
 from rlxf.agents.common.environment_checks import (
     check_observations,
     normalizes_observations,
     restore_stats_on_error,
 )
 from rlxf.agents.common.numerics import check_parameters
-from rlxf.agents.common.retrieval import check_no_datastore
 from rlxf.agents.common.weights import sync_normalization_statistics, sync_processes
 from rlxf.agents.gtrxl import resume
 from rlxf.agents.gtrxl.agent import GTrXLAgent
@@ -143,7 +143,7 @@ class TrainingLoop(GTrXLAgent):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         """Prepare training as in SB3; also check the first observations and log hyperparameters."""
-        check_no_datastore(self.datastore)
+        check_no_datastore(self.datastore, TRAINING_REASON)
         check_parameters(self.policy)
         assert self.env is not None
         if self.persist_memory_across_episodes:

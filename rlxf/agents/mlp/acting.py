@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlxf.agents.common.actions import to_environment
-from rlxf.agents.common.arguments import MissingStateWarning
+from rlxf.agents.common.actions import check_discrete, to_environment
+from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.mlp.model import MLPModel, ObservationHistory
 from rlxf.agents.offline.agent import OfflineAgent
 from rlxf.agents.offline.objectives import Objective
@@ -85,8 +84,7 @@ class MLPAgent(OfflineAgent):
         Raises:
             TypeError: also if the action space is not Discrete.
         """
-        if not isinstance(self.action_space, spaces.Discrete):
-            raise TypeError(f"action_logits needs Discrete actions, got {self.action_space}")
+        check_discrete("action_logits", self.action_space)
         _, return_to_go, history = self._append_observation(observation, state, episode_start)
         head: Any = self.policy.loss.head  # of Discrete actions, so it has logits
         (logits,) = head.logits(self.policy.checked_outputs(history, return_to_go))
@@ -101,9 +99,7 @@ class MLPAgent(OfflineAgent):
         if self.policy.training:
             self.policy.eval()
         if self.context_length > 1:
-            all_first = bool(start.all())
-            known = episode_start is not None or all_first
-            self._missing_state_warning.record(state, all_first if known else None)
+            self._missing_state_warning.record_start(state, start, given=episode_start is not None)
         return encoded, return_to_go, self.policy.append_step(state, encoded.observations, start)
 
     def _state(self, history: ObservationHistory) -> ObservationHistory | None:

@@ -10,10 +10,12 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from rlxf.agents.common.arguments import MLP_SB3_ARGUMENTS, MissingStateWarning, reject_unknown_arguments
+from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.precision import Precision
+from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel
+from rlxf.agents.mlp.sb3_arguments import MLP_SB3_ARGUMENTS
 from rlxf.agents.offline.config import as_hidden_sizes
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.observations import EncodedObservation
@@ -86,7 +88,7 @@ class BehaviorCloning(MLPAgent):
             entropy of Box actions in `MaximumEntropy`, draw other random numbers. The activations of one
             micro-batch at a time are in memory.
         precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.modules.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
+            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
             float32.
         cuda_graphs: on a GPU, capture losses and gradients as a CUDA graph, except for updates with micro-
             batches, of several processes, or by distillation. This takes about 0.1 seconds, and memory.

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.agents.common.actions import action_encoder
-from rlxf.agents.common.arguments import check_state_rows, check_state_type
 from rlxf.agents.common.checkpoint import window_memory
 from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.common.numerics import check_parameters
+from rlxf.agents.common.predict_state import check_state_rows, check_state_type
 from rlxf.agents.offline.config import (
     MAX_HIDDEN_LAYERS,
     Converter,
@@ -23,7 +23,8 @@ from rlxf.agents.offline.config import (
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
 from rlxf.agents.offline.objectives import OBJECTIVES, Objective
-from rlxf.attention.modules import Dropout, Linear
+from rlxf.attention.dropout import Dropout
+from rlxf.attention.linear import Linear
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training import NumericalError
 from rlxf.training.json_rules import Rule, number, whole
@@ -150,7 +151,8 @@ class MLPModel(OfflineModel):
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: MLPConfig):
         super().__init__()
-        self.context_length, self.precision = config.context_length, config.precision
+        self.context_length = config.context_length
+        self.precision = config.precision
         self.features = ObservationFeatures(info.encoder.shape, normalization)
         inputs = self.context_length * self.features.width + self.condition_width
         sizes = (inputs, *config.hidden_sizes)

@@ -151,17 +151,18 @@ class OfflineAgent(OfflineAlgorithm):
         return envs
 
     def _learn(
-        self, update: OfflineUpdate, windows: Windows, steps: int, callback: MaybeCallback, *others: Any
+        self, update: OfflineUpdate, windows: Windows, steps: int, callback: MaybeCallback, **options: Any
     ) -> Self:
         """Run `OfflineAlgorithm._learn` with an environment set, which SB3's `EvalCallback` needs.
 
         If the agent has none, it is the environment of the first `EvalCallback`.
         """
-        before, eval_envs = self.env, self._check_eval_callbacks(callback)
+        before = self.env
+        eval_envs = self._check_eval_callbacks(callback)
         try:
             for env in eval_envs[:1] if before is None else ():
                 self.set_env(env)
-            return super()._learn(update, windows, steps, callback, *others)
+            return super()._learn(update, windows, steps, callback, **options)
         finally:
             self.env = before
 
@@ -202,12 +203,12 @@ class OfflineAgent(OfflineAlgorithm):
         return agent
 
 
-class ReturnConditionedAgent(OfflineAgent):
-    """`OfflineAgent` that is conditioned on a target return, with the observations of `ReturnToGo`."""
+class TargetReturnAgent(OfflineAgent):
+    """`OfflineAgent` that may act for a target return, with the observations of `ReturnToGo`."""
 
     @property
     def return_conditioned(self) -> bool:
-        """True, see `OfflineAgent`."""
+        """True by default, see `OfflineAgent`."""
         return True
 
     @property

@@ -34,6 +34,7 @@ from rlxf.agents.offline.optimizer_step import (
     make_optimizer,
     warmup_factor,
 )
+from rlxf.agents.offline.sb3_arguments import SB3_LEARN_ARGUMENTS
 from rlxf.agents.offline.trajectory_model import TrajectoryModel
 from rlxf.agents.offline.validation import ValidatedAlgorithm
 from rlxf.agents.offline.weight_averaging import WeightAverage
@@ -129,7 +130,8 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         vars(self).update(self.config.settings_from_data(trajectories))
 
     def _setup_model(self) -> None:
-        info, data = self.dataset_info, self.trajectories
+        info = self.dataset_info
+        data = self.trajectories
         self.observation_space, self.action_space = info.observation_space, info.action_space
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
@@ -140,7 +142,8 @@ class OfflineAlgorithm(ValidatedAlgorithm):
             self.policy.fit(data)
             self._training_windows(self.windows(data))
             self.policy.check_data(data, self.device)
-        trained, self._average = self.policy, None
+        trained = self.policy
+        self._average = None
         if self.weight_averaging is not None:
             trained = deepcopy(self.policy)
             self._average = WeightAverage(trained, self.policy, self.weight_averaging, UNCLIPPED)
@@ -151,8 +154,14 @@ class OfflineAlgorithm(ValidatedAlgorithm):
 
     def _make_update(self, trained: OfflineModel) -> OfflineUpdate:
         """Return an update of a model without pending metrics."""
-        options = self.max_grad_norm, self._average, self.gradient_accumulation_steps
-        return OfflineUpdate(trained, self.optimizer, *options, compiled=self._compiled)
+        return OfflineUpdate(
+            trained,
+            self.optimizer,
+            max_grad_norm=self.max_grad_norm,
+            average=self._average,
+            accumulation_steps=self.gradient_accumulation_steps,
+            compiled=self._compiled,
+        )
 
     def _new_update(self) -> OfflineUpdate:
         """Return an update of the trained model without pending metrics."""
@@ -162,7 +171,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         """Return the model that acts, and with `weight_averaging` also the one that is trained."""
         return nn.ModuleList([self.policy] if self._average is None else [self.policy, self._update.trained])
 
-    @arguments.reject_unknown_arguments(arguments.SB3_LEARN_ARGUMENTS)
+    @arguments.reject_unknown_arguments(SB3_LEARN_ARGUMENTS)
     def learn(
         self,
         steps: int,
@@ -204,10 +213,19 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         """
         update = self._new_update()
         windows = self._training_windows(self.windows(self._data()))
-        options = (log_interval, tb_log_name or self.NAME, reset_num_timesteps, progress_bar, resume_from)
         self.resumable = True
         try:
-            return self._learn(update, windows, steps, callback, *options)
+            return self._learn(
+                update,
+                windows,
+                steps,
+                callback,
+                log_interval=log_interval,
+                tb_log_name=tb_log_name or self.NAME,
+                reset_num_timesteps=reset_num_timesteps,
+                progress_bar=progress_bar,
+                resume_from=resume_from,
+            )
         finally:
             self.resumable = False
 
@@ -217,6 +235,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         windows: Windows,
         steps: int,
         callback: MaybeCallback,
+        *,
         log_interval: int | None,
         tb_log_name: str,
         reset_num_timesteps: bool,
@@ -227,11 +246,13 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         steps = arguments.as_whole_number("steps", steps, least=1)
         log_interval = arguments.as_log_interval(log_interval)
         keep_freed_memory()
-        run, info = None, self._training_info()
+        run = None
+        info = self._training_info()
         if resume_from is not None:
             run = checkpoint.read_resumable_run(resume_from, self._describe(info), steps)
             self._restore(run)
-            steps, reset_num_timesteps = steps - self.num_timesteps, False
+            steps -= self.num_timesteps
+            reset_num_timesteps = False
         self.dataset_info = info
         counts = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates, "steps": steps}
         self.policy.check_processes(self.ranks.world_size)
@@ -279,7 +300,8 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         update_learning_rate(self.optimizer, learning_rate)
         self._update.begin()
         batch = self._batch(windows)
-        where, rank_rng = f"update {self._n_updates + 1}", self.ranks.rank_rng(self.generator)
+        where = f"update {self._n_updates + 1}"
+        rank_rng = self.ranks.rank_rng(self.generator)
         with numerical_error_context(where, batch), rank_rng:
             self._update(batch)
         self._n_updates += 1
@@ -349,9 +371,9 @@ class OfflineAlgorithm(ValidatedAlgorithm):
 
     def _training_info(self) -> DatasetInfo:
         """Return the information about the current dataset, with the spaces for which the agent was made."""
-        own = self.dataset_info
-        new = own if self.trajectories is None else DatasetInfo.of(self.trajectories)
-        return replace(new, observation_space=own.observation_space, action_space=own.action_space)
+        current = self.dataset_info
+        new = current if self.trajectories is None else DatasetInfo.of(self.trajectories)
+        return replace(new, observation_space=current.observation_space, action_space=current.action_space)
 
     def set_parameters(
         self,
@@ -408,23 +430,25 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         arguments.check_device(device)
         settings = arguments.load_settings(settings)
         archive = read_agent_archive(path, cls.NAME, checkpoint.GROUPS, sha256)
-        own = checkpoint.read_config(archive, cls.config_class)
-        own.check_changes(settings)
-        stored = vars(own) | settings
+        stored = checkpoint.read_config(archive, cls.config_class)
+        stored.check_changes(settings)
+        constructor_arguments = vars(stored) | settings
         subclass: Any = cls  # the constructor of each subclass accepts the arguments in its files
 
         def build(device: torch.device | str, **others: Any) -> Any:
-            agent = subclass(None, device=device, **stored | others, _init_setup_model=False)
+            agent = subclass(None, device=device, **constructor_arguments | others, _init_setup_model=False)
             agent.dataset_info = checkpoint.read_dataset_info(archive)
             agent._setup_model()
             return agent
 
-        with own.load_error_context(settings):
+        with stored.load_error_context(settings):
             with checkpoint_errors_unless_overridden(settings):
                 check_buildable(
                     lambda: build("meta", verbose=0).policy,
                     archive.tensors["policy"],
-                    cls.config_class.of(stored).inference_memory(checkpoint.read_dataset_info(archive)),
+                    cls.config_class.of(constructor_arguments).inference_memory(
+                        checkpoint.read_dataset_info(archive)
+                    ),
                 )
                 agent: Self = build(device)
             seeded = agent.generator.get_state()
@@ -432,7 +456,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
             if "seed" in settings:
                 agent.generator.set_state(seeded)
         if dataset is not None:
-            data = agent.trajectories = as_trajectories(dataset, stored.get("download", False))
+            data = agent.trajectories = as_trajectories(dataset, constructor_arguments.get("download", False))
             check_spaces_match(agent.dataset_info, data.observation_space, data.action_space)
             agent.policy.check_episodes(data, np.arange(data.episodes))
             agent.policy.check_data(data, agent.device)

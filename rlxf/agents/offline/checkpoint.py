@@ -53,7 +53,8 @@ def build_archive(description: Any, update: OfflineUpdate, generator: torch.Gene
         "optimizer": states.optimizer_tensors(update.optimizer),
         WINDOW_GENERATOR: {"state": generator.get_state()},
     }
-    metrics, average = update.metrics(), update.average
+    metrics = update.metrics()
+    average = update.average
     more = ({METRICS: metrics} if metrics else {}) | ({} if average is None else average.state())
     return Archive({"agent": description}, tensors | more)
 
@@ -85,7 +86,8 @@ def restore(update: OfflineUpdate, generator: torch.Generator, archive: Archive)
     Raises:
         CheckpointError: if a tensor does not fit the model, or would make a recurrent state overflow.
     """
-    model, agent = update.acting, archive.documents["agent"]
+    model = update.acting
+    agent = archive.documents["agent"]
     states.check_weights_fit(model, archive.tensors["policy"], "policy")
     model.check_stored_parameters(archive.tensors["policy"])
     model.load_state_dict(archive.tensors["policy"])

@@ -139,7 +139,8 @@ class OfflineConfig:
 
     def _check_types(self) -> None:
         """Raise TypeError unless each setting has a type that `from_json` accepts."""
-        values, names = self._json_values(), [field.name for field in fields(self)]
+        values = self._json_values()
+        names = [field.name for field in fields(self)]
         for name, rule in setting_rules(type(self), names, {}).items():
             value = 0.5 if isinstance(values[name], float) else values[name]  # ranges are checked later
             if not rule.holds(value):
@@ -189,8 +190,8 @@ class OfflineConfig:
         Raises:
             CheckpointError: in place of an error that only reports that the weights do not fit.
         """
-        own = {name: getattr(self, name) for name in self.MODEL_SETTINGS if name in changes}
-        differing = {name: value for name, value in own.items() if value != changes[name]}
+        of_file = {name: getattr(self, name) for name in self.MODEL_SETTINGS if name in changes}
+        differing = {name: value for name, value in of_file.items() if value != changes[name]}
         try:
             yield
         except CheckpointError as error:

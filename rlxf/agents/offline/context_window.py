@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlxf.agents.common.arguments import check_state_rows, check_state_type
+from rlxf.agents.common.predict_state import check_state_rows, check_state_type
 from rlxf.attention import TokenIndex
 from rlxf.attention.token_index import EMPTY
 

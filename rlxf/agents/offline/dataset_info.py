@@ -108,8 +108,8 @@ class DatasetInfo:
 
     def space_mismatches(self, other: "DatasetInfo | Trajectories") -> Iterator[tuple[str, str]]:
         """Yield each difference of the spaces: "observation" or "action", and its description."""
-        own = self.observation_space, self.action_space
-        return space_mismatches(own, (other.observation_space, other.action_space))
+        expected = self.observation_space, self.action_space
+        return space_mismatches(expected, (other.observation_space, other.action_space))
 
     @property
     def encoder(self) -> VectorEncoder | ImageEncoder:

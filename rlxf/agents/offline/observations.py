@@ -180,13 +180,14 @@ def _is_array_batch(space: spaces.Space[Any], values: Any, where: str) -> bool:
     """Return whether an array of a space that is not nested has a batch axis; errors as in `_is_batch`."""
     if isinstance(values, Mapping):
         raise TypeError(f"{where} must be an array of the space {space}, got a mapping: {ADVICE}")
-    axes, own = np.ndim(values), len(space.shape or ())
-    if axes not in (own, own + 1):
+    axes = np.ndim(values)
+    space_axes = len(space.shape or ())
+    if axes not in (space_axes, space_axes + 1):
         raise ValueError(
-            f"{where} must have {own} axes, or {own + 1} for several environments, as its space {space}, got "
-            f"shape {np.shape(values)}"
+            f"{where} must have {space_axes} axes, or {space_axes + 1} for several environments, as its "
+            f"space {space}, got shape {np.shape(values)}"
         )
-    return axes > own
+    return axes > space_axes
 
 
 ADVICE = "pass observations of the environment of the data, without rlxf.envs.ReturnToGo"
@@ -236,7 +237,8 @@ def _as_environment_error(name: str) -> Iterator[None]:
 
 def _check_parts(parts: Mapping[str, NDArray[Any]], dataset_info: DatasetInfo) -> None:
     """Raise an error unless all parts of E observations of `ReturnToGo` have E rows, and steps are counts."""
-    envs, times = len(parts["return_to_go"]), parts["time_step"]
+    envs = len(parts["return_to_go"])
+    times = parts["time_step"]
     shapes = {
         "return_to_go": (1,),
         "time_step": (1,),

@@ -119,7 +119,8 @@ class OfflineUpdate:
     def _compiled_losses(self, batch: Any) -> tuple[Losses, GradientSetter] | None:
         if self.compiled is None or self.ranks.world_size > 1:
             return None
-        make, settings = partial(self._loss_function, batch), self.trained.capture_settings()
+        make = partial(self._loss_function, batch)
+        settings = self.trained.capture_settings()
         return self.compiled(self.trained, named_tensors(batch, skipped=()), make, settings)
 
     def _loss_function(self, batch: Any) -> LossFunction:

@@ -22,7 +22,7 @@ from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel, feature_width
 from rlxf.attention import Transformer, TransformerSpec
-from rlxf.attention.modules import Dropout
+from rlxf.attention.dropout import Dropout
 from rlxf.attention.recurrent.base import RecurrentMixer
 from rlxf.attention.technique import check_positive
 from rlxf.data import Trajectories, WindowBatch, Windows
@@ -59,7 +59,8 @@ class TrajectoryConfig(OfflineConfig):
 
     def inference_memory(self, info: DatasetInfo) -> dict[str, int]:
         """See `OfflineConfig`."""
-        shape, steps = info.encoder.shape, self.context_length + memory_steps(self.core)
+        shape = info.encoder.shape
+        steps = self.context_length + memory_steps(self.core)
         numbers = feature_width(shape) + action_encoder(info.action_space).width
         return {
             "acting with the core's memory": state_memory(self.core),
@@ -95,9 +96,9 @@ class TrajectoryConfig(OfflineConfig):
             yield
 
     def _loggable_settings(self) -> dict[str, Any]:
-        own = {name: value for name, value in super()._loggable_settings().items() if name != "core"}
+        settings = {name: value for name, value in super()._loggable_settings().items() if name != "core"}
         core = {field.name: getattr(self.core, field.name) for field in fields(self.core)}
-        return own | core | {"feed_forward": self.core.inner_width}
+        return settings | core | {"feed_forward": self.core.inner_width}
 
 
 def default_return_scale(data: Trajectories) -> float:
@@ -165,7 +166,8 @@ class TrajectoryModel(OfflineModel):
 
     def __init__(self, info: DatasetInfo, normalization: nn.Module, config: TrajectoryConfig):
         super().__init__()
-        self.context_length, self.burn_in_steps = config.context_length, memory_steps(config.core)
+        self.context_length = config.context_length
+        self.burn_in_steps = memory_steps(config.core)
         self.precision = config.precision
         self.features = ObservationFeatures(info.encoder.shape, normalization)
         self.tokens = self.tokens_class(self.features.width, action_encoder(info.action_space), config)
@@ -230,7 +232,8 @@ class TrajectoryModel(OfflineModel):
 
     def add_penalty(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add the transformer's penalty, such as that of adaptive spans, and its mean depth to the parts."""
-        penalty, depth = self.transformer.penalty(), self.transformer.mean_depth()
+        penalty = self.transformer.penalty()
+        depth = self.transformer.mean_depth()
         if penalty is not None:
             parts = parts | {"loss": parts["loss"] + penalty, "penalty": penalty}
         return parts if depth is None else parts | {"mean_depth": depth}

@@ -44,7 +44,10 @@ class WeightAverage:
     def __init__(
         self, trained: OfflineModel, acting: OfflineModel, decay: float, copied: tuple[str, ...] = ()
     ):
-        self.trained, self.acting, self.decay, self.updates = trained, acting, decay, 0
+        self.trained = trained
+        self.acting = acting
+        self.decay = decay
+        self.updates = 0
         self._averaged = [name for name, _ in trained.named_parameters() if not name.startswith(copied)]
         self._copied = [name for name, _ in trained.named_parameters() if name.startswith(copied)]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.depth.base import ConfidenceFn, DepthController, DepthCounter
 from rlxf.attention.depth.constant import Universal
-from rlxf.attention.modules import PendingTerms
+from rlxf.attention.pending_terms import PendingTerms
 from rlxf.attention.technique import LayerPasses, check_finite_number, check_not_negative
 from rlxf.attention.token_index import may_contain_true
 
@@ -100,7 +100,8 @@ class ACTController(DepthController):
             if not may_contain_true(select(halting.running)):
                 passes.skip(number, inputs)
                 continue
-            running, last = halting.running, number == passes.count - 1
+            running = halting.running
+            last = number == passes.count - 1
             weight = halting.step((passes.attention_input(inputs) @ self.w + self.b).sigmoid(), last)
             after = passes.run(number, inputs)
             y = y + passes.select_outputs(weight)[..., None] * (

@@ -273,11 +273,13 @@ class EarlyExitController(DepthController, ABC):
     @torch.no_grad()
     def early_exit(self, x: Tensor, passes: LayerPasses, confidence_fn: ConfidenceFn | None) -> Tensor:
         """Return the residual stream at the exit of each token; it is copied to later passes."""
-        rule, y = self.exit_rule(x, passes), passes.select_outputs(x)
+        rule = self.exit_rule(x, passes)
+        y = passes.select_outputs(x)
         running = filled = passes.select_outputs(passes.filled)
         passes_taken = torch.zeros(filled.shape, device=x.device)
         for number in range(passes.count):
-            inputs, last = passes.start_pass(number, x), number == passes.count - 1
+            inputs = passes.start_pass(number, x)
+            last = number == passes.count - 1
             if not running.any():
                 passes.skip(number, inputs)
                 continue
@@ -287,8 +289,9 @@ class EarlyExitController(DepthController, ABC):
             if not last:
                 x = after.clone()
                 passes.select_outputs(x).copy_(y)
-                states = passes.attention_input(before), passes.attention_input(y)
-                running = running & ~rule(number, *states, partial(_confidence, confidence_fn, y))
+                confidence = partial(_confidence, confidence_fn, y)
+                exits = rule(number, passes.attention_input(before), passes.attention_input(y), confidence)
+                running = running & ~exits
         self._taken.add(passes_taken[filled].sum(), filled.sum())
         return y
 

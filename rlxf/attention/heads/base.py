@@ -1,7 +1,6 @@
 """Base classes of output heads, and the datastore whose nearest keys they read."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Self
@@ -78,9 +77,6 @@ class Datastore:
         if k > len(self):
             raise ValueError(f"k must be at most the number of pairs, {len(self)}, got k={k}")
 
-
-Search = Callable[[Tensor, int], Tensor]
-"""Queries (B, C), k -> int64 (B, k): indices of the pairs with the nearest keys, with ties in any order."""
 
 MAX_SCORES = 2**22
 """Maximum number of distances in memory at a time, over all queries: 16 MB in float32."""

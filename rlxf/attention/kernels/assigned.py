@@ -148,9 +148,7 @@ class HeadKernels(_Assigned, PairwiseKernel):
         super().__post_init__()
         check_int("HeadKernels heads", self.heads)
         for kernel in self.both:
-            if not isinstance(kernel, PairwiseKernel) or kernel.attention_class(_some_attention) != (
-                _some_attention
-            ):
+            if not isinstance(kernel, PairwiseKernel) or kernel.replaces_attention:
                 raise ValueError(
                     f"HeadKernels needs kernels that compute each pair of tokens from separate queries and "
                     f"keys, and {kernel} does not; use Softmax, SinkSoftmax, AdaptiveSpan, DynamicSpan or "
@@ -168,11 +166,6 @@ class HeadKernels(_Assigned, PairwiseKernel):
 
     def build(self, width: int, heads: int) -> "HeadKernelAttention":
         return HeadKernelAttention(self, width, heads)
-
-
-def _some_attention(*arguments: object) -> nn.Module:
-    """Stand-in for the constructor of attention, to find out whether a kernel replaces it."""
-    return nn.Identity()
 
 
 class HeadKernelAttention(AttentionKernel):
@@ -197,20 +190,30 @@ class HeadKernelAttention(AttentionKernel):
     @torch.no_grad()
     def _count_extras(self, width: int, heads: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Return the numbers of both kinds of extra features of each part, for queries and for keys."""
-        x, projected = torch.zeros(1, 1, width), torch.zeros(1, heads, 1, self.size)
+        x = torch.zeros(1, 1, width)
+        projected = torch.zeros(1, heads, 1, self.size)
         queries, keys = [], []
-        for part, some in self._parts():
-            heads_of_part = projected[:, some]
+        for part, part_heads in self._parts():
+            heads_of_part = projected[:, part_heads]
             queries.append((_width(part.query_extras(x)), _width(part.projected_query_extras(heads_of_part))))
             keys.append((_width(part.key_extras(x)), _width(part.projected_key_extras(heads_of_part))))
         return queries, keys
 
     def _parts(self) -> Iterator[tuple[AttentionKernel, slice]]:
         """Yield each part and its heads."""
-        for part, some in zip(self.parts, self.slices, strict=True):
+        for part, heads in zip(self.parts, self.slices, strict=True):
             assert isinstance(part, AttentionKernel)
-            part.dropout = self.dropout
-            yield part, some
+            yield part, heads
+
+    @property
+    def dropout(self) -> float:
+        """Dropout probability of attention weights, the same in both parts."""
+        return next(part for part, _ in self._parts()).dropout
+
+    @dropout.setter
+    def dropout(self, probability: float) -> None:
+        for part, _ in self._parts():
+            part.dropout = probability
 
     def query_extras(self, x: Tensor) -> Tensor | None:
         return self._merge([part.query_extras(x) for part, _ in self._parts()], x)
@@ -219,10 +222,10 @@ class HeadKernelAttention(AttentionKernel):
         return self._merge([part.key_extras(x, linear) for part, _ in self._parts()], x)
 
     def projected_query_extras(self, q: Tensor) -> Tensor | None:
-        return self._merge([part.projected_query_extras(q[:, some]) for part, some in self._parts()], q)
+        return self._merge([part.projected_query_extras(q[:, heads]) for part, heads in self._parts()], q)
 
     def projected_key_extras(self, k: Tensor) -> Tensor | None:
-        return self._merge([part.projected_key_extras(k[:, some]) for part, some in self._parts()], k)
+        return self._merge([part.projected_key_extras(k[:, heads]) for part, heads in self._parts()], k)
 
     def _merge(self, extras: list[Tensor | None], like: Tensor) -> Tensor | None:
         """Concatenate the extras (B, heads, T, E) of both parts along the heads, with zeros for padding."""
@@ -230,7 +233,7 @@ class HeadKernelAttention(AttentionKernel):
         if width == 0:
             return None
         batch, length = like.shape[0], like.shape[-2]
-        counts = (some.stop - some.start for some in self.slices)
+        counts = (heads.stop - heads.start for heads in self.slices)
         none = [like.new_zeros(batch, count, length, 0) for count in counts]
         present = [blank if extra is None else extra for extra, blank in zip(extras, none, strict=True)]
         return torch.cat([F.pad(extra, (0, width - extra.shape[-1])) for extra in present], dim=1)
@@ -239,8 +242,8 @@ class HeadKernelAttention(AttentionKernel):
         """Return the features (B, heads, T, D + E) of each part."""
         start = self.size + max(size for size, _ in sizes)
         return [
-            torch.cat([x[:, some, :, : self.size + before], x[:, some, :, start : start + after]], dim=-1)
-            for some, (before, after) in zip(self.slices, sizes, strict=True)
+            torch.cat([x[:, heads, :, : self.size + before], x[:, heads, :, start : start + after]], dim=-1)
+            for heads, (before, after) in zip(self.slices, sizes, strict=True)
         ]
 
     def transform_in_context(self, q: Tensor, k: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
@@ -266,8 +269,8 @@ class HeadKernelAttention(AttentionKernel):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
         outputs = [
-            _average(part, q_part, k_part, v[:, some], _of_heads(bias, some), rules)
-            for (part, some), q_part, k_part, rules in self._inputs(q, k, mask)
+            _average(part, q_part, k_part, v[:, heads], _of_heads(bias, heads), rules)
+            for (part, heads), q_part, k_part, rules in self._inputs(q, k, mask)
         ]
         return torch.cat(outputs, dim=1)
 
@@ -289,8 +292,8 @@ class HeadKernelAttention(AttentionKernel):
         parts = self._inputs(q, k, mask)
         return torch.cat(
             [
-                method(part)(q_part, k_part, _of_heads(bias, some), rules)
-                for (part, some), q_part, k_part, rules in parts
+                method(part)(q_part, k_part, _of_heads(bias, heads), rules)
+                for (part, heads), q_part, k_part, rules in parts
             ],
             dim=1,
         )

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.modules import PendingTerms
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
+from rlxf.attention.pending_terms import PendingTerms
 from rlxf.attention.technique import SpecView, Technique
 
 if TYPE_CHECKING:
@@ -226,6 +226,11 @@ class Kernel(Technique, ABC):
         Layers that combine two kernels use it.
         """
         return self.build(width // heads * part_heads, part_heads)
+
+    @property
+    def replaces_attention(self) -> bool:
+        """True if the kernel requires an attention module of its own, see `attention_class`."""
+        return type(self).attention_class is not Technique.attention_class
 
     def check_no_redraw(self) -> None:
         """Raise ValueError if random features are drawn again during training.

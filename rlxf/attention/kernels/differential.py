@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention import Attention, Projected
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.attention_options import PLAIN, AttentionOptions, OutputGate, repeat_heads
+from rlxf.attention.attention_options import AttentionArguments, OutputGate, repeat_heads
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.kernels.softmax import SoftmaxAttention
-from rlxf.attention.modules import RMSNorm
-from rlxf.attention.positions.base import Position
+from rlxf.attention.norm import RMSNorm
 from rlxf.attention.technique import AttentionFactory, SpecView, check_finite_number
 
 LAMBDA_STD = 0.1
@@ -106,21 +105,13 @@ class DifferentialAttention(Attention):
     of D features.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        position: Position | None,
-        kernel: Kernel,
-        dropout: float,
-        options: AttentionOptions = PLAIN,
-        *,
-        initial_lambda: float,
-    ):
+    def __init__(self, arguments: AttentionArguments, initial_lambda: float):
+        heads = arguments.heads
+        options = arguments.options
         maps = replace(options, kv_heads=2 * (options.kv_heads or heads), attention_gate=None)
-        super().__init__(width, 2 * heads, position, kernel, dropout, maps)
+        super().__init__(replace(arguments, heads=2 * heads, options=maps))
         gate = options.attention_gate
-        self.output_gate = None if gate is None else OutputGate(gate, width, heads)
+        self.output_gate = None if gate is None else OutputGate(gate, self.width, heads)
         self.initial_lambda = initial_lambda
         self.lambdas = nn.Parameter(LAMBDA_STD * torch.randn(4, self.size))
         self.norm = RMSNorm(2 * self.size)

@@ -178,7 +178,8 @@ class _ChunkScan(torch.autograd.Function):
         energy: Tensor,
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        before, keys = KVState(total, scale, energy), kernel.key_features(k).exclude(empty)
+        before = KVState(total, scale, energy)
+        keys = kernel.key_features(k).exclude(empty)
         after = before.add(keys, values)
         ctx.kernel = kernel
         result, weights = causal_sums(kernel.query_features(q), keys, values, before)

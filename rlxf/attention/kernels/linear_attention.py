@@ -123,7 +123,8 @@ class LinearAttention(RecurrentAttentionKernel):
 
     def _causal(self, q: Tensor, k: Tensor, values: Tensor, empty: Tensor) -> Iterator[Tensor]:
         """Yield the results of queries over the keys up to their own; q belongs to the last tokens of k."""
-        earlier, size = k.shape[2] - q.shape[2], CAUSAL_CHUNK
+        earlier = k.shape[2] - q.shape[2]
+        size = CAUSAL_CHUNK
         sizes = [*chunk_sizes(earlier, size), *chunk_sizes(q.shape[2], size)]
         parts = split_keys(k, values, empty, sizes)
         sums = KVState.empty(self.features, values)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import AttentionKernel, Kernel, one_hot
-from rlxf.attention.modules import dropout as drop_some
 from rlxf.attention.technique import SpecView, check_bool, check_choice, check_int
 from rlxf.attention.token_index import EMPTY, PositionBlocks, TokenIndex
 
@@ -130,11 +131,17 @@ class LinformerAttention(AttentionKernel):
         self.spec = spec
         self.weight_group = spec if spec.sharing == "layer" else None
         heads_of_weight = heads if spec.sharing == "none" else 1
-        arguments = (spec.length, spec.k, heads_of_weight, size, spec.bias)
-        projection = PROJECTIONS[spec.method]
-        self.key_projection: Projection = projection(*arguments)
+        build = partial(
+            PROJECTIONS[spec.method],
+            length=spec.length,
+            summaries=spec.k,
+            heads=heads_of_weight,
+            size=size,
+            bias=spec.bias,
+        )
+        self.key_projection: Projection = build()
         tied = spec.sharing in ("key-value", "layer")
-        self.value_projection: Projection = self.key_projection if tied else projection(*arguments)
+        self.value_projection: Projection = self.key_projection if tied else build()
 
     def tie_weights(self, first: AttentionKernel) -> None:
         assert isinstance(first, LinformerAttention)
@@ -189,7 +196,8 @@ class LinformerAttention(AttentionKernel):
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, summarize: Summarize) -> Tensor:
         """Attend from each query to summaries of fully visible blocks, and to all other tokens."""
         blocks = PositionBlocks.of_complete_blocks(mask.key, self.spec.length)
-        allowed, tokens = mask.allowed_by_head, k.shape[2]
+        allowed = mask.allowed_by_head
+        tokens = k.shape[2]
         if not blocks.slots.numel():
             return self._attend(q, k, v, allowed)
         seen = blocks.fully_visible(allowed) & self._ends_before(blocks, mask)
@@ -212,7 +220,8 @@ class LinformerAttention(AttentionKernel):
         whole = torch.arange(k.shape[2] // size * size, device=k.device)
         blocks = PositionBlocks(whole.view(1, -1, size).expand(len(k), -1, -1))
         keys, values = self._summaries(k, v, blocks, summarize)
-        count, outputs = keys.shape[2] // blocks.slots.shape[1], []
+        count = keys.shape[2] // blocks.slots.shape[1]
+        outputs = []
         for number, queries in enumerate(q.split(size, dim=2)):
             own, before = slice(number * size, (number + 1) * size), slice(0, number * count)
             seen_keys = torch.cat([keys[:, :, before], k[:, :, own]], dim=2)

@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention import Attention, Projected
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.attention_options import PLAIN, AttentionOptions
+from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.kernels.base import (
-    Kernel,
     LinearFn,
     PairwiseKernel,
     check_key_heads,
@@ -24,8 +23,7 @@ from rlxf.attention.kernels.bucket_attention import (
     check_bucket_numbers,
     count_shared_rounds,
 )
-from rlxf.attention.modules import mixed_linear, orthogonal_linear
-from rlxf.attention.positions.base import Position
+from rlxf.attention.linear import mixed_linear, orthogonal_linear
 from rlxf.attention.technique import AttentionFactory, SpecView, check_int, check_seed
 from rlxf.attention.token_index import TokenIndex
 
@@ -128,17 +126,9 @@ class SharedQKAttention(Attention):
     Source: Kitaev et al. 2020, arXiv:2001.04451, section 2, "Shared-QK".
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        position: Position | None,
-        kernel: Kernel,
-        dropout: float,
-        options: AttentionOptions = PLAIN,
-    ):
-        super().__init__(width, heads, position, kernel, dropout, options)
-        self.qkv = orthogonal_linear(width, width, matrices=2)
+    def __init__(self, arguments: AttentionArguments):
+        super().__init__(arguments)
+        self.qkv = orthogonal_linear(self.width, self.width, matrices=2)
 
     def project(self, x: Tensor, linear: LinearFn = mixed_linear) -> Projected:
         """Project queries, values and extra query features; `as_key` converts the queries to keys."""
@@ -204,7 +194,8 @@ class ChunkedLSHAttention(LSHAttention):
     """Module of `LSH` with ``chunk`` in one layer."""
 
     def counts(self, query_buckets: Tensor, key_buckets: Tensor, mask: AttentionMask) -> Tensor:
-        half, chunk = self.spec.buckets // 2, self.spec.chunk
+        half = self.spec.buckets // 2
+        chunk = self.spec.chunk
         assert chunk is not None
         buckets = torch.where(key_buckets > 0, key_buckets - 1, half - 1 - key_buckets).long()
         return _attend_to_self_if_alone(count_in_chunks(buckets, mask, chunk), mask)
@@ -246,7 +237,8 @@ def count_in_chunks(buckets: Tensor, mask: AttentionMask, chunk: int) -> Tensor:
 def _chunks(buckets: Tensor, index: TokenIndex, chunk: int) -> tuple[Tensor, Tensor]:
     """Return the chunk of each token and the previous chunk, (B, H, T, R), numbered across rounds."""
     rounds = buckets.shape[-1]
-    episode, span = index.episode, int(index.position.max()) + 1
+    episode = index.episode
+    span = int(index.position.max()) + 1
     bucket = episode[:, None, :, None] * (int(buckets.max()) + 1) + buckets
     rank = (bucket * span + index.position[:, None, :, None]).argsort(2).argsort(2)
     earlier = (episode[:, None] < episode[:, :, None]).sum(-1)

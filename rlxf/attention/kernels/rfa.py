@@ -131,7 +131,9 @@ class RFAAttention(LinearAttention):
 
     def quotient(self, result: Tensor) -> Tensor:
         """Divide numerator by the denominator d so that the result is continuous at d = 0; see `RFA`."""
-        numerator, denominator, energy = result[..., :-2], result[..., -2:-1], result[..., -1:]
+        numerator = result[..., :-2]
+        denominator = result[..., -2:-1]
+        energy = result[..., -1:]
         noise = (4 * energy / self.waves.shape[1]).clamp(min=torch.finfo(energy.dtype).tiny)
         return numerator * denominator / torch.maximum(denominator.square(), noise)
 
@@ -167,8 +169,9 @@ class GatedRFAAttention(RFAAttention):
         return torch.cat([k[..., :-1], torch.stack([value, log_weight - value], dim=-1)], dim=-1)
 
     def key_features(self, k: Tensor) -> KeyFeatures:
-        k, value, zero = k[..., :-2], k[..., -2], k[..., -1:]
-        return KeyFeatures(self.query_features(k) * zero.exp(), value.detach())
+        value = k[..., -2]
+        zero = k[..., -1:]
+        return KeyFeatures(self.query_features(k[..., :-2]) * zero.exp(), value.detach())
 
 
 def cumulative_sum_by_episode(x: Tensor, index: TokenIndex) -> Tensor:
@@ -178,8 +181,10 @@ def cumulative_sum_by_episode(x: Tensor, index: TokenIndex) -> Tensor:
     and nothing is subtracted, so the rounding of one episode does not affect another.
     """
     order = ((index.episode << 32) + index.position).argsort(dim=1)
-    episode, sorted_slots = index.episode.gather(1, order), order[:, None].expand_as(x)
-    x, span = x.gather(-1, sorted_slots), 1
+    episode = index.episode.gather(1, order)
+    sorted_slots = order[:, None].expand_as(x)
+    x = x.gather(-1, sorted_slots)
+    span = 1
     while span < x.shape[-1]:
         same = (episode[:, span:] == episode[:, :-span])[:, None]
         x = x + F.pad(x[..., :-span].masked_fill(~same, 0.0), (span, 0))

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import PairwiseKernel, check_key_heads, check_sees_whole_sequence
 from rlxf.attention.kernels.bucket_attention import (
     BucketAttention,
@@ -15,7 +16,6 @@ from rlxf.attention.kernels.bucket_attention import (
     check_bucket_numbers,
     count_shared_rounds,
 )
-from rlxf.attention.modules import dropout as drop_some
 from rlxf.attention.technique import SpecView, check_finite_number, check_int, check_not_negative, check_seed
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
@@ -192,7 +192,8 @@ class RoutingAttention(BucketAttention):
     @torch.no_grad()
     def after_update(self) -> None:
         """Move the centroids towards the tokens that their clusters got since the last update."""
-        decay, nonempty = self.spec.decay, self.sums.norm(dim=-1, keepdim=True) > 0
+        decay = self.spec.decay
+        nonempty = self.sums.norm(dim=-1, keepdim=True) > 0
         moved = decay * self.centroids + (1 - decay) * F.normalize(self.sums, dim=-1)
         self.centroids.copy_(torch.where(nonempty, F.normalize(moved, dim=-1), self.centroids))
         self.sums.zero_()

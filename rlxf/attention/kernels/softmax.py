@@ -9,8 +9,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import AttentionKernel, PairwiseKernel, StepAverage
-from rlxf.attention.modules import dropout as drop_some
 from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.technique import check_bool
 

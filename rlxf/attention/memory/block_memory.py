@@ -76,7 +76,8 @@ class BlockMemory(Memory):
         """
         recent = state.last(self.raw_length)
         size = self.raw_length + 1 + max(0, capacity - state.index.shape[1] - 1)
-        slot, raw = recent.index.shape[1] % size, recent.padded(size)
+        slot = recent.index.shape[1] % size
+        raw = recent.padded(size)
         complete, incomplete = _blocks_of(state.index, self)
         index = state.index.gather(complete.slots[..., -1]).concatenate(raw.index)
         caches = []
@@ -223,7 +224,8 @@ class BlockView(MemoryView):
         return torch.stack(present).sum() if present else None
 
     def _pass_penalty(self, pass_index: int, h: Tensor) -> Tensor | None:
-        layer, blocks = self.layers[pass_index], self._blocks(pass_index, h)
+        layer = self.layers[pass_index]
+        blocks = self._blocks(pass_index, h)
         summaries = layer.compression(blocks, layer)
         return layer.compression.penalty(ReconstructionInput(blocks, summaries, h, self._mask, layer))
 
@@ -288,7 +290,8 @@ class BlockCache(KVCache):
         While tracing, every token counts as one that completes a block. If it does not, the block is written
         to the token's own slot of the ring buffer, which the token overwrites.
         """
-        slot, ratio = super().write(index), self.memory.ratio
+        slot = super().write(index)
+        ratio = self.memory.ratio
         position, episode = index.position[:, 0], index.episode[:, 0]
         rows = selected_rows(episode != EMPTY)
         places = position[rows] % ratio
@@ -311,7 +314,9 @@ class BlockCache(KVCache):
     def observe_input(self, pass_index: int, x: Tensor) -> None:
         """Store the input x (B, 1, C) of a pass and compress the blocks that it completes."""
         assert self.plan is not None
-        plan, layer, ring = self.plan, self.layer_modules[pass_index], self.layers[pass_index]
+        plan = self.plan
+        layer = self.layer_modules[pass_index]
+        ring = self.layers[pass_index]
         self.inputs[pass_index, plan.rows, plan.places] = x[plan.rows, 0]
         if not len(plan.completed):
             return
@@ -339,7 +344,9 @@ def _blocks_of(index: TokenIndex, memory: BlockMemory) -> tuple[PositionBlocks, 
     Complete blocks are (B, N', c) in the order of their cache slots; blocks with missing tokens are left out.
     The incomplete block is (B, 1, c).
     """
-    batch, ratio, count = index.shape[0], memory.ratio, memory.cached_blocks
+    batch = index.shape[0]
+    ratio = memory.ratio
+    count = memory.cached_blocks
     newest = index.newest()
     current = (newest.position + 1).div(ratio, rounding_mode="floor")
     slots = torch.arange(count, device=current.device)

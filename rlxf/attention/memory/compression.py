@@ -234,7 +234,8 @@ class LayerCompression(nn.Module):
         self, width: int, ratio: int, method: Method, loss: Loss, measure: Measure, loss_coef: float
     ):
         super().__init__()
-        self.measure, self.loss_coef = MEASURES[measure], loss_coef
+        self.measure = MEASURES[measure]
+        self.loss_coef = loss_coef
         self.compression = COMPRESSIONS[method](width, ratio)
         learns = any(True for _ in self.compression.parameters())
         self.reconstruction = LOSSES[loss](width, ratio) if learns else None

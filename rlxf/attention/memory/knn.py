@@ -169,19 +169,30 @@ class KNN(Memory):
         return partial(KNNAttention, top=self.top, index=self.index)
 
     def cache(self, state: State, capacity: int, layers: Sequence[Any], tables: DistanceTables) -> "KNNCache":
-        near, number = super().cache(state, capacity, layers, tables), self.older_layer(len(layers))
+        near = super().cache(state, capacity, layers, tables)
+        number = self.older_layer(len(layers))
         older = [] if state.older is None else [state.older]
         stored = concatenate_states([*older, State(state.hidden[number : number + 1], state.index)])
-        slot, spare = stored.index.shape[1], max(1, capacity - state.index.shape[1])
+        slot = stored.index.shape[1]
+        spare = max(1, capacity - state.index.shape[1])
         retrievable = max(slot, self.capacity) + spare - 1
         buffer = stored.padded(retrievable + 1 + retrievable // SPARE_DIVISOR)
         keys, values = layers[number].attention.far(layers[number].project(buffer.hidden[0]))
         caches: list[Any] = list(near.layers)
-        ring, far = caches[number], LayerCache(keys, values, None)
+        ring = caches[number]
+        far = LayerCache(keys, values, None)
         caches[number] = FarLayerCache(ring.keys, ring.values, ring.table, far)
-        near_slots = near.index, near.slot, near.tables
         return KNNCache(
-            caches, *near_slots, self, number, buffer.index, slot, retrievable, WriteCounter(slot)
+            layers=caches,
+            index=near.index,
+            slot=near.slot,
+            tables=near.tables,
+            memory=self,
+            knn_pass=number,
+            far=buffer.index,
+            far_slot=slot,
+            retrievable=retrievable,
+            written=WriteCounter(slot),
         )
 
     def older_layer(self, layers: int) -> int:

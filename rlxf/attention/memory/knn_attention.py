@@ -12,11 +12,9 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention import Attention, LayerCache, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.attention_options import PLAIN, AttentionOptions, repeat_heads
-from rlxf.attention.kernels.base import Kernel
+from rlxf.attention.attention_options import AttentionArguments, repeat_heads
+from rlxf.attention.dropout import dropout as apply_dropout
 from rlxf.attention.memory.base import extend_mask
-from rlxf.attention.modules import dropout as apply_dropout
-from rlxf.attention.positions.base import Position
 from rlxf.attention.token_index import EMPTY, TokenIndex
 from rlxf.utils.extras import check_search_backend, import_faiss
 
@@ -143,24 +141,13 @@ class KNNAttention(Attention):
     Parameter ``log_scale`` (H,) is s and ``gate`` (H,) is w in the formulas of `KNN`.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        position: Position | None,
-        kernel: Kernel,
-        dropout: float,
-        options: AttentionOptions = PLAIN,
-        *,
-        top: int,
-        index: SearchBackend = "torch",
-    ):
-        super().__init__(width, heads, position, kernel, dropout, options)
+    def __init__(self, arguments: AttentionArguments, top: int, index: SearchBackend = "torch"):
+        super().__init__(arguments)
         check_search_backend(index)
         self.top = top
         self.nearest = SEARCH_FUNCTIONS[index]
-        self.log_scale = nn.Parameter(torch.full((heads,), math.log(INITIAL_SCALE)))
-        self.gate = nn.Parameter(torch.zeros(heads))
+        self.log_scale = nn.Parameter(torch.full((self.heads,), math.log(INITIAL_SCALE)))
+        self.gate = nn.Parameter(torch.zeros(self.heads))
 
     def forward(self, x: Tensor, memory: Projected | None, mask: AttentionMask) -> Tensor:
         """Attend over far and local tokens. The first keys and values of memory belong to far tokens."""

@@ -153,7 +153,8 @@ class StreamingMask(AttentionMask):
     @cached_property
     def distance(self) -> Tensor:
         """Distance of each pair in the cache, (B, Tq, Tk): at most M + s - j for a sink j."""
-        j, is_sink = self.key.position[:, None, :], self._is_sink[:, None, :]
+        j = self.key.position[:, None, :]
+        is_sink = self._is_sink[:, None, :]
         i = torch.where(is_sink, self.query_in_memory[:, :, None], self.query.position[:, :, None])
         return i - j
 
@@ -269,7 +270,8 @@ class StreamingCache(KVCache):
         position, episode = index.position[:, 0], index.episode[:, 0]
         is_sink = (episode != EMPTY) & (position < self.memory.sinks)
         self._rows = selected_rows(is_sink)
-        self._new, self._places = index.rows(self._rows), torch.where(is_sink, position, slot)[self._rows]
+        self._new = index.rows(self._rows)
+        self._places = torch.where(is_sink, position, slot)[self._rows]
         self.index.write(self._rows, self._places, self._new)
         return slot
 

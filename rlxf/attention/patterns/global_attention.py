@@ -7,13 +7,12 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention import Attention, LayerCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.attention_options import PLAIN, AttentionOptions
-from rlxf.attention.kernels.base import Kernel, LinearFn, RecurrentKernelState
-from rlxf.attention.modules import mixed_linear, orthogonal_linear
+from rlxf.attention.attention_options import AttentionArguments
+from rlxf.attention.kernels.base import LinearFn, RecurrentKernelState
+from rlxf.attention.linear import mixed_linear, orthogonal_linear
 from rlxf.attention.patterns.base import (
     UNLIMITED,
 )
-from rlxf.attention.positions.base import Position
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.token_index import TokenIndex
 
@@ -138,17 +137,11 @@ def _split_cache(cache: LayerCache | RecurrentKernelState) -> list[LayerCache]:
 
 
 def build_longformer_attention(
-    global_tokens: GlobalPositions,
-    width: int,
-    heads: int,
-    position: Position | None,
-    kernel: Kernel,
-    dropout: float,
-    options: AttentionOptions = PLAIN,
+    global_tokens: GlobalPositions, arguments: AttentionArguments
 ) -> GlobalAttention:
     """Build attention with separate q, k and v projections and one output projection (Longformer)."""
-    out = orthogonal_linear(width, width)
-    local, of_globals = (Attention(width, heads, position, kernel, dropout, options) for _ in range(2))
+    out = orthogonal_linear(arguments.width, arguments.width)
+    local, of_globals = (Attention(arguments) for _ in range(2))
     local.out = of_globals.out = nn.Identity()  # outputs of the heads, concatenated
     return GlobalAttention(global_tokens, local, of_globals, out)
 
@@ -162,16 +155,8 @@ class ETCAttention(Attention):
 
     global_tokens: GlobalPositions
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        position: Position | None,
-        kernel: Kernel,
-        dropout: float,
-        options: AttentionOptions = PLAIN,
-    ):
-        super().__init__(width, heads, position, kernel, dropout, options)
+    def __init__(self, arguments: AttentionArguments):
+        super().__init__(arguments)
         self.qkv = self.build_projection(key_matrices=4)
 
     def prepare_keys(self, projected: Projected, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,16 +166,8 @@ class ETCAttention(Attention):
         return super().prepare_keys((k, v, *extras), position)
 
 
-def build_etc_attention(
-    global_tokens: GlobalPositions,
-    width: int,
-    heads: int,
-    position: Position | None,
-    kernel: Kernel,
-    dropout: float,
-    options: AttentionOptions = PLAIN,
-) -> GlobalAttention:
+def build_etc_attention(global_tokens: GlobalPositions, arguments: AttentionArguments) -> GlobalAttention:
     """Build attention of two `ETCAttention` modules."""
-    local, of_globals = (ETCAttention(width, heads, position, kernel, dropout, options) for _ in range(2))
+    local, of_globals = (ETCAttention(arguments) for _ in range(2))
     local.global_tokens = of_globals.global_tokens = global_tokens
     return GlobalAttention(global_tokens, local, of_globals, nn.Identity())

@@ -106,7 +106,8 @@ class GlobalTokens(Pattern):
     farthest: int | None
 
     def __post_init__(self) -> None:
-        name, tokens = type(self).__name__, self.global_tokens
+        name = type(self).__name__
+        tokens = self.global_tokens
         if isinstance(tokens, list | tuple):
             object.__setattr__(self, "global_tokens", checked_positions(tokens))
         else:
@@ -136,8 +137,9 @@ class GlobalTokens(Pattern):
     @property
     def query_rules(self) -> tuple[Pattern, Pattern]:
         """Rule of the tokens that are not global, and rule of the global tokens."""
-        options = self.global_tokens, self.max_distance
-        return LocalQueries(*options, self.local), GlobalQueries(*options, self.own_segments)
+        tokens = self.global_tokens
+        far = self.max_distance
+        return LocalQueries(tokens, far, self.local), GlobalQueries(tokens, far, self.own_segments)
 
     @property
     def own_segments(self) -> Segments:
@@ -279,7 +281,8 @@ class LearnedGlobalTokens(NoGlobalTokens):
 
     def index(self, index: TokenIndex) -> TokenIndex:
         """Return the index of all tokens. Rows with fewer episodes than others get empty slots."""
-        count, episode = self.weight.shape[0], index.episodes
+        count = self.weight.shape[0]
+        episode = index.episodes
         position = torch.arange(count, device=episode.device).repeat(episode.shape[1])
         extra = TokenIndex(position.expand(len(episode), -1), episode.repeat_interleave(count, dim=1))
         return extra.concatenate(TokenIndex(index.position + count, index.episode))

@@ -110,9 +110,11 @@ class Local2D(Pattern):
     @property
     def max_distance(self) -> int:
         """Distance from the first pixel of a rectangle to the last visible pixel below it, on the right."""
-        size, rectangles_per_row = self.rows * self.columns, self.width // self.columns
+        size = self.rows * self.columns
+        rectangles_per_row = self.width // self.columns
         down, right = -(-self.margin_rows // self.rows), -(-self.margin_columns // self.columns)
-        row, column = self._last(down, self.margin_rows, self.rows), self.columns - 1
+        row = self._last(down, self.margin_rows, self.rows)
+        column = self.columns - 1
         if right < rectangles_per_row:
             column = self._last(right, self.margin_columns, self.columns)
         rectangle = down * rectangles_per_row + min(right, rectangles_per_row - 1)

@@ -71,7 +71,8 @@ class CoPEBias(PairwiseLayerPosition):
         position = count_from_key(gates.masked_fill(~mask.allowed_by_head, 0.0), mask)
         position = position.clamp(max=len(self.vectors) - 1)
         below = position.detach().floor()
-        scores, number = q @ self.vectors.T, below.long()
+        scores = q @ self.vectors.T
+        number = below.long()
         above = (number + 1).clamp(max=len(self.vectors) - 1)
         share = (position - below).to(q.dtype)
         return scores.gather(-1, number).lerp(scores.gather(-1, above), share)

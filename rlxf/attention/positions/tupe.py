@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.positions.base import (
     LearnedPosition,
     PairwiseLayerPosition,

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
 from rlxf.attention.recurrent.heads import split_heads
 from rlxf.attention.recurrent.scan import linear_scan
@@ -59,13 +59,16 @@ class AGaLiTeMixer(RecurrentMixer):
 
     def __init__(self, spec: AGaLiTe, width: int, heads: int):
         super().__init__()
-        self.spec, self.heads, self.size = spec, heads, width // heads
+        self.spec = spec
+        self.heads = heads
+        self.size = width // heads
         self.features = orthogonal_linear(width, 5 * width)
         self.expansions = orthogonal_linear(width, 3 * heads * spec.eta)
         self.output = orthogonal_linear(width, width)
 
     def initial_state(self, batch: int) -> MixerState:
-        weight, features = self.output.weight, self.spec.eta * self.size
+        weight = self.output.weight
+        features = self.spec.eta * self.size
         return {
             "key": zeros(weight, batch, self.spec.rank, self.heads, features),
             "value": zeros(weight, batch, self.spec.rank, self.heads, self.size),

@@ -82,8 +82,11 @@ def delta_rule(
     if size > 1:  # a single token has no errors to correct
         known = torch.linalg.solve_triangular(errors, known, upper=False, unitriangular=True)
     corrected, predicted = known.split([v.shape[-1], k.shape[-1]], dim=-1)
-    kept, written, read = carry[..., -1, :, None], (k * pairs[..., -1, :, :]).mT, q * carry
-    scores, outputs = _scores(q, k, pairs), []
+    kept = carry[..., -1, :, None]
+    written = (k * pairs[..., -1, :, :]).mT
+    read = q * carry
+    scores = _scores(q, k, pairs)
+    outputs = []
     # The backward pass of a slice x[:, chunk] would fill a tensor of all tokens for each chunk.
     by_chunk = (x.unbind(1) for x in (corrected, predicted, read, scores, kept, written))
     for fixed, factor, query, score, decay, key in zip(*by_chunk, strict=True):

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
 from rlxf.attention.recurrent.decayed_attention import delta_rule
 from rlxf.attention.recurrent.heads import ShortConvolution, rms_norm, split_heads, unit_norm
@@ -55,7 +55,9 @@ class DeltaRuleMixer(RecurrentMixer):
 
     def __init__(self, spec: DeltaNet, width: int, heads: int):
         super().__init__()
-        self.spec, self.heads, self.size = spec, heads, width // heads
+        self.spec = spec
+        self.heads = heads
+        self.size = width // heads
         self.qkv = orthogonal_linear(width, width, matrices=3, bias=False)
         self.convolution = ShortConvolution(3 * width, spec.convolution)
         self.beta = orthogonal_linear(width, heads, bias=False)

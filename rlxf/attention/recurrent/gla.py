@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
 from rlxf.attention.recurrent.decayed_attention import decayed_attention
 from rlxf.attention.recurrent.heads import rms_norm, split_heads
@@ -50,7 +50,9 @@ class GatedLinearAttention(RecurrentMixer):
 
     def __init__(self, spec: GLA, width: int, heads: int):
         super().__init__()
-        self.spec, self.heads, self.size = spec, heads, width // heads
+        self.spec = spec
+        self.heads = heads
+        self.size = width // heads
         self.qkv = orthogonal_linear(width, width, matrices=3, bias=False)
         self.decay = nn.Sequential(nn.Linear(width, DECAY_RANK, bias=False), nn.Linear(DECAY_RANK, width))
         self.gate = orthogonal_linear(width, width)

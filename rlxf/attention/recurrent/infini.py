@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import (
     EpisodeRuns,
     MixerState,
@@ -83,7 +83,9 @@ class InfiniMixer(RecurrentMixer):
 
     def __init__(self, spec: InfiniAttention, width: int, heads: int):
         super().__init__()
-        self.spec, self.heads, self.size = spec, heads, width // heads
+        self.spec = spec
+        self.heads = heads
+        self.size = width // heads
         self.qkv = orthogonal_linear(width, width, matrices=3)
         self.beta = nn.Parameter(torch.zeros(heads))
         self.output = orthogonal_linear(width, width)
@@ -111,7 +113,9 @@ class InfiniMixer(RecurrentMixer):
 
     def _begin(self, part: "Part", state: MixerState) -> MixerState:
         """Return the state before a part, whose first tokens may write a segment or begin an episode."""
-        memory, keys, values = state["memory"], state["keys"], state["values"]
+        memory = state["memory"]
+        keys = state["keys"]
+        values = state["values"]
         ended = part.begins & ~part.is_new
         if bool(ended.any()):
             memory = torch.where(unsqueeze_like(ended, memory), self._write(memory, keys, values), memory)

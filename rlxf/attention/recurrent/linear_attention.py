@@ -17,7 +17,7 @@ from rlxf.attention.kernels.kv_state import (
 from rlxf.attention.kernels.linear_attention import CAUSAL_CHUNK, RandomFeatures
 from rlxf.attention.kernels.performer import Performer
 from rlxf.attention.kernels.rfa import RFA
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer
 from rlxf.attention.technique import MAX_SEED
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -138,7 +138,9 @@ class LinearAttentionMixer(RecurrentMixer):
         extras = self.kernel.key_extras(x)
         k = k if extras is None else torch.cat([k, extras], dim=-1)
         index = TokenIndex(runs.position, runs.number.masked_fill(~runs.valid, EMPTY))
-        sums, number, outputs = KVState(**state), runs.number.new_zeros(len(x)), []
+        sums = KVState(**state)
+        number = runs.number.new_zeros(len(x))
+        outputs = []
         for start in range(0, x.shape[1], CAUSAL_CHUNK):
             part = slice(start, start + CAUSAL_CHUNK)
             chunk = Chunk(runs.number[:, part], runs.valid[:, part], number, index.at(part))

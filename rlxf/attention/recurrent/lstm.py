@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import (
     DEFAULT_HORIZON,
     EpisodeRuns,
@@ -51,7 +51,8 @@ class LSTM(Recurrence):
         check_int("LSTM horizon", self.horizon)
 
     def build(self, width: int, heads: int) -> "GatedRNN":
-        rnn, bias = nn.LSTM(width, width), time_constants(self.horizon, width).log()
+        rnn = nn.LSTM(width, width)
+        bias = time_constants(self.horizon, width).log()
         rnn.get_parameter("bias_ih_l0").data[: 2 * width] = torch.cat([-bias, bias])
         return GatedRNN(rnn, ("hidden", "cell"))
 
@@ -95,7 +96,8 @@ class GatedRNN(RecurrentMixer):
 
     def _run(self, packed: PackedSequence, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Return the packed outputs (N, C) and the states (1, P, C) after each piece, in blocks of time."""
-        blocks, dtype = packed.batch_sizes.split(BLOCK), self.rnn.all_weights[0][0].dtype
+        blocks = packed.batch_sizes.split(BLOCK)
+        dtype = self.rnn.all_weights[0][0].dtype
         outputs, ended = [], []
         for sizes, data in zip(blocks, packed.data.split([int(n.sum()) for n in blocks]), strict=True):
             pieces = int(sizes[0])  # the longest ones; the others ended in an earlier block

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import (
     LARGEST_GAIN,
     LARGEST_LOG_GAIN,
@@ -64,7 +64,9 @@ class Mamba2Mixer(RecurrentMixer):
 
     def __init__(self, spec: Mamba2, width: int, heads: int):
         super().__init__()
-        self.spec, self.heads, self.inner = spec, heads, 2 * width
+        self.spec = spec
+        self.heads = heads
+        self.inner = 2 * width
         convolved = self.inner + 2 * spec.state
         self.input = orthogonal_linear(width, self.inner + convolved + heads, bias=False)
         self.convolution = ShortConvolution(convolved, spec.convolution)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rlxf.attention.modules import orthogonal_linear
+from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import (
     DEFAULT_HORIZON,
     EpisodeRuns,

@@ -109,7 +109,8 @@ class _LinearScan(torch.autograd.Function):
 
 def _scan(decay: Tensor, x: Tensor, state: Tensor, method: _Method) -> Tensor:
     """Return h_1 ... h_T of `linear_scan`: in parallel within blocks, then from block to block."""
-    length, product = x.shape[1], method.product
+    length = x.shape[1]
+    product = method.product
     x = torch.cat([x[:, :1] + product(state, decay[:, 0])[:, None], x[:, 1:]], dim=1)
     if length == 1:
         return x

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from rlxf.attention.modules import NORMS, PreNorm
+from rlxf.attention.norm import NORMS, PreNorm
 from rlxf.attention.technique import LayerPasses, SpecView, Technique
 
 

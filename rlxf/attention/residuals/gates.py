@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.modules import TokenFunction, cast, mixed_linear, stacked_orthogonal
+from rlxf.attention.bound_functions import TokenFunction
+from rlxf.attention.linear import cast, mixed_linear, stacked_orthogonal
 from rlxf.attention.residuals.base import Gate, Residual
 from rlxf.attention.technique import check_finite_number
 
@@ -115,7 +116,10 @@ class GRUGateModule(Gate):
 
     def bind(self) -> TokenFunction:
         """Return the gate as a `bound` function."""
-        w, u, u_g, b = self.w, self.u, self.u_g, self.b
+        w = self.w
+        u = self.u
+        u_g = self.u_g
+        b = self.b
         sizes = [2 * len(b), len(b)]
 
         def gate(x: Tensor, y: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from rlxf.attention.layer_stack import SegmentStack, discarded_inputs
-from rlxf.attention.modules import NormType, PreNorm, keep_matmul_dtype
+from rlxf.attention.linear import keep_matmul_dtype
+from rlxf.attention.norm import NormType, PreNorm
 from rlxf.attention.residuals.base import Residual, Sum
 from rlxf.attention.technique import LayerPasses, SpecView
 
@@ -244,7 +245,8 @@ class _ReversibleFunction(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, sublayers: list[Sublayer], hidden: MutableSequence[Tensor], *weights: Tensor
     ) -> Tensor:
-        halves, ctx.states = list(x.chunk(2, dim=-1)), [RandomState.current(x) for _ in sublayers]
+        halves = list(x.chunk(2, dim=-1))
+        ctx.states = [RandomState.current(x) for _ in sublayers]
         for sublayer, state in zip(sublayers, ctx.states, strict=True):
             state.update(x)
             sublayer.forward(halves)
@@ -259,7 +261,8 @@ class _ReversibleFunction(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved_tensors
         halves, gradients = list(y.chunk(2, dim=-1)), list(gradient.chunk(2, dim=-1))
-        totals, used = {weight: torch.zeros_like(weight) for weight in ctx.weights}, set()
+        totals = {weight: torch.zeros_like(weight) for weight in ctx.weights}
+        used = set()
         current = RandomState.current(y)
         for sublayer, state in zip(reversed(ctx.sublayers), reversed(ctx.states), strict=True):
             state.restore()

@@ -5,7 +5,7 @@ Time and memory grow with the number of computed pairs; no tensor has the size o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -71,7 +71,8 @@ class GatheredMask(AttentionMask):
         scored_heads = position.required_heads(kernel_heads)
         q = gather_tokens(rows[0][:, scored_heads], self.blocks.query)
         k = gather_tokens(rows[1][:, scored_heads], self.blocks.key)
-        v, table = gather_tokens(rows[2][:, kernel_heads], self.blocks.key), position.pass_table(self)
+        v = gather_tokens(rows[2][:, kernel_heads], self.blocks.key)
+        table = position.pass_table(self)
         q, bias = position.encode(q, k, size, self, table)
         if scored_heads != kernel_heads:
             q, k = q[:, kernel_heads], k[:, kernel_heads]
@@ -91,14 +92,17 @@ def gather_masks(mask: AttentionMask) -> list[list[GatheredMask]]:
 def _gather(mask: AttentionMask, pattern: Pattern, blocks: BlockGroup) -> list[GatheredMask]:
     """Return the mask of a block group, split where it has too many distinct distances for one table."""
     query, key = _gather_index(mask.query, blocks.query), _gather_index(mask.key, blocks.key)
-    shared = pattern, mask.causal, mask.dtype, mask.position
-    gathered = GatheredMask(query, key, *shared, blocks=blocks)
-    (count, queries), keys = blocks.query.shape, blocks.key.shape[1]
+    build = partial(
+        GatheredMask, pattern=pattern, causal=mask.causal, dtype=mask.dtype, position=mask.position
+    )
+    gathered = build(query, key, blocks=blocks)
+    count, queries = blocks.query.shape
+    keys = blocks.key.shape[1]
     if mask.position is None or len(gathered.distances) <= 4 * keys:
         return [gathered]
     size = max(1, 2 * keys // queries)
     chunks = [slice(start, start + size) for start in range(0, count, size)]
-    return [GatheredMask(query.rows(c), key.rows(c), *shared, blocks=blocks.at(c)) for c in chunks]
+    return [build(query.rows(c), key.rows(c), blocks=blocks.at(c)) for c in chunks]
 
 
 def sparse_average(
@@ -116,9 +120,11 @@ def sparse_average(
     """
     assert mask.sparse_plan is not None
     batch, heads, length, _ = qkv[0].shape
-    masks, head_sets = mask.once(gather_masks), [group.heads for group in mask.sparse_plan]
+    masks = mask.once(gather_masks)
+    head_sets = [group.heads for group in mask.sparse_plan]
     rows = [x.transpose(1, 2).flatten(0, 1) for x in qkv]  # (B T, H, D)
-    numbers, outputs = torch.arange(heads, device=rows[0].device), []
+    numbers = torch.arange(heads, device=rows[0].device)
+    outputs = []
     for parts, some in zip(masks, head_sets, strict=True):
         averages = [part.average(kernel, position, rows, size, some) for part in parts]
         blank = rows[2].new_zeros(batch * length + 1, len(numbers[some]) * rows[2].shape[2])

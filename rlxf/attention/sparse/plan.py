@@ -14,9 +14,12 @@ from torch.nn.utils.rnn import pad_sequence
 from rlxf.attention.patterns.base import Pattern, positions_between
 from rlxf.attention.token_index import EMPTY, TokenIndex, unrecorded
 
-MIN_SAVING, MIN_SPARSE_PAIRS, LARGE_PAIRS = 1.5, 1 << 16, 1 << 22
-"""Block-sparse attention requires at least MIN_SPARSE_PAIRS query-key pairs per row, and at least MIN_SAVING
-times fewer pairs than dense attention. From LARGE_PAIRS on the factor doubles: copied keys take memory."""
+MIN_SPARSE_PAIRS = 1 << 16
+"""Smallest number of query-key pairs per row for which attention is block-sparse."""
+MIN_SAVING = 1.5
+"""Block-sparse attention must have fewer pairs than dense attention by this factor."""
+LARGE_PAIRS = 1 << 22
+"""Number of pairs from which the factor `MIN_SAVING` doubles, because copied keys take memory."""
 
 
 PADDING = -1
@@ -156,7 +159,8 @@ def plan_sparse(
     sparse_pairs = sum(count_pairs(pattern, causal, spans) for pattern in head_patterns) / len(head_patterns)
     if sparse_pairs * required_saving > dense_pairs:
         return None
-    device, single = key.position.device, len(head_patterns) == 1
+    device = key.position.device
+    single = len(head_patterns) == 1
     return tuple(
         HeadGroup(slice(None) if single else heads, pattern, build_layout(pattern, causal, spans, device))
         for pattern, heads in head_patterns.items()
@@ -211,7 +215,9 @@ def _episode_ranges(index: TokenIndex) -> dict[tuple[int, int], tuple[int, range
 
 def _as_range(positions: Tensor) -> range | None:
     """Return positions (N,) as a range, or None if they do not increase by a constant step."""
-    first, last, count = int(positions[0]), int(positions[-1]), len(positions)
+    first = int(positions[0])
+    last = int(positions[-1])
+    count = len(positions)
     step = max(1, (last - first) // max(1, count - 1))
     regular = torch.equal(positions, first + step * torch.arange(count))
     return range(first, first + count * step, step) if regular else None
@@ -283,7 +289,9 @@ class LRUCache(Generic[Result]):
         max_bytes: int = CACHE_BYTES,
         size: Callable[[Any], int] = count_bytes,
     ):
-        self.function, self.max_bytes, self.size = function, max_bytes, size
+        self.function = function
+        self.max_bytes = max_bytes
+        self.size = size
         self.bytes = 0
         self._results: OrderedDict[tuple[Hashable, ...], Result] = OrderedDict()
         self._lock = Lock()
@@ -325,7 +333,8 @@ def group_span(pattern: Pattern, causal: bool, span: EpisodeSpan) -> list[tuple[
         Positions of the queries (N, G) and keys (N, K) of N groups, padded with `PADDING`, for each padded
         size (G, K).
     """
-    positions, by_size = torch.tensor(span.queries), defaultdict(list)
+    positions = torch.tensor(span.queries)
+    by_size = defaultdict(list)
     candidates = torch.arange(span.keys.start, span.keys.stop)
     number, order = pattern.group(positions).sort(stable=True)
     for i in positions[order].split(number.unique_consecutive(return_counts=True)[1].tolist()):

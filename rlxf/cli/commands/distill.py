@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from rlxf.agents.common.datastore import TEACHER_REASON, check_no_datastore
 from rlxf.agents.common.losses import Distillation
-from rlxf.agents.common.retrieval import check_teacher_without_datastore
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.attention import TransformerSpec
@@ -94,7 +94,7 @@ class Distill(Command):
         source = RunFolder.open(self.teacher)
         build = self._build_offline if agent_name(source, TRANSFORMERS) == OFFLINE else self._build_online
         teacher, student = build(source)
-        check_teacher_without_datastore(teacher.datastore)
+        check_no_datastore(teacher.datastore, TEACHER_REASON)
         run = RunFolder.create(self._path, self._config(source, student))
         student.set_logger(attach_tracker(run.make_logger(), self.track, run.path, run.config))
         return partial(self._train, teacher, student, distillation, run)

@@ -12,14 +12,13 @@ from stable_baselines3.common.logger import configure
 
 from rlxf import GTrXLPPO, evaluate, import_sb3
 from rlxf.agents.common.arguments import (
-    PATIENCE,
-    MissingStateWarning,
     UnsupportedArgument,
     as_whole_number,
     check_device,
     load_settings,
     reject_unknown_arguments,
 )
+from rlxf.agents.common.predict_state import PATIENCE, MissingStateWarning
 from tests.agents.decision_transformer.worlds import shown, some_trajectories
 from tests.agents.decision_transformer.worlds import small_agent as small_transformer
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent

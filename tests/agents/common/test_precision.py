@@ -12,7 +12,7 @@ from rlxf.agents.common import precision
 from rlxf.agents.decision_transformer import MaximumEntropy
 from rlxf.agents.gtrxl import losses
 from rlxf.attention import Reversible, TokenIndex
-from rlxf.attention.modules import matmul_dtype, mixed_linear
+from rlxf.attention.linear import matmul_dtype, mixed_linear
 from rlxf.training import ResumeError
 from tests.agents.decision_transformer.test_resume import SaveAt
 from tests.agents.decision_transformer.worlds import CORES, small_pretraining

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlxf.agents.decision_transformer.acting_step import acting_step
 from rlxf.agents.decision_transformer.conditioning import (
     ElasticHistory,
     HighestValueReturn,
@@ -87,7 +86,7 @@ def largest_difference(agent, function, step, steps=30):
 
 
 def step_of(agent):
-    return acting_step(agent.policy, agent.dataset_info, agent.conditioning.needs_target, ENVS).eval()
+    return agent.policy.acting_step(agent.dataset_info, ENVS).eval()
 
 
 @pytest.mark.first_cases(1)

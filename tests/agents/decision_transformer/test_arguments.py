@@ -8,9 +8,9 @@ import pytest
 from stable_baselines3.common.vec_env import VecNormalize
 
 from rlxf import BehaviorCloning, DecisionTransformer, TransformerSpec, evaluate
-from rlxf.agents.common.arguments import OFFLINE_SB3_ARGUMENTS, SB3_LEARN_ARGUMENTS, SB3_ONLINE_ARGUMENTS
 from rlxf.agents.decision_transformer import KZL, ODT, Imitation, MaximumEntropy, MaxReturn
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
+from rlxf.agents.offline.sb3_arguments import OFFLINE_SB3_ARGUMENTS, SB3_LEARN_ARGUMENTS, SB3_ONLINE_ARGUMENTS
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import LearnedAbsolute
 from rlxf.data import DatasetError

@@ -16,7 +16,7 @@ from rlxf.agents.decision_transformer.conditioning import (
     SampledReturn,
     expectile_loss,
 )
-from rlxf.agents.decision_transformer.model import DECISION_TOKENS, FIRST_TOKENS
+from rlxf.agents.decision_transformer.model import DECISION_TOKENS, STEP_START_TOKENS
 from rlxf.agents.offline.objectives import QRegularized
 from rlxf.attention import CALM, XL, Window, XLRelative
 from rlxf.data import Windows
@@ -84,7 +84,7 @@ def test_prediction_depends_on_earlier_returns_only_and_the_action_on_the_newest
         model.outputs(model.steps(each), slice(None))
         for each in (batch, replace(batch, return_to_go=changed))
     )
-    state = (before - after)[0, FIRST_TOKENS].abs().amax(dim=-1)
+    state = (before - after)[0, STEP_START_TOKENS].abs().amax(dim=-1)
     decision = (before - after)[0, DECISION_TOKENS].abs().amax(dim=-1)
     assert (state[: column + 1] == 0).all()
     assert (state[column + 1 :] > 1e-5).all()
@@ -118,7 +118,7 @@ def test_acting_uses_predicted_returns_as_learned(conditioning):
     for observations, start in plain_observations(agent.trajectories):
         actions, state = agent.predict(observations, state, start)
         y = model.outputs(state, slice(None))
-        predicted = model.return_head.choose(y[:, FIRST_TOKENS], deterministic=True)
+        predicted = model.return_head.choose(y[:, STEP_START_TOKENS], deterministic=True)
         torch.testing.assert_close(state.return_to_go[:, -1], predicted[:, -1], rtol=1e-5, atol=1e-5)
         chosen = model.loss.head.choose(y[:, DECISION_TOKENS][:, -1], deterministic=True)
         np.testing.assert_allclose(actions, chosen.detach().numpy(), rtol=1e-5, atol=1e-5)
@@ -135,7 +135,7 @@ def test_losses_are_those_of_actions_and_returns():
     head, mask = model.return_head, batch.mask
     low, high = agent.trajectories.return_to_go.min(), agent.trajectories.return_to_go.max()
     target = (batch.return_to_go - float(low)) / float(high - low)
-    u = target - head.net(y[:, FIRST_TOKENS])[..., 0]
+    u = target - head.net(y[:, STEP_START_TOKENS])[..., 0]
     expected = (torch.where(u < 0, 0.2, 0.8) * u**2)[mask].mean()
     torch.testing.assert_close(parts["return_loss"], expected)
     actions = model.loss.head.error(y[:, DECISION_TOKENS], batch.actions)[mask].mean()
@@ -288,3 +288,11 @@ def test_datastores_and_distillation_need_a_target_return(conditioning):
         other.distill(agent, 1)
     with pytest.raises(ValueError, match="but the student has conditioning="):
         agent.distill(other, 1)
+
+
+def test_a_conditioning_without_a_model_is_refused():
+    class Other(MaxReturn):
+        """Conditioning that no model knows."""
+
+    with pytest.raises(TypeError, match=r"conditioning must be TargetReturn, MaxReturn, .*, got .*Other"):
+        small_agent(conditioning=Other())

@@ -421,5 +421,5 @@ def test_unsigned_integers_can_be_saved(tmp_path):
     space = spaces.Box(0, 60_000, (3,), np.uint16)
     env = scripts(shifted(ENVS), space, spaces.MultiDiscrete(np.array([2, 3]), dtype=np.uint16))
     small_agent(env).learn(ROLLOUT, CheckpointWriter(CheckpointFolder(tmp_path), every_seconds=0))
-    groups = read_archive(newest_checkpoint_file(tmp_path)).tensors.values()
+    groups = read_archive(CheckpointFolder(tmp_path).newest()).tensors.values()
     assert torch.uint16 in {x.dtype for group in groups for x in group.values()}

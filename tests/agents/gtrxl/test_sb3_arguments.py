@@ -13,9 +13,9 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from rlxf import GTrXLPPO
-from rlxf.agents.common.arguments import PPO_SB3_ARGUMENTS, SB3_POLICY_ARGUMENTS
 from rlxf.agents.gtrxl.losses import clipped_values
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.agents.gtrxl.sb3_arguments import PPO_SB3_ARGUMENTS, SB3_POLICY_ARGUMENTS
 from tests.agents.gtrxl.worlds import ACTIONS, OBSERVATIONS, rollouts, scripts, shifted, small_agent
 
 SB3_NAMES = {

@@ -258,3 +258,10 @@ def test_memory_search_needs_softmax_in_all_heads():
     assert LayerKernels(Softmax(), DynamicSpan(limit=9), (1,)).softmax_distance == 9
     spec = TransformerSpec(kernel=HeadKernels(Softmax(), AdaptiveSpan(), 1), memory=XL(4), pattern=Window(5))
     assert TransformerSpec.from_json(spec.to_json()) == spec
+
+
+def test_dropout_of_attention_weights_reaches_both_parts():
+    kernel = replace(DEFAULT, heads=4, kernel=ROUTED, dropout=0.3).build().blocks[0].attention.kernel
+    assert [part.active_dropout for part in kernel.parts] == [0.3, 0.3]
+    kernel.dropout = 0.1
+    assert [part.dropout for part in kernel.parts] == [0.1, 0.1]

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from rlxf.attention import Full, Linformer, TokenIndex
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.attention_options import AttentionArguments
 from tests.attention.oracle import close, fill, load, put
 from tests.attention.worlds import numbers
 
@@ -24,7 +25,7 @@ def attend(module: Attention, x: Tensor) -> Tensor:
 
 def attention(kernel: Linformer, weights: list[Tensor], out: Tensor, bias: Tensor) -> Attention:
     """Return a module with weights (C, C) of q, k, v and the output, for ``y = x @ w``."""
-    module = Attention(len(out), HEADS, None, kernel, 0.0).double()
+    module = Attention(AttentionArguments(len(out), HEADS, None, kernel)).double()
     fill(module.qkv, torch.cat([weight.T for weight in weights]))
     fill(module.out, out.T, bias)
     return module

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from rlxf.attention import LSH, Full, TokenIndex
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.kernels.lsh import LSHAttention, SharedQKAttention
 from tests.attention.oracle import close, fill, load, put
 
@@ -18,7 +19,9 @@ X = VECTOR["in_x"]
 
 def attention(chunk: int | None) -> SharedQKAttention:
     """Return a module with the vector's weights; its output is the concatenation of the heads."""
-    module = SharedQKAttention(HEADS * SIZE, HEADS, None, LSH(ROUNDS, 2 * HALF, chunk), 0.0).double()
+    module = SharedQKAttention(
+        AttentionArguments(HEADS * SIZE, HEADS, None, LSH(ROUNDS, 2 * HALF, chunk))
+    ).double()
     put(module.kernel.rotations, ROTATIONS)
     fill(module.qkv, torch.cat([VECTOR["w_qk"].T, VECTOR["w_v"].T]))
     module.out = nn.Identity()

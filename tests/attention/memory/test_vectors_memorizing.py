@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from rlxf.attention import KNN, Full, Softmax, TokenIndex
+from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.memory.knn_attention import KNNAttention, KNNMask, search_torch
 from tests.attention.oracle import close, fill, load, put
 
@@ -16,7 +17,7 @@ FAR = KEYS.shape[1]
 
 def attention(gate: Tensor) -> KNNAttention:
     """Return a module with the vector's weights; its output is the concatenation of the heads."""
-    module = KNNAttention(HEADS * SIZE, HEADS, None, Softmax(), 0.0, top=TOP).double()
+    module = KNNAttention(AttentionArguments(HEADS * SIZE, HEADS, None, Softmax()), top=TOP).double()
     put(module.log_scale, VECTOR["w_scale"])
     put(module.gate, gate)
     fill(module.out, torch.eye(HEADS * SIZE, dtype=X.dtype))

@@ -18,6 +18,7 @@ from rlxf.attention import (
 )
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.patterns.window import Full
 from tests.attention.oracle import close, load, put
 from tests.attention.passes import attend, over_heads
@@ -135,7 +136,7 @@ def attention_weights(module: Attention, q: Tensor, k: Tensor, mask: AttentionMa
 
 def learned() -> Attention:
     heads, size = LEARNED["in_q"].shape[1], LEARNED["in_q"].shape[3]
-    module = Attention(heads * size, heads, None, SinkSoftmax(), 0.0).double()
+    module = Attention(AttentionArguments(heads * size, heads, None, SinkSoftmax())).double()
     put(module.out.weight, torch.eye(heads * size, dtype=torch.float64))
     return module
 

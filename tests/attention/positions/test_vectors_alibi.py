@@ -6,6 +6,7 @@ import torch
 from rlxf.attention import ALiBi, Full, Softmax, TokenIndex
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.positions.alibi import slopes
 from tests.attention.oracle import close, fill, load
 
@@ -25,7 +26,7 @@ def test_attention(causal, out):
     q, k, v = (VECTOR[f"in_{name}"] for name in "qkv")
     batch, heads, length, size = q.shape
     identity = torch.eye(heads * size, dtype=torch.float64)
-    attention = Attention(heads * size, heads, ALiBi(), Softmax(), 0.0).double()
+    attention = Attention(AttentionArguments(heads * size, heads, ALiBi(), Softmax())).double()
     fill(attention.qkv, identity.repeat(3, 1))
     fill(attention.out, identity)
     index = TokenIndex.range(batch, length)

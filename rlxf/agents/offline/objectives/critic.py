@@ -134,7 +134,8 @@ class DivergenceCheck:
     """
 
     def __init__(self, discount: float):
-        self.discount, self.largest_reward = discount, 0.0
+        self.discount = discount
+        self.largest_reward = 0.0
         self._warned = False
         self._unread: Tensor | None = None
 

@@ -145,7 +145,9 @@ class QRegularizedLoss(ObjectiveLoss):
 
     def __init__(self, spec: QRegularized, head: Head, critic: TwinQ):
         super().__init__()
-        self.spec, self.head, self.critic = spec, head, critic
+        self.spec = spec
+        self.head = head
+        self.critic = critic
         self.target = frozen_copy(critic)
         self.divergence = DivergenceCheck(spec.discount)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
@@ -192,7 +194,8 @@ class QRegularizedLoss(ObjectiveLoss):
     def add_critic(
         self, parts: dict[str, Tensor], y: Tensor, windows: Callable[[], CriticWindows]
     ) -> dict[str, Tensor]:
-        batch, chosen = windows(), self.head.network_action(y)
+        batch = windows()
+        chosen = self.head.network_action(y)
         critic_loss, target = self._critic_loss(chosen.detach(), batch)
         frozen = {name: value.detach() for name, value in self.critic.named_parameters()}
         q = functional_call(self.critic, frozen, (batch.features.detach(), chosen))[0]
@@ -214,7 +217,8 @@ class QRegularizedLoss(ObjectiveLoss):
 
     def _critic_loss(self, chosen: Tensor, windows: CriticWindows) -> tuple[Tensor, Tensor]:
         """Return the mean squared error of both action values, and the mean target."""
-        x, spec = windows.features.detach(), self.spec
+        x = windows.features.detach()
+        spec = self.spec
         used = slice(-1 if spec.n_steps is None else None, None)  # steps whose value targets use
         with torch.no_grad():
             action = self.head.add_target_noise(chosen[:, used])

@@ -1,0 +1,106 @@
+"""Linear maps: the dtype of their products, and their orthogonal initialization."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial, wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlxf.attention.bound_functions import TokenFunction
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+_dtype: ContextVar[torch.dtype | None] = ContextVar("dtype of matrix products", default=None)
+
+
+@contextmanager
+def matmul_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """Compute matrix products with weights in another dtype within this context.
+
+    These are the projections of attention, feed-forward networks and gates. Their results are cast back to
+    the dtype of their input, except between the two products of a feed-forward network. Norms, the residual
+    stream, scores, softmax, position encodings, all kernels and recurrences are not affected, unlike with
+    ``torch.autocast``, which also casts products of scores, states and gates that need more digits. Weights
+    and their gradients keep their dtype.
+
+    Args:
+        dtype: dtype of matrix products, e.g. ``torch.bfloat16``; None for that of the weights.
+    """
+    token = _dtype.set(dtype)
+    try:
+        yield
+    finally:
+        _dtype.reset(token)
+
+
+def current_matmul_dtype() -> torch.dtype | None:
+    """Return the dtype of `matmul_dtype`; None outside of it."""
+    return _dtype.get()
+
+
+def cast(x: Tensor) -> Tensor:
+    """Return an operand of a matrix product in the dtype of `matmul_dtype`; x itself outside of it."""
+    dtype = _dtype.get()
+    return x if dtype is None else x.to(dtype)
+
+
+def mixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``x W^T + b`` in the dtype of `matmul_dtype`, and return it in the dtype of x.
+
+    Args:
+        x: (..., C).
+        weight: W, (F, C).
+        bias: b, (F,); None for none.
+    """
+    if _dtype.get() is None:
+        return F.linear(x, weight, bias)
+    return F.linear(cast(x), cast(weight), None if bias is None else cast(bias)).to(x.dtype)
+
+
+def keep_matmul_dtype(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Bind the current `matmul_dtype` to a function that backward calls again, outside of the context."""
+    dtype = _dtype.get()
+
+    @wraps(function)
+    def with_dtype(*args: P.args, **kwargs: P.kwargs) -> Result:
+        with matmul_dtype(dtype):
+            return function(*args, **kwargs)
+
+    return function if dtype is None else with_dtype
+
+
+class Linear(nn.Linear):
+    """``nn.Linear`` whose product has the dtype of `matmul_dtype`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute ``W x + b`` for x (..., C)."""
+        return mixed_linear(x, self.weight, self.bias)
+
+    def bind(self) -> TokenFunction:
+        """Return the product in the dtype of the weights as a `bound` function."""
+        return partial(F.linear, weight=self.weight, bias=self.bias)
+
+
+def stacked_orthogonal(matrices: int, rows: int, columns: int) -> nn.Parameter:
+    """Create a parameter (matrices * rows, columns) of stacked matrices, each initialized orthogonally.
+
+    torch's default initialization of Linear scales a projection down by sqrt(3), which weakens the
+    signal that gated residuals pass to memory. Orthogonal matrices preserve its norm.
+    """
+    weight = torch.empty(matrices, rows, columns)
+    for matrix in weight:
+        nn.init.orthogonal_(matrix)
+    return nn.Parameter(weight.flatten(0, 1))
+
+
+def orthogonal_linear(columns: int, rows: int, matrices: int = 1, bias: bool = True) -> Linear:
+    """Create a `Linear` of ``matrices`` stacked projections from ``columns`` to ``rows`` features; bias 0."""
+    linear = Linear(columns, matrices * rows, bias=bias)
+    linear.weight = stacked_orthogonal(matrices, rows, columns)
+    if bias:
+        nn.init.zeros_(linear.bias)
+    return linear
