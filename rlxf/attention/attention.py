@@ -16,14 +16,20 @@ from rlxf.attention.attention_options import (
     build_qk_norms,
     repeat_heads,
 )
-from rlxf.attention.bound_functions import bound, fused_step
 from rlxf.attention.kernels.base import (
     AttentionKernel,
     LinearFn,
     RecurrentAttentionKernel,
     RecurrentKernelState,
 )
-from rlxf.attention.linear import Linear, mixed_linear, orthogonal_linear, stacked_orthogonal
+from rlxf.attention.linear import (
+    Linear,
+    bound,
+    fused_step,
+    mixed_linear,
+    orthogonal_linear,
+    stacked_orthogonal,
+)
 from rlxf.attention.positions.base import LayerPosition
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.sparse.attention import sparse_average

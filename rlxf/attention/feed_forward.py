@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rlxf.attention.bound_functions import TokenFunction, bound
-from rlxf.attention.linear import Linear, cast, keep_matmul_dtype, orthogonal_linear
+from rlxf.attention.linear import Linear, TokenFunction, bound, cast, keep_matmul_dtype, orthogonal_linear
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {

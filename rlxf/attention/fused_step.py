@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from rlxf.attention.attention import LayerStep, StepKeys
-from rlxf.attention.bound_functions import TokenFunction, bound, fused_step
 from rlxf.attention.cache import KVCache
 from rlxf.attention.depth.base import DepthController
-from rlxf.attention.linear import current_matmul_dtype
+from rlxf.attention.linear import TokenFunction, bound, current_matmul_dtype, fused_step
 from rlxf.attention.positions.base import PositionEmbedding
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.token_index import EMPTY, TokenIndex

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from rlxf.attention.attention import Attention, LayerCache, LayerStep, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.attention_options import AttentionArguments
-from rlxf.attention.bound_functions import bound, fused_step, own_method
 from rlxf.attention.cache import KVCache, NoKeys
 from rlxf.attention.dropout import Dropout
 from rlxf.attention.feed_forward import FeedForward, build_feed_forward
+from rlxf.attention.linear import bound, fused_step, own_method
 from rlxf.attention.memory.base import State
 from rlxf.attention.norm import PreNorm
 from rlxf.attention.patterns.base import UNLIMITED

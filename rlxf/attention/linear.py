@@ -1,20 +1,20 @@
-"""Linear maps: the dtype of their products, and their orthogonal initialization."""
+"""Linear maps: the dtype of their products, their initialization, and forms of modules with few calls."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.bound_functions import TokenFunction
-
 P = ParamSpec("P")
 Result = TypeVar("Result")
 _dtype: ContextVar[torch.dtype | None] = ContextVar("dtype of matrix products", default=None)
+TokenFunction = Callable[..., Tensor]
+"""Function of tokens (B, C), such as a module."""
 
 
 @contextmanager
@@ -104,3 +104,27 @@ def orthogonal_linear(columns: int, rows: int, matrices: int = 1, bias: bool = T
     if bias:
         nn.init.zeros_(linear.bias)
     return linear
+
+
+def own_method(part: object, name: str) -> Callable[..., Any] | None:
+    """Return a method that the class of ``part`` defines itself; None if it is missing or inherited.
+
+    For faster forms of a computation, which do not apply to a subclass that changes the computation.
+    """
+    return getattr(part, name) if name in vars(type(part)) else None
+
+
+def fused_step(part: object) -> Any:
+    """Return the form of a module for a `FusedStep`: the result of its own method ``fused_step``, or None."""
+    method = own_method(part, "fused_step")
+    return None if method is None else method()
+
+
+def bound(module: nn.Module) -> TokenFunction:
+    """Return a function of tokens (B, C) that computes the same as the module, with less overhead per call.
+
+    It uses the current parameter objects of the module and calls no hooks. The class of a module may define
+    it in a method ``bind``; otherwise it is the module.
+    """
+    bind = own_method(module, "bind")
+    return module if bind is None else bind()

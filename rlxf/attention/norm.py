@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.bound_functions import TokenFunction, bound
-from rlxf.attention.linear import mixed_linear
+from rlxf.attention.linear import TokenFunction, bound, mixed_linear
 
 NormType = Literal["layer_norm", "rms_norm"]
 

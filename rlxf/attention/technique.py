@@ -1,8 +1,8 @@
-"""Base class of all techniques, what techniques see of a transformer, and checks of their options."""
+"""Base class of all techniques, what they see of a transformer and keep for a loss, and checks of options."""
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -12,6 +12,7 @@ from rlxf.attention.token_index import TokenIndex
 
 AttentionFactory = Callable[[AttentionArguments], nn.Module]
 """Constructor of an attention module, such as `Attention`."""
+Item = TypeVar("Item")
 
 
 class SpecView:
@@ -132,6 +133,16 @@ class LayerPasses(Protocol):
     def select_outputs(self, x: Tensor) -> Tensor:
         """Select the tokens whose outputs are requested, (B, Tq, ...), of all tokens (B, T, ...)."""
         ...
+
+
+class PendingTerms(list[Item]):
+    """List of what the last forward keeps for an auxiliary loss; a copy or pickle of it is empty.
+
+    Its tensors belong to the autograd graph of that forward, which cannot be copied.
+    """
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self), ()
 
 
 class Technique:

@@ -17,11 +17,10 @@ from rlxf.attention.layers import Block, Layer, RecurrentBlock
 from rlxf.attention.memory.base import MemoryView, NoMemory, State
 from rlxf.attention.norm import NORM_TYPES
 from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.pending_terms import PendingTerms
 from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
 from rlxf.attention.recurrent.base import RecurrentMixer, RecurrentState
 from rlxf.attention.relative import DistanceTables
-from rlxf.attention.technique import SpecView
+from rlxf.attention.technique import PendingTerms, SpecView
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
 

@@ -28,9 +28,9 @@ from rlxf.attention import (
     Transformer,
     TransformerSpec,
 )
-from rlxf.attention.pending_terms import PendingTerms
 from rlxf.attention.recurrent.base import RecurrentState
 from rlxf.attention.registry import OPTIONAL, TECHNIQUES
+from rlxf.attention.technique import PendingTerms
 from rlxf.attention.token_index import EMPTY
 from tests.attention.passes import act, assert_close_for_dtype, learn
 from tests.attention.specs import CAUSAL, SPECS, each, new_model, remembering, shared_model, streaming

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
-from rlxf.attention.pending_terms import PendingTerms
-from rlxf.attention.technique import SpecView, Technique
+from rlxf.attention.technique import PendingTerms, SpecView, Technique
 
 if TYPE_CHECKING:
     from rlxf.attention.attention_mask import AttentionMask

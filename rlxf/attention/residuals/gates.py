@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.bound_functions import TokenFunction
-from rlxf.attention.linear import cast, mixed_linear, stacked_orthogonal
+from rlxf.attention.linear import TokenFunction, cast, mixed_linear, stacked_orthogonal
 from rlxf.attention.residuals.base import Gate, Residual
 from rlxf.attention.technique import check_finite_number
 
