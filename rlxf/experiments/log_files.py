@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rlxf.experiments.columns import (
     LARGEST_STEP,
+    LARGEST_VALUE,
     Points,
     header_of,
     listed,
@@ -144,9 +145,10 @@ class MonitorLog(Log):
 
     def points(self, metric: str) -> Points:
         """Return one point for each episode."""
-        lines, episodes = self._episodes()
-        column = self.COLUMNS.index(self.MEANS.get(metric, metric))
-        points = without_gaps(self.path, metric, lines, np.cumsum(episodes[:, 1]), episodes[:, column])
+        lines, episodes, files = self._episodes()
+        values = episodes[:, self.COLUMNS.index(self.MEANS.get(metric, metric))]
+        path = self.files[files[np.argmin(np.abs(values) <= LARGEST_VALUE)]]  # of the first one left out
+        points = without_gaps(path, metric, lines, np.cumsum(episodes[:, 1]), values)
         return (points[0], trailing_mean(points[1], EPISODE_WINDOW)) if metric in self.MEANS else points
 
     @property
@@ -155,12 +157,16 @@ class MonitorLog(Log):
         task = self._monitor_header(self.path, read_bounded(self.path)).get("env_id")
         return task if isinstance(task, str) and task != "None" else ""
 
-    def _episodes(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return line numbers (n,) and `COLUMNS` (n, 3) of all episodes, sorted by time of day."""
+    def _episodes(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """Return line numbers (n,), `COLUMNS` (n, 3) and indices of files (n,) of all episodes.
+
+        They are sorted by time of day.
+        """
         each = [self._episodes_of(path) for path in self.files]
         lines, episodes = (np.concatenate(parts) for parts in zip(*each, strict=True))
+        files = np.repeat(np.arange(len(each)), [len(numbers) for numbers, _ in each])
         order = np.argsort(episodes[:, 2], kind="stable")
-        return lines[order], episodes[order]
+        return lines[order], episodes[order], files[order]
 
     def _episodes_of(self, path: Path) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         data = read_bounded(path)

@@ -91,6 +91,13 @@ def test_episodes_of_several_monitor_files_are_ordered_in_time(tmp_path):
     assert log.task == "CartPole-v1"
 
 
+def test_a_value_that_is_left_out_is_named_with_its_own_file(tmp_path):
+    write_monitor(tmp_path / "0.monitor.csv", np.ones(3))
+    write_monitor(tmp_path / "1.monitor.csv", np.array([1, np.nan, 1]))
+    with pytest.warns(UserWarning, match=r"1\.monitor\.csv line 4: r is nan"):
+        assert len(find_curve(tmp_path, "r").values) == 5
+
+
 def test_returns_of_monitor_files_are_averaged_over_100_episodes(tmp_path):
     returns = np.random.default_rng(0).normal(size=250).round(3)
     write_monitor(tmp_path / "monitor.csv", returns)
