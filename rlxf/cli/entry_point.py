@@ -27,6 +27,7 @@ from rlxf.cli.output import (
     exit_in_one_line,
     exit_with,
     print_out,
+    replace_unprintable_characters,
     report_errors,
 )
 from rlxf.tuned import tuned_file
@@ -53,6 +54,7 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: arguments of the command line; None for ``sys.argv[1:]``.
     """
+    replace_unprintable_characters()
     with exit_in_one_line(), not_writable_by_others():
         with report_errors(*PREPARATION_ERRORS):
             GIVEN_WORDS.set(tuple(sys.argv[1:] if args is None else args))

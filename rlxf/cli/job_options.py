@@ -1,6 +1,7 @@
 """Options of the runs that other commands start: checks before their processes start."""
 
 import io
+import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -17,7 +18,7 @@ FRAME = re.compile(r"[╭╮╰╯│─]|[+|]?-{3,}[+|]?|^ *\||\| *$", re.MULTI
 ADVICE = "move the folder, or choose another one with --output"
 """Advice in messages about a run with other options."""
 TASK_OPTIONS = ("env_kwargs", "curriculum", "dataset", "trust_data")
-"""Options that define the task of a run, next to the environment."""
+"""Options that define the task of a run, next to the environment; they are compared even if they are None."""
 
 
 def read_options(words: Sequence[str]) -> dict[str, Any]:
@@ -71,13 +72,13 @@ def check_same(job: "Job", options: Mapping[str, Any], file: Path) -> None:
     outcome = Outcome.read(job)
     if outcome is not None:
         _check_command(outcome, job, file)
+    elif not folder.is_dir() or any(folder.iterdir()):
+        raise ValueError(
+            f"{folder} was not made by {file}, or its record {job.sibling('json')} is missing, so its "
+            f"options are unknown: {ADVICE}"
+        )
     if (folder / CONFIG).is_file():
-        if outcome is None:
-            raise ValueError(
-                f"{folder} was not made by {file}, or its record {job.sibling('json')} is missing, so its "
-                f"options are unknown: {ADVICE}"
-            )
-        _check_task(RunFolder.reopen(folder), options, file)
+        _check_options(RunFolder.reopen(folder), options, file)
 
 
 def _check_command(outcome: "Outcome", job: "Job", file: Path) -> None:
@@ -91,16 +92,20 @@ def _check_command(outcome: "Outcome", job: "Job", file: Path) -> None:
             )
 
 
-def _check_task(run: "RunFolder", options: Mapping[str, Any], file: Path) -> None:
-    """Raise ValueError if a run has another task in its ``config.json`` than in its options.
+def _check_options(run: "RunFolder", options: Mapping[str, Any], file: Path) -> None:
+    """Raise ValueError if a run has other options in its ``config.json``, e.g. after it was trained longer.
 
-    The environment of a run on datasets is that of its datasets, or of ``--env``; an id with a module, which
-    would be imported, must be that of ``--env``.
+    Options that are None here have a default that depends on the agent or its data. The environment of a run
+    on datasets is that of its datasets, or of ``--env``; an id with a module, which would be imported, must
+    be that of ``--env``.
     """
     env = run.config.get("env")
     of_data = "dataset" in options and options.get("env") is None and ":" not in str(env)
-    for name in TASK_OPTIONS if of_data else ("env", *TASK_OPTIONS):
-        if (run.config.get(name) or {}) != (options.get(name) or {}):
+    given = json.loads(json.dumps(options))
+    others = {name for name, value in given.items() if value is not None and name in run.config}
+    others -= {"env", "seed"}  # the seed is among the words of the command
+    for name in sorted(others | {*TASK_OPTIONS} | (set() if of_data else {"env"})):
+        if (run.config.get(name) or {}) != (given.get(name) or {}):
             raise ValueError(
                 f"{run.path} has {name} = {run.config.get(name)!r} in its config.json, but {file} has "
                 f"{options.get(name)!r}: {ADVICE}"

@@ -1,5 +1,6 @@
 """Console output of the commands: text and tables, warnings, and errors in one line."""
 
+import io
 import os
 import signal
 import sys
@@ -80,6 +81,13 @@ EXECUTION_ERRORS = (FaultyEnvironmentError, OSError, gymnasium.error.DependencyN
 package that an environment needs for its images."""
 EXIT_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 """Signals that end any command, in addition to Ctrl-C."""
+
+
+def replace_unprintable_characters() -> None:
+    """Print "?" for a character that the encoding of an output lacks, in place of an error after training."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(errors="replace")
 
 
 @contextmanager

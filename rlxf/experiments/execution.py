@@ -16,12 +16,15 @@ from signal import Signals
 from typing import Any, Self
 
 from rlxf.training.file_contents import CONFIG
-from rlxf.training.run_folder import COMPLETED
+from rlxf.training.json_rules import NOTHING, TEXT, TEXTS, check_fields, number, whole
+from rlxf.training.run_folder import COMPLETED, Completion
 from rlxf.training.serialization import dump_json, load_json_file
 from rlxf.utils.files import atomic_write, make_folder
 
 RESUMED = "train "
 """Start of the commands whose runs have checkpoints, so that they can be resumed."""
+FOLDER_LOCK = ".lock"
+"""Name of the lock file in the folder of an experiment."""
 LOG_TAIL = 16_384
 """Bytes at the end of a log file in which the message of a failure is searched."""
 MESSAGE_CHARACTERS = 500
@@ -71,6 +74,16 @@ class Job:
         return Path(f"{self.folder}.{suffix}")
 
 
+OUTCOME_RULES = {
+    "command": TEXTS,
+    "returncode": whole() | NOTHING,
+    "message": TEXT,
+    "seconds": number(0),
+    "attempts": whole(0),
+}
+"""Rules of the fields of `Outcome` in a file."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """State of a run since the start of its last attempt.
@@ -111,7 +124,9 @@ class Outcome:
         if not file.is_file():
             return None
         try:
-            return cls(**load_json_file(file))
+            document = load_json_file(file)
+            check_fields(document, OUTCOME_RULES, file.name)
+            return cls(**document)
         except (ValueError, TypeError) as error:
             raise ExperimentError(f"{file} is damaged ({error}): remove it") from error
 
@@ -130,7 +145,7 @@ def _ended_by(signal: int) -> str:
 
 def is_complete(job: Job) -> bool:
     """Return whether a run has finished, with its evaluation."""
-    return (Path(job.folder) / COMPLETED).is_file()
+    return Completion.read_marker(Path(job.folder)) is not None
 
 
 _running: set[subprocess.Popen] = set()
@@ -255,6 +270,22 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
+def check_replaceable(folder: Path, names: Collection[str], marker: str) -> None:
+    """Raise ValueError if the results of an experiment or a sweep would replace files of the user.
+
+    Args:
+        folder: folder of the experiment; it need not exist.
+        names: names of the result files.
+        marker: name of a file in the folders that the command has made.
+    """
+    found = [name for name in names if (folder / name).exists()]
+    if found and not (folder / marker).exists():
+        raise ValueError(
+            f"{folder} has {', '.join(found)}, which would be replaced, but was not made by this command: "
+            f"choose another folder with --output"
+        )
+
+
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
     """Keep other processes out of the folder of an experiment, which is created if it does not exist.
@@ -265,7 +296,7 @@ def only_process(folder: Path) -> Iterator[None]:
     make_folder(folder, exist_ok=True)
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(folder / ".lock", blocking=False))
+            stack.enter_context(locked(folder / FOLDER_LOCK, blocking=False))
         except BlockingIOError:
             raise ExperimentError(
                 f"another process works on the experiment in {folder}; wait for it, or choose another folder "

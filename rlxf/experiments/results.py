@@ -142,6 +142,6 @@ def read_returns(file: Path, checkpoint: str) -> tuple[NDArray[np.float64], str]
         raise ExperimentError(
             f"{file} cannot be read ({error}): remove the folder of the run to repeat it"
         ) from error
-    if returns.ndim != 1 or not len(returns):
-        raise ExperimentError(f"{file} has no returns: remove the folder of the run to repeat it")
+    if returns.ndim != 1 or not len(returns) or not np.isfinite(returns).all():
+        raise ExperimentError(f"{file} has no finite returns: remove the folder of the run to repeat it")
     return returns, used

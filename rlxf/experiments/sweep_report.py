@@ -74,6 +74,10 @@ def _options(study: SweepStudy, trial: "FrozenTrial") -> Mapping[str, Any]:
         return trial.params
 
 
+REPORT_FILES = ("trials.md", "best.toml", "history.png", "importance.png")
+"""Names of the files of `write_report`."""
+
+
 def write_report(
     study: SweepStudy, folder: Path, to_words: Callable[[Mapping[str, Any]], Sequence[str]]
 ) -> Iterator[Path]:

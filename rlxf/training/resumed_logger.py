@@ -100,15 +100,27 @@ def read_rows(path: Path) -> Iterator[Row]:
     A missing file has no rows. An incomplete last row is omitted.
 
     Raises:
-        ValueError: if a line is longer than `MAX_LINE`.
+        ValueError: if a line is longer than `MAX_LINE`, or is no line of a CSV file.
     """
-    for row in csv.DictReader(_complete_lines(path)):
-        yield {name: value for name, value in row.items() if name and value}
+    rows = _csv_rows(path)
+    names = next(rows, [])
+    for row in rows:
+        yield {name: value for name, value in zip(names, row, strict=False) if name and value}
 
 
 def count_rows(path: Path) -> int:
     """Return the number of rows that `read_rows` yields, without the conversion to dictionaries."""
-    return max(0, sum(bool(row) for row in csv.reader(_complete_lines(path))) - 1)
+    return max(0, sum(1 for _ in _csv_rows(path)) - 1)
+
+
+def _csv_rows(path: Path) -> Iterator[list[str]]:
+    reader = csv.reader(_complete_lines(path), strict=True)
+    try:
+        yield from filter(None, reader)
+    except csv.Error as error:
+        raise ValueError(
+            f"{path} line {reader.line_num} is damaged ({error}): correct or remove the line"
+        ) from error
 
 
 def _complete_lines(path: Path) -> Iterator[str]:

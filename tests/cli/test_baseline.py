@@ -188,3 +188,12 @@ def test_random_actions_are_as_many_as_environments(space):
     env = SimpleNamespace(action_space=spaces.Discrete(3), observation_space=space)
     observations = batch_space(space, 5).sample()
     assert RandomPolicy(env, 0).predict(observations)[0].shape == (5,)
+
+
+def test_weights_that_are_not_finite_are_reported_in_one_line(tmp_path, capsys):
+    arguments = '{"learning_rate": 1e20, "n_steps": 64}'
+    words = ["baseline", "ppo", "--env", "Pendulum-v1", "--total-timesteps", "256", "--evaluate-every", "0"]
+    with pytest.raises(SystemExit) as exited:
+        main([*words, "--arguments", arguments, "--quiet", "--run", str(tmp_path / "run")])
+    assert exited.value.code == 2
+    assert "the weights of ppo are NaN or infinite; use a smaller learning_rate" in capsys.readouterr().err

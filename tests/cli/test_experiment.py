@@ -158,6 +158,10 @@ def test_changed_options_are_refused(folder, capsys):
     config.write_text(config.read_text().replace("CartPole-v1", "evil:CartPole-v1"))
     message = refused(capsys, "experiment", "small.toml")
     assert "has env = 'evil:CartPole-v1' in its config.json" in message
+    config.write_text(config.read_text().replace("evil:CartPole-v1", "CartPole-v1"))
+    config.write_text(config.read_text().replace('"total_timesteps": 200000', '"total_timesteps": 300000'))
+    message = refused(capsys, "experiment", "small.toml")
+    assert "has total_timesteps = 300000 in its config.json, but small.toml has 200000: move" in message
     (folder / "pole/random/seed-0.json").unlink()
     message = refused(capsys, "experiment", "small.toml")
     assert "its record runs/small/pole/random/seed-0.json is missing, so its options are unknown" in message
@@ -195,16 +199,34 @@ def test_a_part_of_an_experiment_is_trained_and_reported(folder, capsys):
     )
 
 
-def test_a_damaged_outcome_is_named(folder, capsys):
-    (folder / "pole/random").mkdir(parents=True)
-    (folder / "pole/random/seed-0.json").write_text("{")
+@pytest.mark.parametrize("change", [None, {"seconds": "x"}, {"command": 3}, {"returncode": "x"}])
+def test_a_damaged_outcome_is_named(folder, capsys, change):
+    job = Job(str(folder / "pole/random/seed-0"), "baseline random", ())
+    Path(job.folder).mkdir(parents=True)
+    Outcome(["baseline random"], 0).write(job)
+    record = job.sibling("json")
+    record.write_text("{" if change is None else json.dumps(json.loads(record.read_text()) | change))
     assert "seed-0.json is damaged" in refused(capsys, "experiment", "small.toml")
+
+
+def test_files_of_the_user_are_not_replaced(folder, capsys):
+    folder.mkdir(parents=True)
+    (folder / "table.md").write_text("mine")
+    message = refused(capsys, "experiment", "small.toml")
+    assert "runs/small has table.md, which would be replaced, but was not made by this command" in message
+    (folder / "table.md").unlink()
+    (folder / "pole/random/seed-0").mkdir(parents=True)
+    (folder / "pole/random/seed-0/notes.txt").write_text("mine")
+    message = refused(capsys, "experiment", "small.toml", "--tasks", "pole")
+    assert "seed-0 was not made by small.toml, or its record" in message
+    assert (folder / "pole/random/seed-0/notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("evaluation.json", "{}", "evaluation.json cannot be read ('last')"),
+        ("evaluation.json", '{"last": {"returns": [1, null]}}', "evaluation.json has no finite returns"),
         ("progress.csv", "time/total_timesteps,eval/mean_reward\nnever,1\n", "remove the folder of the run"),
     ],
 )

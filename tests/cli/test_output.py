@@ -1,14 +1,16 @@
 """Tests of error reporting: user errors are one line, bugs keep their traceback."""
 
+import io
 import os
 import signal
+import sys
 import threading
 import warnings
 
 import pytest
 
 from rlxf.cli import entry_point
-from rlxf.cli.output import report_errors
+from rlxf.cli.output import replace_unprintable_characters, report_errors
 from rlxf.envs import FaultyEnvironmentError
 
 
@@ -160,3 +162,13 @@ def test_disk_errors_of_threads_are_reported_once(monkeypatch, capsys):
         run(monkeypatch, InAThread(KeyError("slip")))
     assert [args.exc_type for args in hooked] == [KeyError]
     assert threading.excepthook is before
+
+
+def test_characters_that_an_encoding_lacks_are_replaced(monkeypatch):
+    """A table after a training must not fail it."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    replace_unprintable_characters()
+    print("1 \u00b1 2")  # raised an error before
+    output.flush()
+    assert output.buffer.getvalue() == b"1 ? 2\n"

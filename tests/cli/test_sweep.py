@@ -173,6 +173,7 @@ def test_two_processes_share_a_sweep(folder):
         ),
         ("episodes = 3", "episods = 3", "line 15: no combination is accepted: unknown option --episods"),
         ("episodes = 3", 'tuned = "tmaze-50"', "line 15: tuned cannot be set in a sweep: write the options"),
+        ("[4, 8, 9]", '[4]\ntuned = ["tmaze-50"]', "line 25: tuned cannot be set in a sweep: write the"),
         ("trials =", "trails =", "line 2: the file has an unknown key trails; did you mean trials?"),
         ("low = 1e-4", "low = 1", "line 23: search.learning_rate must have low < high"),
     ],
@@ -182,6 +183,14 @@ def test_invalid_files_are_refused_before_anything_is_made(folder, capsys, old, 
     Path("small.toml").write_text(FILE.replace(old, new))
     assert message in refused(capsys, "sweep", "small.toml")
     assert not folder.exists()
+
+
+def test_files_of_the_user_are_not_replaced(folder, capsys):
+    folder.mkdir(parents=True)
+    (folder / "best.toml").write_text("mine")
+    message = refused(capsys, "sweep", "small.toml")
+    assert "runs/small has best.toml, which would be replaced, but was not made by this command" in message
+    assert "must not contain a ?" in refused(capsys, "sweep", "small.toml", "--output", "what?")
 
 
 @pytest.mark.parametrize("option", ["--processes", "--threads", "--trials"])

@@ -192,3 +192,14 @@ def test_a_line_without_end_is_refused(tmp_path):
     (tmp_path / "progress.csv").write_text("a" * (2**20 + 1))
     with pytest.raises(ValueError, match="a line of over 1,048,576 characters"):
         ProgressCSV(tmp_path / "progress.csv", rows=1)
+
+
+@pytest.mark.parametrize("line", ['"1,2', "1," + "2" * 200_000, '"1"x,2'], ids=["quote", "field", "text"])
+def test_a_damaged_line_is_named(tmp_path, line):
+    path = tmp_path / "progress.csv"
+    path.write_text(f"a,b\n1,2\n{line}\n3,4\n")
+    for read in (lambda: list(read_rows(path)), lambda: count_rows(path)):
+        with pytest.raises(
+            ValueError, match=r"progress\.csv line \d is damaged .*: correct or remove the line"
+        ):
+            read()

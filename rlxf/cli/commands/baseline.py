@@ -67,7 +67,7 @@ class Baseline(Command):
     """Number of episodes of the final evaluation."""
     evaluate_every: int | None = None
     """Number of environment steps between two evaluations during training. None means a tenth of the
-    training; 0 means no evaluation during training."""
+    training; 0 means no evaluation during training. Random actions are evaluated at the end only."""
     evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training."""
     stop_return: StopReturn = None
@@ -179,7 +179,8 @@ class Baseline(Command):
             closing(agent.env),
         ):
             agent.set_logger(logger)
-            self._learn(agent)
+            with _naming_divergence(self.algorithm):
+                self._learn(agent)
             with closing(self._evaluation_envs(self.episodes)) as env:
                 report = evaluate(agent, env, self.episodes, logger=logger)
             track_reports(logger, {"last": report}, agent.num_timesteps)
@@ -203,6 +204,19 @@ class Baseline(Command):
                 env, self.evaluation_episodes, every, stop_return=self.stop_return
             )
             agent.learn(self.total_timesteps, callback=[*callbacks, evaluation])
+
+
+@contextmanager
+def _naming_divergence(algorithm: str) -> Iterator[None]:
+    """Report the error of a distribution whose parameters are NaN, because the weights are, in one line."""
+    from rlxf.cli.output import exit_with
+
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith("Expected parameter"):
+            raise
+        exit_with(f"the weights of {algorithm} are NaN or infinite; use a smaller learning_rate", 2)
 
 
 @contextmanager

@@ -53,7 +53,8 @@ class Experiment(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Read the file, check the options of all runs, and return the function that trains them."""
-        from rlxf.experiments.plan import Plan
+        from rlxf.experiments.execution import FOLDER_LOCK, check_replaceable
+        from rlxf.experiments.plan import RESULT_FILES, Plan
 
         check_counts(self, "processes", "threads")
         if self.scheduler is not None and self.processes != 1:
@@ -63,6 +64,7 @@ class Experiment(Command):
             )
         plan = Plan.read(self.file).selection(self.tasks, self.agents)
         options = self._read_options(plan)
+        check_replaceable(self.folder, RESULT_FILES, FOLDER_LOCK)
         jobs = []
         for cell in plan.cells():
             given = options[cell.task, cell.agent]

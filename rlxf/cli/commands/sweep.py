@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rlxf.experiments.sweep import TrialEnd
     from rlxf.experiments.sweep_plan import SweepPlan
 
+STUDY_LOCK = ".study.lock"
+"""Name of the lock file in the folder of a sweep."""
 SAMPLES = 20
 """Number of random combinations of options, of which the command must accept one."""
 
@@ -53,9 +55,10 @@ class Sweep(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Read the file, check its options, open the study, and return the function that trains."""
-        from rlxf.experiments.execution import locked
+        from rlxf.experiments.execution import check_replaceable, locked
         from rlxf.experiments.study import check_optuna, open_study, quiet
         from rlxf.experiments.sweep_plan import SweepPlan
+        from rlxf.experiments.sweep_report import REPORT_FILES
         from rlxf.utils.files import make_folder
 
         check_counts(self, "trials", "processes", "threads")
@@ -63,8 +66,11 @@ class Sweep(Command):
         plan = SweepPlan.read(self.file)
         plan = plan if self.trials is None else replace(plan, trials=self.trials)
         self._check_options(plan)
+        if self.storage is None and "?" in str(self.folder):
+            raise ValueError(f"the path of the study must not contain a ?, got {self.folder}: use --output")
+        check_replaceable(self.folder, REPORT_FILES, STUDY_LOCK)
         make_folder(self.folder, exist_ok=True)
-        with locked(self.folder / ".study.lock"), quiet():  # Optuna creates its tables without a lock
+        with locked(self.folder / STUDY_LOCK), quiet():  # Optuna creates its tables without a lock
             study = open_study(plan, self.folder, self.storage)
         return partial(self._run, plan, study)
 
@@ -77,7 +83,7 @@ class Sweep(Command):
         """Raise ValueError unless the command accepts some combination of the options."""
         from rlxf.cli.config_values import COMMAND_LINE_ONLY
 
-        if given := sorted({*COMMAND_LINE_ONLY} & plan.settings.keys()):
+        if given := sorted({*COMMAND_LINE_ONLY} & {*plan.settings, *plan.space.options}):
             raise plan.refused(given[0], f"{given[0]} cannot be set in a sweep: write the options themselves")
         first = None
         for seed in range(SAMPLES):
