@@ -62,7 +62,8 @@ class FusedStep:
     def accepts(self, cache: KVCache) -> bool:
         """Return whether a step needs no module with hooks, no other dtype, and no state besides keys."""
         kind: Any = type(cache)
-        if torch.is_autocast_enabled(cache.index.position.device.type):
+        device = cache.index.position.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             return False
         plain = _has_plain_buffers(kind) and cache.recurrent is None and cache.context is None
         return plain and current_matmul_dtype() is None and not any(self._hooks)

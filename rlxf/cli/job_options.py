@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 FRAME = re.compile(r"[╭╮╰╯│─]|[+|]?-{3,}[+|]?|^ *\||\| *$", re.MULTILINE)
 """Pattern of the frame of an error message of tyro, also without Unicode."""
+RESOLVED = ("policy", "return_scale", "episode_length", "target_returns")
+"""Options of which a run may store other values: those of its agent, or of its data."""
 ADVICE = "move the folder, or choose another one with --output"
 """Advice in messages about a run with other options."""
 TASK_OPTIONS = ("env_kwargs", "curriculum", "dataset", "trust_data")
@@ -103,7 +105,7 @@ def _check_options(run: "RunFolder", options: Mapping[str, Any], file: Path) -> 
     of_data = "dataset" in options and options.get("env") is None and ":" not in str(env)
     given = json.loads(json.dumps(options))
     others = {name for name, value in given.items() if value is not None and name in run.config}
-    others -= {"env", "seed"}  # the seed is among the words of the command
+    others -= {"env", "seed", *RESOLVED}  # the seed is among the words of the command
     for name in sorted(others | {*TASK_OPTIONS} | (set() if of_data else {"env"})):
         if (run.config.get(name) or {}) != (given.get(name) or {}):
             raise ValueError(

@@ -134,7 +134,7 @@ class CurriculumEnv(gymnasium.Wrapper):
         self._env_fns = env_fns
         self._spec = spec
         self._env_stage = 1
-        self._training_stage = 1
+        self._evaluates = False
         self._returns: deque[float] = deque(maxlen=curriculum.episodes)
         self._return = 0.0
         self._unseeded = True
@@ -148,11 +148,12 @@ class CurriculumEnv(gymnasium.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode of the current stage."""
+        """Start an episode of the current stage, or of the task during an evaluation."""
         if seed is not None:
             self._generator = np.random.default_rng(seed)
-        if self._env_stage != self.stage:
-            self._make_env(self.stage)
+        stage = self.stages if self._evaluates else self.stage
+        if self._env_stage != stage:
+            self._make_env(stage)
         if seed is None and self._unseeded:
             seed = int(self._generator.integers(2**31))
         self._return = 0.0
@@ -169,11 +170,11 @@ class CurriculumEnv(gymnasium.Wrapper):
 
     def begin_evaluation(self) -> None:
         """Use the task, the last stage, from the next reset until `end_evaluation`; returns do not count."""
-        self._training_stage, self.stage = self.stage, self.stages
+        self._evaluates = True
 
     def end_evaluation(self) -> None:
         """Use the stage of the training again, from the next reset."""
-        self.stage = self._training_stage
+        self._evaluates = False
 
     def persistent_state(self) -> dict[str, Any]:
         """Return what lasts across episodes, as JSON: the stage, its last returns, and the state of its task.
@@ -195,13 +196,19 @@ class CurriculumEnv(gymnasium.Wrapper):
         is_stage = type(stage) is int and 1 <= stage <= self.stages
         if not (is_stage and isinstance(returns, list) and all(map(_is_number, returns))):
             raise ValueError(f"not a state of {self.stages} stages: {reprlib.repr(state)}")
+        self.stage = stage
         self._make_env(stage)
         self._returns = deque(returns, maxlen=self.curriculum.episodes)
         if "task" in state:
             self.env.get_wrapper_attr("load_persistent_state")(state["task"])
 
     def _advance(self) -> None:
-        """Continue with the next stage if the last episodes allow it. A return that is NaN does not count."""
+        """Continue with the next stage if the last episodes allow it.
+
+        Episodes of evaluations do not count, and returns that are NaN.
+        """
+        if self._evaluates or self._env_stage != self.stage:
+            return
         if self.stage == self.stages or not _is_number(self._return):
             return
         self._returns.append(self._return)
@@ -216,7 +223,6 @@ class CurriculumEnv(gymnasium.Wrapper):
         check_same_spaces(stage, env, (self.observation_space, self.action_space))
         self.env.close()
         self.env = env
-        self.stage = stage
         self._env_stage = stage
         self._unseeded = True
 

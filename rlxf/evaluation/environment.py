@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from copy import deepcopy
 from typing import Any
 
@@ -221,8 +221,11 @@ def _task_of_curriculum(env: VecEnv) -> Iterator[None]:
     env.env_method("begin_evaluation")
     try:
         yield
-    finally:
-        env.env_method("end_evaluation")
+    except BaseException:
+        with suppress(Exception):
+            env.env_method("end_evaluation")
+        raise
+    env.env_method("end_evaluation")
 
 
 @contextmanager

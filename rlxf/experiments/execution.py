@@ -128,7 +128,7 @@ class Outcome:
             check_fields(document, OUTCOME_RULES, file.name)
             return cls(**document)
         except (ValueError, TypeError) as error:
-            raise ExperimentError(f"{file} is damaged ({error}): remove it") from error
+            raise ExperimentError(f"{file} is damaged: remove it and the folder {job.folder}") from error
 
     def write(self, job: Job) -> None:
         """Replace the file with the outcome of a run."""
@@ -270,16 +270,16 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def check_replaceable(folder: Path, names: Collection[str], marker: str) -> None:
+def check_replaceable(folder: Path, names: Collection[str], markers: Collection[Path]) -> None:
     """Raise ValueError if the results of an experiment or a sweep would replace files of the user.
 
     Args:
         folder: folder of the experiment; it need not exist.
         names: names of the result files.
-        marker: name of a file in the folders that the command has made.
+        markers: files of which one is in the folder if the command has made it.
     """
     found = [name for name in names if (folder / name).exists()]
-    if found and not (folder / marker).exists():
+    if found and not any(marker.exists() for marker in markers):
         raise ValueError(
             f"{folder} has {', '.join(found)}, which would be replaced, but was not made by this command: "
             f"choose another folder with --output"

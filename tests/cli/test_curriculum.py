@@ -1,7 +1,6 @@
 """``--curriculum``: training in easier tasks first, its files, its resumption, and what needs trust."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -82,14 +81,6 @@ def test_a_settings_file_has_a_curriculum_that_another_environment_drops():
     main(["train", "gtrxl", "--config", "first", "--run", "other", "--env", "CartPole-v1"])
     configs = [RunFolder.open(name).config["curriculum"] for name in ("first", "second", "other")]
     assert configs == [STAGES, STAGES, {}]
-
-
-def test_a_run_of_an_earlier_version_has_no_curriculum(capsys):
-    train("--run", "run")
-    change_config(Path("run"), curriculum=None)
-    shutil.rmtree("run/resume", ignore_errors=True)
-    main(["resume", "run", "--no-progress-bar"])
-    assert "run is complete" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

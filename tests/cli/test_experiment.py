@@ -106,6 +106,7 @@ env = "rlxf/TMaze-v0"
 [agents.small]
 command = "train gtrxl"
 {}
+policy = "MlpPolicy"
 n-envs = 2
 n-steps = 8
 segment-length = 8

@@ -70,28 +70,6 @@ def test_maps_do_not_need_evaluations(data, monkeypatch):
     assert images("run") == {"attention/maps": [30, 60]}
 
 
-def test_runs_of_versions_without_pictures_can_be_resumed(data, tmp_path):
-    main(
-        [
-            "train",
-            "bc",
-            *TRAINING,
-            "--dataset",
-            data,
-            "--updates",
-            "4",
-            "--run",
-            "run",
-            "--evaluate-every",
-            "0",
-        ]
-    )
-    config = json.loads((tmp_path / "run/config.json").read_text())
-    del config["videos"]
-    (tmp_path / "run/config.json").write_text(json.dumps(config))
-    main(["resume", "run", "--updates", "8"])
-
-
 @pytest.mark.parametrize(
     ("words", "target"),
     [(("dt", *CORE), True), (("dt", *CORE, "--conditioning", "max-return"), False), (("bc",), False)],

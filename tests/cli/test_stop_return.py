@@ -162,18 +162,6 @@ def test_baselines_end_early_too(capsys):
     assert "needs evaluations" in refused(capsys, *words.split(), *options, "--evaluate-every", "0")
 
 
-def test_agents_of_older_runs_have_no_stop_return():
-    """A ``config.json`` of a version without the option means its default."""
-    train("gtrxl", "run", "--stop-return", "None")
-    run = RunFolder.open("run")
-    assert "stop_return" in run.config
-    older = {name: value for name, value in run.config.items() if name != "stop_return"}
-    RunFolder.create("older", older)
-    main(["resume", "older", "--no-progress-bar"])
-    assert Path("older/checkpoint.zip").read_bytes() == run.final_checkpoint.read_bytes()
-    assert GTrXLPPO.load("older/checkpoint.zip").num_timesteps == 160
-
-
 def test_commands_in_messages_are_quoted_for_a_shell(capsys):
     train("bc", "my run", "--episodes", "0", "--stop-return", "None", "--evaluate-every", "None")
     assert "run: rlxf evaluate 'my run'" in capsys.readouterr().out

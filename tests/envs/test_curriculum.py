@@ -74,6 +74,20 @@ def test_stages_follow_the_definition(episodes, seed):
     assert stages[-1] > 1
 
 
+def test_evaluations_use_the_task_and_do_not_change_the_stage():
+    env = given(3, advance_return=1.0, episodes=1)
+    env.begin_evaluation()
+    assert env.reset()[0][0] == 3
+    env.step(9.0)
+    assert env.persistent_state() == {"stage": 1, "returns": []}
+    env.reset()
+    env.end_evaluation()
+    env.step(9.0)  # the episode began in the evaluation
+    assert env.reset()[0][0] == 1
+    env.step(9.0)
+    assert env.reset()[0][0] == 2
+
+
 def test_an_episode_stays_in_its_stage():
     env = CurriculumEnv(
         [partial(gymnasium.make, "rlxf/TMaze-v0", corridor_length=n) for n in (1, 9)],

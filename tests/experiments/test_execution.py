@@ -273,7 +273,7 @@ def test_a_lock_does_not_follow_a_link(tmp_path):
 def test_a_damaged_outcome_is_named(tmp_path, content):
     job = random_job(tmp_path)
     job.sibling("json").write_text(content)
-    with pytest.raises(ExperimentError, match=r"seed-0\.json is damaged .*: remove it"):
+    with pytest.raises(ExperimentError, match=r"seed-0\.json is damaged: remove it and the folder"):
         Outcome.read(job)
 
 

@@ -7,6 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from gymnasium import Env, spaces
+from gymnasium.vector import VectorEnv
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
@@ -62,11 +64,24 @@ class TrainingLoop(GTrXLAgent):
     _diagnostics: TrainingDiagnostics
     _between_rollouts: bool
 
+    def set_env(self, env: str | Env | VecEnv | VectorEnv, force_reset: bool = True) -> None:
+        before = self._stored_space()
+        super().set_env(env, force_reset)
+        if self._stored_space() != before:  # e.g. with VecNormalize: the buffer is created again
+            self.__dict__.pop("rollout_buffer", None)
+            self.__dict__.pop("collector", None)
+            self._last_obs = None
+
+    def _stored_space(self) -> spaces.Space[Any]:
+        """Return the space of the observations that the rollout buffer stores."""
+        return normalized_space(self.policy.observation_space, self.get_vec_normalize_env())
+
     @cached_property
     def rollout_buffer(self) -> SegmentBuffer:  # type: ignore[override]
         """Rollout buffer, created on first access, since an agent that only acts needs none."""
-        space = normalized_space(self.policy.observation_space, self.get_vec_normalize_env())
-        return SegmentBuffer(self.policy, self.n_envs, self.n_steps, self.segment_length, space)
+        return SegmentBuffer(
+            self.policy, self.n_envs, self.n_steps, self.segment_length, self._stored_space()
+        )
 
     @cached_property
     def collector(self) -> RolloutCollector:

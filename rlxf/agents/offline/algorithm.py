@@ -25,7 +25,7 @@ from rlxf.agents.common.precision import Precision, check_precision
 from rlxf.agents.common.weights import sync_processes
 from rlxf.agents.offline import checkpoint
 from rlxf.agents.offline.config import OfflineConfig, check_no_policy
-from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.agents.offline.dataset_info import DatasetInfo, warn_of_other_returns
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.optimizer_step import (
     UNCLIPPED,
@@ -126,6 +126,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
     def _set_dataset(self, trajectories: Trajectories) -> None:
         """Set the training data, and derive from it the settings that are None."""
         self.dataset_info = DatasetInfo.of(trajectories)
+        warn_of_other_returns(trajectories)
         self.trajectories = trajectories
         vars(self).update(self.config.settings_from_data(trajectories))
 

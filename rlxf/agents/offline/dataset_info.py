@@ -221,10 +221,9 @@ def _check_returns(trajectories: Trajectories) -> None:
             f"the return to go of step {step} is {trajectories.return_to_go[step]}; correct the rewards of "
             f"that episode"
         )
-    _warn_of_other_returns(trajectories)
 
 
-def _warn_of_other_returns(trajectories: Trajectories) -> None:
+def warn_of_other_returns(trajectories: Trajectories) -> None:
     """Warn if the returns-to-go are not those of the rewards, e.g. because only one of them was replaced."""
     returns, ends = trajectories.return_to_go.astype(np.float64), trajectories.offsets[1:] - 1
     later = np.append(returns[1:], 0.0)

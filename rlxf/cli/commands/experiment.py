@@ -64,13 +64,14 @@ class Experiment(Command):
             )
         plan = Plan.read(self.file).selection(self.tasks, self.agents)
         options = self._read_options(plan)
-        check_replaceable(self.folder, RESULT_FILES, FOLDER_LOCK)
         jobs = []
         for cell in plan.cells():
             given = options[cell.task, cell.agent]
             job = self._job(cell, needs_trust(given))
             check_same(job, given, self.file)
             jobs.append((cell, job))
+        markers = [self.folder / FOLDER_LOCK, *(job.sibling("json") for _, job in jobs)]
+        check_replaceable(self.folder, RESULT_FILES, markers)
         return partial(self._run, plan, jobs)
 
     @property

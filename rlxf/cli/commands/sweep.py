@@ -56,6 +56,7 @@ class Sweep(Command):
     def prepare(self) -> Callable[[], None]:
         """Read the file, check its options, open the study, and return the function that trains."""
         from rlxf.experiments.execution import check_replaceable, locked
+        from rlxf.experiments.study import FILE as STUDY_FILE
         from rlxf.experiments.study import check_optuna, open_study, quiet
         from rlxf.experiments.sweep_plan import SweepPlan
         from rlxf.experiments.sweep_report import REPORT_FILES
@@ -68,7 +69,7 @@ class Sweep(Command):
         self._check_options(plan)
         if self.storage is None and "?" in str(self.folder):
             raise ValueError(f"the path of the study must not contain a ?, got {self.folder}: use --output")
-        check_replaceable(self.folder, REPORT_FILES, STUDY_LOCK)
+        check_replaceable(self.folder, REPORT_FILES, [self.folder / STUDY_LOCK, self.folder / STUDY_FILE])
         make_folder(self.folder, exist_ok=True)
         with locked(self.folder / STUDY_LOCK), quiet():  # Optuna creates its tables without a lock
             study = open_study(plan, self.folder, self.storage)

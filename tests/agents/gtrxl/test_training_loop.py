@@ -181,6 +181,16 @@ def test_normalized_integers_are_stored_as_they_are_seen(nested):
         assert agent.rollout_buffer.obs["b"].dtype == torch.int64
 
 
+def test_a_normalized_environment_that_replaces_another_one_has_its_own_buffer():
+    space = spaces.Box(0, 200, (3,), np.uint8)
+    agent = small_agent(scripts(shifted(ENVS), space)).learn(ROLLOUT)
+    assert agent.rollout_buffer.obs.dtype == torch.uint8
+    agent.set_env(VecNormalize(scripts(shifted(ENVS), space)))
+    agent.learn(ROLLOUT, reset_num_timesteps=False)
+    assert agent.rollout_buffer.obs.dtype == torch.float32
+    assert (agent.rollout_buffer.obs != agent.rollout_buffer.obs.round()).any()
+
+
 def test_clipped_values_learn_from_the_first_rollout():
     """The values of a new agent become the mean of the returns, far from those of the first rollout."""
     agent = GTrXLPPO(
