@@ -235,7 +235,9 @@ def mean_cell(returns):
     return f"{returns.mean():.0f} ({low:.0f} to {high:.0f})"
 
 
-@pytest.mark.parametrize("name", ["minigrid-memory", "no-velocity", "pendulum-sweep", "tmaze-passive"])
+@pytest.mark.parametrize(
+    "name", ["minigrid-memory", "no-velocity", "ordinary", "pendulum-sweep", "tmaze-passive"]
+)
 def test_tables_of_experiments(name):
     runs = json.loads((NUMBERS / f"{name}.json").read_text())["runs"]
     for task in dict.fromkeys(run["task"] for run in runs):
