@@ -98,13 +98,20 @@ def resume_envs_at_exit(env: VecEnv) -> Iterator[None]:
         if all(env.env_is_wrapped(PausableEnv)):
             env.env_method("resume")
 
+    with calling_at_exit(resume):
+        yield
+
+
+@contextmanager
+def calling_at_exit(function: Callable[[], object]) -> Iterator[None]:
+    """Context manager that calls a function at its end; after an error, its own errors are ignored."""
     try:
         yield
     except BaseException:
         with suppress(Exception):
-            resume()
+            function()
         raise
-    resume()
+    function()
 
 
 EXIT_SECONDS = 5.0

@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -22,7 +23,7 @@ from stable_baselines3.common.vec_env import (
 from rlxf.data.reference_scores import ReferenceScores, scores_from_table
 from rlxf.envs.curriculum import CurriculumEnv
 from rlxf.envs.make import make_vec_env
-from rlxf.envs.sb3_vec_env import make_sync_vec_env, resume_envs_at_exit
+from rlxf.envs.sb3_vec_env import calling_at_exit, make_sync_vec_env, resume_envs_at_exit
 from rlxf.envs.specs import env_id_of
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.vector import check_frame_stack, has_filler_rows, innermost_env
@@ -219,13 +220,8 @@ def _task_of_curriculum(env: VecEnv) -> Iterator[None]:
         yield
         return
     env.env_method("begin_evaluation")
-    try:
+    with calling_at_exit(partial(env.env_method, "end_evaluation")):
         yield
-    except BaseException:
-        with suppress(Exception):
-            env.env_method("end_evaluation")
-        raise
-    env.env_method("end_evaluation")
 
 
 @contextmanager

@@ -30,6 +30,8 @@ class DistillationUpdate(OfflineUpdate):
         NumericalError: if a parameter of the teacher is not finite.
     """
 
+    resumable = False  # a checkpoint does not hold the projection of hidden states
+
     def __init__(
         self,
         student: OfflineUpdate,

@@ -314,20 +314,16 @@ class DecisionTransformer(OnlineFinetuning):
             self.generator,
         )
         windows = self._training_windows(update.windows(self._data()))
-        self.has_resumable_training = False  # a distillation has state that a checkpoint does not hold
-        try:
-            return self._learn(
-                update,
-                windows,
-                steps,
-                callback,
-                log_interval=log_interval,
-                tb_log_name=tb_log_name,
-                reset_num_timesteps=reset_num_timesteps,
-                progress_bar=progress_bar,
-            )
-        finally:
-            self.has_resumable_training = True
+        return self._learn(
+            update,
+            windows,
+            steps,
+            callback,
+            log_interval=log_interval,
+            tb_log_name=tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+        )
 
     def _check_teacher(self, teacher: Any, distillation: Any) -> None:
         """Raise an error unless this agent can be trained by `distill` with these arguments."""

@@ -110,7 +110,7 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         )
         torch.set_flush_denormal(True)
         self.trajectories = None
-        self.resumable, self.has_resumable_training = False, True
+        self.resumable = False
         if dataset is None and _init_setup_model:
             raise ValueError("dataset is None: give a Minari id, a MinariDataset, or a list of them")
         if dataset is not None:
@@ -229,6 +229,11 @@ class OfflineAlgorithm(ValidatedAlgorithm):
             )
         finally:
             self.resumable = False
+
+    @property
+    def has_resumable_training(self) -> bool:
+        """True if the present training can be resumed at some moments: it is no distillation."""
+        return self._update.resumable
 
     def _learn(
         self,

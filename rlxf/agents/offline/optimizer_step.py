@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from stable_baselines3.common.callbacks import ProgressBarCallback
@@ -40,6 +40,8 @@ class OfflineUpdate:
             as for micro-batches and for several processes.
     """
 
+    resumable: ClassVar[bool] = True
+    """True if a checkpoint holds all state of the training, so that it can be resumed."""
     trained: OfflineModel
     optimizer: torch.optim.Optimizer
     max_grad_norm: float
