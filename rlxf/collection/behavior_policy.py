@@ -74,10 +74,12 @@ def plan_policies(
     Raises:
         ValueError: if a fraction or a target is out of range, there are no policies, or there are fewer
             episodes than policies.
-        TypeError: if an agent has no ``predict``.
+        TypeError: if an agent has no ``predict``, or mix is not a sequence.
     """
     targets = [None] if target_returns is None else validate_targets(target_returns, None)
-    if not mix:
+    if not isinstance(mix, Sequence | np.ndarray) or isinstance(mix, str):
+        raise TypeError(f"mix must be a sequence of fractions, such as (0, 0.5), got {mix!r}")
+    if len(mix) == 0:
         raise ValueError("mix must have at least one fraction of random actions, from 0 to 1, got none")
     policies = [BehaviorPolicy(*combination) for combination in product(agents, mix, targets)]
     if not policies:
@@ -88,6 +90,15 @@ def plan_policies(
             f"random actions and target return, got {episodes}"
         )
     return policies
+
+
+def action_seed(seed: int) -> int:
+    """Return the seed of random actions for the seed of a run.
+
+    Generators of equal seeds give equal numbers, so actions with the seed of the environments, or of the choice
+    of steps, would depend on them.
+    """
+    return int(np.random.SeedSequence(seed, spawn_key=(0,)).generate_state(1)[0])
 
 
 class RandomizedPolicy:
@@ -106,8 +117,8 @@ class RandomizedPolicy:
     def __init__(self, action_space: spaces.Space[Any], seed: int, agent: Agent = None, share: float = 1.0):
         self._agent, self._share = agent, share
         self._space = deepcopy(action_space)
-        self._space.seed(seed)
-        self._rng = np.random.default_rng(seed)
+        self._space.seed(action_seed(seed))
+        self._rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
 
     def predict(
         self,

@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from rlxf.collection.behavior_policy import (
     Agent,
     BehaviorPolicy,
+    action_seed,
     build_metadata,
     measure_reference_scores,
     plan_policies,
@@ -171,7 +172,7 @@ def _seeded_sampling(policies: Sequence[BehaviorPolicy], seed: int) -> Iterator[
     """
     for policy in policies:
         if isinstance(policy.agent, BaseAlgorithm):
-            policy.agent.action_space.seed(seed)
+            policy.agent.action_space.seed(action_seed(seed))
     with preserve_rng_state():
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002  # the generator that SB3 draws from
@@ -180,6 +181,14 @@ def _seeded_sampling(policies: Sequence[BehaviorPolicy], seed: int) -> Iterator[
 
 def _checks_envs(agent: Any) -> bool:
     return hasattr(agent, "check_env")
+
+
+def _check_numbers(episodes: int, n_envs: int, seed: int) -> None:
+    for name, number, least in (("episodes", episodes, 1), ("n_envs", n_envs, 1), ("seed", seed, 0)):
+        if not isinstance(number, int | np.integer) or isinstance(number, bool):
+            raise TypeError(f"{name} must be an int, got {number!r}")
+        if number < least:
+            raise ValueError(f"{name} must be at least {least}, got {number}")
 
 
 def _check_raw(env: VecEnv) -> None:
@@ -242,7 +251,7 @@ def collect(
         FileExistsError: if the dataset exists.
         ValueError: if dataset_id is not a Minari id, a number is out of range, ``env`` has a
             ``VecNormalize``, or its spaces differ from those of the training of an agent.
-        TypeError: if an agent has no ``predict``, ``env`` is not an environment or an id, or Minari does not
+        TypeError: if a number is not an int, an agent has no ``predict``, ``env`` is not an environment or an id, or Minari does not
             support its observation space.
         FaultyEnvironmentError: if an environment raises, or returns NaN or infinity.
         OSError: if the disk is full or not writable.
@@ -251,11 +260,10 @@ def collect(
         UserWarning: if no spec that a dataset can store recreates the environment, or ``env`` is a different
             version of the environment of an agent's data.
     """
+    _check_numbers(episodes, n_envs, seed)
     agents: list[Any] = list(agent) if isinstance(agent, list | tuple) else [agent]
     policies = plan_policies(agents, mix, target_returns, episodes)
     counts = quotas(episodes, len(policies)).tolist()
-    if n_envs < 1:
-        raise ValueError(f"n_envs must be at least 1, got {n_envs}")
     with as_vectorized(env, min(n_envs, max(counts))) as vec_env:
         check_new(dataset_id)
         _check_raw(vec_env)

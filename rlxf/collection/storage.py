@@ -26,9 +26,12 @@ def storage_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return the space of the stored observations (`stack`), in which float64 becomes float32.
 
     Raises:
-        TypeError: if Minari does not support a part, such as text that is not a ``gymnasium.spaces.Text``.
+        TypeError: if Minari does not support a part, such as text that is not a ``gymnasium.spaces.Text``, or a
+            key of a Dict that HDF5 cannot store as a name.
     """
     if isinstance(space, spaces.Dict):
+        for key in space:
+            _check_key(key, space)
         return spaces.Dict({key: storage_space(part) for key, part in space.items()})
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple(map(storage_space, space))
@@ -40,6 +43,15 @@ def storage_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
             f"with gymnasium.wrappers.FilterObservation"
         )
     return space
+
+
+def _check_key(key: Any, space: spaces.Dict) -> None:
+    if not isinstance(key, str) or key in ("", ".") or "/" in key or "\0" in key:
+        raise TypeError(
+            f"Minari cannot store an observation with the key {key!r} of {space}: a key must be a text other "
+            f"than '.' with at least one character, and without '/'; rename it with "
+            f"gymnasium.wrappers.TransformObservation"
+        )
 
 
 def stack(observations: Sequence[Any]) -> Any:

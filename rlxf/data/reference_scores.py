@@ -1,6 +1,7 @@
 """Reference scores that returns are normalized with, and the table of known tasks."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -82,6 +83,32 @@ TABLE = {
 """Reference scores by pattern of Gymnasium ids; ``*`` matches anything."""
 OTHER_REWARDS = ("*Dense-v*", "*Sparse-v*")
 """Patterns of variants with different rewards, such as ``AdroitHandPenSparse-v1``, which are excluded."""
+REWARD_ARGUMENTS = ("*_weight", "*healthy*")
+"""Patterns of arguments of MuJoCo environments that change rewards or the end of an episode."""
+
+
+def _has_default_rewards(kwargs: Mapping[str, Any]) -> bool:
+    changed = any(fnmatchcase(name, pattern) for name in kwargs for pattern in REWARD_ARGUMENTS)
+    return not changed and kwargs.get("reward_type", "dense") == "dense"
+
+
+def _ends_at_the_goal(kwargs: Mapping[str, Any]) -> bool:
+    return not kwargs.get("continuing_task", True)
+
+
+def _counts_four_tasks(kwargs: Mapping[str, Any]) -> bool:
+    return kwargs.get("remove_task_when_completed", True) and len(kwargs.get("tasks_to_complete", ())) == 4
+
+
+COMPARABLE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "AntMaze_*": _ends_at_the_goal,
+    "FrankaKitchen-v*": _counts_four_tasks,
+}
+"""Key of `TABLE` -> whether returns of an environment with these arguments are comparable to its scores.
+
+The defaults of Gymnasium-Robotics are ``continuing_task=True``, with which rewards accumulate at the goal, and
+the seven tasks of the kitchen.
+"""
 
 
 def reference_scores(metadata: dict[str, Any], env_spec: EnvSpec | None) -> ReferenceScores | None:
@@ -100,12 +127,21 @@ def reference_scores(metadata: dict[str, Any], env_spec: EnvSpec | None) -> Refe
         except (TypeError, ValueError, OverflowError) as error:
             name = metadata["dataset_id"]
             warn_user(f"the reference scores of {name} are ignored: {error}")
-    return None if env_spec is None else scores_from_table(env_spec.id)
+    return None if env_spec is None else scores_from_table(env_spec.id, env_spec.kwargs)
 
 
-def scores_from_table(env_id: str) -> ReferenceScores | None:
-    """Return the reference scores of a Gymnasium id of any version from `TABLE`; None if not listed."""
+def scores_from_table(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> ReferenceScores | None:
+    """Return the reference scores of a Gymnasium id of any version from `TABLE`; None if not listed.
+
+    Args:
+        env_id: Gymnasium id, with or without a namespace.
+        env_kwargs: arguments of the environment, those of its registration included. The result is None if
+            returns with these arguments are not comparable to the scores.
+    """
     name = env_id.rpartition("/")[2]
     if any(fnmatchcase(name, pattern) for pattern in OTHER_REWARDS):
         return None
-    return next((scores for pattern, scores in TABLE.items() if fnmatchcase(name, pattern)), None)
+    pattern = next((each for each in TABLE if fnmatchcase(name, each)), None)
+    if pattern is None or not COMPARABLE.get(pattern, _has_default_rewards)(env_kwargs or {}):
+        return None
+    return TABLE[pattern]

@@ -24,7 +24,7 @@ from rlxf.data.reference_scores import ReferenceScores, scores_from_table
 from rlxf.envs.curriculum import CurriculumEnv
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.sb3_vec_env import calling_at_exit, make_sync_vec_env, resume_envs_at_exit
-from rlxf.envs.specs import env_id_of
+from rlxf.envs.specs import spec_of
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.vector import check_frame_stack, has_filler_rows, innermost_env
 from rlxf.utils.warnings import warn_user
@@ -35,8 +35,8 @@ def reference_scores_of(agent: Any, env: VecEnv) -> ReferenceScores | None:
     scores = getattr(agent, "reference_scores", None)
     if scores is not None:
         return scores
-    env_id = env_id_of(env)
-    return None if env_id is None else scores_from_table(env_id)
+    spec = spec_of(env)
+    return None if spec is None else scores_from_table(spec.id, spec.kwargs)
 
 
 @contextmanager

@@ -216,7 +216,7 @@ def estimate_return(
     if chosen != "fqe":
         ratios = _ratios(replayed, data, behavior_probabilities, seed, get_device(device))
     log = LoggedEpisodes.of(data, discount, ratios)
-    effective_size = None if ratios is None else effective_sample_size(log.corrected_ratios)
+    effective_size = None if ratios is None else effective_sample_size(log.corrected_log_ratios)
     if effective_size is not None and effective_size < FEW_SAMPLES:
         limitations.append(_few_samples(effective_size, log.episodes))
         warn_user(limitations[-1])
@@ -355,8 +355,9 @@ def _interval(
         variance = float(between + resampled.var(axis=1).mean())
     if not math.isfinite(variance):
         raise NumericalError(
-            f"method={method!r} overflows: importance ratios reach {log.ratios.max():.3g}. The agent takes "
-            f"the logged actions with a much higher probability than the behavior policy; use method='fqe'"
+            f"method={method!r} overflows: logarithms of importance ratios reach {log.log_ratios.max():.3g}. "
+            f"The agent takes the logged actions with a much higher probability than the behavior policy; use "
+            f"method='fqe'"
         )
     freedom = members - 1 if members > 1 else log.episodes - 1
     return value, float(scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, freedom)) * math.sqrt(variance)

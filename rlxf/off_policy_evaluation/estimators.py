@@ -14,7 +14,7 @@ from rlxf.off_policy_evaluation.fitted_q import StepValues
 
 Floats = NDArray[np.float64]
 LARGEST_LOG_RATIO = 700.0
-"""Largest logarithm of an importance ratio; larger ratios exceed float64."""
+"""Largest logarithm of a ratio that `doubly_robust_scores` uses; larger ratios exceed float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,23 +61,20 @@ class LoggedEpisodes:
         return np.arange(len(self.rewards)) - self.offsets[self.episode]
 
     @cached_property
-    def ratios(self) -> Floats:
-        """Cumulative importance ratios ``rho_(0:t) = prod_(k <= t) pi(a_k | h_k) / mu(a_k | s_k)``, (N,)."""
+    def log_ratios(self) -> Floats:
+        """Logarithms of ``rho_(0:t) = prod_(k <= t) pi(a_k | h_k) / mu(a_k | s_k)``, (N,); -inf for ratios of 0.
+
+        Ratios of long episodes exceed the range of float64, and their logarithms do not.
+        """
         zero = self.step_ratios <= 0
-        logs = np.log(np.where(zero, 1.0, self.step_ratios))
-        product = np.exp(np.clip(self._within_episode(logs), -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
-        return np.where(self._within_episode(zero.astype(np.int64)) > 0, 0.0, product)
+        sums = self._within_episode(np.log(np.where(zero, 1.0, self.step_ratios)))
+        return np.where(self._within_episode(zero.astype(np.int64)) > 0, -np.inf, sums)
 
     @property
-    def final_ratios(self) -> Floats:
-        """Cumulative importance ratio of each whole episode, (E,)."""
-        return self.ratios[self.offsets[1:] - 1]
-
-    @property
-    def corrected_ratios(self) -> Floats:
-        """Cumulative importance ratio at the last usable step of each episode that has one, (E,) at most."""
+    def corrected_log_ratios(self) -> Floats:
+        """Logarithm of the ratio at the last usable step of each episode that has one, (E,) at most."""
         last = self.offsets[1:] - 1 - ~self.terminated
-        return self.ratios[last[last >= self.offsets[:-1]]]
+        return self.log_ratios[last[last >= self.offsets[:-1]]]
 
     def _within_episode(self, values: NDArray) -> NDArray:
         """Return the cumulative sums of values (N,) from the start of each episode."""
@@ -112,7 +109,8 @@ def doubly_robust_scores(log: LoggedEpisodes, q: Floats, v: Floats) -> Floats:
 
     Source: Jiang and Li 2016, arXiv:1511.03722, equation 10.
     """
-    return v[log.offsets[:-1]] + np.add.reduceat(log.ratios * log.errors(q, v), log.offsets[:-1])
+    ratios = np.exp(np.minimum(log.log_ratios, LARGEST_LOG_RATIO))
+    return v[log.offsets[:-1]] + np.add.reduceat(ratios * log.errors(q, v), log.offsets[:-1])
 
 
 def weighted_doubly_robust(log: LoggedEpisodes, q: Floats, v: Floats, counts: Floats) -> float:
@@ -133,26 +131,49 @@ def weighted_doubly_robust(log: LoggedEpisodes, q: Floats, v: Floats, counts: Fl
         v: V(s_t), (N,).
         counts: n_i, how often each episode counts, (E,); ones, or the counts of a resample.
     """
-    ratios = counts[log.episode] * log.ratios
-    running = np.bincount(log.time, ratios * log.usable)
-    ends = np.diff(log.offsets)[log.terminated]  # from this time on, a terminated episode is absorbed
-    absorbed = np.bincount(ends, (counts * log.final_ratios)[log.terminated], len(running) + 1)
-    total = running + np.cumsum(absorbed)[: len(running)]
-    weights = np.divide(ratios, total[log.time], out=np.zeros_like(ratios), where=total[log.time] > 0)
+    with np.errstate(divide="ignore"):  # log 0 = -inf for episodes that are not in the resample
+        logs = log.log_ratios + np.log(counts)[log.episode]
+    counted = log.usable & (logs > -np.inf)
+    weights = np.exp(logs[counted] - _log_totals(log, logs)[log.time[counted]])
     start = np.average(direct_scores(log, q, v), weights=counts)
-    return float(start + weights @ log.errors(q, v))
+    return float(start + weights @ log.errors(q, v)[counted])
 
 
-def effective_sample_size(ratios: Floats) -> float:
+def _log_totals(log: LoggedEpisodes, logs: Floats) -> Floats:
+    """Return the logarithm of the sum of ``exp(logs)``, (N,), at each time step, (T,).
+
+    Terminated episodes stay in the sum with their last value, and truncated ones leave it.
+    """
+    lengths = np.diff(log.offsets)
+    horizon = lengths.max()
+    running = _log_sums(logs[log.usable], log.time[log.usable], horizon)
+    final = logs[log.offsets[1:] - 1]
+    ended = _log_sums(final[log.terminated], lengths[log.terminated], horizon + 1)[:horizon]
+    return np.logaddexp(running, np.logaddexp.accumulate(ended))
+
+
+def _log_sums(logs: Floats, groups: NDArray[np.int64], number: int) -> Floats:
+    """Return the logarithm of the sum of ``exp(logs)`` of each group, (number,); -inf for a sum of 0."""
+    largest = np.full(number, -np.inf)
+    np.maximum.at(largest, groups, logs)
+    shift = np.where(largest > -np.inf, largest, 0.0)
+    with np.errstate(divide="ignore"):
+        return shift + np.log(np.bincount(groups, np.exp(logs - shift[groups]), number))
+
+
+def effective_sample_size(log_ratios: Floats) -> float:
     """Compute ``(sum_i rho_i)^2 / sum_i rho_i^2`` of the ratios of E episodes: from 0 or 1 to E.
 
     It is the number of episodes that a sample from the policy itself would need for the same variance (Kong
     1992), and 0 if all ratios are 0.
+
+    Args:
+        log_ratios: logarithms of rho_i, (E,); -inf for ratios of 0.
     """
-    largest = ratios.max(initial=0.0)
-    if largest == 0:
+    largest = log_ratios.max(initial=-np.inf)
+    if largest == -np.inf:
         return 0.0
-    scaled = ratios / largest
+    scaled = np.exp(log_ratios - largest)
     return float(scaled.sum() ** 2 / np.square(scaled).sum())
 
 

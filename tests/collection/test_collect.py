@@ -7,6 +7,7 @@ import gymnasium
 import minari
 import numpy as np
 import pytest
+import scipy.stats
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
@@ -17,7 +18,7 @@ from rlxf.collection import collect, storage
 from rlxf.collection.recording import Recorder
 from rlxf.data import ReferenceScores, load_trajectories, reference_scores
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
-from tests.collection.worlds import Diary, Failing, Pointer
+from tests.collection.worlds import Diary, Failing, Noise, Pointer
 from tests.evaluation.worlds import ActionRewardEnv, TargetFollower, vec
 
 ID = "test/diary-v0"
@@ -205,6 +206,21 @@ def test_fraction_of_random_actions():
     assert fractions[2] > 0.99
 
 
+@pytest.mark.parametrize("n_envs", [1, 32])
+def test_random_actions_are_uniform_and_independent_of_the_environment(n_envs):
+    """Correlations of 2,000 independent numbers are below 0.1 except with probability 1e-5."""
+    envs = vec(*(Noise(1000 // n_envs) for _ in range(n_envs)))
+    dataset = record(Pointer(), envs, episodes=4 * n_envs, mix=(0.5, 1.0), seed=3)
+    episodes = [*dataset.iterate_episodes()]
+    actions = np.concatenate([episode.actions[:, 0] for episode in episodes])
+    rewards = np.concatenate([episode.rewards for episode in episodes])
+    is_random = actions % 1 != 0  # the actions of `Pointer` are whole numbers
+    drawn = actions[is_random]
+    assert scipy.stats.kstest(drawn, "uniform", (-4, 8)).pvalue > 1e-4
+    assert abs(np.corrcoef(drawn, rewards[is_random])[0, 1]) < 0.1
+    assert abs(np.corrcoef(is_random, rewards)[0, 1]) < 0.1
+
+
 def test_several_agents_play_an_equal_number_of_episodes():
     first, second = Pointer(), Pointer()
     dataset = record([first, None, second], episodes=9)
@@ -380,13 +396,16 @@ def test_existing_dataset_is_not_changed():
         ({"mix": ()}, ValueError, "at least one fraction of random actions, from 0 to 1, got none"),
         ({"mix": (0, 1.5)}, ValueError, "from 0 to 1, got 1.5"),
         ({"n_envs": 0}, ValueError, "n_envs must be at least 1, got 0"),
+        ({"episodes": 1.5}, TypeError, "episodes must be an int, got 1.5"),
+        ({"seed": None}, TypeError, "seed must be an int, got None"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"mix": 0.5}, TypeError, r"mix must be a sequence of fractions, such as \(0, 0.5\), got 0.5"),
         ({"agent": object()}, TypeError, "must have predict"),
         ({"agent": []}, ValueError, r"no agent to record: got agents \[\]"),
         ({"target_returns": (1, np.nan)}, ValueError, "finite numbers"),
         ({"env": "Nope-v0"}, ValueError, "Nope-v0"),
         ({"env": VecNormalize(DummyVecEnv([Diary]))}, ValueError, "without VecNormalize"),
     ],
-    ids=["none", "too few", "no mix", "mix", "n_envs", "agent", "no agent", "target", "id", "normalized"],
 )
 def test_invalid_arguments_raise(given, error, message, minari_root):
     with pytest.raises(error, match=message):

@@ -1,5 +1,7 @@
 """Allocation of disk space before HDF5 writes."""
 
+import re
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -36,3 +38,10 @@ def test_hdf5_needs_at_most_the_allocated_space(space, lengths, allocated, minar
 def test_allocated_file_is_removed(tmp_path):
     storage.check_space(tmp_path, random_episodes((3, 1)))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["", ".", "a/b", 1, "a\0b"])
+def test_keys_that_hdf5_cannot_store_are_refused(key):
+    space = spaces.Dict({"nested": spaces.Tuple([spaces.Dict({key: VECTOR})])})
+    with pytest.raises(TypeError, match=rf"cannot store an observation with the key {re.escape(repr(key))} "):
+        storage.storage_space(space)

@@ -33,6 +33,26 @@ class Diary(Countdown):
         return float(action[0])
 
 
+class Noise(gymnasium.Env):
+    """Episodes of ``length`` steps with random rewards in [-1, 1], whatever the actions in [-4, 4]."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Box(-4, 4, (1,), np.float32)
+
+    def __init__(self, length: int):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        reward = float(self.np_random.uniform(-1, 1))
+        return np.zeros(1, np.float32), reward, self.time == self.length, False, {}
+
+
 class Pointer:
     """Agent whose action is the number of steps of the episode, which it keeps in its state."""
 

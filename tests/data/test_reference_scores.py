@@ -25,6 +25,14 @@ def test_scores_are_100_times_those_of_minari(minari_root):
     np.testing.assert_allclose(scores.normalize(returns), 100 * minari.get_normalized_score(dataset, returns))
 
 
+KITCHEN_TASKS = ["microwave", "kettle", "light switch", "slide cabinet"]
+D4RL_ARGUMENTS = {
+    "AntMaze": {"continuing_task": False, "reward_type": "sparse"},
+    "FrankaKitchen": {"tasks_to_complete": KITCHEN_TASKS},
+    "AdroitHandPen": {"reward_type": "dense"},
+}
+
+
 # Random and expert returns of each family, as published in D4RL's normalized results.
 @pytest.mark.parametrize(
     ("env_id", "low", "high"),
@@ -43,7 +51,7 @@ def test_scores_are_100_times_those_of_minari(minari_root):
     ],
 )
 def test_the_table_contains_the_scores_of_d4rl(env_id, low, high):
-    scores = scores_from_table(env_id)
+    scores = scores_from_table(env_id, D4RL_ARGUMENTS.get(env_id.partition("_")[0].partition("-")[0]))
     assert (round(scores.minimum, 2), round(scores.maximum, 2)) == (low, high)
     assert "D4RL" in scores.source
     assert "version 2" in scores.source
@@ -62,6 +70,23 @@ def test_the_table_contains_the_scores_of_d4rl(env_id, low, high):
 )
 def test_unlisted_environments_have_no_scores(env_id):
     assert scores_from_table(env_id) is None
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs"),
+    [
+        ("AntMaze_UMaze-v4", {}),
+        ("AntMaze_UMaze-v4", {"continuing_task": True, "reset_target": True}),
+        ("FrankaKitchen-v1", {}),
+        ("FrankaKitchen-v1", {"tasks_to_complete": KITCHEN_TASKS, "remove_task_when_completed": False}),
+        ("Hopper-v5", {"forward_reward_weight": 100}),
+        ("Hopper-v5", {"terminate_when_unhealthy": False}),
+        ("AdroitHandPen-v1", {"reward_type": "sparse"}),
+    ],
+)
+def test_arguments_that_change_returns_have_no_scores(env_id, kwargs):
+    assert scores_from_table(env_id, kwargs) is None
+    assert reference_scores({"dataset_id": "a/b-v0"}, EnvSpec(env_id, kwargs=kwargs)) is None
 
 
 def test_every_row_has_a_source():

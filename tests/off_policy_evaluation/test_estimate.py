@@ -173,7 +173,9 @@ def test_ratios_that_overflow_are_an_error():
     likely = {"updates": 5, "behavior_probabilities": np.full(data.steps, 1e-300)}
     large = scaled(data, 1e5)
     agent = TabularAgent([0, 0, 0, 0])
-    with pytest.raises(NumericalError, match=r"method='dr' overflows: importance ratios reach .*'fqe'"):
+    with pytest.raises(
+        NumericalError, match=r"method='dr' overflows: logarithms of importance ratios reach .*'fqe'"
+    ):
         estimated(large, "dr", agent, **likely)
 
 

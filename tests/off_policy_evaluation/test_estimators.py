@@ -10,7 +10,7 @@ from rlxf.off_policy_evaluation.estimators import (
     effective_sample_size,
     weighted_doubly_robust,
 )
-from tests.off_policy_evaluation.worlds import TabularMDP, states_of
+from tests.off_policy_evaluation.worlds import TabularMDP, episodes_of, states_of
 
 MDP = TabularMDP(survival=0.5)
 BEHAVIOR = np.array([[0.3, 0.7], [0.6, 0.4], [0.5, 0.5], [0.8, 0.2]])
@@ -82,7 +82,7 @@ def test_weighted_doubly_robust_equals_the_sum_of_the_paper():
     for i in range(n):
         steps = slice(data.offsets[i], data.offsets[i + 1])
         length = data.lengths[i]
-        ratios[i] = np.append(log.ratios[steps], np.full(horizon - length, log.ratios[steps][-1]))
+        ratios[i] = np.exp(np.pad(log.log_ratios[steps], (0, horizon - length), "edge"))
         rewards[i, :length], qs[i, :length], vs[i, :length] = data.rewards[steps], q[steps], v[steps]
     weights = ratios / ratios.sum(axis=0)
     before = np.concatenate([np.full((n, 1), 1 / n), weights[:, :-1]], axis=1)
@@ -112,12 +112,32 @@ def test_ratios_of_zero_and_overflow():
     ratios = np.full(data.steps, 1e300)
     ratios[data.offsets[1]] = 0.0
     log = LoggedEpisodes.of(data, DISCOUNT, ratios)
-    assert (log.ratios[data.offsets[1] : data.offsets[2]] == 0).all()
-    assert np.isfinite(log.ratios).all()
-    assert (log.final_ratios[[0, 2, 3, 4]] > 0).all()
+    second = np.repeat(np.arange(data.episodes), data.lengths) == 1
+    np.testing.assert_array_equal(log.log_ratios == -np.inf, second)
+    assert (log.log_ratios[~second] > 0).all()
+    assert np.isfinite(doubly_robust_scores(log, *values(data, MDP.rewards))).all()
+
+
+@pytest.mark.parametrize("scale", [-3.0, 3.0])
+def test_weighted_doubly_robust_and_sample_size_of_ratios_beyond_float64(scale):
+    """Weights depend on the quotients of ratios only: a common factor exp(scale) per step changes nothing."""
+    lengths, rng = [1000, 1000, 800, 1000], np.random.default_rng(0)
+    rewards = rng.normal(size=sum(lengths))
+    data = episodes_of(np.zeros((sum(lengths), 1)), np.zeros(sum(lengths)), rewards, lengths, [True] * 4)
+    steps = np.exp(rng.normal(0, 0.02, len(rewards)))
+    common = np.exp(scale) ** (np.arange(1, 1001) <= 800)  # only while all episodes run
+    factors = np.concatenate([common[:length] for length in lengths])
+    near, far = (LoggedEpisodes.of(data, 1.0, ratios) for ratios in (steps, steps * factors))
+    q = v = np.zeros(len(rewards))
+    counts = np.array([1.0, 0.0, 2.0, 1.0])
+    expected = weighted_doubly_robust(near, q, v, counts)
+    assert weighted_doubly_robust(far, q, v, counts) == pytest.approx(expected, rel=1e-9)
+    sizes = [effective_sample_size(log.corrected_log_ratios) for log in (near, far)]
+    assert 1 < sizes[0] < 4 and sizes[1] == pytest.approx(sizes[0])
 
 
 def test_effective_sample_size():
-    assert effective_sample_size(np.ones(7)) == pytest.approx(7)
-    assert effective_sample_size(np.array([0.0, 5.0, 0.0])) == pytest.approx(1)
-    assert effective_sample_size(np.zeros(3)) == 0
+    assert effective_sample_size(np.zeros(7)) == pytest.approx(7)
+    assert effective_sample_size(np.array([-np.inf, 5.0, -2000.0])) == pytest.approx(1)
+    assert effective_sample_size(np.array([-2000.0, -2000.0])) == pytest.approx(2)
+    assert effective_sample_size(np.full(3, -np.inf)) == 0
