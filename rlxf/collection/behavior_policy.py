@@ -95,8 +95,8 @@ def plan_policies(
 def action_seed(seed: int) -> int:
     """Return the seed of random actions for the seed of a run.
 
-    Generators of equal seeds give equal numbers, so actions with the seed of the environments, or of the choice
-    of steps, would depend on them.
+    Generators of equal seeds give equal numbers, so actions with the seed of the environments, or of the
+    choice of steps, would depend on them.
     """
     return int(np.random.SeedSequence(seed, spawn_key=(0,)).generate_state(1)[0])
 

@@ -251,8 +251,8 @@ def collect(
         FileExistsError: if the dataset exists.
         ValueError: if dataset_id is not a Minari id, a number is out of range, ``env`` has a
             ``VecNormalize``, or its spaces differ from those of the training of an agent.
-        TypeError: if a number is not an int, an agent has no ``predict``, ``env`` is not an environment or an id, or Minari does not
-            support its observation space.
+        TypeError: if a number is not an int, mix is not a sequence, an agent has no ``predict``, ``env`` is
+            not an environment or an id, or Minari does not support its observation space.
         FaultyEnvironmentError: if an environment raises, or returns NaN or infinity.
         OSError: if the disk is full or not writable.
 

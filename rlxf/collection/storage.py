@@ -26,8 +26,8 @@ def storage_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return the space of the stored observations (`stack`), in which float64 becomes float32.
 
     Raises:
-        TypeError: if Minari does not support a part, such as text that is not a ``gymnasium.spaces.Text``, or a
-            key of a Dict that HDF5 cannot store as a name.
+        TypeError: if Minari does not support a part, such as text that is not a ``gymnasium.spaces.Text``,
+            or HDF5 cannot store a key of a Dict as a name.
     """
     if isinstance(space, spaces.Dict):
         for key in space:

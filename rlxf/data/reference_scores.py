@@ -106,8 +106,8 @@ COMPARABLE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
 }
 """Key of `TABLE` -> whether returns of an environment with these arguments are comparable to its scores.
 
-The defaults of Gymnasium-Robotics are ``continuing_task=True``, with which rewards accumulate at the goal, and
-the seven tasks of the kitchen.
+The defaults of Gymnasium-Robotics are ``continuing_task=True``, with which rewards accumulate at the goal,
+and the seven tasks of the kitchen.
 """
 
 

@@ -17,7 +17,16 @@ from rlxf.envs.curriculum import Curriculum, CurriculumEnv, check_stages
 from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.spaces import check_playable
-from rlxf.envs.specs import creation_errors, find_spec, make_single, package_of, single_arguments, single_spec
+from rlxf.envs.specs import (
+    VECTOR_ARGUMENTS,
+    accepted_arguments,
+    creation_errors,
+    find_spec,
+    make_single,
+    package_of,
+    single_arguments,
+    single_spec,
+)
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.worker_pool import Workers
 from rlxf.envs.worker_vec_env import WorkerVecEnv
@@ -134,7 +143,7 @@ def make_vec_env(
         return make_vec_env_from(_env_fn(env_id, kwargs), n_envs, seed, wrap, workers)
     spec = find_spec(env_id)
     single = wrapper_class is not None or previous_reward or previous_transition or workers is not None
-    if spec.vector_entry_point is not None and not single and "max_episode_steps" not in kwargs:
+    if not single and _has_vector_entry_point(spec, kwargs):
         vec_env = _vector_entry_point_env(spec, n_envs, kwargs)
         if vec_env is not None:
             vec_env.seed(seed)
@@ -203,6 +212,17 @@ def make_env(
     spec = single_spec(find_spec(env_id) if isinstance(env_id, str) else env_id)
     wrap = _wrapper(spec.id, wrapper_class, previous_reward, previous_transition)
     return wrap(make_single(spec, **single_arguments(spec, env_kwargs or {})))
+
+
+def _has_vector_entry_point(spec: EnvSpec, kwargs: dict[str, Any]) -> bool:
+    """Return whether the environment has a vector entry point that accepts the arguments."""
+    if spec.vector_entry_point is None or "max_episode_steps" in kwargs:
+        return False
+    try:
+        accepted = accepted_arguments(spec.vector_entry_point)
+    except (ImportError, gymnasium.error.DependencyNotInstalled):  # `creation_errors` describes it
+        return True
+    return accepted is None or kwargs.keys() <= {*accepted, *VECTOR_ARGUMENTS}
 
 
 def _vector_entry_point_env(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) -> VecEnv | None:

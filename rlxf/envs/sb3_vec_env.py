@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
@@ -32,7 +33,7 @@ def make_sync_vec_env(makes: Sequence[Make]) -> VecEnv:
     envs = [make() for make in makes]
     if is_unnested(envs[0].observation_space):
         return DummyVecEnv([partial(PausableEnv, env) for env in envs])
-    env_fns: list[Make] = [lambda env=env: env for env in envs]  # type: ignore[misc]  # of the default
+    env_fns = [partial(OwnLastObservation, env) for env in envs]
     return as_vec_env(SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP))
 
 
@@ -42,7 +43,22 @@ def is_unnested(space: spaces.Space[Any]) -> bool:
     return all(isinstance(part, FLAT) for part in parts)
 
 
-class PausableEnv(TransparentWrapper):
+class OwnLastObservation(TransparentWrapper):
+    """Wrapper that returns a copy of the last observation of each episode.
+
+    Vector environments reset an environment in the step that ends its episode. If the environment reuses its
+    observation array, the reset would replace the last observation.
+    """
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            observation = deepcopy(observation)
+        return observation, reward, terminated, truncated, info
+
+
+class PausableEnv(OwnLastObservation):
     """Wrapper that skips the steps of the environment from `pause_envs` until `resume` or the next reset.
 
     The episodes of parallel environments end at different times. An environment whose steps are no longer
@@ -69,7 +85,7 @@ class PausableEnv(TransparentWrapper):
         """Step the environment; while paused, return the last observation, reward 0 and no end."""
         if self._paused:
             return self._observation, 0.0, False, False, {}
-        self._observation, *results = self.env.step(action)
+        self._observation, *results = super().step(action)
         return self._observation, *results
 
     def pause(self) -> None:

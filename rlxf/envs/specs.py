@@ -201,7 +201,7 @@ def single_arguments(spec: EnvSpec, kwargs: Mapping[str, Any]) -> dict[str, Any]
     if not unknown or spec.vector_entry_point is None:
         return given
     try:
-        single, vector = map(_accepted_arguments, (spec.entry_point, spec.vector_entry_point))
+        single, vector = map(accepted_arguments, (spec.entry_point, spec.vector_entry_point))
     except (ImportError, gymnasium.error.DependencyNotInstalled):  # `creation_errors` describes it
         return given
     only_vector = set() if single is None else unknown & set(vector or ()) - set(single)
@@ -241,12 +241,12 @@ def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
 
 
 def _advice(spec: EnvSpec, name: str) -> str:
-    accepted = _accepted_arguments(spec.entry_point)
+    accepted = accepted_arguments(spec.entry_point)
     listing = "" if accepted is None else f"it takes {', '.join(accepted) or 'none'}"
     return did_you_mean(name, accepted or (), listing)
 
 
-def _accepted_arguments(entry_point: Any) -> list[str] | None:
+def accepted_arguments(entry_point: Any) -> list[str] | None:
     """Return the names of the arguments of an entry point, including those passed on to base classes.
 
     They are unknown, None, if a function creates the environment and passes on any argument.

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -217,6 +218,10 @@ class CheckedSteps(TransparentWrapper):
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
                 self._raise_if(name, _number_fault(flag, "biu", "True or False"))
+        if (
+            terminated or truncated
+        ):  # a reset in the same step would change an array that the environment reuses
+            observation = deepcopy(observation)
         return observation, reward, terminated, truncated, info
 
     def _raise_if(self, what: str, fault: str | None) -> None:

@@ -190,6 +190,9 @@ class TensorVecEnv(GymnasiumVecEnv):
         self.last_observation = to_numpy(self.observation_space, observations)
         return self.last_observation
 
+    def _keep_reset_infos(self, infos: dict[str, Any], first: Any) -> None:
+        """Do nothing: infos stay on the device, and ``reset_infos`` is empty."""
+
     def _check_arrays(self, observations: Any) -> None:
         """Raise if the vector environment returns arrays, which need a `GymnasiumVecEnv`."""
         parts = observations.values() if isinstance(observations, dict) else [observations]

@@ -2,6 +2,7 @@
 
 import time
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
@@ -22,8 +23,10 @@ from stable_baselines3.common.vec_env import (
 )
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from rlxf.data.spaces import is_text, leaves
 from rlxf.envs.spaces import check_playable, info_of, row_of
 from rlxf.utils.errors import EpisodeLostError, FaultyEnvironmentError
+from rlxf.utils.warnings import warn_user
 
 
 def has_filler_rows(env: VecEnv) -> bool:
@@ -120,7 +123,8 @@ class GymnasiumVecEnv(VecEnv):
 
     - ``terminal_observation``: the last observation of the episode,
     - ``TimeLimit.truncated``: truncated and not terminated,
-    - ``episode``: return ``r``, length ``l`` in steps, seconds ``t`` since the start, as in `Monitor`.
+    - ``episode``: return ``r``, length ``l`` in steps, seconds ``t`` since the start, as in `Monitor`; that
+      of the environment's own `Monitor` if it has one, without the wrappers around it.
 
     All other infos, except those of fillers, are separate empty dicts: filling them in each step would take
     longer than the step of a small environment. Rewards are float32 (N,), done flags bool (N,).
@@ -170,7 +174,8 @@ class GymnasiumVecEnv(VecEnv):
 
     def _reset_env(self) -> tuple[Any, dict[str, Any]]:
         """Reset the vector environment with the seed and options set before, and the counts of episodes."""
-        observations, infos = self.env.reset(seed=self._seeds[0], options=self._common_options())
+        seed = None if self._seeds[0] is None else int(self._seeds[0])
+        observations, infos = self.env.reset(seed=seed, options=self._common_options())
         self._reset_seeds()
         self._reset_options()
         self._clear_episodes()
@@ -231,12 +236,14 @@ class GymnasiumVecEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Step all environments; the class docstring describes the results."""
-        observations, rewards, terminated, truncated, infos = self.env.step(self._actions)
+        observations, rewards, *flags, infos = self.env.step(self._actions)
+        terminated, truncated = (np.asarray(each, np.bool_) for each in flags)
         ends = terminated | truncated
         self._returns += rewards
         self._lengths += ~self.filler_next
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self._mark(rows, "filler")
+        self._keep_reset_infos(infos, self.filler_next)
         self.filler_next = np.zeros(self.num_envs, dtype=np.bool_)
         if ends.any():
             observations, last, last_infos = self._finish(observations, infos, ends)
@@ -255,7 +262,7 @@ class GymnasiumVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Return the attribute of each selected environment, or of the vector environment for each."""
-        get_attr = getattr(self.env, "get_attr", None)
+        get_attr = self._vector_method("get_attr")
         values = get_attr(attr_name) if get_attr else [getattr(self.env, attr_name)] * self.num_envs
         return [values[i] for i in self._get_indices(indices)]
 
@@ -266,11 +273,12 @@ class GymnasiumVecEnv(VecEnv):
             NotImplementedError: if env has no ``set_attr``, because it steps all environments as one batch.
         """
         selected = set(self._get_indices(indices))
-        if not hasattr(self.env, "set_attr"):
+        set_attr = self._vector_method("set_attr")
+        if set_attr is None:
             raise NotImplementedError(f"{self.env} has no set_attr: its environments have no attributes")
         has_others = len(selected) < self.num_envs
         values = self.get_attr(attr_name) if has_others else [None] * self.num_envs
-        self.env.set_attr(attr_name, [value if i in selected else values[i] for i in range(self.num_envs)])
+        set_attr(attr_name, [value if i in selected else values[i] for i in range(self.num_envs)])
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
@@ -285,7 +293,8 @@ class GymnasiumVecEnv(VecEnv):
         if isinstance(vector := self.env.unwrapped, SyncVectorEnv):
             methods = [vector.envs[i].get_wrapper_attr(method_name) for i in selected]
             return [method(*method_args, **method_kwargs) for method in methods]
-        if not hasattr(self.env, "call"):
+        call = self._vector_method("call")
+        if call is None:
             raise NotImplementedError(
                 f"{self.env} has no call: cannot call {method_name!r} in its environments"
             )
@@ -294,7 +303,11 @@ class GymnasiumVecEnv(VecEnv):
                 f"a VectorEnv calls {method_name!r} in all environments, not only in {indices!r}: pass "
                 f"indices=None"
             )
-        return list(self.env.call(method_name, *method_args, **method_kwargs))
+        return list(call(method_name, *method_args, **method_kwargs))
+
+    def _vector_method(self, name: str) -> Callable[..., Any] | None:
+        """Return a method of the vector environment, which its wrappers may lack; None if it has none."""
+        return getattr(self.env, name, None) or getattr(self.env.unwrapped, name, None)
 
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None
@@ -324,13 +337,21 @@ class GymnasiumVecEnv(VecEnv):
             self.filler_next = ends
             return observations, observations, infos
         if mode is AutoresetMode.DISABLED:
-            first, _ = self.env.reset(options={"reset_mask": ends})
+            first, first_infos = self.env.reset(options={"reset_mask": ends})
+            self._keep_reset_infos(first_infos, ends)
             return first, observations, infos
         if "final_obs" not in infos:
             raise FaultyEnvironmentError(
                 f"{self.env} has autoreset mode SAME_STEP but no infos['final_obs'] at the end of an episode"
             )
+        self._keep_reset_infos(infos, ends)
         return observations, infos["final_obs"], infos.get("final_info", {})
+
+    def _keep_reset_infos(self, infos: dict[str, Any], first: _Mask) -> None:
+        """Set ``reset_infos`` of the environments whose observation is the first one of an episode."""
+        for i in np.flatnonzero(first).tolist():
+            info = info_of(infos, i)
+            self.reset_infos[i] = {key: info[key] for key in info.keys() - {"final_obs", "final_info"}}
 
     def _record_ends(
         self, rows: list[dict[str, Any]], ends: _Mask, last: Any, infos: dict[str, Any], truncated: _Mask
@@ -340,9 +361,15 @@ class GymnasiumVecEnv(VecEnv):
             rows[i].update(info_of(infos, i))
             rows[i]["terminal_observation"] = row_of(last, i)
             rows[i]["TimeLimit.truncated"] = bool(truncated[i])
-            rows[i]["episode"] = {"r": float(self._returns[i]), "l": int(self._lengths[i]), "t": seconds}
+            if "episode" not in rows[i] or not self._has_monitor(i):
+                rows[i]["episode"] = {"r": float(self._returns[i]), "l": int(self._lengths[i]), "t": seconds}
         self._returns[ends] = 0.0
         self._lengths[ends] = 0
+
+    def _has_monitor(self, i: int) -> bool:
+        """Return whether a `Monitor` inside the wrappers of environment i counts episodes by itself."""
+        envs = getattr(self.env.unwrapped, "envs", None)
+        return envs is not None and is_wrapped(envs[i], Monitor)
 
     def _mark(self, rows: list[dict[str, Any]], key: str) -> None:
         for i in np.flatnonzero(self.filler_next).tolist():
@@ -359,3 +386,10 @@ def _check_env(env: VectorEnv) -> None:
     if not getattr(env.unwrapped, "copy", True):
         raise ValueError(f"{env} reuses its observation arrays: create it with copy=True")
     check_playable(env.single_observation_space, env.single_action_space)
+    if getattr(env.unwrapped, "shared_memory", False) and any(
+        is_text(part) for _, part in leaves(env.single_observation_space, "")
+    ):
+        warn_user(
+            f"the text in the observations of {env} is constant, because Gymnasium does not share it between "
+            f"processes: create it with shared_memory=False"
+        )

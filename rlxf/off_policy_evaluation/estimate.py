@@ -356,8 +356,8 @@ def _interval(
     if not math.isfinite(variance):
         raise NumericalError(
             f"method={method!r} overflows: logarithms of importance ratios reach {log.log_ratios.max():.3g}. "
-            f"The agent takes the logged actions with a much higher probability than the behavior policy; use "
-            f"method='fqe'"
+            f"The agent takes the logged actions with a much higher probability than the behavior policy; "
+            f"use method='fqe'"
         )
     freedom = members - 1 if members > 1 else log.episodes - 1
     return value, float(scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, freedom)) * math.sqrt(variance)

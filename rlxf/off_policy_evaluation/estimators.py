@@ -62,7 +62,7 @@ class LoggedEpisodes:
 
     @cached_property
     def log_ratios(self) -> Floats:
-        """Logarithms of ``rho_(0:t) = prod_(k <= t) pi(a_k | h_k) / mu(a_k | s_k)``, (N,); -inf for ratios of 0.
+        """Logarithms of ``rho_(0:t) = prod_(k <= t) pi(a_k | h_k) / mu(a_k | s_k)``, (N,); -inf for 0.
 
         Ratios of long episodes exceed the range of float64, and their logarithms do not.
         """

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.wrappers import FilterObservation, TransformObservation
 from stable_baselines3.common.monitor import Monitor
@@ -26,6 +27,23 @@ def test_vector_entry_point_is_used_if_registered():
     assert isinstance(env.env, TMazeVector)
     assert env.env.rules.corridor_length == 9
     assert env.num_envs == 5
+
+
+class Resized(gymnasium.Env):
+    """Environment with a vector entry point, `TMazeVector`, that does not accept its argument."""
+
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, size: int = 1):
+        self.size = size
+
+
+def test_arguments_that_only_single_environments_accept(monkeypatch):
+    spec = EnvSpec("Resized-v0", entry_point=Resized, vector_entry_point=TMazeVector)
+    monkeypatch.setitem(gymnasium.registry, "Resized-v0", spec)
+    assert make_vec_env("Resized-v0", 2, env_kwargs={"size": 4}).get_attr("size") == [4, 4]
+    with pytest.raises(TypeError, match=r"Resized-v0 takes no argument 'sise'; did you mean size\?"):
+        make_vec_env("Resized-v0", 2, env_kwargs={"sise": 4})
 
 
 def test_wrapper_class_wraps_each_copy():

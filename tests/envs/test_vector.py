@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from rlxf.envs import TMaze, TMazeVector, as_vec_env
+from rlxf.envs.sb3_vec_env import make_sync_vec_env
+from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tmaze_tensor import TMazeTensor
 from rlxf.envs.vector import has_filler_rows, shows_filler_rows
 from tests.envs.small_envs import Counter
@@ -315,3 +318,120 @@ def test_tmaze_vector_equals_tmaze_in_dummy_vec_env():
         sb3_make_vec_env("rlxf/TMaze-v0", 3, env_kwargs={"corridor_length": 2}),
     )
     assert rollout(batch, 4) == rollout(loop, 4)
+
+
+class IntegerFlags(gymnasium.wrappers.vector.TransformReward):
+    """Done flags as uint8."""
+
+    def __init__(self, env: VectorEnv):
+        super().__init__(env, lambda rewards: rewards)
+
+    def step(self, actions):
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        return observations, rewards, terminated.astype(np.uint8), truncated.astype(np.uint8), infos
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_done_flags_of_another_dtype(mode):
+    plain_flags, integers = (SyncVectorEnv([Counter] * 3, autoreset_mode=mode) for _ in range(2))
+    assert rollout(as_vec_env(IntegerFlags(integers)), 0) == rollout(as_vec_env(plain_flags), 0)
+
+
+class Levels(gymnasium.Env):
+    """Episodes of two steps with nested observations from one array; the info of a reset has the episode."""
+
+    observation_space = spaces.Dict({"nested": spaces.Dict({"time": spaces.Box(0, 9, (1,), np.float32)})})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, level: int = 0):
+        self.level, self.array = level, np.zeros(1, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.level += 1
+        self.array[:] = 0
+        return {"nested": {"time": self.array}}, {"level": self.level}
+
+    def step(self, action):
+        self.array += 1
+        return {"nested": {"time": self.array}}, 1.0, False, bool(self.array[0] == 2), {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reset_infos_are_those_of_the_current_episode(mode):
+    env = as_vec_env(SyncVectorEnv([Levels, partial(Levels, 10)], autoreset_mode=mode))
+    env.reset()
+    for steps, level in ((1, 1), (2, 2)):
+        for _ in range(steps if mode is not AutoresetMode.NEXT_STEP else steps + level - 1):
+            env.step(np.zeros(2, int))
+        assert [info["level"] for info in env.reset_infos] == [level, level + 10]
+
+
+class Flat(Levels):
+    observation_space = spaces.Box(0, 9, (1,), np.float32)
+
+    def reset(self, **options):
+        return super().reset(**options)[0]["nested"]["time"], {}
+
+    def step(self, action):
+        observation, *results = super().step(action)
+        return observation["nested"]["time"], *results
+
+
+@pytest.mark.parametrize("make", [Levels, Flat])
+@pytest.mark.parametrize(
+    "vectorize",
+    [
+        lambda make: make_sync_vec_env([make]),
+        lambda make: with_checked_steps(as_vec_env(SyncVectorEnv([make], autoreset_mode="SameStep"))),
+    ],
+    ids=["made here", "of the user"],
+)
+def test_an_environment_that_reuses_its_observation_keeps_the_last_one(vectorize, make):
+    env = vectorize(make)
+    env.reset()
+    env.step(np.zeros(1, int))
+    *_, infos = env.step(np.zeros(1, int))
+    last = infos[0]["terminal_observation"]
+    assert last == ({"nested": {"time": 2.0}} if make is Levels else 2.0)
+
+
+def test_the_monitor_of_an_environment_counts_its_own_rewards():
+    def scaled() -> gymnasium.Env:
+        return gymnasium.wrappers.TransformReward(Monitor(Levels()), lambda reward: 10 * reward)
+
+    env = make_sync_vec_env([scaled])
+    env.reset()
+    env.step(np.zeros(1, int))
+    _, rewards, _, infos = env.step(np.zeros(1, int))
+    assert (rewards.tolist(), infos[0]["episode"]["r"], infos[0]["episode"]["l"]) == ([10.0], 2.0, 2)
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_attributes_inside_a_wrapper_of_the_vector_environment(kind):
+    inner = kind([partial(gymnasium.make, "CartPole-v1")] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = as_vec_env(gymnasium.wrappers.vector.RecordEpisodeStatistics(inner))
+    env.set_attr("gravity", 5.0)
+    assert env.get_attr("gravity") == [5.0, 5.0]
+    assert env.env_method("get_wrapper_attr", "gravity") == [5.0, 5.0]
+    env.close()
+
+
+def test_a_numpy_integer_as_a_seed():
+    env = adapted(AutoresetMode.SAME_STEP)
+    env.seed(np.int64(4))
+    env.reset()
+
+
+class Spoken(Levels):
+    observation_space = spaces.Dict({"time": spaces.Box(0, 9, (1,), np.float32), "text": spaces.Text(5)})
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_text_of_other_processes_that_is_not_shared_warns(shared):
+    env = AsyncVectorEnv([Spoken], shared_memory=shared, autoreset_mode=AutoresetMode.SAME_STEP)
+    expected = (
+        pytest.warns(UserWarning, match="text .* constant.*shared_memory=False") if shared else nullcontext()
+    )
+    with expected:
+        as_vec_env(env).close()

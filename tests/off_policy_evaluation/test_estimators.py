@@ -133,7 +133,8 @@ def test_weighted_doubly_robust_and_sample_size_of_ratios_beyond_float64(scale):
     expected = weighted_doubly_robust(near, q, v, counts)
     assert weighted_doubly_robust(far, q, v, counts) == pytest.approx(expected, rel=1e-9)
     sizes = [effective_sample_size(log.corrected_log_ratios) for log in (near, far)]
-    assert 1 < sizes[0] < 4 and sizes[1] == pytest.approx(sizes[0])
+    assert 1 < sizes[0] < 4
+    assert sizes[1] == pytest.approx(sizes[0])
 
 
 def test_effective_sample_size():
