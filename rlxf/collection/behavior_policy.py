@@ -166,11 +166,14 @@ def recreatable_spec(env: VecEnv) -> EnvSpec | None:
     SB3's ``Monitor`` is left out, because it does not change the results of steps.
     """
     reason = "the environment has no spec, as it was not created from an id"
+    spec = spec_of(env)
     try:
-        if (spec := spec_of(env)) is not None:
+        if spec is not None:
             return _single_spec(spec, env)
     except Exception as error:  # the spec of an arbitrary environment may fail in any way
         reason = f"the spec of the environment does not recreate it ({error!r})"
+        if callable(spec.entry_point):
+            reason += "; register it with entry_point='module:Class'"
     warn_user(
         f"{reason}: the dataset is stored without an environment, so pass env to evaluate agents that are "
         f"trained on it"

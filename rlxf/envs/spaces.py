@@ -17,7 +17,10 @@ _ALLOWED = (
     "observations: Box (vector, or image uint8), Discrete, MultiDiscrete, MultiBinary, or a Dict of these; "
     "actions: Box, Discrete, MultiDiscrete, MultiBinary"
 )
-_REMEDY = "wrap the environment, for example with gymnasium.wrappers.FlattenObservation"
+_REMEDY = (
+    "wrap the environment, for example with gymnasium.wrappers.FlattenObservation; for a task of MiniGrid or "
+    "POPGym, pass the id or rlxf.envs.make_vec_env(id, n_envs), which encode its observation"
+)
 _ACTION_REMEDY = "wrap the environment, for example with gymnasium.wrappers.TransformAction"
 _PLAYABLE = "Box, Discrete, MultiDiscrete and MultiBinary"
 

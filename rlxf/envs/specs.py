@@ -148,9 +148,10 @@ def registered_spec(env_id: str) -> EnvSpec:
     """
     if ":" in env_id:
         raise ValueError(
-            f"the file names the environment {env_id!r}, and a module that a file names is not imported: if "
-            f"you trust the author of the file, state it (--trust); if you know the module, you can also "
-            f"pass the environment yourself (env=..., on the command line --env module:id, where it exists)"
+            f"the file names the environment {env_id!r}, and a module that a file names is not imported "
+            f"without your consent: if you made the file, or trust its author, add --trust (in Python "
+            f"trust=True); otherwise pass the environment (--env module:id where this option exists, or in "
+            f"Python env=...)"
         )
     package = package_of(env_id)
     if package and _in_working_folder(package):

@@ -141,8 +141,9 @@ class EvaluationCallback(PeriodicCallback):
     Observations are normalized as in training; a ``VecNormalize`` around ``env`` gets its statistics.
     Evaluations do not affect the training: the states of the global random generators are restored.
     With a ``budget`` or a ``stop_return``, the agent is not evaluated before its first update. With a
-    ``budget``, it is then evaluated at least once: at the end, if it could not be evaluated before. A
-    training of a single rollout has no evaluation, because its only update follows its last step.
+    ``budget``, it is also evaluated at the last step, whatever the budget, because the best of few early
+    evaluations may be far worse than the trained agent. A training of a single rollout has no evaluation,
+    because its only update follows its last step.
 
     The maximum of many evaluations is biased upwards. Evaluate the agent in ``best_path`` on other episodes,
     for example with `evaluate`, and report it in addition to the last checkpoint, not instead of it.
@@ -210,8 +211,8 @@ class EvaluationCallback(PeriodicCallback):
         self.best_step: int | None = None
 
     def is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due after ``step`` training steps, or must be the only one."""
-        return super().is_due(step) or self._must_be_last(step)
+        """Return whether an evaluation is due after ``step`` training steps, or is the last one."""
+        return super().is_due(step) or self._is_last(step)
 
     def _on_step(self) -> bool:
         """Evaluate if it is due; return False if this evaluation reaches `stop_return`."""
@@ -219,14 +220,14 @@ class EvaluationCallback(PeriodicCallback):
         report = self.reports.get(self.num_timesteps)
         return self.stop_return is None or report is None or not report.mean >= self.stop_return
 
-    def _must_be_last(self, step: int) -> bool:
-        unevaluated = self.budget is not None and self.best is None and self.model._n_updates > 0
-        return unevaluated and step >= self.model._total_timesteps
+    def _is_last(self, step: int) -> bool:
+        """Return whether the training ends with this step and has a budget, which then does not apply."""
+        return self.budget is not None and self.model._n_updates > 0 and step >= self.model._total_timesteps
 
     def _allowed(self) -> bool:
         before_updates = self.budget is None and self.stop_return is None
         updated = before_updates or self.model._n_updates > 0
-        return (updated and super()._allowed()) or self._must_be_last(self.num_timesteps)
+        return (updated and super()._allowed()) or self._is_last(self.num_timesteps)
 
     def expected_steps(self) -> float:
         """Return the expected steps of an evaluation.

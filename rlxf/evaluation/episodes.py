@@ -1,7 +1,7 @@
 """`evaluate`: play whole episodes of an agent in parallel environments and report their returns."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypedDict, Unpack, overload
@@ -107,7 +107,8 @@ def evaluate(
         ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite,
             ``target_returns`` is passed for an agent that is not conditioned on a return, or a reward or an
             observation is NaN or infinite (the message has the environment and the step).
-        TypeError: if the agent has no ``predict``, or ``env`` is not an environment or an id.
+        TypeError: if the agent has no ``predict``, ``env`` is not an environment or an id, or an agent that
+            is conditioned on a return gets no target, neither by ``target_returns`` nor by `ReturnToGo`.
 
     Warns:
         UserWarning: if a target is outside the range of returns in the agent's data; if ``env`` is a
@@ -124,6 +125,8 @@ def evaluate(
         prepared_env(agent, env, min(n_envs, episodes), seed) as vec_env,
         counting_bar(bool(progress_bar)) as progress,
     ):
+        if targets is None:
+            check_target_is_given(agent, vec_env)
         warn_of_filler_rows(agent, vec_env)
         warn_of_missing_statistics(agent, vec_env)
         watch_processes(vec_env)
@@ -214,8 +217,11 @@ def validate_targets(targets: Sequence[float], data_range: tuple[float, float] |
     """Return the targets as floats; warn about those outside the range of returns in the data.
 
     Raises:
+        TypeError: if ``targets`` is not a sequence.
         ValueError: if there is no target, or a target is not finite or a duplicate.
     """
+    if not isinstance(targets, Iterable):
+        raise TypeError(f"target_returns must be a sequence of numbers, such as [{targets}], got {targets!r}")
     values = [float(target) for target in targets]
     if not values or not all(map(math.isfinite, values)) or len(set(values)) < len(values):
         raise ValueError(
@@ -239,6 +245,18 @@ def check_return_conditioned(agent: Any) -> None:
     by_space = space is None or is_return_conditioned(space)
     if not getattr(agent, "return_conditioned", by_space):
         raise ValueError(unconditioned_message("target_returns", agent))
+
+
+def check_target_is_given(agent: Any, env: VecEnv) -> None:
+    """Raise if the agent is conditioned on a return, and ``env`` has no `ReturnToGo` with a target.
+
+    Raises:
+        TypeError: with an example of ``target_returns``.
+    """
+    if getattr(agent, "return_conditioned", False) and not is_return_conditioned(env.observation_space):
+        known = data_range(agent)
+        example = "" if known is None else f", such as [{known[1]:g}], the largest return in its data"
+        raise TypeError(f"{type(agent).__name__} is conditioned on a return: pass target_returns{example}")
 
 
 def unconditioned_message(argument: str, agent: Any) -> str:

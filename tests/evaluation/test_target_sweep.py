@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from scipy import stats
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecMonitor
@@ -66,7 +67,7 @@ def test_score_has_the_reference_scores_of_the_data():
 
 def test_score_of_other_agents_has_the_reference_scores_of_the_environment():
     class Named(ActionRewardEnv):
-        spec = type("Spec", (), {"id": "Hopper-v5"})()
+        spec = EnvSpec("Hopper-v5")
 
     class Idle:
         def predict(self, observation, state=None, episode_start=None, deterministic=False):
@@ -97,6 +98,21 @@ def test_unknown_data_range_does_not_warn():
 def test_invalid_targets_raise(targets):
     with pytest.raises(ValueError, match=r"target_returns must be .* finite numbers without duplicates, got"):
         evaluate(TargetFollower(), episodes=1, target_returns=targets)
+
+
+def test_a_number_as_targets_raises():
+    with pytest.raises(TypeError, match=r"must be a sequence of numbers, such as \[60\], got 60"):
+        evaluate(TargetFollower(), episodes=2, target_returns=60)
+
+
+def test_a_conditioned_agent_without_a_target_raises():
+    agent = TargetFollower()
+    agent.return_conditioned = True
+    message = r"TargetFollower is conditioned on a return: pass target_returns, such as \[3\], the largest"
+    with pytest.raises(TypeError, match=message):
+        evaluate(agent, episodes=2)
+    env = ReturnToGo(vec(ActionRewardEnv()), 2)
+    assert evaluate(agent, env, episodes=2).mean == 2
 
 
 # Statistics and outputs of the sweep

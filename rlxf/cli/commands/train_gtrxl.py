@@ -258,7 +258,7 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     evaluate_every: int | None = None
     """Number of environment steps between two evaluations during training.
     None means a tenth of the training, or longer if evaluations would take more than about a tenth of the
-    training time; there is at least one evaluation, at the end, if there are two rollouts or more.
+    training time; the last evaluation is always made, at the end, if there are two rollouts or more.
     0 means no evaluation during training."""
     evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training. The training waits for it."""

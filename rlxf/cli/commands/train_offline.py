@@ -173,7 +173,7 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
     evaluate_every: int | None = None
     """Number of updates between two evaluations during training.
     None means a tenth of the training, or longer if evaluations would take more than about a tenth of the
-    training time; there is at least one evaluation, at the end. 0 means no evaluation during training."""
+    training time; the last evaluation is always made, at the end. 0 means no evaluation during training."""
     evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training, per target return. The training waits for it."""
     stop_return: StopReturn = None
