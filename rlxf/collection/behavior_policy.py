@@ -172,7 +172,7 @@ def recreatable_spec(env: VecEnv) -> EnvSpec | None:
             return _single_spec(spec, env)
     except Exception as error:  # the spec of an arbitrary environment may fail in any way
         reason = f"the spec of the environment does not recreate it ({error!r})"
-        if callable(spec.entry_point):
+        if callable(getattr(spec, "entry_point", None)):
             reason += "; register it with entry_point='module:Class'"
     warn_user(
         f"{reason}: the dataset is stored without an environment, so pass env to evaluate agents that are "

@@ -19,13 +19,13 @@ from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.spaces import check_playable
 from rlxf.envs.specs import (
     VECTOR_ARGUMENTS,
-    accepted_arguments,
     creation_errors,
     find_spec,
     make_single,
     package_of,
     single_arguments,
     single_spec,
+    takes_arguments,
 )
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.worker_pool import Workers
@@ -219,10 +219,9 @@ def _has_vector_entry_point(spec: EnvSpec, kwargs: dict[str, Any]) -> bool:
     if spec.vector_entry_point is None or "max_episode_steps" in kwargs:
         return False
     try:
-        accepted = accepted_arguments(spec.vector_entry_point)
+        return takes_arguments(spec.vector_entry_point, kwargs.keys() - VECTOR_ARGUMENTS)
     except (ImportError, gymnasium.error.DependencyNotInstalled):  # `creation_errors` describes it
         return True
-    return accepted is None or kwargs.keys() <= {*accepted, *VECTOR_ARGUMENTS}
 
 
 def _vector_entry_point_env(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) -> VecEnv | None:

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -202,7 +202,7 @@ def single_arguments(spec: EnvSpec, kwargs: Mapping[str, Any]) -> dict[str, Any]
     if not unknown or spec.vector_entry_point is None:
         return given
     try:
-        single, vector = map(accepted_arguments, (spec.entry_point, spec.vector_entry_point))
+        single, vector = map(_accepted_arguments, (spec.entry_point, spec.vector_entry_point))
     except (ImportError, gymnasium.error.DependencyNotInstalled):  # `creation_errors` describes it
         return given
     only_vector = set() if single is None else unknown & set(vector or ()) - set(single)
@@ -242,12 +242,12 @@ def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
 
 
 def _advice(spec: EnvSpec, name: str) -> str:
-    accepted = accepted_arguments(spec.entry_point)
+    accepted = _accepted_arguments(spec.entry_point)
     listing = "" if accepted is None else f"it takes {', '.join(accepted) or 'none'}"
     return did_you_mean(name, accepted or (), listing)
 
 
-def accepted_arguments(entry_point: Any) -> list[str] | None:
+def _accepted_arguments(entry_point: Any) -> list[str] | None:
     """Return the names of the arguments of an entry point, including those passed on to base classes.
 
     They are unknown, None, if a function creates the environment and passes on any argument.
@@ -264,6 +264,17 @@ def accepted_arguments(entry_point: Any) -> list[str] | None:
         if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters):
             return list(names)
     return list(names) if classes else None
+
+
+def takes_arguments(entry_point: Any, names: Iterable[str]) -> bool:
+    """Return whether an entry point takes the named arguments; True if it passes any argument on.
+
+    Raises:
+        ImportError, DependencyNotInstalled: if the entry point cannot be loaded.
+    """
+    parameters = inspect.signature(_load_creator(entry_point)).parameters
+    passes_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    return passes_on or parameters.keys() >= set(names)
 
 
 def _load_creator(entry_point: Any) -> Any:
