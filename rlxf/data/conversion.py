@@ -17,7 +17,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from rlxf.data.dataset_source import Source
 from rlxf.data.encoders import Encoder, VectorEncoder, action_encoder, observation_encoder
 from rlxf.data.episode_file import EpisodeFile
-from rlxf.data.spaces import check_rows_inside, tolerant_bounds
+from rlxf.data.spaces import check_rows_inside, discrete_sizes, tolerant_bounds
 from rlxf.data.trajectories import return_to_go
 from rlxf.utils.errors import DatasetError, RowError
 from rlxf.utils.files import sync_file
@@ -129,6 +129,11 @@ def _as_dataset_error(name: str) -> Iterator[None]:
         raise DatasetError(f"dataset {name} is not read: {error}") from error
 
 
+Discretes = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+BYTES_PER_ACTION = 4 * 128
+"""Bytes of the weights of one discrete action in the output layer of a small network, of width 128."""
+
+
 class _Arrays:
     """Writer of the arrays of a dataset; the exit stack closes its files."""
 
@@ -151,10 +156,13 @@ class _Arrays:
         self._endings: list[tuple[bool, bool]] = []
 
     def _check_size(self, source: Source, file_bytes: int) -> None:
-        """Raise DatasetError before writing if the arrays would be far larger than the compressed files."""
+        """Raise DatasetError before writing if arrays or weights would be far larger than the files."""
+        space = source.action_space
+        choices = sum(map(int, discrete_sizes(space))) if isinstance(space, Discretes) else 0
         row = sum(map(_row_bytes, (self._observe, self._act)))
         with _as_dataset_error(source.id):
             check_budget({"one step": 8 * row}, file_bytes)
+            check_budget({f"a layer for {choices:,} actions": BYTES_PER_ACTION * choices}, file_bytes)
             check_budget(
                 {"its converted arrays": self.steps * (row + 8)},
                 MAX_EXPANSION * file_bytes // BUDGET_PER_FILE_BYTE,

@@ -322,6 +322,12 @@ def test_a_decompression_bomb_is_refused_before_arrays_are_written(minari_root):
         check_refused("requires 136.0 MB of memory .*for its converted arrays")
 
 
+def test_more_actions_than_a_network_can_have_are_refused(minari_root):
+    """A Discrete space costs nothing in the file, but each action is a row of weights of an agent."""
+    record_random((3,), action_space=spaces.Discrete(10**12))
+    check_refused("requires 512,000.0 GB of memory .*for a layer for 1,000,000,000,000 actions")
+
+
 def test_a_chunk_larger_than_the_budget_is_not_read(dataset):
     with opened(dataset) as file:
         del file["episode_2/actions"]

@@ -49,6 +49,10 @@ class RecurrentPolicyState:
     action: Tensor
     core: TransformerSpec
 
+    def __repr__(self) -> str:
+        """Return a summary, because the tensors of the cache have thousands of numbers."""
+        return f"{type(self).__name__}(environments={len(self.position)}, layers={self.core.layers})"
+
     @property
     def layout(self) -> dict[str, object]:
         """Kind and size of each part by name, equal for all states of one policy."""

@@ -283,3 +283,8 @@ def test_no_start_of_an_episode_equals_starts_that_are_all_false(persist):
             assert np.array_equal(first, again)
     with pytest.raises(ValueError, match=r"episode_start must have shape \(3,\), got \(1,\)"):
         agent.predict(obs, state, np.zeros(1, bool))
+
+
+def test_the_state_prints_as_a_short_summary(agent):
+    _, state = agent.predict(observations()[0])
+    assert repr(state) == f"RecurrentPolicyState(environments={ENVS}, layers={agent.core.layers})"
