@@ -85,10 +85,21 @@ def options(cls: type[Options]) -> type[Options]:
     for line, after in pairwise(definition.body):
         if isinstance(line, ast.AnnAssign) and isinstance(after, ast.Expr):
             assert isinstance(line.target, ast.Name)
-            text = " ".join(ast.literal_eval(after.value).split())
+            text = " ".join(without_markup(ast.literal_eval(after.value)).split())
             annotation = cls.__annotations__[line.target.id]
-            cls.__annotations__[line.target.id] = Annotated[annotation, arg(help=text)]
+            cls.__annotations__[line.target.id] = Annotated[
+                annotation, arg(help=text, help_behavior_hint=default_hint)
+            ]
     return dataclass(frozen=True, kw_only=True)(cls)
+
+
+def without_markup(docstring: str) -> str:
+    """Return a docstring without the marks of code, which a terminal does not render."""
+    return docstring.replace("``", "")
+
+
+def default_hint(default: str) -> str:
+    return f"(default: {default or 'none'})"
 
 
 class NotACountError(Exception):

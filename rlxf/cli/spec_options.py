@@ -1,5 +1,6 @@
 """Options of the transformer core on the command line, by the names of techniques."""
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -22,7 +23,7 @@ from rlxf.attention import ALiBi, Full, RoPE, Sinusoidal, TransformerSpec
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES, technique_from_json
-from rlxf.cli.options import given_options
+from rlxf.cli.options import default_hint, given_options, without_markup
 from rlxf.utils.names import choose_one_of, plain_name
 from rlxf.utils.warnings import warn_user
 
@@ -198,13 +199,17 @@ def _spec_rule(
         return None
     types = get_type_hints(TransformerSpec)
     sizes = [
-        StructFieldSpec(name, types[name], getattr(info.default, name), text)
+        StructFieldSpec(name, _with_hint(types[name]), getattr(info.default, name), text)
         for name, text in SCALAR_OPTIONS.items()
     ]
     axes = [
         field for axis in TECHNIQUES for field in _axis(axis, getattr(info.default, axis), names.get(axis))
     ]
     return StructConstructorSpec(partial(_build, join), (*sizes, *axes))
+
+
+def _with_hint(annotation: Any) -> Any:
+    return Annotated[annotation, arg(help_behavior_hint=default_hint)]
 
 
 def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec]:
@@ -220,7 +225,8 @@ def _axis(axis: str, default: Any, name: str | None) -> Iterator[StructFieldSpec
     if technique is not None and fields(technique):
         options = default if type(default) is technique else technique()
         annotation: Any = Annotated[technique, arg(name=axis)]
-        yield StructFieldSpec(OPTIONS_OF.format(axis), annotation, options)
+        text = without_markup((inspect.getdoc(technique) or "").partition("\n\nArgs:")[0])
+        yield StructFieldSpec(OPTIONS_OF.format(axis), annotation, options, text)
 
 
 def _name_type(axis: str) -> Any:

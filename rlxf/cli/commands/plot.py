@@ -21,7 +21,7 @@ class Plot(RunsCommand):
 
     Runs whose settings differ by the seed only are one line, their mean. The labels name the settings that
     differ between the lines. Each task has its own panel. A line ends at the last step that all of its seeds
-    reached; a run that ended early by ``--stop-return`` keeps its last value.
+    reached; a run that ended early by --stop-return keeps its last value.
 
     Example: rlxf plot runs --output learning-curves.png
     """

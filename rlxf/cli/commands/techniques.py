@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from tyro.conf import Positional
 
-from rlxf.cli.options import Command, check_figure_path, options
+from rlxf.cli.options import Command, check_figure_path, options, without_markup
 from rlxf.cli.output import print_out
 from rlxf.utils.names import did_you_mean, plain_name
 
@@ -127,7 +127,10 @@ def _describe(axis: str, technique: type[Any]) -> str:
     from rlxf.attention.registry import TECHNIQUES
 
     properties = _properties(axis, technique) if axis in TECHNIQUES else _costs(technique)
-    return f"{axis} {technique()!r}\n{properties}\n\n{inspect.getdoc(technique)}"
+    description, _, arguments = (inspect.getdoc(technique) or "").partition("\n\nArgs:\n")
+    described = without_markup(description.partition("\n\nRaises:")[0])
+    table = without_markup(arguments.partition("\n\nRaises:")[0])
+    return f"{axis} {technique()!r}\n{properties}\n\n{described}" + f"\n\nOptions:\n{table}" * bool(table)
 
 
 def _properties(axis: str, technique: type[Any]) -> str:
