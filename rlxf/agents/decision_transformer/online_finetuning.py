@@ -5,6 +5,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Self
 
 import gymnasium
@@ -142,17 +143,11 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
         self._check_eval_callbacks(callback)
         options: dict[str, float | str | None] = {"target_return": target_return}
         options |= {"exploration_noise": noise} | sizes | {"replay_remove": replay_remove}
-        run = None
-        info = self._training_info()
-        if resume_from is not None:
-            run = read_online_run(resume_from, self._describe(info), steps, options)
-            self._restore(run)
-            steps -= self.num_timesteps
-            reset_num_timesteps = False
-        self.dataset_info = info
+        read_run = partial(read_online_run, options=options)
+        steps, run = self._restore_start(steps, resume_from, read_run)
         with self._collecting_in(env, n_envs, target_return):
             total_timesteps, callback = self._setup_learn(
-                steps, callback, reset_num_timesteps, tb_log_name, progress_bar
+                steps, callback, reset_num_timesteps and run is None, tb_log_name, progress_bar
             )
             self._update = self._new_update()
             assert self.env is not None

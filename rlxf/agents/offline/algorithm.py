@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -251,26 +251,55 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         """Run the training loop with the given update and windows; arguments as in `learn`."""
         steps = arguments.as_whole_number("steps", steps, least=1)
         log_interval = arguments.as_log_interval(log_interval)
-        keep_freed_memory()
-        run = None
-        info = self._training_info()
-        if resume_from is not None:
-            run = checkpoint.read_resumable_run(resume_from, self._describe(info), steps)
-            self._restore(run)
-            steps -= self.num_timesteps
-            reset_num_timesteps = False
-        self.dataset_info = info
+        steps, run = self._restore_start(steps, resume_from, checkpoint.read_resumable_run)
         counts = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates, "steps": steps}
         self.policy.check_processes(self.ranks.world_size)
         sync_processes(self.ranks, self._models(), self.generator, self.set_logger, **counts)
         total_timesteps, callback = self._setup_learn(
-            steps, callback, reset_num_timesteps, tb_log_name, progress_bar
+            steps, callback, reset_num_timesteps and run is None, tb_log_name, progress_bar
         )
         self._update = update
-        warm_updates = total_timesteps // 10 if self.warmup_updates is None else self.warmup_updates
         callback.on_training_start(locals(), globals())
         if run is not None:
             checkpoint.restore_training_state(update, run)
+        self._run_updates(windows, total_timesteps, callback, log_interval)
+        callback.on_training_end()
+        return self
+
+    def _restore_start(
+        self,
+        steps: int,
+        resume_from: str | os.PathLike[str] | None,
+        read_run: Callable[[str | os.PathLike[str], Any, int], Archive],
+    ) -> tuple[int, Archive | None]:
+        """Restore the agent of a checkpoint from which a training continues, if there is one.
+
+        Its pending metrics and the random generators are those of `restore_training_state`, which is called
+        last.
+
+        Args:
+            steps: requested total number of steps.
+            resume_from: path of the checkpoint; None for a new training.
+            read_run: reads a checkpoint, given its path, the description of the agent and ``steps``.
+
+        Returns:
+            The remaining steps, and the checkpoint or None.
+        """
+        keep_freed_memory()
+        run = None
+        info = self._training_info()
+        if resume_from is not None:
+            run = read_run(resume_from, self._describe(info), steps)
+            self._restore(run)
+            steps -= self.num_timesteps
+        self.dataset_info = info
+        return steps, run
+
+    def _run_updates(
+        self, windows: Windows, total_timesteps: int, callback: BaseCallback, log_interval: int
+    ) -> None:
+        """Run updates until ``total_timesteps``, or until a callback stops the training."""
+        warm_updates = total_timesteps // 10 if self.warmup_updates is None else self.warmup_updates
         while self.num_timesteps < total_timesteps:
             factor = warmup_factor(self.num_timesteps, warm_updates)
             self.train(windows, factor * self.lr_schedule(self.progress_remaining))
@@ -280,8 +309,6 @@ class OfflineAlgorithm(ValidatedAlgorithm):
             callback.update_locals(locals())
             if not callback.on_step():
                 break
-        callback.on_training_end()
-        return self
 
     @property
     def progress_remaining(self) -> float:
