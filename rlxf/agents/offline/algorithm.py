@@ -465,35 +465,43 @@ class OfflineAlgorithm(ValidatedAlgorithm):
         archive = read_agent_archive(path, cls.NAME, checkpoint.GROUPS, sha256)
         stored = checkpoint.read_config(archive, cls.config_class)
         stored.check_changes(settings)
-        constructor_arguments = vars(stored) | settings
-        subclass: Any = cls  # the constructor of each subclass accepts the arguments in its files
-
-        def build(device: torch.device | str, **others: Any) -> Any:
-            agent = subclass(None, device=device, **constructor_arguments | others, _init_setup_model=False)
-            agent.dataset_info = checkpoint.read_dataset_info(archive)
-            agent._setup_model()
-            return agent
-
+        merged = vars(stored) | settings
         with stored.load_error_context(settings):
             with checkpoint_errors_unless_overridden(settings):
+                info = checkpoint.read_dataset_info(archive)
                 check_buildable(
-                    lambda: build("meta", verbose=0).policy,
+                    lambda: cls._build(info, "meta", merged | {"verbose": 0}).policy,
                     archive.tensors["policy"],
-                    cls.config_class.of(constructor_arguments).inference_memory(
-                        checkpoint.read_dataset_info(archive)
-                    ),
+                    cls.config_class.of(merged).inference_memory(info),
                 )
-                agent: Self = build(device)
+                agent = cls._build(info, device, merged)
             seeded = agent.generator.get_state()
             agent._restore(archive)
             if "seed" in settings:
                 agent.generator.set_state(seeded)
         if dataset is not None:
-            data = agent.trajectories = as_trajectories(dataset, constructor_arguments.get("download", False))
-            check_spaces_match(agent.dataset_info, data.observation_space, data.action_space)
-            agent.policy.check_episodes(data, np.arange(data.episodes))
-            agent.policy.check_data(data, agent.device)
+            agent._attach_dataset(as_trajectories(dataset, merged.get("download", False)))
         return agent
+
+    @classmethod
+    def _build(cls, info: DatasetInfo, device: torch.device | str, settings: dict[str, Any]) -> Self:
+        """Build an agent for data with this information, with new weights; its settings are those passed."""
+        constructor: Any = cls  # the constructor of each subclass accepts the arguments in its files
+        agent: Self = constructor(None, device=device, **settings, _init_setup_model=False)
+        agent.dataset_info = info
+        agent._setup_model()
+        return agent
+
+    def _attach_dataset(self, trajectories: Trajectories) -> None:
+        """Set the training data of a loaded agent, whose settings stay those of its file.
+
+        Raises:
+            DatasetError, ValueError: if they do not suit the agent.
+        """
+        check_spaces_match(self.dataset_info, trajectories.observation_space, trajectories.action_space)
+        self.policy.check_episodes(trajectories, np.arange(trajectories.episodes))
+        self.policy.check_data(trajectories, self.device)
+        self.trajectories = trajectories
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "optimizer"], []
