@@ -13,13 +13,13 @@ from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.losses import masked_mean, squared_error
 from rlxf.agents.common.precision import Precision
 from rlxf.agents.decision_transformer import decision_transformer
-from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.config import Converter
 from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.heads import Head
 from rlxf.agents.offline.objectives import Imitation
 from rlxf.agents.offline.sb3_arguments import OFFLINE_SB3_ARGUMENTS
+from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.trajectory_model import INITIAL_STD, TrajectoryConfig, TrajectoryModel
 from rlxf.attention import TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs

@@ -16,7 +16,6 @@ from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.common.retrieval import RetrievalPolicy
 from rlxf.agents.decision_transformer.conditioning import Conditioning
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.heads import Head
 from rlxf.agents.offline.observations import (
     ConditionedObservation,
@@ -24,6 +23,7 @@ from rlxf.agents.offline.observations import (
     encode_observations,
     initial_actions,
 )
+from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
 from rlxf.attention.heads.base import Datastore, OutputHead
 from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories, Windows, action_encoder

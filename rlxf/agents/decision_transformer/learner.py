@@ -39,9 +39,9 @@ from rlxf.agents.decision_transformer.highest_value import HighestValueReturnMod
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.online_finetuning import OnlineFinetuning
 from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel
-from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.objectives import Imitation, Objective
 from rlxf.agents.offline.sb3_arguments import OFFLINE_SB3_ARGUMENTS
+from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
 from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_choice, check_int
 from rlxf.data import DatasetError, Trajectories, Windows, as_trajectories
@@ -259,18 +259,6 @@ class DecisionTransformer(OnlineFinetuning):
         reset_calibration(self.policy.transformer)
         self._update.restart_average()
         return self
-
-    def _check_weights_fit(self, source: TrajectoryAlgorithm) -> None:
-        """Raise ValueError unless both agents have equal spaces and the same ``episode_length``."""
-        for kind, mismatch in source.dataset_info.space_mismatches(self.dataset_info):
-            raise ValueError(
-                f"the weights do not fit, their {kind}s differ from those of the agent: {mismatch}"
-            )
-        if source.episode_length != self.episode_length:
-            raise ValueError(
-                f"the weights do not fit: they have {source.episode_length} time-step embeddings, the agent "
-                f"{self.episode_length}; build it with episode_length={source.episode_length}"
-            )
 
     def distill(
         self,
