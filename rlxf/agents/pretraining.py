@@ -25,7 +25,7 @@ from rlxf.attention import TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.data.dataset_source import Dataset
-from rlxf.data.sampling import UNIFORM_STEPS, Sampling
+from rlxf.data.sampling import Sampling
 from rlxf.training.distributed import process_group
 from rlxf.training.json_rules import Rule, number
 
@@ -347,7 +347,6 @@ class MaskedPretraining(TrajectoryAlgorithm):
         _init_setup_model: bool = True,
     ):
         core = pretraining_core(decision_transformer() if core is None else core)
-        sampling = UNIFORM_STEPS if sampling is None else sampling
         predicted_tokens = as_predicted_tokens(predicted_tokens)
         process_group().check_single_process("MaskedPretraining")
         config = PretrainingConfig.of(locals())

@@ -12,17 +12,16 @@ from torch import Tensor
 
 from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.precision import Precision
-from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel
 from rlxf.agents.mlp.sb3_arguments import MLP_SB3_ARGUMENTS
 from rlxf.agents.offline.config import as_hidden_sizes
-from rlxf.agents.offline.objectives import Imitation, Objective
+from rlxf.agents.offline.objectives import Objective
 from rlxf.agents.offline.observations import EncodedObservation
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import differ_beyond_rounding
-from rlxf.data.sampling import UNIFORM_STEPS, Sampling
+from rlxf.data.sampling import Sampling
 from rlxf.training.json_rules import Rule, number
 from rlxf.utils.warnings import warn_user
 
@@ -151,15 +150,11 @@ class BehaviorCloning(MLPAgent):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        objective = Imitation() if objective is None else objective
-        sampling = UNIFORM_STEPS if sampling is None else sampling
         hidden_sizes = as_hidden_sizes("hidden_sizes", hidden_sizes)
-        self.trust, self._warned_versions = trust, set[str]()
-        self._missing_state_warning = MissingStateWarning()
         config = BehaviorCloningConfig.of(locals())
-        super().__init__(MLPModel, dataset, config, download, tensorboard_log, device, _init_setup_model)
-        if env is not None:
-            self.set_env(env)
+        super().__init__(
+            MLPModel, dataset, config, env, download, trust, tensorboard_log, device, _init_setup_model
+        )
 
     def _set_dataset(self, trajectories: Trajectories) -> None:
         check_share(trajectories, self.best)
