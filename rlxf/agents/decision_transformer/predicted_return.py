@@ -115,7 +115,7 @@ class PredictedReturnModel(DecisionTransformerModel):
     ) -> Any:
         window = self.append_observation(state, encoded, start)
         y = self.outputs(window, NEWEST_STEP_START_TOKEN)[:, 0]
-        return with_return(window, self.return_head.choose(y, deterministic))
+        return window.with_newest(return_to_go=self.return_head.choose(y, deterministic))
 
     def append_observation(self, state: Any, encoded: ConditionedObservation, start: Tensor) -> ContextWindow:
         """Return the window with a new step, whose return is not predicted yet; see `append_step`."""
@@ -124,7 +124,7 @@ class PredictedReturnModel(DecisionTransformerModel):
 
     def observe_action(self, state: Any, actions: Tensor) -> Any:
         """Return the state with the actions of the newest step, (E, ...)."""
-        return replace(state, actions=torch.cat([state.actions[:, :-1], actions[:, None]], dim=1))
+        return state.with_newest(actions=actions)
 
     def continue_episode(
         self, observation: EncodedObservation, state: Any, start: Tensor, initial_actions: Tensor
@@ -142,10 +142,3 @@ class PredictedReturnModel(DecisionTransformerModel):
 
     def acting_step(self, info: DatasetInfo, envs: int) -> ActingStep:
         return PredictedReturnStep(self, info, envs)
-
-
-def with_return(window: ContextWindow, return_to_go: Tensor) -> ContextWindow:
-    """Return windows with the return-to-go (B,) of the newest step."""
-    return replace(
-        window, return_to_go=torch.cat([window.return_to_go[:, :-1], return_to_go[:, None]], dim=1)
-    )
