@@ -179,11 +179,11 @@ class BehaviorCloning(MLPAgent):
         Raises:
             ValueError: if ``best`` is below 1 and there are fewer than ten episodes.
         """
+        windows = super().windows(trajectories)
         if self.best == 1:
-            return super().windows(trajectories)
+            return windows
         check_share(trajectories, self.best)
-        episodes = trajectories.best_episodes(self.best)
-        return Windows(trajectories, 1, burn_in=self.context_length - 1, episodes=episodes)
+        return windows.of_episodes(trajectories.best_episodes(self.best))
 
     def _encode(self, observation: Any) -> tuple[EncodedObservation, Tensor | None]:
         return EncodedObservation.encode(observation, self.dataset_info, self.device), None
