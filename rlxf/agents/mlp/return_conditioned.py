@@ -104,27 +104,13 @@ class ReturnConditionedMLP(MLPAgent, TargetReturnAgent):
         return_scale: divisor of returns in the model's input; None for the standard deviation of the
             return-to-go over all steps of the dataset.
         objective: None for `Imitation`; `MaximumEntropy` for a stochastic policy, also of Box actions.
-        weight_averaging: decay of an exponential moving average of the weights, e.g. 0.999; None for none.
-            The average acts and is the policy of a file, which also holds the newest weights. It covers about
-            the last ``1 / (1 - decay)`` updates and starts with the first one (`WeightAverage`).
-        validation_share: share of the episodes that are held out for `validation_losses`, above 0 and below
-            1; at least one episode, and at least one stays. None to train on all episodes.
-        validation_seed: seed of the choice of held-out episodes. It is not ``seed``, so agents with different
-            seeds are measured on the same episodes.
-        sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
-            likely; or `UniformEpisodes`, `ReturnWeighted` or `HighReturns`.
-        gradient_accumulation_steps: number of micro-batches into which each batch is divided. The update is
-            that of the whole batch, apart from rounding, if its loss samples nothing: dropout, and the
-            entropy of Box actions in `MaximumEntropy`, draw other random numbers. The activations of one
-            micro-batch at a time are in memory.
-        precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
-            float32.
-        cuda_graphs: on a GPU, capture losses and gradients as a CUDA graph, except for updates with micro-
-            batches, of several processes, or by distillation. This takes about 0.1 seconds, and memory.
-            Results are equal up to rounding. If they cannot be captured, a warning names the reason.
-            Attributes and hooks of modules that change during `learn` have no effect on what is captured. It
-            has no effect on a CPU. Not saved with the agent; `load` accepts it.
+        weight_averaging: see `DecisionTransformer`.
+        validation_share: see `DecisionTransformer`.
+        validation_seed: see `DecisionTransformer`.
+        sampling: see `DecisionTransformer`.
+        gradient_accumulation_steps: see `DecisionTransformer`.
+        precision: see `DecisionTransformer`.
+        cuda_graphs: see `DecisionTransformer`.
         env: environment wrapped in `ReturnToGo` for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,
