@@ -13,19 +13,19 @@ from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.losses import masked_mean, squared_error
 from rlxf.agents.common.precision import Precision
 from rlxf.agents.decision_transformer import decision_transformer
-from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.config import Converter
 from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.heads import Head
 from rlxf.agents.offline.objectives import Imitation
 from rlxf.agents.offline.sb3_arguments import OFFLINE_SB3_ARGUMENTS
+from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.trajectory_model import INITIAL_STD, TrajectoryConfig, TrajectoryModel
 from rlxf.attention import TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.data.dataset_source import Dataset
-from rlxf.data.sampling import UNIFORM_STEPS, Sampling
+from rlxf.data.sampling import Sampling
 from rlxf.training.distributed import process_group
 from rlxf.training.json_rules import Rule, number
 
@@ -280,22 +280,14 @@ class MaskedPretraining(TrajectoryAlgorithm):
         episode_length: number of time steps with an embedding; None for the longest episode of the dataset.
         core: core of the agent that receives the weights; None for `decision_transformer`. Pre-training uses
             a version of it without memory, which is bidirectional unless it has a recurrence.
-        weight_averaging: decay of an exponential moving average of the weights, e.g. 0.999; None for none.
-            The average acts and is the policy of a file, which also holds the newest weights. It covers about
-            the last ``1 / (1 - decay)`` updates and starts with the first one (`WeightAverage`).
-        validation_share: share of the episodes that are held out for `validation_losses`, above 0 and below
-            1; at least one episode, and at least one stays. None to train on all episodes.
-        validation_seed: seed of the choice of held-out episodes. It is not ``seed``, so agents with different
-            seeds are measured on the same episodes.
-        sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
-            likely; or `UniformEpisodes`, `ReturnWeighted` or `HighReturns`.
+        weight_averaging: see `DecisionTransformer`.
+        validation_share: see `DecisionTransformer`.
+        validation_seed: see `DecisionTransformer`.
+        sampling: see `DecisionTransformer`.
         gradient_accumulation_steps: 1. The masks of a batch contain tokens of other windows of the batch, so
             it cannot be divided.
-        precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, losses and validation stay float32.
-        cuda_graphs: on a GPU, capture losses and gradients as a CUDA graph. This takes about 0.1 seconds, and
-            memory. Results are equal up to rounding. If they cannot be captured, a warning names the reason.
-            Not saved with the agent; `load` accepts it.
+        precision: see `DecisionTransformer`.
+        cuda_graphs: see `DecisionTransformer`.
         download: True to download a dataset that is not on this machine.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         verbose: 0 silent, 1 information, 2 debug messages.
@@ -347,7 +339,6 @@ class MaskedPretraining(TrajectoryAlgorithm):
         _init_setup_model: bool = True,
     ):
         core = pretraining_core(decision_transformer() if core is None else core)
-        sampling = UNIFORM_STEPS if sampling is None else sampling
         predicted_tokens = as_predicted_tokens(predicted_tokens)
         process_group().check_single_process("MaskedPretraining")
         config = PretrainingConfig.of(locals())

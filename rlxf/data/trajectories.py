@@ -254,19 +254,12 @@ class Windows:
         length: number of steps K, at least 1; may exceed the longest episode.
         burn_in: number of additional steps before the start, as far as the episode has them, which fill a
             model's memory. Windows then have burn_in + K columns; the last step is in the last column.
-        episodes: numbers of the episodes to use, int64 (n,); None for all episodes.
 
     Raises:
         ValueError: if length is less than 1, or burn_in less than 0.
     """
 
-    def __init__(
-        self,
-        trajectories: Trajectories,
-        length: int,
-        burn_in: int = 0,
-        episodes: NDArray[np.int64] | None = None,
-    ):
+    def __init__(self, trajectories: Trajectories, length: int, burn_in: int = 0):
         for name, value, least in (("length", length, 1), ("burn_in", burn_in, 0)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -274,17 +267,22 @@ class Windows:
         self.length = length
         self.burn_in = burn_in
         self._columns = np.arange(-(burn_in + length), 0)
-        self._set_episodes(episodes)
+        self._episodes: NDArray[np.int64] | None = None
+        self._drawable: NDArray[np.int64] | None = None
         self._sampler: EpisodeSampler | None = None
-
-    def _set_episodes(self, episodes: NDArray[np.int64] | None) -> None:
-        self._episodes = episodes
-        self._drawable = None if episodes is None else self.trajectories.steps_of(episodes)
 
     @property
     def episodes(self) -> NDArray[np.int64]:
         """Numbers of the episodes that are used, int64 (n,)."""
         return np.arange(self.trajectories.episodes) if self._episodes is None else self._episodes
+
+    def of_episodes(self, episodes: NDArray[np.int64]) -> Self:
+        """Return windows of these episodes only, numbers int64 (n,), with equally likely steps."""
+        windows = copy(self)
+        windows._episodes = episodes
+        windows._drawable = self.trajectories.steps_of(episodes)
+        windows._sampler = None
+        return windows
 
     def split(self, share: float, seed: int) -> tuple[Self, Self]:
         """Split the episodes at random: return windows to train on, and windows of held-out episodes.
@@ -292,12 +290,8 @@ class Windows:
         Both draw uniformly from the steps of their part. Arguments and errors are those of
         `rlxf.data.splits.split_episodes`.
         """
-        training, held_out = (copy(self), copy(self))
-        parts = split_episodes(self.episodes, share, seed)
-        for windows, episodes in zip((training, held_out), parts, strict=True):
-            windows._set_episodes(episodes)
-            windows._sampler = None
-        return training, held_out
+        training, held_out = split_episodes(self.episodes, share, seed)
+        return self.of_episodes(training), self.of_episodes(held_out)
 
     def with_sampling(self, sampling: Sampling) -> Self:
         """Return these windows with other probabilities of `draw`.

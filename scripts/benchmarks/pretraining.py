@@ -14,7 +14,7 @@ from rich.table import Table
 from benchmarks.offline_setting import SHORT
 from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer, evaluate
-from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
+from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
 from rlxf.agents.pretraining import KINDS, MaskedPretraining
 from rlxf.data import Trajectories, load_trajectories
 from rlxf.evaluation.intervals import stratified_interquartile_mean

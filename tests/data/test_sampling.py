@@ -54,9 +54,10 @@ def slow_probabilities(data, sampling, episodes):
 @pytest.mark.filterwarnings("ignore:sampling=HighReturns")
 def test_steps_are_drawn_with_the_probabilities_of_the_formula(sampling, episodes):
     data = some_trajectories(lengths=LENGTHS)
-    chosen = None if episodes is None else np.array(episodes)
-    windows = Windows(data, 3, episodes=chosen).with_sampling(sampling)
-    drawn = windows.draw(DRAWS, torch.Generator().manual_seed(0))
+    windows = Windows(data, 3)
+    if episodes is not None:
+        windows = windows.of_episodes(np.array(episodes))
+    drawn = windows.with_sampling(sampling).draw(DRAWS, torch.Generator().manual_seed(0))
     frequencies = np.bincount(drawn.numpy(), minlength=data.steps) / DRAWS
     expected = slow_probabilities(data, sampling, range(data.episodes) if episodes is None else episodes)
     assert (frequencies[expected == 0] == 0).all()

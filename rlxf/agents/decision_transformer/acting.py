@@ -16,14 +16,9 @@ from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.common.retrieval import RetrievalPolicy
 from rlxf.agents.decision_transformer.conditioning import Conditioning
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
 from rlxf.agents.offline.heads import Head
-from rlxf.agents.offline.observations import (
-    ConditionedObservation,
-    EncodedObservation,
-    encode_observations,
-    initial_actions,
-)
+from rlxf.agents.offline.observations import ConditionedObservation
+from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
 from rlxf.attention.heads.base import Datastore, OutputHead
 from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories, Windows, action_encoder
@@ -65,11 +60,7 @@ class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgo
         Raises:
             TypeError, ValueError, FaultyEnvironmentError: as `predict`.
         """
-        if self.conditioning.needs_target:
-            return encode_observations(observation["observation"], self.dataset_info)
-        encoded = EncodedObservation.encode(observation, self.dataset_info, torch.device("cpu"))
-        rows: NDArray[Any] = encoded.observations.numpy()
-        return rows
+        return self.policy.encode_rows(observation, self.dataset_info)
 
     def predict(
         self,
@@ -142,10 +133,7 @@ class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgo
     def _act(self, chosen: Tensor, state: Any) -> tuple[NDArray[Any], Any]:
         """Return chosen actions (E, ...) in the format of the environment, and the state with them."""
         actions = to_environment(chosen, self.action_space)
-        if not self.conditioning.needs_target:
-            rows = action_encoder(self.dataset_info.action_space)(actions)
-            state = self.observe_action(state, torch.as_tensor(rows, device=self.device))
-        return actions, state
+        return actions, self.policy.record_actions(state, actions, self.dataset_info, self.device)
 
     @torch.no_grad()
     def action_logits(
@@ -182,23 +170,13 @@ class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgo
         deterministic: bool = True,
     ) -> tuple[ConditionedObservation, Any]:
         """Encode the observation and append it to the context; return both."""
-        encoded, start = self._encode(observation, state, episode_start)
+        encoded, start = self.policy.encode_step(
+            observation, state, episode_start, self.dataset_info, self.device
+        )
         if self.policy.training:  # eval() visits each module, which takes a tenth of the time of a step
             self.policy.eval()
         self._missing_state_warning.record_start(state, start, given=episode_start is not None)
         return encoded, self.policy.append_step(state, encoded, start, deterministic)
-
-    def _encode(
-        self, observation: Any, state: Any, episode_start: Any
-    ) -> tuple[ConditionedObservation, Tensor]:
-        """Return the encoded observation, and a mask (E,) of the environments at the start of an episode."""
-        if self.conditioning.needs_target:
-            encoded = ConditionedObservation.encode(observation, self.dataset_info, self.device)
-            return encoded, encoded.episode_starts(episode_start)
-        plain = EncodedObservation.encode(observation, self.dataset_info, self.device)
-        start = plain.episode_starts(episode_start)
-        actions = initial_actions(self.dataset_info, len(start), self.device)
-        return self.policy.continue_episode(plain, state, start, actions), start
 
     def export(
         self,

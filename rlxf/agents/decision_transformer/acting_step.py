@@ -25,6 +25,7 @@ from rlxf.export.acting_step import (
 
 if TYPE_CHECKING:
     from rlxf.agents.decision_transformer.model import DecisionTransformerModel
+    from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel
 
 CPU = torch.device("cpu")
 
@@ -104,7 +105,9 @@ class TargetReturnStep(WindowActingStep):
 class PredictedReturnStep(WindowActingStep):
     """Acting step of a model that predicts the return: its observations are those of the environments."""
 
-    def __init__(self, model: "DecisionTransformerModel", info: DatasetInfo, envs: int):
+    model: "PredictedReturnModel"
+
+    def __init__(self, model: "PredictedReturnModel", info: DatasetInfo, envs: int):
         super().__init__(model, info, info.observation_space, envs)
         self._initial_actions = initial_actions(info, envs, CPU)
 

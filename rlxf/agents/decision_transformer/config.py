@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from rlxf.agents.decision_transformer.auxiliary import AuxiliaryWeights
-from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, Conditioning
+from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, Conditioning, TargetReturn
 from rlxf.agents.offline.config import Converter, technique_converter
-from rlxf.agents.offline.objectives import OBJECTIVES, MaximumEntropy, Objective
+from rlxf.agents.offline.objectives import OBJECTIVES, Imitation, MaximumEntropy, Objective
 from rlxf.agents.offline.trajectory_model import (
     TrajectoryConfig,
 )
@@ -36,6 +36,10 @@ class DecisionTransformerConfig(TrajectoryConfig):
     TYPES: ClassVar[dict[str, tuple[type, ...]]] = TrajectoryConfig.TYPES | {
         "objective": tuple(OBJECTIVES.values()),
         "conditioning": tuple(CONDITIONINGS.values()),
+    }
+    DEFAULTS: ClassVar[dict[str, Any]] = TrajectoryConfig.DEFAULTS | {
+        "objective": Imitation(),
+        "conditioning": TargetReturn(),
     }
     MODEL_SETTINGS: ClassVar[tuple[str, ...]] = (
         *TrajectoryConfig.MODEL_SETTINGS,

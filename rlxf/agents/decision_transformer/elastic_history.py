@@ -11,7 +11,7 @@ from rlxf.agents.common.predict_state import check_state_type
 from rlxf.agents.decision_transformer.conditioning import ElasticHistory
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.decision_transformer.model import NEWEST_STEP_START_TOKEN
-from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel, with_return
+from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel
 from rlxf.agents.offline.context_window import NEW_CONTEXT, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
@@ -73,7 +73,7 @@ class ElasticHistoryModel(PredictedReturnModel):
         returns = self._predicted_returns(window, deterministic)
         best, number = returns.max(dim=0)
         history = torch.tensor([*self.candidates], device=best.device)[number]
-        return ElasticContext(with_return(window, best), history)
+        return ElasticContext(window.with_newest(return_to_go=best), history)
 
     def _predicted_returns(self, window: ContextWindow, deterministic: bool) -> Tensor:
         """Return the predicted return-to-go with each candidate, (N, E)."""

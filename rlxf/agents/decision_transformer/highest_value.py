@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.decision_transformer.conditioning import ExpectileHead, HighestValueReturn
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
-from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel, with_return
+from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel
 from rlxf.agents.offline.context_window import ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation
@@ -52,10 +52,10 @@ class HighestValueReturnModel(PredictedReturnModel):
         spread = self.return_head.spread(self.candidates)[:, None].expand(-1, len(predicted))
         candidates = torch.cat([predicted[None], spread])
         best = self._values(window, candidates).argmax(dim=0, keepdim=True)
-        return with_return(window, candidates.gather(0, best)[0])
+        return window.with_newest(return_to_go=candidates.gather(0, best)[0])
 
     def _values(self, window: ContextWindow, returns: Tensor) -> Tensor:
         """Return the value of the action for each candidate return (N, E) of the newest step, (N, E)."""
-        rows = with_return(window.repeat(len(returns)), returns.flatten())
+        rows = window.repeat(len(returns)).with_newest(return_to_go=returns.flatten())
         y = self.newest_output(rows)
         return self.loss.action_values(rows.features[:, -1], y).view(returns.shape)

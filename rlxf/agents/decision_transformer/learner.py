@@ -15,7 +15,6 @@ from rlxf.agents.common.calibration import THRESHOLDS, Calibration, reset_calibr
 from rlxf.agents.common.datastore import TEACHER_REASON, TRAINING_REASON, check_no_datastore
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.precision import Precision
-from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.common.weights import transfer_weights
 from rlxf.agents.decision_transformer.calibration import measure_exits
 from rlxf.agents.decision_transformer.conditioning import (
@@ -24,7 +23,6 @@ from rlxf.agents.decision_transformer.conditioning import (
     HighestValueReturn,
     MaxReturn,
     SampledReturn,
-    TargetReturn,
 )
 from rlxf.agents.decision_transformer.config import (
     CONTEXTS,
@@ -39,14 +37,14 @@ from rlxf.agents.decision_transformer.highest_value import HighestValueReturnMod
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.decision_transformer.online_finetuning import OnlineFinetuning
 from rlxf.agents.decision_transformer.predicted_return import PredictedReturnModel
-from rlxf.agents.offline.algorithm import TrajectoryAlgorithm
-from rlxf.agents.offline.objectives import Imitation, Objective
+from rlxf.agents.offline.objectives import Objective
 from rlxf.agents.offline.sb3_arguments import OFFLINE_SB3_ARGUMENTS
+from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
 from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_choice, check_int
 from rlxf.data import DatasetError, Trajectories, Windows, as_trajectories
 from rlxf.data.dataset_source import Dataset
-from rlxf.data.sampling import UNIFORM_STEPS, Sampling
+from rlxf.data.sampling import Sampling
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl import GTrXLPPO
@@ -210,17 +208,12 @@ class DecisionTransformer(OnlineFinetuning):
         _init_setup_model: bool = True,
     ):
         core = decision_transformer() if core is None else core
-        objective = Imitation() if objective is None else objective
-        conditioning = TargetReturn() if conditioning is None else conditioning
-        sampling = UNIFORM_STEPS if sampling is None else sampling
         check_choice("context", context, CONTEXTS)
-        self.trust, self._warned_versions = trust, set[str]()
-        self._missing_state_warning = MissingStateWarning()
         config = DecisionTransformerConfig.of(locals())
-        model = model_class(context, conditioning)
-        super().__init__(model, dataset, config, download, tensorboard_log, device, _init_setup_model)
-        if env is not None:
-            self.set_env(env)
+        model = model_class(context, config.conditioning)
+        super().__init__(
+            model, dataset, config, env, download, trust, tensorboard_log, device, _init_setup_model
+        )
 
     @property
     def return_conditioned(self) -> bool:
@@ -259,18 +252,6 @@ class DecisionTransformer(OnlineFinetuning):
         reset_calibration(self.policy.transformer)
         self._update.restart_average()
         return self
-
-    def _check_weights_fit(self, source: TrajectoryAlgorithm) -> None:
-        """Raise ValueError unless both agents have equal spaces and the same ``episode_length``."""
-        for kind, mismatch in source.dataset_info.space_mismatches(self.dataset_info):
-            raise ValueError(
-                f"the weights do not fit, their {kind}s differ from those of the agent: {mismatch}"
-            )
-        if source.episode_length != self.episode_length:
-            raise ValueError(
-                f"the weights do not fit: they have {source.episode_length} time-step embeddings, the agent "
-                f"{self.episode_length}; build it with episode_length={source.episode_length}"
-            )
 
     def distill(
         self,

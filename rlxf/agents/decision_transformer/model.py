@@ -20,7 +20,7 @@ from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow, W
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.heads import Head
 from rlxf.agents.offline.objectives.critic import CriticWindows, warn_of_small_scale
-from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
+from rlxf.agents.offline.observations import ConditionedObservation, encode_observations
 from rlxf.agents.offline.trajectory_model import TrajectoryModel, default_return_scale, init_gpt2_weights
 from rlxf.attention import ExitTargets, State, TokenIndex
 from rlxf.attention.depth.base import ExitOutputs
@@ -247,6 +247,34 @@ class DecisionTransformerModel(TrajectoryModel):
         """
         return self._extend_window(state, encoded, start, self.context_length + self.burn_in_steps)
 
+    def encode_step(
+        self, observation: Any, state: Any, episode_start: Any, info: DatasetInfo, device: torch.device
+    ) -> tuple[ConditionedObservation, Tensor]:
+        """Encode an observation of `rlxf.envs.ReturnToGo`; see `ConditionedObservation.encode`.
+
+        Args:
+            observation: observation of a single environment or of E environments.
+            state: state after the previous step; None for none.
+            episode_start: (E,) bool, environments at the first step of an episode; None if it is unknown.
+            info: spaces of observations and actions.
+            device: device of the model.
+
+        Returns:
+            The new step, and a mask (E,) of the environments at the first step of an episode.
+        """
+        encoded = ConditionedObservation.encode(observation, info, device)
+        return encoded, encoded.episode_starts(episode_start)
+
+    def encode_rows(self, observation: Any, info: DatasetInfo) -> NDArray[Any]:
+        """Encode observations (E, ...) that `encode_step` accepts as in `Trajectories`."""
+        return encode_observations(observation["observation"], info)
+
+    def record_actions(
+        self, state: Any, actions: NDArray[Any], info: DatasetInfo, device: torch.device
+    ) -> Any:
+        """Return the state after a step with actions (E, ...) of the environments; see `observe_action`."""
+        return state
+
     def observe_action(self, state: Any, actions: Tensor) -> Any:
         """Return the state with the actions of the newest step, (E, ...); the next observation has them."""
         return state
@@ -258,22 +286,6 @@ class DecisionTransformerModel(TrajectoryModel):
     def state_from_tensors(self, tensors: Mapping[str, Tensor]) -> Any:
         """Restore a state from the result of `state_tensors`."""
         return ContextWindow(**tensors)
-
-    def continue_episode(
-        self, observation: EncodedObservation, state: Any, start: Tensor, initial_actions: Tensor
-    ) -> ConditionedObservation:
-        """Return the observation with the previous action and the time step that the state contains.
-
-        Args:
-            observation: observation without a target return.
-            state: state after the previous step; None for none.
-            start: (E,) bool, environments at the first step of an episode.
-            initial_actions: previous actions at the first step, (E, ...).
-
-        Raises:
-            TypeError, ValueError: if the state does not fit, see `append_step`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} acts for a target return")
 
     def acting_step(self, info: DatasetInfo, envs: int) -> ActingStep:
         """Return the acting step of E environments, for export.

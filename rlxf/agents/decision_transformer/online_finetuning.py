@@ -2,13 +2,12 @@
 
 import math
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Self
 
 import gymnasium
-import numpy as np
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
@@ -18,6 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.arguments import as_log_interval, as_whole_number, reject_unknown_arguments
 from rlxf.agents.common.environment_checks import check_raw
+from rlxf.agents.common.episode_statistics import statistics_from_json, statistics_to_json, unused_seed
 from rlxf.agents.decision_transformer.acting import DecisionTransformerActing
 from rlxf.agents.decision_transformer.online_rounds import (
     ONLINE,
@@ -142,17 +142,11 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
         self._check_eval_callbacks(callback)
         options: dict[str, float | str | None] = {"target_return": target_return}
         options |= {"exploration_noise": noise} | sizes | {"replay_remove": replay_remove}
-        run = None
-        info = self._training_info()
-        if resume_from is not None:
-            run = read_online_run(resume_from, self._describe(info), steps, options)
-            self._restore(run)
-            steps -= self.num_timesteps
-            reset_num_timesteps = False
-        self.dataset_info = info
+        read_run = partial(read_online_run, options=options)
+        steps, run = self._restore_start(steps, resume_from, read_run)
         with self._collecting_in(env, n_envs, target_return):
             total_timesteps, callback = self._setup_learn(
-                steps, callback, reset_num_timesteps, tb_log_name, progress_bar
+                steps, callback, reset_num_timesteps and run is None, tb_log_name, progress_bar
             )
             self._update = self._new_update()
             assert self.env is not None
@@ -215,21 +209,16 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
         archive = super().snapshot()
         if self._rounds is None:
             return archive
-        infos = [{name: float(each[name]) for name in ("r", "l", "t")} for each in self.ep_info_buffer or ()]
-        successes = [float(each) for each in self.ep_success_buffer or ()]
-        online = self._rounds.to_archive({"episodes": infos, "successes": successes})
+        online = self._rounds.to_archive(statistics_to_json(self.ep_info_buffer, self.ep_success_buffer))
         return Archive(archive.documents | online.documents, archive.tensors | clone_tensors(online.tensors))
 
     def _load_rounds(self, rounds: OnlineRounds, archive: Archive) -> None:
         """Restore the rounds; environments that are reset get a seed that no earlier episode had."""
         with checkpoint_errors():
             stored = archive.documents[ONLINE]["rounds"]
-            size = self._stats_window_size
-            self.ep_info_buffer = deque(stored["episodes"], maxlen=size)
-            self.ep_success_buffer = deque(stored["successes"], maxlen=size)
-        seed = None
-        if self.seed is not None:
-            seed = int(np.random.SeedSequence([self.seed, self.num_timesteps]).generate_state(1)[0])
+            buffers = statistics_from_json(stored, self._stats_window_size)
+            self.ep_info_buffer, self.ep_success_buffer = buffers
+        seed = None if self.seed is None else unused_seed(self.seed, self.num_timesteps)
         rounds.load_archive(archive, self.device, seed)
 
     def _checked_target(self, target_return: float | None) -> float | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlxf.agents.common.losses import masked_mean
-from rlxf.agents.decision_transformer.acting_step import PredictedReturnStep
+from rlxf.agents.decision_transformer.acting_step import CPU, PredictedReturnStep
 from rlxf.agents.decision_transformer.conditioning import PredictedReturn
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.decision_transformer.model import (
@@ -21,9 +21,9 @@ from rlxf.agents.decision_transformer.model import (
 )
 from rlxf.agents.offline.context_window import ContextWindow, check_context
 from rlxf.agents.offline.dataset_info import DatasetInfo
-from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
+from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation, initial_actions
 from rlxf.agents.offline.trajectory_model import StepTokens
-from rlxf.data import Trajectories, WindowBatch
+from rlxf.data import Trajectories, WindowBatch, action_encoder
 from rlxf.data.findings import differ_beyond_rounding
 from rlxf.export.acting_step import ActingStep
 
@@ -115,20 +115,49 @@ class PredictedReturnModel(DecisionTransformerModel):
     ) -> Any:
         window = self.append_observation(state, encoded, start)
         y = self.outputs(window, NEWEST_STEP_START_TOKEN)[:, 0]
-        return with_return(window, self.return_head.choose(y, deterministic))
+        return window.with_newest(return_to_go=self.return_head.choose(y, deterministic))
 
     def append_observation(self, state: Any, encoded: ConditionedObservation, start: Tensor) -> ContextWindow:
         """Return the window with a new step, whose return is not predicted yet; see `append_step`."""
         window: ContextWindow = super().append_step(state, encoded, start)
         return window
 
+    def encode_step(
+        self, observation: Any, state: Any, episode_start: Any, info: DatasetInfo, device: torch.device
+    ) -> tuple[ConditionedObservation, Tensor]:
+        """Encode an observation of the environments; see `EncodedObservation.encode`."""
+        plain = EncodedObservation.encode(observation, info, device)
+        start = plain.episode_starts(episode_start)
+        return self.continue_episode(plain, state, start, initial_actions(info, len(start), device)), start
+
+    def encode_rows(self, observation: Any, info: DatasetInfo) -> NDArray[Any]:
+        rows: NDArray[Any] = EncodedObservation.encode(observation, info, CPU).observations.numpy()
+        return rows
+
+    def record_actions(
+        self, state: Any, actions: NDArray[Any], info: DatasetInfo, device: torch.device
+    ) -> Any:
+        rows = action_encoder(info.action_space)(actions)
+        return self.observe_action(state, torch.as_tensor(rows, device=device))
+
     def observe_action(self, state: Any, actions: Tensor) -> Any:
         """Return the state with the actions of the newest step, (E, ...)."""
-        return replace(state, actions=torch.cat([state.actions[:, :-1], actions[:, None]], dim=1))
+        return state.with_newest(actions=actions)
 
     def continue_episode(
         self, observation: EncodedObservation, state: Any, start: Tensor, initial_actions: Tensor
     ) -> ConditionedObservation:
+        """Return the observation with the previous action and the time step that the state contains.
+
+        Args:
+            observation: observation without a target return.
+            state: state after the previous step; None for none.
+            start: (E,) bool, environments at the first step of an episode.
+            initial_actions: previous actions at the first step, (E, ...).
+
+        Raises:
+            TypeError, ValueError: if the state does not fit, see `append_step`.
+        """
         zeros = torch.zeros_like(start, dtype=torch.long)
         encoded = ConditionedObservation.without_target(observation, initial_actions, zeros)
         if state is None:
@@ -142,10 +171,3 @@ class PredictedReturnModel(DecisionTransformerModel):
 
     def acting_step(self, info: DatasetInfo, envs: int) -> ActingStep:
         return PredictedReturnStep(self, info, envs)
-
-
-def with_return(window: ContextWindow, return_to_go: Tensor) -> ContextWindow:
-    """Return windows with the return-to-go (B,) of the newest step."""
-    return replace(
-        window, return_to_go=torch.cat([window.return_to_go[:, :-1], return_to_go[:, None]], dim=1)
-    )

@@ -1,8 +1,8 @@
-"""Diagnostics of training: warnings about failing runs, and statistics of finished episodes."""
+"""Diagnostics of training: warnings about failing runs."""
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -12,8 +12,6 @@ from torch import Tensor
 
 from rlxf.agents.common.actions import BoxActions, action_encoder
 from rlxf.agents.gtrxl.heads import PopArtHead
-from rlxf.training import Archive
-from rlxf.training.process_group import ProcessGroup
 from rlxf.utils.warnings import warn_user
 
 COLLAPSED = 0.01
@@ -135,50 +133,3 @@ def collapse_threshold(action_space: spaces.Space[Any]) -> float:
         each = 0.5 * math.log(2 * math.pi * math.e) + (COLLAPSED * encoder.radius).log()
         return float(each.sum())
     return COLLAPSED * sum(map(math.log, encoder.sizes))
-
-
-NUMBERS = ("r", "l", "t")
-"""Keys of SB3's ``Monitor`` in the info of an episode's last step: return, length and seconds."""
-
-
-class EpisodeStatistics:
-    """Statistics of episodes that ended since the last exchange between processes, by step."""
-
-    def __init__(self) -> None:
-        self._steps: list[list[dict[str, Any]]] = []
-
-    def record(self, infos: list[dict[str, Any]], dones: np.ndarray) -> None:
-        """Record the episodes that ended in a step of this process's environments."""
-        self._steps.append([_statistics(infos[row]) for row in np.flatnonzero(dones)])
-
-    def exchange(
-        self, ranks: ProcessGroup, record: Callable[[list[dict[str, Any]], np.ndarray], None]
-    ) -> None:
-        """Exchange the recorded episodes, pass those of all processes to ``record`` by step, and clear them.
-
-        The order is that of a single process with all environments.
-
-        Args:
-            ranks: the process group.
-            record: is called with the infos of each step and an array of True.
-        """
-        archives = ranks.gather_archives(Archive({"steps": self._steps}, {}))
-        self._steps = []
-        for step in zip(*(each.documents["steps"] for each in archives), strict=True):
-            infos = [info for part in step for info in part]
-            record(infos, np.ones(len(infos), np.bool_))
-
-
-def episode_numbers(episode: dict[str, Any]) -> dict[str, float]:
-    """Return the `NUMBERS` that the info of an episode has."""
-    return {name: float(episode[name]) for name in NUMBERS if name in episode}
-
-
-def _statistics(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of an info that SB3 averages for its log."""
-    statistics: dict[str, Any] = {}
-    if "episode" in info:
-        statistics["episode"] = episode_numbers(info["episode"])
-    if "is_success" in info:
-        statistics["is_success"] = float(info["is_success"])
-    return statistics

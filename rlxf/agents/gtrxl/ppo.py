@@ -18,6 +18,7 @@ from rlxf.agents.common.arguments import (
 )
 from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.captured_function import supports_graphs
+from rlxf.agents.common.episode_statistics import EpisodeStatistics
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.precision import Precision, check_precision
@@ -28,7 +29,7 @@ from rlxf.agents.gtrxl.core import (
     resolve_core,
     warn_of_untrained_memory,
 )
-from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
+from rlxf.agents.gtrxl.diagnostics import TrainingDiagnostics
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.agents.gtrxl.policy import GTrXLPolicy

@@ -1,7 +1,6 @@
 """Training loop of the agent: alternating rollouts and updates, checkpoints of a run and their resumption."""
 
 import os
-from collections import deque
 from functools import cached_property
 from typing import Any, Self
 
@@ -22,13 +21,19 @@ from rlxf.agents.common.environment_checks import (
     normalizes_observations,
     restore_stats_on_error,
 )
+from rlxf.agents.common.episode_statistics import (
+    EpisodeStatistics,
+    statistics_from_json,
+    statistics_to_json,
+    unused_seed,
+)
 from rlxf.agents.common.numerics import check_parameters
 from rlxf.agents.common.weights import sync_normalization_statistics, sync_processes
 from rlxf.agents.gtrxl import resume
 from rlxf.agents.gtrxl.agent import GTrXLAgent
 from rlxf.agents.gtrxl.config import check_has_env, check_schedules, hyperparameters
 from rlxf.agents.gtrxl.core import check_filler_rows
-from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics, episode_numbers
+from rlxf.agents.gtrxl.diagnostics import TrainingDiagnostics
 from rlxf.agents.gtrxl.environments import RolloutEnvs, as_array, rollout_envs
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer, map_obs
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
@@ -310,8 +315,7 @@ class TrainingLoop(GTrXLAgent):
         environment, groups = resume.gather_environments(self.env, self.ranks, state)
         run = {
             "iterations": self.iterations,
-            "episodes": list(map(episode_numbers, self.ep_info_buffer or ())),
-            "successes": [float(each) for each in self.ep_success_buffer or ()],
+            **statistics_to_json(self.ep_info_buffer, self.ep_success_buffer),
             "log": resume.pending_values(self.logger),
             "first_return": self._diagnostics.entropy.first_return,
             resume.ENVIRONMENT: environment,
@@ -364,8 +368,8 @@ class TrainingLoop(GTrXLAgent):
         with checkpoint_errors():
             run = archive.documents[resume.RUN]
             self.iterations = run["iterations"]
-            self.ep_info_buffer = deque(run["episodes"], maxlen=self._stats_window_size)
-            self.ep_success_buffer = deque(run["successes"], maxlen=self._stats_window_size)
+            buffers = statistics_from_json(run, self._stats_window_size)
+            self.ep_info_buffer, self.ep_success_buffer = buffers
             first = run.get("first_return")
             self._diagnostics.entropy.first_return = None if first is None else float(first)
             resume.restore_gradients(self.policy, archive.tensors.get(resume.GRADIENTS, {}))
@@ -397,5 +401,5 @@ class TrainingLoop(GTrXLAgent):
         assert self.env is not None
         self._last_obs = None
         if self.seed is not None:
-            (unused,) = np.random.SeedSequence([self.seed, self.num_timesteps]).generate_state(1).tolist()
-            self.env.seed(unused + self.ranks.row_slice(self.n_envs).start)
+            first = unused_seed(self.seed, self.num_timesteps)
+            self.env.seed(first + self.ranks.row_slice(self.n_envs).start)

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlxf.agents.common.actions import check_discrete, to_environment
-from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.mlp.model import MLPModel, ObservationHistory
 from rlxf.agents.offline.agent import OfflineAgent
 from rlxf.agents.offline.objectives import Objective
@@ -23,7 +22,6 @@ class MLPAgent(OfflineAgent):
     hidden_sizes: tuple[int, ...]
     dropout: float
     objective: Objective
-    _missing_state_warning: MissingStateWarning
 
     @abstractmethod
     def _encode(self, observation: Any) -> tuple[EncodedObservation, Tensor | None]:

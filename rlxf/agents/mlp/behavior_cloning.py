@@ -12,17 +12,16 @@ from torch import Tensor
 
 from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.precision import Precision
-from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel
 from rlxf.agents.mlp.sb3_arguments import MLP_SB3_ARGUMENTS
 from rlxf.agents.offline.config import as_hidden_sizes
-from rlxf.agents.offline.objectives import Imitation, Objective
+from rlxf.agents.offline.objectives import Objective
 from rlxf.agents.offline.observations import EncodedObservation
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import differ_beyond_rounding
-from rlxf.data.sampling import UNIFORM_STEPS, Sampling
+from rlxf.data.sampling import Sampling
 from rlxf.training.json_rules import Rule, number
 from rlxf.utils.warnings import warn_user
 
@@ -74,27 +73,13 @@ class BehaviorCloning(MLPAgent):
             of `learn`.
         max_grad_norm: maximum gradient norm; larger gradients are clipped.
         objective: None for `Imitation`; `MaximumEntropy` for a stochastic policy, also of Box actions.
-        weight_averaging: decay of an exponential moving average of the weights, e.g. 0.999; None for none.
-            The average acts and is the policy of a file, which also holds the newest weights. It covers about
-            the last ``1 / (1 - decay)`` updates and starts with the first one (`WeightAverage`).
-        validation_share: share of the episodes that are held out for `validation_losses`, above 0 and below
-            1; at least one episode, and at least one stays. None to train on all episodes.
-        validation_seed: seed of the choice of held-out episodes. It is not ``seed``, so agents with different
-            seeds are measured on the same episodes.
-        sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
-            likely; or `UniformEpisodes`, `ReturnWeighted` or `HighReturns`.
-        gradient_accumulation_steps: number of micro-batches into which each batch is divided. The update is
-            that of the whole batch, apart from rounding, if its loss samples nothing: dropout, and the
-            entropy of Box actions in `MaximumEntropy`, draw other random numbers. The activations of one
-            micro-batch at a time are in memory.
-        precision: "float32"; or "bf16-mixed" for matrix products of updates in bfloat16, see
-            `rlxf.attention.linear.matmul_dtype`. Weights, optimizer, losses, validation and acting stay
-            float32.
-        cuda_graphs: on a GPU, capture losses and gradients as a CUDA graph, except for updates with micro-
-            batches, of several processes, or by distillation. This takes about 0.1 seconds, and memory.
-            Results are equal up to rounding. If they cannot be captured, a warning names the reason.
-            Attributes and hooks of modules that change during `learn` have no effect on what is captured. It
-            has no effect on a CPU. Not saved with the agent; `load` accepts it.
+        weight_averaging: see `DecisionTransformer`.
+        validation_share: see `DecisionTransformer`.
+        validation_seed: see `DecisionTransformer`.
+        sampling: see `DecisionTransformer`.
+        gradient_accumulation_steps: see `DecisionTransformer`.
+        precision: see `DecisionTransformer`.
+        cuda_graphs: see `DecisionTransformer`.
         env: environment for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,
@@ -151,15 +136,11 @@ class BehaviorCloning(MLPAgent):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        objective = Imitation() if objective is None else objective
-        sampling = UNIFORM_STEPS if sampling is None else sampling
         hidden_sizes = as_hidden_sizes("hidden_sizes", hidden_sizes)
-        self.trust, self._warned_versions = trust, set[str]()
-        self._missing_state_warning = MissingStateWarning()
         config = BehaviorCloningConfig.of(locals())
-        super().__init__(MLPModel, dataset, config, download, tensorboard_log, device, _init_setup_model)
-        if env is not None:
-            self.set_env(env)
+        super().__init__(
+            MLPModel, dataset, config, env, download, trust, tensorboard_log, device, _init_setup_model
+        )
 
     def _set_dataset(self, trajectories: Trajectories) -> None:
         check_share(trajectories, self.best)
@@ -184,11 +165,11 @@ class BehaviorCloning(MLPAgent):
         Raises:
             ValueError: if ``best`` is below 1 and there are fewer than ten episodes.
         """
+        windows = super().windows(trajectories)
         if self.best == 1:
-            return super().windows(trajectories)
+            return windows
         check_share(trajectories, self.best)
-        episodes = trajectories.best_episodes(self.best)
-        return Windows(trajectories, 1, burn_in=self.context_length - 1, episodes=episodes)
+        return windows.of_episodes(trajectories.best_episodes(self.best))
 
     def _encode(self, observation: Any) -> tuple[EncodedObservation, Tensor | None]:
         return EncodedObservation.encode(observation, self.dataset_info, self.device), None

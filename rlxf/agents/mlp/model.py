@@ -22,7 +22,7 @@ from rlxf.agents.offline.config import (
 )
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel
-from rlxf.agents.offline.objectives import OBJECTIVES, Objective
+from rlxf.agents.offline.objectives import OBJECTIVES, Imitation, Objective
 from rlxf.attention.dropout import Dropout
 from rlxf.attention.linear import Linear
 from rlxf.data import Trajectories, WindowBatch, Windows
@@ -55,6 +55,7 @@ class MLPConfig(OfflineConfig):
         "hidden_sizes": (Sequence,),
         "objective": tuple(OBJECTIVES.values()),
     }
+    DEFAULTS: ClassVar[dict[str, Any]] = OfflineConfig.DEFAULTS | {"objective": Imitation()}
     MODEL_SETTINGS: ClassVar[tuple[str, ...]] = ("context_length", "hidden_sizes", "objective")
     hidden_sizes: tuple[int, ...]
     dropout: float

@@ -13,9 +13,11 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 
 from rlxf.agents.common.environment_checks import check_raw
+from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.offline.algorithm import OfflineAlgorithm
-from rlxf.agents.offline.config import check_sizes
+from rlxf.agents.offline.config import OfflineConfig, check_sizes
 from rlxf.agents.offline.dataset_info import warn_on_version_mismatch
+from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
 from rlxf.data import DatasetError, ReferenceScores, Trajectories, Windows, check_spaces_match
 from rlxf.data.dataset_source import Dataset
@@ -26,11 +28,37 @@ from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
 
 
 class OfflineAgent(OfflineAlgorithm):
-    """`OfflineAlgorithm` whose model acts in the environments of its data."""
+    """`OfflineAlgorithm` whose model acts in the environments of its data.
 
-    trust: bool
-    _warned_versions: set[str]
-    """Ids of environments for which a warning about a different version was given."""
+    Args:
+        policy_class: see `OfflineAlgorithm`.
+        dataset: see `OfflineAlgorithm`.
+        config: see `OfflineAlgorithm`.
+        env: environment for callbacks, see `set_env`; None for none.
+        download: see `OfflineAlgorithm`.
+        trust: use the full description of the environment in the dataset, see `make_env`.
+        tensorboard_log: see `OfflineAlgorithm`.
+        device: see `OfflineAlgorithm`.
+    """
+
+    def __init__(
+        self,
+        policy_class: type[OfflineModel],
+        dataset: Dataset | Sequence[Dataset] | Trajectories | None,
+        config: OfflineConfig,
+        env: VecEnv | None,
+        download: bool,
+        trust: bool,
+        tensorboard_log: str | None,
+        device: torch.device | str,
+        _init_setup_model: bool,
+    ):
+        self.trust = trust
+        self._warned_versions: set[str] = set()  # ids of environments of a different version
+        self._missing_state_warning = MissingStateWarning()
+        super().__init__(policy_class, dataset, config, download, tensorboard_log, device, _init_setup_model)
+        if env is not None:
+            self.set_env(env)
 
     @property
     def return_conditioned(self) -> bool:

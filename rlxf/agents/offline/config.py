@@ -70,6 +70,8 @@ class OfflineConfig:
     """Settings that are not JSON values: name -> conversion to JSON, and back."""
     TYPES: ClassVar[dict[str, tuple[type, ...]]] = {}
     """Classes of the settings that are objects, by name."""
+    DEFAULTS: ClassVar[dict[str, Any]] = {"sampling": UNIFORM_STEPS}
+    """Values, by name, of arguments of the constructor that are None."""
     MODEL_SETTINGS: ClassVar[tuple[str, ...]] = ()
     """Settings that determine the parameters of the model, without its core."""
 
@@ -108,16 +110,17 @@ class OfflineConfig:
     def of(cls, arguments: Mapping[str, Any]) -> Self:
         """Pick the fields of the configuration from arguments or attributes by name.
 
-        Scalars of NumPy become numbers of Python.
+        `DEFAULTS` replace None, and scalars of NumPy become numbers of Python.
 
         Raises:
             TypeError: if a setting is not of one of its `TYPES`.
         """
-        for name, types in cls.TYPES.items():
-            if not isinstance(arguments[name], types):
-                names = " or ".join(each.__name__ for each in types)
-                raise TypeError(f"{name} must be an object of class {names}, got {arguments[name]!r}")
         values = {field.name: arguments[field.name] for field in fields(cls)}
+        values |= {name: default for name, default in cls.DEFAULTS.items() if values[name] is None}
+        for name, types in cls.TYPES.items():
+            if not isinstance(values[name], types):
+                names = " or ".join(each.__name__ for each in types)
+                raise TypeError(f"{name} must be an object of class {names}, got {values[name]!r}")
         return cls(**{name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()})
 
     def check(self) -> None:

@@ -65,6 +65,16 @@ class ContextWindow:
         """Clear the rows that ``start`` (B,) bool marks."""
         return replace(self, mask=self.mask & ~start[:, None])
 
+    def with_newest(self, **columns: Tensor) -> "ContextWindow":
+        """Replace the newest step in these columns; the values of each are (B, ...)."""
+        return replace(
+            self,
+            **{
+                name: torch.cat([getattr(self, name)[:, :-1], x[:, None]], dim=1)
+                for name, x in columns.items()
+            },
+        )
+
     def append(
         self, features: Tensor, previous_action: Tensor, return_to_go: Tensor, time_steps: Tensor
     ) -> "ContextWindow":

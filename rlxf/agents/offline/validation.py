@@ -2,11 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from rlxf.agents.common.checkpoint import CheckpointedAlgorithm
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.data import Sampling, Trajectories, Windows
 from rlxf.evaluation.environment import preserve_rng_state
@@ -17,6 +19,7 @@ class ValidatedAlgorithm(CheckpointedAlgorithm):
 
     policy: OfflineModel  # type: ignore[assignment]
     trajectories: Trajectories | None
+    dataset_info: DatasetInfo
     batch_size: int
     validation_share: float | None
     validation_seed: int
@@ -30,6 +33,12 @@ class ValidatedAlgorithm(CheckpointedAlgorithm):
         if self.trajectories is None:
             raise ValueError("the agent was loaded without data: use load(path, dataset=...) to train it")
         return self.trajectories
+
+    def _training_info(self) -> DatasetInfo:
+        """Return the information about the current dataset, with the spaces for which the agent was made."""
+        current = self.dataset_info
+        new = current if self.trajectories is None else DatasetInfo.of(self.trajectories)
+        return replace(new, observation_space=current.observation_space, action_space=current.action_space)
 
     def _training_windows(self, windows: Windows) -> Windows:
         """Return windows without held-out episodes, drawn with the probabilities of ``sampling``.
