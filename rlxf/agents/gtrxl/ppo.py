@@ -29,12 +29,13 @@ from rlxf.agents.gtrxl.core import (
     warn_of_untrained_memory,
 )
 from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
+from rlxf.agents.gtrxl.distillation import Actor, DistillationTraining
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.sb3_arguments import PPO_SB3_ARGUMENTS
 from rlxf.agents.gtrxl.state_dependent_noise import check_sde, mean_action_std
-from rlxf.agents.gtrxl.training_algorithm import Actor, DistillationTraining, PPOTraining
+from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.agents.gtrxl.training_loop import TrainingLoop
 from rlxf.attention import TransformerSpec
 from rlxf.training.distributed import process_group

@@ -11,13 +11,13 @@ from torch.distributions import kl_divergence
 
 from rlxf import GTrXLPPO
 from rlxf.agents.common.losses import Distillation
-from rlxf.agents.gtrxl.training_algorithm import (
+from rlxf.agents.gtrxl.distillation import (
     DistillationBatch,
     DistillationLoss,
     DistillationTraining,
     DistillationUpdate,
-    divergence,
 )
+from rlxf.agents.gtrxl.heads import divergence
 from rlxf.attention import ACT, CALM, KNNLM, RATE, RMT, SPALM, DepthAdaptive, StreamingXL
 from rlxf.attention.token_index import EMPTY
 from tests.agents.decision_transformer.worlds import some_trajectories
