@@ -30,10 +30,9 @@ from rlxf.agents.gtrxl.acting_step import GTrXLActingStep, exportable_normalizer
 from rlxf.agents.gtrxl.calibration import check_independent_episodes, measure_exits
 from rlxf.agents.gtrxl.config import as_training_env, warn_of_filler_rows
 from rlxf.agents.gtrxl.core import check_episode_length
-from rlxf.agents.gtrxl.environments import as_array
+from rlxf.agents.gtrxl.observations import as_array, map_obs
 from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES, GTrXLPolicy
 from rlxf.agents.gtrxl.retrieval import PolicyBoxHead, PolicyDiscreteHead, action_head, encode_dataset
-from rlxf.agents.gtrxl.rollout_buffer import map_obs
 from rlxf.attention import TransformerSpec
 from rlxf.attention.heads.base import Datastore
 from rlxf.attention.technique import check_int

@@ -24,6 +24,7 @@ from rlxf.agents.common.predict_state import (
 )
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
 from rlxf.agents.gtrxl.heads import choice_logits, unvalidated_distributions
+from rlxf.agents.gtrxl.observations import batch_size
 from rlxf.attention import TransformerSpec
 from rlxf.attention.cache import KVCache
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -261,7 +262,7 @@ class RecurrentPolicy(BasePolicy):
         self, obs: PyTorchObs, state: RecurrentPolicyState | None, episode_starts: Tensor | None
     ) -> tuple[Distribution, Tensor, RecurrentPolicyState]:
         """Evaluate a step with all layers; return distribution, values (E,) and the next state."""
-        state, start = self._continue(state, episode_starts, _batch_size(obs))
+        state, start = self._continue(state, episode_starts, batch_size(obs))
         latent, _ = self.act(obs, state, state.advance(start))
         return *self.heads(latent), state
 
@@ -283,7 +284,7 @@ class RecurrentPolicy(BasePolicy):
         every = torch.all if isinstance(episode_start, Tensor) else np.all
         starts_all = None if episode_start is None else bool(every(episode_start))
         self._missing_state_warning.record(state, starts_all)
-        state, start = self._continue(state, episode_start, _batch_size(obs))
+        state, start = self._continue(state, episode_start, batch_size(obs))
         latent = self.act_early(obs, state, state.advance(start))
         return latent, state, batched
 
@@ -340,10 +341,6 @@ class RecurrentPolicy(BasePolicy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         """Return actions for first steps of episodes, without memory."""
-        state, start = self._continue(None, None, _batch_size(observation))
+        state, start = self._continue(None, None, batch_size(observation))
         latent, _ = self.act(observation, state, state.advance(start))
         return self._choose_actions(latent, deterministic)
-
-
-def _batch_size(obs: PyTorchObs) -> int:
-    return len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)

@@ -29,8 +29,9 @@ from rlxf.agents.gtrxl.agent import GTrXLAgent
 from rlxf.agents.gtrxl.config import check_has_env, check_schedules, hyperparameters
 from rlxf.agents.gtrxl.core import check_filler_rows
 from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics, episode_numbers
-from rlxf.agents.gtrxl.environments import RolloutEnvs, as_array, rollout_envs
-from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer, map_obs
+from rlxf.agents.gtrxl.environments import RolloutEnvs, rollout_envs
+from rlxf.agents.gtrxl.observations import as_array, map_obs
+from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
 from rlxf.agents.gtrxl.training_algorithm import TrainingAlgorithm
 from rlxf.envs.sb3_vec_env import watch_processes
