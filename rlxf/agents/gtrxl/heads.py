@@ -1,7 +1,6 @@
 """Heads of GTrXLPolicy: comparison of SB3's action distributions, and the value head (PopArt)."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from stable_baselines3.common.distributions import (
@@ -12,7 +11,6 @@ from stable_baselines3.common.distributions import (
     MultiCategoricalDistribution,
 )
 from torch import Tensor, nn
-from torch.distributions import Distribution as TorchDistribution
 
 from rlxf.agents.common.losses import categorical_kl, gaussian_kl
 from rlxf.attention.depth.calm import probability_margin
@@ -20,20 +18,6 @@ from rlxf.training import CheckpointError
 
 SAME_ACTION_STDS = 0.5
 """Largest difference of Gaussian means that count as the same action, in standard deviations."""
-
-
-@contextmanager
-def unvalidated_distributions() -> Iterator[None]:
-    """Skip torch's checks of the parameters and values of distributions.
-
-    Each check waits for an accelerator. The callers check outputs, losses and gradients themselves.
-    """
-    before = TorchDistribution._validate_args
-    TorchDistribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        TorchDistribution.set_default_validate_args(before)
 
 
 def divergence(student: Distribution, teacher: Distribution, temperature: float) -> Tensor:

@@ -10,11 +10,12 @@ from torch.nn import functional as F
 
 from rlxf.agents.common.accumulation import Losses
 from rlxf.agents.common.losses import masked_mean
-from rlxf.agents.gtrxl.heads import divergence, same_most_likely_action, unvalidated_distributions
+from rlxf.agents.gtrxl.heads import divergence, same_most_likely_action
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
 from rlxf.attention import ExitTargets
 from rlxf.attention.depth.base import ExitOutputs
+from rlxf.utils.distributions import unvalidated_distributions
 
 
 def discounted_sum(x: Tensor, discount: Tensor) -> Tensor:

@@ -23,11 +23,12 @@ from rlxf.agents.common.predict_state import (
     check_state_type,
 )
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
-from rlxf.agents.gtrxl.heads import choice_logits, unvalidated_distributions
+from rlxf.agents.gtrxl.heads import choice_logits
 from rlxf.agents.gtrxl.observations import batch_size
 from rlxf.attention import TransformerSpec
 from rlxf.attention.cache import KVCache
 from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.utils.distributions import unvalidated_distributions
 
 
 @dataclass(eq=False)

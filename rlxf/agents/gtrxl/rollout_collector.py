@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlxf.agents.gtrxl.environments import StepResults
-from rlxf.agents.gtrxl.heads import unvalidated_distributions
 from rlxf.agents.gtrxl.losses import generalized_advantage_estimate
 from rlxf.agents.gtrxl.observations import map_obs, named_obs, obs_from_named
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -22,6 +21,7 @@ from rlxf.attention import State, TokenIndex, TransformerSpec
 from rlxf.attention.memory.base import NoMemory
 from rlxf.attention.token_index import EMPTY
 from rlxf.training.process_group import ProcessGroup
+from rlxf.utils.distributions import unvalidated_distributions
 
 
 @dataclass(frozen=True, eq=False)
