@@ -21,7 +21,8 @@ from rlxf.agents.common.captured_function import supports_graphs
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.precision import Precision, check_precision
-from rlxf.agents.gtrxl.config import PPOConfig, as_training_env, check_policy, warn_of_flattened_images
+from rlxf.agents.common.training_env import as_training_env
+from rlxf.agents.gtrxl.config import PPOConfig
 from rlxf.agents.gtrxl.core import (
     check_recomputable,
     check_unlimited_positions,
@@ -32,6 +33,7 @@ from rlxf.agents.gtrxl.diagnostics import EpisodeStatistics, TrainingDiagnostics
 from rlxf.agents.gtrxl.distillation import Actor, DistillationTraining
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.network_step import CompiledStep
+from rlxf.agents.gtrxl.policies import check_policy, warn_of_flattened_images
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.sb3_arguments import PPO_SB3_ARGUMENTS
 from rlxf.agents.gtrxl.state_dependent_noise import check_sde, mean_action_std
