@@ -13,11 +13,12 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor, nn
 
 from rlxf.agents.common.captured_function import CapturedFunction, supports_graphs
-from rlxf.agents.common.compiled_function import CompilationError, CompiledFunction, trace
+from rlxf.agents.common.compiled_function import CompiledFunction, trace
 from rlxf.agents.gtrxl.observations import as_step_input, map_obs, obs_tensors
 from rlxf.attention.cache import KVCache
 from rlxf.attention.functional_step import named_tensors, with_tensors
 from rlxf.attention.token_index import TokenIndex, is_tracing
+from rlxf.utils.errors import CompilationError
 from rlxf.utils.warnings import warn_user
 
 if TYPE_CHECKING:

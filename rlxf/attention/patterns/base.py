@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.technique import MAX_INT, SpecView, Technique, check_int
 from rlxf.attention.token_index import TokenIndex
+from rlxf.utils.errors import CompilationError
 
 UNLIMITED = 2**62
 """Maximum distance of a pattern without a bound."""
@@ -69,6 +70,11 @@ class Pattern(Technique, ABC):
     def sees_nearest(self) -> bool:
         """True only if a query sees exactly the keys up to `max_distance` away, in all layers and heads."""
         return False
+
+    def check_capture(self, choices: SpecView) -> None:
+        """Raise CompilationError unless all layers see the nearest keys; other masks depend on values."""
+        if not all(self.for_layer(layer).sees_nearest for layer in range(choices.layers)):
+            raise CompilationError(f"the branches of the pattern {self} depend on values")
 
     @property
     def query_rules(self) -> tuple["Pattern", ...]:
