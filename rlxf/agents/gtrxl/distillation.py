@@ -13,7 +13,6 @@ from rlxf.agents.common.accumulation import Losses
 from rlxf.agents.common.datastore import TEACHER_REASON, check_no_datastore
 from rlxf.agents.common.losses import Distillation, HiddenStateDistance, masked_mean
 from rlxf.agents.common.numerics import check_parameters
-from rlxf.agents.gtrxl.heads import divergence
 from rlxf.agents.gtrxl.losses import PPOLoss, segment_outputs, total_loss
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch, SegmentBuffer
@@ -59,7 +58,8 @@ class DistillationLoss:
         student, values = policy.heads(latent)
         with torch.no_grad():
             teacher, _ = self.teacher.heads(batch.target)
-        kl = masked_mean(divergence(student, teacher, self.distillation.temperature), batch.weight)
+        divergence = policy.action_head.divergence(student, teacher, self.distillation.temperature)
+        kl = masked_mean(divergence, batch.weight)
         hidden = masked_mean(self.hidden.distance(latent, batch.target), batch.weight)
         predictions, parts = self.ppo.prediction_losses(policy, latent, values, batch)
         loss = kl + self.distillation.hidden_coef * hidden + predictions

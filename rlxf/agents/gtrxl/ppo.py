@@ -36,7 +36,7 @@ from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.agents.gtrxl.policies import check_policy, warn_of_flattened_images
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.sb3_arguments import PPO_SB3_ARGUMENTS
-from rlxf.agents.gtrxl.state_dependent_noise import check_sde, mean_action_std
+from rlxf.agents.gtrxl.state_dependent_noise import check_sde
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.agents.gtrxl.training_loop import TrainingLoop
 from rlxf.attention import TransformerSpec
@@ -380,8 +380,8 @@ class GTrXLPPO(TrainingLoop):
             self._values_at_trained_steps(x).cpu().numpy() for x in (buffer.values, buffer.returns)
         )
         record("train/explained_variance", explained_variance(values, returns))
-        if hasattr(self.policy, "log_std"):
-            record("train/std", mean_action_std(self.policy.log_std).item())
+        if (std := self.policy.mean_std()) is not None:
+            record("train/std", std.item())
         if self.clip_range_vf is not None:
             record("train/clip_range_vf", self._scheduled(self.clip_range_vf))
         record("train/n_updates", self._n_updates, exclude="tensorboard")

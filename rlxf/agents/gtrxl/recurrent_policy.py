@@ -23,7 +23,7 @@ from rlxf.agents.common.predict_state import (
     check_state_type,
 )
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
-from rlxf.agents.gtrxl.heads import choice_logits
+from rlxf.agents.gtrxl.action_heads import ActionHead
 from rlxf.agents.gtrxl.observations import batch_size
 from rlxf.attention import TransformerSpec
 from rlxf.attention.cache import KVCache
@@ -110,6 +110,7 @@ class RecurrentPolicy(BasePolicy):
     """Policy that acts step by step with a recurrent state; its subclass defines the network."""
 
     core: TransformerSpec
+    action_head: ActionHead[Any]
     retrieval: RetrievalPolicy | None = None
     """Retrieval policy used by `predict` after `GTrXLPPO.attach_datastore`; None to use `heads`."""
     _missing_state_warning: MissingStateWarning
@@ -206,7 +207,7 @@ class RecurrentPolicy(BasePolicy):
             raise TypeError(f"action_space must be Discrete to return its logits, got {self.action_space}")
         latent, state, _ = self._early_output(observation, state, episode_start)
         if self.retrieval is None:
-            return choice_logits(self.action_distribution(latent))[0], state
+            return self.action_head.choice_logits(self.action_distribution(latent))[0], state
         assert isinstance(self.retrieval, DiscreteRetrievalPolicy)
         return self.retrieval.logits(latent)[0], state
 
