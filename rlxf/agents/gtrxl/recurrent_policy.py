@@ -7,13 +7,12 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
-from rlxf.agents.common.actions import to_environment
+from rlxf.agents.common.actions import check_discrete, to_environment
 from rlxf.agents.common.cores import check_state_core
 from rlxf.agents.common.numerics import check_recurrent_state
 from rlxf.agents.common.predict_state import (
@@ -203,8 +202,7 @@ class RecurrentPolicy(BasePolicy):
         Raises:
             TypeError: if the action space is not Discrete.
         """
-        if not isinstance(self.action_space, spaces.Discrete):
-            raise TypeError(f"action_space must be Discrete to return its logits, got {self.action_space}")
+        check_discrete("action_logits", self.action_space)
         latent, state, _ = self._early_output(observation, state, episode_start)
         if self.retrieval is None:
             return self.action_head.choice_logits(self.action_distribution(latent))[0], state

@@ -165,6 +165,15 @@ class CombinedPattern(Pattern):
                 )
 
     @property
+    def max_distance(self) -> int:
+        """The larger of both distances."""
+        return max(self.first.max_distance, self.second.max_distance)
+
+    @property
+    def sees_all(self) -> bool:
+        return self.first.sees_all and self.second.sees_all
+
+    @property
     def shift_period(self) -> int | None:
         """Least common multiple of both periods."""
         first, second = self.first.shift_period, self.second.shift_period
@@ -198,10 +207,6 @@ class Both(CombinedPattern):
         """The smaller of both distances."""
         return min(self.first.max_distance, self.second.max_distance)
 
-    @property
-    def sees_all(self) -> bool:
-        return self.first.sees_all and self.second.sees_all
-
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return first(i, j) and second(i, j)."""
         return self.first.mask_mod(i, j) & self.second.mask_mod(i, j)
@@ -213,11 +218,6 @@ class Both(CombinedPattern):
 @dataclass(frozen=True)
 class Either(CombinedPattern):
     """Union ``first | second``: a key is visible if one of the patterns allows it."""
-
-    @property
-    def max_distance(self) -> int:
-        """The larger of both distances."""
-        return max(self.first.max_distance, self.second.max_distance)
 
     @property
     def sees_all(self) -> bool:
