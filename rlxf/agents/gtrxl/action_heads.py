@@ -123,7 +123,7 @@ class CategoricalHead(DiscreteHead[CategoricalDistribution]):
     """Head for Discrete actions."""
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """Return the largest logits, without a distribution, whose normalization takes longer."""
+        """Return the choices with the largest logits, which need no normalization."""
         return parameters.argmax(dim=-1)
 
     def choice_logits(self, distribution: CategoricalDistribution) -> list[Tensor]:

@@ -19,11 +19,11 @@ from rlxf.agents.common.precision import Precision, mixed_precision
 from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.gtrxl.action_heads import make_action_head
 from rlxf.agents.gtrxl.core import check_exits
-from rlxf.agents.gtrxl.heads import PopArtHead
 from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentPolicy, RecurrentPolicyState
 from rlxf.agents.gtrxl.sb3_arguments import SB3_POLICY_ARGUMENTS
 from rlxf.agents.gtrxl.state_dependent_noise import check_sde
+from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.linear import orthogonal_linear

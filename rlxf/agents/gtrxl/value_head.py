@@ -1,4 +1,4 @@
-"""Value head of GTrXLPolicy (PopArt)."""
+"""Value head of GTrXLPolicy, in units of the returns (PopArt)."""
 
 from collections.abc import Mapping
 
