@@ -64,7 +64,7 @@ def test_definitions_are_those_of_modules_and_classes():
     [
         ("gtrxl", "rlxf/agents/gtrxl/gae.py"),
         ("nothing", "rlxf/agents/gtrxl/core.py"),
-        ("PopArtHead.nothing", "rlxf/agents/gtrxl/heads.py"),
+        ("PopArtHead.nothing", "rlxf/agents/gtrxl/value_head.py"),
     ],
 )
 def test_missing_definitions_are_found(name, file):

@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from rlxf.agents.common.arguments import check_device
 from rlxf.agents.common.checkpoint import checkpoint_path
-from rlxf.agents.gtrxl.config import as_training_env
+from rlxf.agents.common.training_env import as_training_env
 from rlxf.training import CheckpointError
 from rlxf.utils.warnings import warn_user
 

@@ -164,6 +164,13 @@ class Technique:
         weight that is not finite.
         """
 
+    def check_capture(self, choices: SpecView) -> None:
+        """Raise CompilationError if a training pass cannot be captured as one program; by default never.
+
+        A captured pass repeats the operations of its first run, and so must a pass with this technique: for
+        other values of tensors, and in the backward pass.
+        """
+
     def attention_class(self, default: AttentionFactory) -> AttentionFactory:
         """Return the constructor of self-attention that this technique requires; by default ``default``."""
         return default

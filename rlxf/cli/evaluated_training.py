@@ -27,10 +27,10 @@ from rlxf.cli.runs import load_agent
 from rlxf.cli.training_command import TrainingCommand
 from rlxf.cli.training_session import EVALUATION_STATE, save_statistics
 from rlxf.evaluation import EvaluationCallback
-from rlxf.evaluation.environment import preserve_rng_state
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group
 from rlxf.training.tensorboard import evaluation_events
+from rlxf.utils.rng import preserve_rng_state
 
 DEFAULT_EVALUATIONS = 10
 """Default largest number of evaluations in a training."""

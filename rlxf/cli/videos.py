@@ -13,8 +13,8 @@ from rlxf.cli.output import print_out
 from rlxf.envs.make import make_env
 from rlxf.envs.specs import declares_images, find_spec
 from rlxf.evaluation import VideoCallback
-from rlxf.evaluation.environment import preserve_rng_state
 from rlxf.evaluation.video import RENDER_MODE
+from rlxf.utils.rng import preserve_rng_state
 
 
 def make_rendering_env(task: EnvOptions) -> gymnasium.Env | None:

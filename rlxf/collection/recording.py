@@ -30,12 +30,12 @@ from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation.environment import (
     EnvLike,
     as_vectorized,
-    preserve_rng_state,
     warn_of_missing_statistics,
     with_training_normalization,
 )
 from rlxf.evaluation.rollout import play, quotas
 from rlxf.utils.errors import FaultyEnvironmentError
+from rlxf.utils.rng import preserve_rng_state
 from rlxf.utils.tables import counting_bar
 
 

@@ -18,10 +18,11 @@ from stable_baselines3.common.logger import (
 )
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from rlxf.evaluation.environment import EnvLike, copy_statistics, preserve_rng_state
+from rlxf.evaluation.environment import EnvLike, copy_statistics
 from rlxf.evaluation.episodes import evaluate
 from rlxf.evaluation.report import Report, TargetSweep
 from rlxf.evaluation.rollout import uncompiled_steps
+from rlxf.utils.rng import preserve_rng_state
 
 TEXT_OUTPUTS = (HumanOutputFormat, JSONOutputFormat, CSVOutputFormat)
 """SB3's output formats for text. They write an empty row if a picture is excluded."""

@@ -1,6 +1,5 @@
 """Preparation of environments for an evaluation: construction, seeds, normalization, and its warnings."""
 
-import random
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from copy import deepcopy
@@ -9,7 +8,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
@@ -37,21 +35,6 @@ def reference_scores_of(agent: Any, env: VecEnv) -> ReferenceScores | None:
         return scores
     spec = spec_of(env)
     return None if spec is None else scores_from_table(spec.id, spec.kwargs)
-
-
-@contextmanager
-def preserve_rng_state() -> Iterator[None]:
-    """Context manager that restores the global generators of Python, NumPy and torch (CPU and GPUs).
-
-    Random numbers that an environment or a policy draws inside do not affect later draws.
-    """
-    python, twister = random.getstate(), np.random.get_state()  # noqa: NPY002  # environments draw from it
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(twister)  # noqa: NPY002
 
 
 EnvLike = str | gymnasium.Env | VectorEnv | VecEnv

@@ -19,10 +19,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation.callback import PeriodicCallback
-from rlxf.evaluation.environment import prepared_env, preserve_rng_state
+from rlxf.evaluation.environment import prepared_env
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.rollout import play
 from rlxf.utils.gif import encode_gif
+from rlxf.utils.rng import preserve_rng_state
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 DRIVER = "SDL_VIDEODRIVER"

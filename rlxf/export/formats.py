@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 from torch.export import ExportedProgram
 
 from rlxf.export.acting_step import ActingStep
+from rlxf.utils.distributions import unvalidated_distributions
 from rlxf.utils.extras import install_command
 
 Format = Literal["onnx", "torch"]
@@ -56,7 +56,7 @@ def trace(step: ActingStep, techniques: dict[str, Any]) -> ExportedProgram:
 
 
 def _traced(module: nn.Module, arguments: tuple[Any, ...]) -> ExportedProgram:
-    with torch.no_grad(), _unchecked_distributions():
+    with torch.no_grad(), unvalidated_distributions():
         return torch.export.export(module, arguments, strict=False)
 
 
@@ -71,17 +71,6 @@ def silenced() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-@contextmanager
-def _unchecked_distributions() -> Iterator[None]:
-    """Disable the checks of arguments of torch.distributions, which read values of tensors."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
 
 
 def _fault_of_user_parts(step: ActingStep) -> str | None:

@@ -65,3 +65,7 @@ class NumericalError(ArithmeticError):
 
     The message names the update, the loss term, the parameter or the layer, and the remedy.
     """
+
+
+class CompilationError(RuntimeError):
+    """A function cannot be compiled; the message is the reason."""

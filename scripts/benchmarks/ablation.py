@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from benchmarks.ablation_runs import Run, check_names, print_runs
 from benchmarks.ours import FEWER_UPDATES
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
-from rlxf.agents.gtrxl.heads import PopArtHead
+from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.attention import GRUGate
 from rlxf.attention.positions.xl_relative import XLRelativeBias
 from rlxf.attention.residuals.gates import GRUGateModule

@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from rlxf import DecisionTransformer, GTrXLPPO, TransformerSpec
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.agents.gtrxl.policy import default_policy_name
+from rlxf.agents.gtrxl.policies import default_policy_name
 from rlxf.attention import (
     ACT,
     GRU,

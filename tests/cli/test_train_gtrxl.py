@@ -15,7 +15,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import GTrXLPPO, TransformerSpec
-from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES
+from rlxf.agents.gtrxl.policies import POLICIES, SB3_POLICIES
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
 from rlxf.attention.registry import TECHNIQUES
 from rlxf.cli import main

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlxf.agents.common.compiled_function import CompilationError
+from rlxf.utils.errors import CompilationError
 from tests.devices.virtual_device import VirtualTensor, traffic
 
 

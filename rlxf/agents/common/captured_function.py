@@ -8,7 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.agents.common.compiled_function import CompilationError, ModuleTensors, trace
+from rlxf.agents.common.compiled_function import ModuleTensors, trace
+from rlxf.utils.errors import CompilationError
 
 GRAPH_DEVICES = ("cuda",)
 """Types of devices whose kernels can be captured."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlxf.utils.errors import CompilationError
+
 TIME_LIMIT = 300.0
 """Seconds after which a compilation is given up."""
 PROGRAM = """
@@ -27,10 +29,6 @@ torch._inductor.aoti_compile_and_package(program, package_path=target, inductor_
 
 With ``fallback_random``, random numbers come from torch's generator, like those of the function itself.
 """
-
-
-class CompilationError(RuntimeError):
-    """A function cannot be compiled; the message is the reason."""
 
 
 class CompiledFunction:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.accumulation import Losses
 from rlxf.agents.common.captured_function import supports_graphs
-from rlxf.agents.common.compiled_function import CompilationError
 from rlxf.agents.common.gradient_programs import (
     CapturedGradients,
     CompiledGradients,
@@ -20,6 +19,7 @@ from rlxf.agents.common.gradient_programs import (
 from rlxf.attention import Transformer
 from rlxf.attention.functional_step import named_tensors, with_tensors
 from rlxf.attention.kernels.base import AttentionKernel
+from rlxf.utils.errors import CompilationError
 from rlxf.utils.warnings import warn_user
 
 
@@ -125,13 +125,10 @@ def structure_of(batch: Any, skipped: tuple[str, ...] = ()) -> Any:
 def check_transformer(transformer: Transformer) -> None:
     """Raise CompilationError, with the reason, if the branches of a pass depend on values of tensors."""
     spec = transformer.spec
-    memory, pattern = spec.memory, spec.pattern
-    if memory is not None and (memory.affects_one_segment or memory.segment_length is not None):
-        raise CompilationError(f"the branches of the memory {memory} depend on values")
-    if not all(pattern.for_layer(layer).sees_nearest for layer in range(spec.layers)):
-        raise CompilationError(f"the branches of the pattern {pattern} depend on values")
-    if spec.dropout and (spec.residual.restores_random_state or spec.feed_forward_chunk is not None):
+    for technique in (spec.memory, spec.pattern, spec.position, spec.recurrence, spec.residual, spec.depth):
+        if technique is not None:
+            technique.check_capture(spec)
+    if spec.dropout and spec.feed_forward_chunk is not None:
         raise CompilationError("the backward pass restores the random state of the forward pass")
     for kernel in (each for each in transformer.modules() if isinstance(each, AttentionKernel)):
-        if type(kernel).skip_update is not AttentionKernel.skip_update:
-            raise CompilationError(f"{type(kernel).__name__} keeps statistics of a pass")
+        kernel.check_capture()

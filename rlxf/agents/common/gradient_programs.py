@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from rlxf.agents.common.accumulation import Losses
 from rlxf.agents.common.captured_function import capture, foreach_copy
-from rlxf.agents.common.compiled_function import CompilationError, CompiledFunction, ModuleTensors
+from rlxf.agents.common.compiled_function import CompiledFunction, ModuleTensors
 from rlxf.attention.token_index import is_recording
+from rlxf.utils.errors import CompilationError
 
 LossFunction = Callable[[Mapping[str, Tensor]], Losses]
 """Returns scalar losses by name, "loss" among them, for tensors by name."""

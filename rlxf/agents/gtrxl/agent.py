@@ -24,16 +24,16 @@ from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, state_memory
 from rlxf.agents.common.datastore import EXPORT_REASON, TRAINING_REASON, DatastoreMixin, check_no_datastore
 from rlxf.agents.common.environment_checks import check_not_reset_result
 from rlxf.agents.common.retrieval import ActionDatastore
+from rlxf.agents.common.training_env import as_training_env
 from rlxf.agents.common.weights import core_error_context, transfer_weights
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting_step import GTrXLActingStep, exportable_normalizer, raw_observation_space
 from rlxf.agents.gtrxl.calibration import check_independent_episodes, measure_exits
-from rlxf.agents.gtrxl.config import as_training_env, warn_of_filler_rows
-from rlxf.agents.gtrxl.core import check_episode_length
-from rlxf.agents.gtrxl.environments import as_array
-from rlxf.agents.gtrxl.policy import POLICIES, SB3_POLICIES, GTrXLPolicy
+from rlxf.agents.gtrxl.core import check_episode_length, warn_of_filler_rows
+from rlxf.agents.gtrxl.observations import as_array, map_obs
+from rlxf.agents.gtrxl.policies import POLICIES, SB3_POLICIES
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.retrieval import PolicyBoxHead, PolicyDiscreteHead, action_head, encode_dataset
-from rlxf.agents.gtrxl.rollout_buffer import map_obs
 from rlxf.attention import TransformerSpec
 from rlxf.attention.heads.base import Datastore
 from rlxf.attention.technique import check_int

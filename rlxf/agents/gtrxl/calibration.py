@@ -11,7 +11,6 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import Tensor
 
 from rlxf.agents.common.calibration import calibratable_exit
-from rlxf.agents.gtrxl.heads import same_most_likely_action
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.envs.spaces import is_filler
 from rlxf.evaluation.rollout import play
@@ -36,7 +35,7 @@ def measure_exits(
     """Return the loss of each episode and threshold, (N, K), and the mean depth of each threshold, (K,).
 
     The loss is the share of the episode's steps whose most likely early-exit action differs from the most
-    likely full-depth action; see `same_most_likely_action`.
+    likely full-depth action; see `ActionHead.same_most_likely_action`.
 
     Args:
         policy: policy whose depth is `CALM`. It is switched to evaluation mode; its exit threshold is
@@ -91,7 +90,7 @@ class ExitComparison:
 
     Attributes:
         different: True where the most likely early-exit action of the last step differs from the most likely
-            full-depth action, (E, K); see `same_most_likely_action`.
+            full-depth action, (E, K); see `ActionHead.same_most_likely_action`.
     """
 
     different: NDArray[np.bool_]
@@ -135,10 +134,10 @@ class ExitComparison:
     def _step_early_exit(self, k: int, obs: PyTorchObs, start: Tensor, full: Distribution) -> Tensor:
         """Step with early exits at threshold k, which is set; return whether actions are equal, (E,) bool.
 
-        Compared are the most likely actions; see `same_most_likely_action`.
+        Compared are the most likely actions; see `ActionHead.same_most_likely_action`.
         """
         state = self._early[k]
         self.depth.threshold.fill_(self.thresholds[k])
         early = self.policy.act_early(obs, state, state.advance(start))
         self._passes[k].append(float(self.policy.transformer.pop_mean_acting_depth() or 0.0))
-        return same_most_likely_action(self.policy.heads(early)[0], full)
+        return self.policy.action_head.same_most_likely_action(self.policy.heads(early)[0], full)

@@ -20,8 +20,9 @@ from rlxf.agents.common.checkpoint import (
 )
 from rlxf.agents.common.weights import check_stored_parameters
 from rlxf.agents.gtrxl.config import BOUNDS, SCHEDULES
-from rlxf.agents.gtrxl.heads import check_statistics
-from rlxf.agents.gtrxl.policy import POLICIES, GTrXLPolicy
+from rlxf.agents.gtrxl.policies import POLICIES
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.agents.gtrxl.value_head import check_statistics
 from rlxf.attention import TransformerSpec
 from rlxf.attention.memory.base import NoMemory
 from rlxf.training import (

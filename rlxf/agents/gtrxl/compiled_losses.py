@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rlxf.agents.common.accumulation import Losses
-from rlxf.agents.common.compiled_function import CompilationError
 from rlxf.agents.common.compiled_losses import CompiledLosses, check_transformer, structure_of
 from rlxf.agents.common.gradient_programs import GradientSetter, LossFunction
 from rlxf.agents.gtrxl.losses import PPOLoss
@@ -19,6 +18,7 @@ from rlxf.attention import TokenIndex, Transformer
 from rlxf.attention.functional_step import named_tensors, with_tensors
 from rlxf.attention.relative import is_aligned
 from rlxf.attention.token_index import EMPTY
+from rlxf.utils.errors import CompilationError
 
 ON_CPU = ("_on_cpu",)
 """Fields of a batch that are not its tensors: the values of indices on the CPU."""

@@ -1,14 +1,10 @@
-"""Hyperparameters of GTrXLPPO with their checks, default sizes, its environments, and the HParams tab."""
+"""Hyperparameters of GTrXLPPO with their defaults and checks, and the sizes of rollouts and minibatches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from gymnasium import Env, spaces
-from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import VectorEnv
-from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.torch_layers import FlattenExtractor
+from gymnasium import Env
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
@@ -17,27 +13,10 @@ from rlxf.agents.common.accumulation import check_accumulation_steps
 from rlxf.agents.common.arguments import as_python_number
 from rlxf.agents.common.checkpoint import SEED_RULE
 from rlxf.agents.common.precision import PRECISION_RULE, Precision
-from rlxf.agents.gtrxl.policy import (
-    POLICIES,
-    CnnGTrXLPolicy,
-    GTrXLPolicy,
-    MlpGTrXLPolicy,
-    default_policy_name,
-)
-from rlxf.attention import TransformerSpec
 from rlxf.attention.technique import check_bool
-from rlxf.envs.make import make_vec_env
-from rlxf.envs.spaces import check_spaces
-from rlxf.envs.specs import single_spec
-from rlxf.envs.step_checks import with_checked_steps
-from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.vector import check_frame_stack, shows_filler_rows
-from rlxf.training import schedule_to_text
 from rlxf.training.distributed import process_group
 from rlxf.training.json_rules import MAPPING, NOTHING, Rule, number, whole
-from rlxf.training.resumed_logger import HyperparameterValue, to_hyperparameters
 from rlxf.training.schedules import check_schedule
-from rlxf.utils.warnings import warn_user
 
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 """Hyperparameters that may be schedules."""
@@ -195,128 +174,3 @@ def check_schedules(settings: Any, progress: float = 1.0) -> None:
         if value is None and name == "clip_range_vf":
             continue
         check_schedule(name, value, progress)
-
-
-def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, seed: int | None) -> Any:
-    """Convert ``env`` to a type that SB3 accepts.
-
-    For an id, this process's share of ``n_envs`` environments is created. A ``VectorEnv`` is wrapped.
-
-    Raises:
-        ValueError: if the id is unknown, ``n_envs`` is less than 1, or by `check_frame_stack`.
-        TypeError: if a space is not supported, or ``env`` is not an environment.
-    """
-    if env is None:
-        return None
-    if isinstance(env, str):
-        env = make_vec_env(env, process_group().split_total("n_envs", n_envs), seed)
-    if isinstance(env, VectorEnv):
-        env = as_vec_env(env)
-    if not isinstance(env, Env | VecEnv):
-        advice = "; pass make_vec_env(FUNCTION_OR_CLASS, n_envs) of rlxf.envs" if callable(env) else ""
-        raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}{advice}")
-    check_spaces(env.observation_space, env.action_space)
-    if isinstance(env, VecEnv):
-        check_frame_stack(env)
-    return with_checked_steps(env)
-
-
-def check_has_env(env: VecEnv | None) -> None:
-    """Raise ValueError if the agent has no training environment."""
-    if env is None:
-        raise ValueError(
-            "the agent was loaded without an environment to train in: load it with load(path, env=...), or "
-            "call set_env(...) before learn"
-        )
-
-
-def warn_of_filler_rows(env: VecEnv, observation: Any) -> bool:
-    """Warn if an observation of the agent's environments holds filler rows; return whether it does."""
-    if not shows_filler_rows(env, observation):
-        return False
-    warn_user(
-        "with persist_memory_across_episodes=True predict treats filler rows as steps and stores them in "
-        "memory, although training skips them: predict in environments with "
-        "autoreset_mode=AutoresetMode.SAME_STEP"
-    )
-    return True
-
-
-def check_policy(
-    policy: type[BasePolicy], observation_space: spaces.Space, normalize_images: bool = True
-) -> None:
-    """Raise TypeError unless the policy is a `GTrXLPolicy`, ValueError unless it supports the space."""
-    if not issubclass(policy, GTrXLPolicy):
-        raise TypeError(
-            f"policy must be one of {', '.join(POLICIES)}, or a class derived from one; got {policy}"
-        )
-    if policy.supports(observation_space, normalize_images):
-        return
-    if policy.supports(observation_space, normalize_images=False):
-        raise ValueError(
-            f"{policy.__name__} divides images by 255, so they must be uint8 with values from 0 to 255, got "
-            f"{observation_space}; pass policy_kwargs={{'normalize_images': False}} to use them as they are"
-        )
-    raise ValueError(
-        f"{policy.__name__} does not support the observation space {observation_space}; "
-        f"use {default_policy_name(observation_space)!r}"
-    )
-
-
-SMALLEST_IMAGE = 36
-"""Minimum height and width, in pixels, of images for SB3's ``NatureCNN``."""
-
-
-def warn_of_flattened_images(policy: BasePolicy) -> None:
-    """Warn if the policy flattens images that `CnnGTrXLPolicy` supports."""
-    space = policy.observation_space
-    flattens = isinstance(policy, MlpGTrXLPolicy) and policy.features_extractor_class is FlattenExtractor
-    is_image = default_policy_name(space) == CnnGTrXLPolicy.__name__
-    if flattens and is_image and sorted(space.shape or ())[-2] >= SMALLEST_IMAGE:
-        warn_user(
-            f"{type(policy).__name__} flattens images of shape {space.shape} and loses their spatial "
-            f"structure: use 'CnnGTrXLPolicy', which reads them with convolutions"
-        )
-
-
-EXCLUDED_FROM_HPARAMS = ("stats_window_size", "verbose", "policy_kwargs", "core")
-"""Arguments that `hyperparameters` omits or replaces by their contents."""
-
-
-def hyperparameters(
-    settings: Mapping[str, Any], algorithm: str, policy: str, env: VecEnv | None
-) -> dict[str, HyperparameterValue]:
-    """Return the hyperparameters of an agent, including defaults, as numbers and short texts.
-
-    They comprise the constructor arguments, algorithm and policy, the sizes and techniques of the core, and,
-    if available, id and arguments of the environment, e.g. ``env`` and ``env.corridor_length``.
-
-    Args:
-        settings: constructor arguments by name, including "core" and "policy_kwargs".
-        algorithm: name of the agent's class.
-        policy: name of the policy's class.
-        env: the training environments.
-    """
-    values = {name: value for name, value in settings.items() if name not in EXCLUDED_FROM_HPARAMS}
-    values |= {name: schedule_to_text(values[name]) for name in SCHEDULES if values[name] is not None}
-    values |= {f"policy_kwargs.{name}": value for name, value in settings["policy_kwargs"].items()}
-    values |= {"algorithm": algorithm, "policy": policy}
-    values |= _choices(settings["core"]) | _task(env)
-    return to_hyperparameters(values)
-
-
-def _choices(core: TransformerSpec) -> dict[str, Any]:
-    """Return sizes and techniques of the core by name."""
-    chosen = {field.name: getattr(core, field.name) for field in fields(core)}
-    length = None if core.memory is None else core.memory.length
-    return chosen | {"feed_forward": core.inner_width, "memory_length": length}
-
-
-def _task(env: VecEnv | None) -> dict[str, Any]:
-    """Return id and arguments of the environments; nothing if they run in worker processes."""
-    vec_env = None if env is None else env.unwrapped
-    first, *_ = getattr(vec_env, "envs", None) or [getattr(vec_env, "env", None)]
-    spec = getattr(getattr(first, "unwrapped", None), "spec", None)
-    if not isinstance(spec, EnvSpec):
-        return {}
-    return {"env": spec.id} | {f"env.{name}": value for name, value in single_spec(spec).kwargs.items()}

@@ -12,7 +12,7 @@ from rlxf.attention import XL, GRUGate, TransformerSpec, Window, XLRelative
 from rlxf.attention.memory.base import NoMemory
 from rlxf.attention.residuals.base import Residual
 from rlxf.envs.specs import spec_of
-from rlxf.envs.vector import has_filler_rows
+from rlxf.envs.vector import has_filler_rows, shows_filler_rows
 from rlxf.utils.warnings import warn_user
 
 AGENT = "GTrXLPPO"
@@ -146,6 +146,18 @@ def warn_of_untrained_memory(core: TransformerSpec, segment_length: int) -> None
                 f"gradient reaches what its memory keeps; use segment_length={2 * length} or more, or "
                 f"segment={max(2, segment_length // 3)} in {type(technique).__name__}"
             )
+
+
+def warn_of_filler_rows(env: VecEnv, observation: Any) -> bool:
+    """Warn if an observation of the agent's environments holds filler rows; return whether it does."""
+    if not shows_filler_rows(env, observation):
+        return False
+    warn_user(
+        "with persist_memory_across_episodes=True predict treats filler rows as steps and stores them in "
+        "memory, although training skips them: predict in environments with "
+        "autoreset_mode=AutoresetMode.SAME_STEP"
+    )
+    return True
 
 
 def _check_core(core: TransformerSpec) -> None:

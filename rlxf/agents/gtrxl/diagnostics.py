@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlxf.agents.common.actions import BoxActions, action_encoder
-from rlxf.agents.gtrxl.heads import PopArtHead
+from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.utils.warnings import warn_user
 
 COLLAPSED = 0.01

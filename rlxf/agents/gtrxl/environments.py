@@ -13,8 +13,9 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rlxf.agents.common.environment_checks import check_step_results
+from rlxf.agents.gtrxl.observations import map_obs
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.agents.gtrxl.rollout_buffer import RolloutStep, map_obs
+from rlxf.agents.gtrxl.rollout_buffer import RolloutStep
 from rlxf.data.spaces import discrete_start
 from rlxf.envs.spaces import LOST
 from rlxf.envs.step_checks import check_finite
@@ -243,14 +244,6 @@ class TensorEnvs(RolloutEnvs):
     def _dtype(self) -> torch.dtype:
         """Dtype of actions of the environment."""
         return torch.as_tensor(np.empty(0, self.policy.action_space.dtype)).dtype
-
-
-def as_array(x: np.ndarray | Tensor) -> np.ndarray:
-    """Return an array, or a tensor as an array; bfloat16, which NumPy lacks, becomes float32."""
-    if not isinstance(x, Tensor):
-        return x
-    x = x.detach().cpu()
-    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
 
 
 def rollout_envs(env: VecEnv, policy: GTrXLPolicy, env_numbers: Sequence[int]) -> RolloutEnvs:

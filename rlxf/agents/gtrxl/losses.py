@@ -3,18 +3,17 @@
 from dataclasses import dataclass
 
 import torch
-from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution
+from stable_baselines3.common.distributions import Distribution
 from torch import Tensor
-from torch.distributions import Normal
 from torch.nn import functional as F
 
 from rlxf.agents.common.accumulation import Losses
 from rlxf.agents.common.losses import masked_mean
-from rlxf.agents.gtrxl.heads import divergence, same_most_likely_action, unvalidated_distributions
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch
 from rlxf.attention import ExitTargets
 from rlxf.attention.depth.base import ExitOutputs
+from rlxf.utils.distributions import unvalidated_distributions
 
 
 def discounted_sum(x: Tensor, discount: Tensor) -> Tensor:
@@ -192,16 +191,17 @@ def early_exit_losses(policy: GTrXLPolicy, exits: ExitOutputs, batch: SegmentBat
     """
     if exits.auxiliary_loss is None:
         return {}
+    head = policy.action_head
     *early, last = exits.outputs.flatten(1, 2)
     with torch.no_grad():
         target, value = _heads(policy, last)
     predictions = [_heads(policy, output) for output in early]
     errors = torch.stack(
-        [divergence(own, target, 1.0) + vf_coef * (v - value).square() for own, v in predictions]
+        [head.divergence(own, target, 1.0) + vf_coef * (v - value).square() for own, v in predictions]
     )
     loss_weights = exits.loss_weights[:-1] / exits.loss_weights[-1]
     parts = {"exit_loss": torch.stack([masked_mean(each, batch.weight) for each in errors]) @ loss_weights}
-    same = torch.stack([same_most_likely_action(own, target) for own, _ in predictions])
+    same = torch.stack([head.same_most_likely_action(own, target) for own, _ in predictions])
     if (exit_loss := exits.auxiliary_loss(_exit_targets(errors.detach(), same, batch))) is not None:
         parts["exit_prediction_loss"] = exit_loss
     return parts
@@ -210,10 +210,7 @@ def early_exit_losses(policy: GTrXLPolicy, exits: ExitOutputs, batch: SegmentBat
 def _heads(policy: GTrXLPolicy, output: Tensor) -> tuple[Distribution, Tensor]:
     """Return `GTrXLPolicy.heads` with standard deviations detached."""
     distribution, values = policy.heads(output)
-    if isinstance(distribution, DiagGaussianDistribution):
-        normal = distribution.distribution
-        distribution.distribution = Normal(normal.mean, normal.stddev.detach())
-    return distribution, values
+    return policy.action_head.detach_std(distribution), values
 
 
 def _exit_targets(errors: Tensor, same: Tensor, batch: SegmentBatch) -> ExitTargets:

@@ -13,10 +13,12 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor, nn
 
 from rlxf.agents.common.captured_function import CapturedFunction, supports_graphs
-from rlxf.agents.common.compiled_function import CompilationError, CompiledFunction, trace
+from rlxf.agents.common.compiled_function import CompiledFunction, trace
+from rlxf.agents.gtrxl.observations import as_step_input, map_obs, obs_tensors
 from rlxf.attention.cache import KVCache
 from rlxf.attention.functional_step import named_tensors, with_tensors
 from rlxf.attention.token_index import TokenIndex, is_tracing
+from rlxf.utils.errors import CompilationError
 from rlxf.utils.warnings import warn_user
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ class CompiledStep:
         moved = policy.device.type != self.device_type
         if is_tracing() or policy.training or moved or not self._is_usable:
             return eager_step(policy, obs, action, index, cache)
-        obs = _arranged(obs)
+        obs = map_obs(as_step_input, obs)
         step = self._step_for(policy, obs, action, index, cache) or eager_step
         return step(policy, obs, action, index, cache)
 
@@ -85,7 +87,7 @@ class CompiledStep:
         self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
     ) -> "_CompiledFor | None":
         """Return the compiled step for these shapes and dtypes; None if it cannot be compiled."""
-        layout = (*((tuple(x.shape), x.dtype) for x in _parts(obs)), tuple(cache.index.shape))
+        layout = (*((tuple(x.shape), x.dtype) for x in obs_tensors(obs)), tuple(cache.index.shape))
         if layout not in self._steps:
             try:
                 self._steps[layout] = _CompiledFor(policy, obs, action, index, cache)
@@ -133,7 +135,7 @@ class _CompiledFor:
     def _arguments(self, obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache) -> list[Tensor]:
         """Return the arguments of `StepFunction.forward`."""
         slot = self._slots[cache.slot : cache.slot + 1]
-        arguments = [action, index.position, index.episode, slot, *_parts(obs)]
+        arguments = [action, index.position, index.episode, slot, *obs_tensors(obs)]
         for path, fields in self._groups:
             part: Any = reduce(_part, path, cache)
             arguments += [_part(part, name) for name in fields]
@@ -216,21 +218,6 @@ class StepFunction(nn.Module):
         if names != [name for name in self.names if name.startswith("recurrent.")]:
             raise CompilationError(f"a step replaces other tensors than its recurrent state: {names}")
         return names
-
-
-def _arranged(obs: PyTorchObs) -> PyTorchObs:
-    """Return contiguous observations, real numbers as float32; a compiled step does not check its arguments.
-
-    The network itself converts real numbers to float32.
-    """
-    if isinstance(obs, dict):
-        return {key: _arranged(part) for key, part in obs.items()}  # type: ignore[misc]  # parts are tensors
-    return (obs.float() if obs.is_floating_point() else obs).contiguous()
-
-
-def _parts(obs: PyTorchObs) -> Sequence[Tensor]:
-    """Return observations as a sequence of tensors, those of a dict in the order of its sorted keys."""
-    return [obs[key] for key in sorted(obs)] if isinstance(obs, dict) else [obs]
 
 
 def _group(names: Sequence[str]) -> list[tuple[list[str], list[str]]]:

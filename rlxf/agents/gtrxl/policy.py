@@ -2,26 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.distributions import (
-    CategoricalDistribution,
-    DiagGaussianDistribution,
-    Distribution,
-    make_proba_distribution,
-)
-from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.preprocessing import is_image_space, preprocess_obs
-from stable_baselines3.common.torch_layers import (
-    BaseFeaturesExtractor,
-    CombinedExtractor,
-    FlattenExtractor,
-    NatureCNN,
-)
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.preprocessing import preprocess_obs
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
@@ -29,12 +17,13 @@ from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.numerics import OutputCheck, check_outputs, check_outputs_later
 from rlxf.agents.common.precision import Precision, mixed_precision
 from rlxf.agents.common.predict_state import MissingStateWarning
+from rlxf.agents.gtrxl.action_heads import make_action_head
 from rlxf.agents.gtrxl.core import check_exits
-from rlxf.agents.gtrxl.heads import PopArtHead, probability_margins
 from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentPolicy, RecurrentPolicyState
 from rlxf.agents.gtrxl.sb3_arguments import SB3_POLICY_ARGUMENTS
-from rlxf.agents.gtrxl.state_dependent_noise import StateDependentNoise, check_sde
+from rlxf.agents.gtrxl.state_dependent_noise import check_sde
+from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.linear import orthogonal_linear
@@ -152,26 +141,16 @@ class GTrXLPolicy(RecurrentPolicy):
             ) from error
 
     def _build_heads(self, log_std_init: float) -> None:
-        self.action_dist = self._make_action_distribution()
-        if isinstance(self.action_dist, DiagGaussianDistribution):
-            net, self.log_std = self.action_dist.proba_distribution_net(self.core.width, log_std_init)
-            self.action_net: nn.Module = net
-        else:
-            self.action_net = self.action_dist.proba_distribution_net(self.core.width)  # type: ignore
+        self.action_head = make_action_head(self.action_space, self.use_sde)
+        self.action_net, log_std = self.action_head.build(self.core.width, log_std_init)
+        self.register_parameter("log_std", log_std)
         self.value_net = PopArtHead(self.core.width)
         self.action_net.apply(lambda module: self.init_weights(module, gain=0.01))
         self.init_weights(self.value_net, gain=0.0)
 
-    def _make_action_distribution(self) -> Distribution:
-        """Return SB3's action distribution, or `StateDependentNoise`."""
-        if not self.use_sde:
-            return make_proba_distribution(self.action_space)
-        return StateDependentNoise(spaces.utils.flatdim(self.action_space))
-
     def reset_noise(self, n_envs: int = 1) -> None:
         """Draw the noise of `explore` in ``n_envs`` environments, as in SB3; nothing without ``use_sde``."""
-        if isinstance(self.action_dist, StateDependentNoise):
-            self.action_dist.draw_noise(self.log_std, n_envs)
+        self.action_head.reset_noise(self.log_std, n_envs)
 
     def explore(self, distribution: Distribution) -> Tensor:
         """Sample the actions (E, ...) of a step of a rollout from a result of `action_distribution`.
@@ -179,9 +158,11 @@ class GTrXLPolicy(RecurrentPolicy):
         With ``use_sde``, they have the noise of `reset_noise`. Other samples, such as those of `predict`,
         have independent noise.
         """
-        if isinstance(distribution, StateDependentNoise):
-            return distribution.explore()
-        return distribution.sample()
+        return self.action_head.explore(distribution)
+
+    def mean_std(self) -> Tensor | None:
+        """Return the mean standard deviation of Box actions, a scalar; None for discrete actions."""
+        return self.action_head.mean_std(self.log_std)
 
     def initial_state(self, batch: int) -> RecurrentPolicyState:
         """Return the initial state for ``batch`` environments before their first episode."""
@@ -242,7 +223,7 @@ class GTrXLPolicy(RecurrentPolicy):
 
     def _exit_margin(self, output: Tensor) -> Tensor:
         """Return the difference of the two largest action probabilities: outputs (B, 1, C) -> (B, 1)."""
-        return probability_margins(self.heads(output[:, 0])[0])[:, None]
+        return self.action_head.probability_margins(self.heads(output[:, 0])[0])[:, None]
 
     def exit_outputs(self, obs: PyTorchObs, previous: Tensor, index: TokenIndex, state: State) -> ExitOutputs:
         """Run the transformer on a batch of segments, with gradient.
@@ -291,13 +272,7 @@ class GTrXLPolicy(RecurrentPolicy):
 
     def action_distribution(self, latent: Tensor) -> Distribution:
         """Return the action distribution for outputs (N, C), as a new object."""
-        distribution = copy(self.action_dist)
-        mean = self.action_net(latent)
-        if isinstance(distribution, StateDependentNoise):
-            return distribution.proba_distribution(mean, self.log_std, latent)
-        if isinstance(distribution, DiagGaussianDistribution):
-            return distribution.proba_distribution(mean, self.log_std)
-        return distribution.proba_distribution(mean)
+        return self.action_head.distribution(self.action_net(latent), self.log_std, latent)
 
     def most_likely_actions(self, latent: Tensor) -> Tensor:
         """Return the mode (N, ...) of the action distribution for outputs (N, C).
@@ -305,11 +280,7 @@ class GTrXLPolicy(RecurrentPolicy):
         For categorical and Gaussian distributions, it is computed without the distribution, whose
         normalization takes longer than the head.
         """
-        if isinstance(self.action_dist, CategoricalDistribution):
-            return self.action_net(latent).argmax(dim=-1)
-        if isinstance(self.action_dist, DiagGaussianDistribution):
-            return self.action_net(latent)
-        return self.action_distribution(latent).mode()
+        return self.action_head.mode(self.action_net(latent))
 
     def reconstruction_error(self, latent: Tensor, obs: PyTorchObs) -> Tensor:
         """``|| W y - o ||^2 / dim(o)`` for each of N outputs y, with o the flattened observation: (N,).
@@ -337,75 +308,3 @@ def _scaled(linear: nn.Linear, gain: float) -> nn.Linear:
     with torch.no_grad():
         linear.weight *= gain
     return linear
-
-
-class MlpGTrXLPolicy(GTrXLPolicy):
-    """Policy for vectors and discrete observations: flattened, discrete ones as one-hot vectors."""
-
-
-class CnnGTrXLPolicy(GTrXLPolicy):
-    """Policy for images, with SB3's `NatureCNN`."""
-
-    extractor_class = NatureCNN
-
-    @classmethod
-    def supports(cls, observation_space: spaces.Space, normalize_images: bool = True) -> bool:
-        """Return whether the observations are images."""
-        is_image = is_image_space(observation_space, normalized_image=not normalize_images)
-        return super().supports(observation_space) and is_image
-
-
-class DictExtractor(CombinedExtractor):
-    """SB3's `CombinedExtractor`, also for keys that are not allowed as names of modules.
-
-    Args:
-        observation_space: space with any keys.
-        options: arguments of `CombinedExtractor`.
-
-    Raises:
-        ValueError: if two keys would give modules of the same name, e.g. "a.b" and "a%2Eb".
-    """
-
-    def __init__(self, observation_space: spaces.Dict, **options: Any):
-        names = {key: _module_name(key) for key in observation_space}
-        if len(set(names.values())) < len(names):
-            raise ValueError(f"the keys {list(names)} of the observation space are too similar: rename some")
-        parts = [(names[key], part) for key, part in observation_space.items()]  # a list keeps the order
-        super().__init__(spaces.Dict(parts), **options)
-        self._names = names
-
-    def forward(self, observations: dict[str, Tensor]) -> Tensor:
-        """Return the concatenated features (N, F) of all parts."""
-        return super().forward({name: observations[key] for key, name in self._names.items()})
-
-
-def _module_name(key: str) -> str:
-    """Return a name of a submodule for a key: the key, unless torch refuses it, as "a.b" or "values"."""
-    name = key.replace(".", "%2E")
-    return f"%{name}" if not name or hasattr(nn.ModuleDict(), name) else name
-
-
-class MultiInputGTrXLPolicy(GTrXLPolicy):
-    """Policy for Dict observations, with SB3's `CombinedExtractor`: a NatureCNN for each image."""
-
-    extractor_class = DictExtractor
-
-    @classmethod
-    def supports(cls, observation_space: spaces.Space, normalize_images: bool = True) -> bool:
-        """Return whether the observations are Dict."""
-        return isinstance(observation_space, spaces.Dict)
-
-
-POLICIES: dict[str, type[BasePolicy]] = {
-    policy.__name__: policy for policy in (MlpGTrXLPolicy, CnnGTrXLPolicy, MultiInputGTrXLPolicy)
-}
-SB3_POLICIES: dict[str, type[BasePolicy]] = {
-    name.replace("GTrXL", kind): policy for name, policy in POLICIES.items() for kind in ("", "Lstm")
-}
-"""Policies under the names of ``PPO`` and ``RecurrentPPO``: "MlpPolicy", "MlpLstmPolicy" ..."""
-
-
-def default_policy_name(observation_space: spaces.Space) -> str:
-    """Return the name of the policy for an observation space."""
-    choices = MultiInputGTrXLPolicy, CnnGTrXLPolicy, MlpGTrXLPolicy
-    return next(policy.__name__ for policy in choices if policy.supports(observation_space))

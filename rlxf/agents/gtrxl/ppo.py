@@ -22,7 +22,8 @@ from rlxf.agents.common.episode_statistics import EpisodeStatistics
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.precision import Precision, check_precision
-from rlxf.agents.gtrxl.config import PPOConfig, as_training_env, check_policy, warn_of_flattened_images
+from rlxf.agents.common.training_env import as_training_env
+from rlxf.agents.gtrxl.config import PPOConfig
 from rlxf.agents.gtrxl.core import (
     check_recomputable,
     check_unlimited_positions,
@@ -30,12 +31,14 @@ from rlxf.agents.gtrxl.core import (
     warn_of_untrained_memory,
 )
 from rlxf.agents.gtrxl.diagnostics import TrainingDiagnostics
+from rlxf.agents.gtrxl.distillation import Actor, DistillationTraining
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.network_step import CompiledStep
+from rlxf.agents.gtrxl.policies import check_policy, warn_of_flattened_images
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.sb3_arguments import PPO_SB3_ARGUMENTS
-from rlxf.agents.gtrxl.state_dependent_noise import check_sde, mean_action_std
-from rlxf.agents.gtrxl.training_algorithm import Actor, DistillationTraining, PPOTraining
+from rlxf.agents.gtrxl.state_dependent_noise import check_sde
+from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.agents.gtrxl.training_loop import TrainingLoop
 from rlxf.attention import TransformerSpec
 from rlxf.training.distributed import process_group
@@ -378,8 +381,8 @@ class GTrXLPPO(TrainingLoop):
             self._values_at_trained_steps(x).cpu().numpy() for x in (buffer.values, buffer.returns)
         )
         record("train/explained_variance", explained_variance(values, returns))
-        if hasattr(self.policy, "log_std"):
-            record("train/std", mean_action_std(self.policy.log_std).item())
+        if (std := self.policy.mean_std()) is not None:
+            record("train/std", std.item())
         if self.clip_range_vf is not None:
             record("train/clip_range_vf", self._scheduled(self.clip_range_vf))
         record("train/n_updates", self._n_updates, exclude="tensorboard")

@@ -7,13 +7,12 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
-from rlxf.agents.common.actions import to_environment
+from rlxf.agents.common.actions import check_discrete, to_environment
 from rlxf.agents.common.cores import check_state_core
 from rlxf.agents.common.numerics import check_recurrent_state
 from rlxf.agents.common.predict_state import (
@@ -23,10 +22,12 @@ from rlxf.agents.common.predict_state import (
     check_state_type,
 )
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
-from rlxf.agents.gtrxl.heads import choice_logits, unvalidated_distributions
+from rlxf.agents.gtrxl.action_heads import ActionHead
+from rlxf.agents.gtrxl.observations import batch_size
 from rlxf.attention import TransformerSpec
 from rlxf.attention.cache import KVCache
 from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.utils.distributions import unvalidated_distributions
 
 
 @dataclass(eq=False)
@@ -112,6 +113,7 @@ class RecurrentPolicy(BasePolicy):
     """Policy that acts step by step with a recurrent state; its subclass defines the network."""
 
     core: TransformerSpec
+    action_head: ActionHead[Any]
     retrieval: RetrievalPolicy | None = None
     """Retrieval policy used by `predict` after `GTrXLPPO.attach_datastore`; None to use `heads`."""
     _missing_state_warning: MissingStateWarning
@@ -204,11 +206,10 @@ class RecurrentPolicy(BasePolicy):
         Raises:
             TypeError: if the action space is not Discrete.
         """
-        if not isinstance(self.action_space, spaces.Discrete):
-            raise TypeError(f"action_space must be Discrete to return its logits, got {self.action_space}")
+        check_discrete("action_logits", self.action_space)
         latent, state, _ = self._early_output(observation, state, episode_start)
         if self.retrieval is None:
-            return choice_logits(self.action_distribution(latent))[0], state
+            return self.action_head.choice_logits(self.action_distribution(latent))[0], state
         assert isinstance(self.retrieval, DiscreteRetrievalPolicy)
         return self.retrieval.logits(latent)[0], state
 
@@ -265,7 +266,7 @@ class RecurrentPolicy(BasePolicy):
         self, obs: PyTorchObs, state: RecurrentPolicyState | None, episode_starts: Tensor | None
     ) -> tuple[Distribution, Tensor, RecurrentPolicyState]:
         """Evaluate a step with all layers; return distribution, values (E,) and the next state."""
-        state, start = self._continue(state, episode_starts, _batch_size(obs))
+        state, start = self._continue(state, episode_starts, batch_size(obs))
         latent, _ = self.act(obs, state, state.advance(start))
         return *self.heads(latent), state
 
@@ -287,7 +288,7 @@ class RecurrentPolicy(BasePolicy):
         every = torch.all if isinstance(episode_start, Tensor) else np.all
         starts_all = None if episode_start is None else bool(every(episode_start))
         self._missing_state_warning.record(state, starts_all)
-        state, start = self._continue(state, episode_start, _batch_size(obs))
+        state, start = self._continue(state, episode_start, batch_size(obs))
         latent = self.act_early(obs, state, state.advance(start))
         return latent, state, batched
 
@@ -344,10 +345,6 @@ class RecurrentPolicy(BasePolicy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         """Return actions for first steps of episodes, without memory."""
-        state, start = self._continue(None, None, _batch_size(observation))
+        state, start = self._continue(None, None, batch_size(observation))
         latent, _ = self.act(observation, state, state.advance(start))
         return self._choose_actions(latent, deterministic)
-
-
-def _batch_size(obs: PyTorchObs) -> int:
-    return len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)

@@ -12,6 +12,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
 from rlxf.agents.common.numerics import ADVICE, OutputCheck
+from rlxf.agents.gtrxl.observations import map_obs, obs_tensors
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.state_buffer import RecurrentStateBuffer, SegmentPlaces, StateBuffer
 from rlxf.attention import State, TokenIndex
@@ -204,7 +205,7 @@ class SegmentBuffer:
             dones: (E,) bool, whether the step ended its episode.
             index: (E, 1), position and episode; episode -1 for filler rows and crashed environments.
         """
-        for stored, new in zip(_parts(self.obs), _parts(step.obs), strict=True):
+        for stored, new in zip(obs_tensors(self.obs), obs_tensors(step.obs), strict=True):
             stored[:, self.step] = new
         for name in ("previous", "actions", "values", "log_probs"):
             getattr(self, name)[:, self.step] = getattr(step, name)
@@ -278,17 +279,6 @@ class SegmentBuffer:
     def _by_segment(self, x: Tensor) -> Tensor:
         """View x (E, steps, ...) as (E, segments, T, ...)."""
         return x.unflatten(1, (-1, self.segment_length))
-
-
-def map_obs(function: Callable[..., Any], obs: Any, *others: Any) -> Any:
-    """Apply a function to observations, or to each entry of Dict observations."""
-    if isinstance(obs, dict):
-        return {key: function(x, *(other[key] for other in others)) for key, x in obs.items()}
-    return function(obs, *others)
-
-
-def _parts(obs: PyTorchObs) -> list[Tensor]:
-    return [obs[key] for key in sorted(obs)] if isinstance(obs, dict) else [obs]
 
 
 def _empty_actions(space: spaces.Space, batch: tuple[int, int], device: torch.device) -> Tensor:

@@ -12,15 +12,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlxf.agents.gtrxl.environments import StepResults
-from rlxf.agents.gtrxl.heads import unvalidated_distributions
 from rlxf.agents.gtrxl.losses import generalized_advantage_estimate
+from rlxf.agents.gtrxl.observations import map_obs, named_obs, obs_from_named
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.recurrent_policy import RecurrentPolicyState, mark_filler_rows
-from rlxf.agents.gtrxl.rollout_buffer import RolloutStep, SegmentBuffer, map_obs
+from rlxf.agents.gtrxl.rollout_buffer import RolloutStep, SegmentBuffer
 from rlxf.attention import State, TokenIndex, TransformerSpec
 from rlxf.attention.memory.base import NoMemory
 from rlxf.attention.token_index import EMPTY
 from rlxf.training.process_group import ProcessGroup
+from rlxf.utils.distributions import unvalidated_distributions
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +267,7 @@ class RolloutCollector:
         if recurrent is not None:
             state |= {RECURRENT + name: x for name, x in recurrent.named_tensors().items()}
         state |= {"past.previous": past.previous} | _index_tensors("past", past.index)
-        return state | _obs_tensors("past.obs", past.obs) | _obs_tensors("obs", self.obs)
+        return state | named_obs("past.obs", past.obs) | named_obs("obs", self.obs)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the result of `state_dict`.
@@ -275,7 +276,7 @@ class RolloutCollector:
             KeyError: if a tensor is missing.
             ValueError: if the state of a recurrent layer has a different shape or dtype, or is not finite.
         """
-        self.reset(_obs("obs", {name: tensor.numpy() for name, tensor in state.items()}))
+        self.reset(obs_from_named("obs", {name: tensor.numpy() for name, tensor in state.items()}))
         on_device = {name: tensor.to(self.device) for name, tensor in state.items()}
         for name in POLICY_STATE:
             setattr(self.state, name, on_device[name])
@@ -289,7 +290,7 @@ class RolloutCollector:
                 raise ValueError(fault)
             self.state.cache.recurrent = restored
         self._past = RecentSteps(
-            obs=_obs("past.obs", on_device),
+            obs=obs_from_named("past.obs", on_device),
             previous=on_device["past.previous"],
             index=_index("past", on_device),
         )
@@ -315,18 +316,3 @@ def _memory(name: str, tensors: Mapping[str, Tensor]) -> State:
     """Return the memory of `_memory_tensors`."""
     older = _memory(f"{name}.older", tensors) if f"{name}.older.hidden" in tensors else None
     return State(tensors[f"{name}.hidden"], _index(name, tensors), older)
-
-
-def _obs_tensors(name: str, obs: Any) -> dict[str, Tensor]:
-    """Return observations, or the entries of Dict observations, by name."""
-    if isinstance(obs, dict):
-        return {f"{name}[{key}]": torch.as_tensor(part) for key, part in obs.items()}
-    return {name: torch.as_tensor(obs)}
-
-
-def _obs(name: str, values: Mapping[str, Any]) -> Any:
-    """Return the observations of `_obs_tensors`."""
-    if name in values:
-        return values[name]
-    start = f"{name}["
-    return {key[len(start) : -1]: value for key, value in values.items() if key.startswith(start)}

@@ -28,14 +28,17 @@ from rlxf.agents.common.episode_statistics import (
     unused_seed,
 )
 from rlxf.agents.common.numerics import check_parameters
+from rlxf.agents.common.training_env import check_has_env
 from rlxf.agents.common.weights import sync_normalization_statistics, sync_processes
 from rlxf.agents.gtrxl import resume
 from rlxf.agents.gtrxl.agent import GTrXLAgent
-from rlxf.agents.gtrxl.config import check_has_env, check_schedules, hyperparameters
+from rlxf.agents.gtrxl.config import check_schedules
 from rlxf.agents.gtrxl.core import check_filler_rows
 from rlxf.agents.gtrxl.diagnostics import TrainingDiagnostics
-from rlxf.agents.gtrxl.environments import RolloutEnvs, as_array, rollout_envs
-from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer, map_obs
+from rlxf.agents.gtrxl.environments import RolloutEnvs, rollout_envs
+from rlxf.agents.gtrxl.hyperparameters import hyperparameters
+from rlxf.agents.gtrxl.observations import as_array, map_obs
+from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
 from rlxf.agents.gtrxl.training_algorithm import TrainingAlgorithm
 from rlxf.envs.sb3_vec_env import watch_processes

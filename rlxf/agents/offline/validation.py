@@ -11,7 +11,7 @@ from rlxf.agents.common.checkpoint import CheckpointedAlgorithm
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.data import Sampling, Trajectories, Windows
-from rlxf.evaluation.environment import preserve_rng_state
+from rlxf.utils.rng import preserve_rng_state
 
 
 class ValidatedAlgorithm(CheckpointedAlgorithm):

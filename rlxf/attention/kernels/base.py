@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.technique import PendingTerms, SpecView, Technique
+from rlxf.utils.errors import CompilationError
 
 if TYPE_CHECKING:
     from rlxf.attention.attention_mask import AttentionMask
@@ -158,6 +159,11 @@ class AttentionKernel(nn.Module, ABC):
 
         Called in place of `after_update` when the agent skips the optimizer step.
         """
+
+    def check_capture(self) -> None:
+        """Raise CompilationError if a pass cannot be captured; by default for kernels with `skip_update`."""
+        if type(self).skip_update is not AttentionKernel.skip_update:
+            raise CompilationError(f"{type(self).__name__} keeps statistics of a pass")
 
 
 class RecurrentKernelState(ABC):

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.dropout import dropout as drop_some
+from rlxf.attention.gather import gather_slots
 from rlxf.attention.kernels.base import PairwiseKernel, check_key_heads, check_sees_whole_sequence
 from rlxf.attention.kernels.bucket_attention import (
     BucketAttention,
@@ -225,7 +226,7 @@ class BalancedRoutingAttention(RoutingAttention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
         query_slots, key_slots, weights = self._by_cluster(q, k, bias, mask)
-        outputs = weights @ _gather(v, key_slots)
+        outputs = weights @ gather_slots(v, key_slots)
         slots = query_slots.flatten(2)[..., None].expand(-1, -1, -1, v.shape[-1])
         return v.new_zeros(*q.shape[:3], v.shape[-1]).scatter_add(2, slots, outputs.flatten(2, 3))
 
@@ -253,7 +254,8 @@ class BalancedRoutingAttention(RoutingAttention):
         key_slots, key_episodes = self._nearest_tokens(k_similarity, mask.key)
         allowed = query_episodes[..., :, None] == key_episodes[..., None, :]
         allowed &= (query_episodes != EMPTY)[..., None]
-        scores = _gather(q * q.shape[-1] ** -0.5, query_slots) @ _gather(k, key_slots).transpose(-1, -2)
+        queries, keys = gather_slots(q * q.shape[-1] ** -0.5, query_slots), gather_slots(k, key_slots)
+        scores = queries @ keys.transpose(-1, -2)
         if bias is not None:
             scores = scores + _gather_pairs(bias.expand(*q.shape[:3], k.shape[2]), query_slots, key_slots)
         fully_masked = ~allowed.any(-1, keepdim=True)
@@ -283,12 +285,6 @@ class BalancedRoutingAttention(RoutingAttention):
         episodes = torch.where(picked, sorted_episodes, EMPTY).gather(1, first)
         slots = slots.gather(2, first[:, None, :, None].expand(-1, heads, -1, clusters))
         return slots.transpose(2, 3), episodes[:, None, None].expand(-1, heads, clusters, -1)
-
-
-def _gather(x: Tensor, slots: Tensor) -> Tensor:
-    """Gather x (B, H, T, D) at slots (B, H, n, W): (B, H, n, W, D)."""
-    chosen = slots.flatten(2)[..., None].expand(-1, -1, -1, x.shape[-1])
-    return x.gather(2, chosen).unflatten(2, slots.shape[2:])
 
 
 def _gather_pairs(x: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

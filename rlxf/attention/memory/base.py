@@ -16,6 +16,7 @@ from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, RecurrentStat
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.technique import SpecView, Technique
 from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.utils.errors import CompilationError
 
 NO_EPISODE = torch.iinfo(torch.long).max
 """Sentinel that is larger than any episode number."""
@@ -205,6 +206,11 @@ class Memory(Technique, ABC):
     def segment_length(self) -> int | None:
         """Tokens of a segment with memory tokens, for a `SegmentedTransformer`; None without them."""
         return None
+
+    def check_capture(self, choices: SpecView) -> None:
+        """Raise CompilationError for a memory that selects or summarizes tokens by their values."""
+        if self.affects_one_segment or self.segment_length is not None:
+            raise CompilationError(f"the branches of the memory {self} depend on values")
 
     @property
     def affects_one_segment(self) -> bool:

@@ -14,6 +14,7 @@ from rlxf.attention.attention import Attention, LayerCache, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.attention_options import AttentionArguments, repeat_heads
 from rlxf.attention.dropout import dropout as apply_dropout
+from rlxf.attention.gather import gather_slots
 from rlxf.attention.memory.base import extend_mask
 from rlxf.attention.token_index import EMPTY, TokenIndex
 from rlxf.utils.extras import check_search_backend, import_faiss
@@ -226,7 +227,7 @@ class KNNAttention(Attention):
             far, mask = tuple(part[:, :, columns] for part in far), mask[..., columns]
         keys, values = self.repeat_keys(*far)
         chosen, weight, g = self._nearest(q, keys, mask)
-        o = (weight[..., None] * gather_top(values, chosen)).sum(-2)
+        o = (weight[..., None] * gather_slots(values, chosen)).sum(-2)
         return g * o + (1 - g) * near
 
     def _nearest(self, q: Tensor, keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,13 +238,7 @@ class KNNAttention(Attention):
         with torch.no_grad():
             chosen = self.nearest(q, keys, mask, self.top)
         visible = mask[:, None].expand(-1, q.shape[1], -1, -1).gather(-1, chosen)
-        scores = (q[..., None, :] * gather_top(keys, chosen)).sum(-1) * self.size**-0.5
+        scores = (q[..., None, :] * gather_slots(keys, chosen)).sum(-1) * self.size**-0.5
         weight = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
         g = self.gate.sigmoid()[:, None, None] * visible.any(-1, keepdim=True)
         return chosen, apply_dropout(weight * visible, self.kernel.active_dropout), g
-
-
-def gather_top(x: Tensor, chosen: Tensor) -> Tensor:
-    """Gather x (B, H, F, D) at indices chosen (B, H, Tq, k) -> (B, H, Tq, k, D)."""
-    slots = chosen.flatten(2)[..., None].expand(-1, -1, -1, x.shape[-1])
-    return x.gather(2, slots).unflatten(2, chosen.shape[2:])

@@ -12,15 +12,6 @@ from rlxf.attention.technique import SpecView, check_int, check_layer_numbers
 class _Assigned(CombinedPattern):
     """Pattern in which a head of a layer uses one of two patterns."""
 
-    @property
-    def max_distance(self) -> int:
-        """The larger of both distances."""
-        return max(self.first.max_distance, self.second.max_distance)
-
-    @property
-    def sees_all(self) -> bool:
-        return self.first.sees_all and self.second.sees_all
-
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether one of both patterns allows the pair."""
         return Either(self.first, self.second).mask_mod(i, j)

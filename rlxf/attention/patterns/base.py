@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.technique import MAX_INT, SpecView, Technique, check_int
 from rlxf.attention.token_index import TokenIndex
+from rlxf.utils.errors import CompilationError
 
 UNLIMITED = 2**62
 """Maximum distance of a pattern without a bound."""
@@ -69,6 +70,11 @@ class Pattern(Technique, ABC):
     def sees_nearest(self) -> bool:
         """True only if a query sees exactly the keys up to `max_distance` away, in all layers and heads."""
         return False
+
+    def check_capture(self, choices: SpecView) -> None:
+        """Raise CompilationError unless all layers see the nearest keys; other masks depend on values."""
+        if not all(self.for_layer(layer).sees_nearest for layer in range(choices.layers)):
+            raise CompilationError(f"the branches of the pattern {self} depend on values")
 
     @property
     def query_rules(self) -> tuple["Pattern", ...]:
@@ -159,6 +165,15 @@ class CombinedPattern(Pattern):
                 )
 
     @property
+    def max_distance(self) -> int:
+        """The larger of both distances."""
+        return max(self.first.max_distance, self.second.max_distance)
+
+    @property
+    def sees_all(self) -> bool:
+        return self.first.sees_all and self.second.sees_all
+
+    @property
     def shift_period(self) -> int | None:
         """Least common multiple of both periods."""
         first, second = self.first.shift_period, self.second.shift_period
@@ -192,10 +207,6 @@ class Both(CombinedPattern):
         """The smaller of both distances."""
         return min(self.first.max_distance, self.second.max_distance)
 
-    @property
-    def sees_all(self) -> bool:
-        return self.first.sees_all and self.second.sees_all
-
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return first(i, j) and second(i, j)."""
         return self.first.mask_mod(i, j) & self.second.mask_mod(i, j)
@@ -207,11 +218,6 @@ class Both(CombinedPattern):
 @dataclass(frozen=True)
 class Either(CombinedPattern):
     """Union ``first | second``: a key is visible if one of the patterns allows it."""
-
-    @property
-    def max_distance(self) -> int:
-        """The larger of both distances."""
-        return max(self.first.max_distance, self.second.max_distance)
 
     @property
     def sees_all(self) -> bool:

@@ -231,6 +231,13 @@ def frequencies(width: int, base: float, device: torch.device | None = None) -> 
     return base**-exponent
 
 
+def rotate_pairs(x: Tensor, angle: Tensor) -> Tensor:
+    """Rotate pairs of adjacent features of x (..., D) by angles (..., D / 2) float64."""
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+
+
 def check_base(technique: str, base: float) -> None:
     """Raise TypeError or ValueError unless ``base`` can be the base of `frequencies`."""
     check_finite_number(f"{technique} base", base)

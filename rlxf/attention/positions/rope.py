@@ -15,6 +15,7 @@ from rlxf.attention.positions.base import (
     Position,
     check_base,
     frequencies,
+    rotate_pairs,
 )
 from rlxf.attention.technique import (
     SpecView,
@@ -233,10 +234,7 @@ def rotate(x: Tensor, position: Tensor, speed: Tensor) -> Tensor:
 
     position is (B, T), and speed (D / 2,) float64.
     """
-    angle = position[:, None, :, None] * speed
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+    return rotate_pairs(x, position[:, None, :, None] * speed)
 
 
 class RoPERotation(LayerPosition):

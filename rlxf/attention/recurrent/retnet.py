@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlxf.attention.linear import orthogonal_linear
+from rlxf.attention.positions.base import rotate_pairs
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
 from rlxf.attention.recurrent.decayed_attention import decayed_attention
 from rlxf.attention.recurrent.heads import rms_norm, split_heads
@@ -75,7 +76,4 @@ def rotate(x: Tensor, position: Tensor) -> Tensor:
     Angles per step are ``10000^-e`` with K / 2 exponents e from 0 to 1, both included; `RoPE` excludes 1.
     """
     exponent = torch.linspace(0, 1, x.shape[-1] // 2, dtype=torch.float64, device=x.device)
-    angle = position[:, :, None, None] * 10000.0**-exponent
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+    return rotate_pairs(x, position[:, :, None, None] * 10000.0**-exponent)

@@ -18,8 +18,6 @@ class Residual(Technique, ABC):
 
     causal_form: ClassVar[str] = "token by token"
     cost: ClassVar[str] = "L"
-    restores_random_state: ClassVar[bool] = False
-    """True if the backward pass repeats parts of the forward pass, with the same random numbers."""
 
     @abstractmethod
     def build(self, width: int, heads: int) -> nn.Module:

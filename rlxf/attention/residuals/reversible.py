@@ -15,6 +15,7 @@ from rlxf.attention.linear import keep_matmul_dtype
 from rlxf.attention.norm import NormType, PreNorm
 from rlxf.attention.residuals.base import Residual, Sum
 from rlxf.attention.technique import LayerPasses, SpecView
+from rlxf.utils.errors import CompilationError
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,11 @@ class Reversible(Residual):
 
     paper: ClassVar[str] = "Kitaev et al. 2020, arXiv:2001.04451"
     cost: ClassVar[str] = "L, a third more in training"
-    restores_random_state: ClassVar[bool] = True
+
+    def check_capture(self, choices: SpecView) -> None:
+        """Raise CompilationError if dropout has to be repeated in the backward pass."""
+        if choices.dropout:
+            raise CompilationError("the backward pass restores the random state of the forward pass")
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless inputs of layers can be recomputed from their outputs."""

@@ -14,7 +14,7 @@ from tyro.conf import arg
 from rlxf.agents.common.checkpoint import CACHE_COPIES, state_memory
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.config import SCHEDULES
-from rlxf.agents.gtrxl.policy import POLICIES, default_policy_name
+from rlxf.agents.gtrxl.policies import POLICIES, default_policy_name
 from rlxf.attention import TransformerSpec
 from rlxf.cli.env_options import EnvOptions, check_curriculum_trust, check_worker_trust
 from rlxf.cli.evaluated_training import EvaluatedTrainingCommand

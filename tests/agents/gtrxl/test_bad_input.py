@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO, collect, evaluate
 from rlxf.agents.gtrxl import gtrxl
-from rlxf.agents.gtrxl.policy import default_policy_name
+from rlxf.agents.gtrxl.policies import default_policy_name
 from rlxf.attention import (
     GLA,
     XL,

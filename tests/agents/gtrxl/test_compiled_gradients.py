@@ -11,12 +11,13 @@ from gymnasium import spaces
 from torch import nn
 
 from rlxf.agents.common import gradient_programs
-from rlxf.agents.common.compiled_function import CompilationError, CompiledFunction
+from rlxf.agents.common.compiled_function import CompiledFunction
 from rlxf.agents.common.gradient_programs import CompiledGradients, Gradients, record
 from rlxf.agents.gtrxl.compiled_losses import CompiledPPOLosses
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.attention import TokenIndex
 from rlxf.attention.relative import is_aligned
+from rlxf.utils.errors import CompilationError
 from tests.agents.gtrxl.test_compiled_losses import learn
 from tests.agents.gtrxl.worlds import (
     ACTIONS,

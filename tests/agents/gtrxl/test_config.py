@@ -18,6 +18,7 @@ from rlxf import GTrXLPPO
 from rlxf.agents.common.checkpoint import setting_rules
 from rlxf.agents.gtrxl import config
 from rlxf.agents.gtrxl.checkpoint import setting_names
+from rlxf.agents.gtrxl.hyperparameters import hyperparameters as agent_hyperparameters
 from rlxf.envs import make_vec_env
 from rlxf.training import CheckpointError
 from rlxf.training.serialization import dump_json, load_json
@@ -52,7 +53,7 @@ def times_written(folder: Path, tag: str) -> int:
 
 def hyperparameters(agent: GTrXLPPO) -> dict[str, object]:
     """Return the hyperparameters that a training logs."""
-    return config.hyperparameters(agent.constructor_settings(), "GTrXLPPO", "MlpGTrXLPolicy", agent.env)
+    return agent_hyperparameters(agent.constructor_settings(), "GTrXLPPO", "MlpGTrXLPolicy", agent.env)
 
 
 def test_training_logs_hyperparameters_once(tmp_path):

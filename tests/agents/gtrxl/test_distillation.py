@@ -11,12 +11,12 @@ from torch.distributions import kl_divergence
 
 from rlxf import GTrXLPPO
 from rlxf.agents.common.losses import Distillation
-from rlxf.agents.gtrxl.training_algorithm import (
+from rlxf.agents.gtrxl.action_heads import BernoulliHead
+from rlxf.agents.gtrxl.distillation import (
     DistillationBatch,
     DistillationLoss,
     DistillationTraining,
     DistillationUpdate,
-    divergence,
 )
 from rlxf.attention import ACT, CALM, KNNLM, RATE, RMT, SPALM, DepthAdaptive, StreamingXL
 from rlxf.attention.token_index import EMPTY
@@ -215,7 +215,8 @@ def test_divergence_equals_torch(actions):
     else:
         expected = kl_divergence(teacher, student)
         expected = expected.sum(-1) if expected.dim() == 2 else expected
-    close(divergence(*distributions, temperature=1.0), expected, 1e-5)
+    head = agents[0].policy.action_head
+    close(head.divergence(*distributions, temperature=1.0), expected, 1e-5)
 
 
 def test_bits_are_binary_choices():
@@ -223,7 +224,8 @@ def test_bits_are_binary_choices():
     distributions = [BernoulliDistribution(2).proba_distribution(each) for each in logits]
     softened = [BernoulliDistribution(2).proba_distribution(each / 3).distribution for each in logits]
     expected = 9 * kl_divergence(softened[1], softened[0]).sum(-1)
-    close(divergence(*distributions, temperature=3.0), expected, 1e-5)
+    head = BernoulliHead(BernoulliDistribution(2))
+    close(head.divergence(*distributions, temperature=3.0), expected, 1e-5)
 
 
 def test_filler_rows_do_not_enter_the_loss():

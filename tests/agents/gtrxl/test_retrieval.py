@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO, evaluate
 from rlxf.agents.gtrxl import retrieval
-from rlxf.agents.gtrxl.policy import default_policy_name
+from rlxf.agents.gtrxl.policies import default_policy_name
 from rlxf.attention import CALM, KNNLM, SPALM, LearnedAbsolute, RoPE
 from rlxf.data import DatasetError, observation_encoder
 from rlxf.training import CheckpointError, read_archive, write_archive

@@ -12,7 +12,7 @@ from stable_baselines3.common.distributions import StateDependentNoiseDistributi
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO
-from rlxf.agents.gtrxl.policy import MlpGTrXLPolicy
+from rlxf.agents.gtrxl.policies import MlpGTrXLPolicy
 from rlxf.agents.gtrxl.state_dependent_noise import StateDependentNoise, mean_action_std
 from rlxf.training import CheckpointError, read_archive, write_archive
 from tests.agents.gtrxl.worlds import (

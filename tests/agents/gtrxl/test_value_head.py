@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl.config import PPOConfig
-from rlxf.agents.gtrxl.heads import MIN_STD, PopArtHead
+from rlxf.agents.gtrxl.value_head import MIN_STD, PopArtHead
 from rlxf.training import CheckpointError
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent, small_core
 

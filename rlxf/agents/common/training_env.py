@@ -1,0 +1,47 @@
+"""Environments that an agent trains in, in a form that Stable-Baselines3 accepts."""
+
+from typing import Any
+
+from gymnasium import Env
+from gymnasium.vector import VectorEnv
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlxf.envs.make import make_vec_env
+from rlxf.envs.spaces import check_spaces
+from rlxf.envs.step_checks import with_checked_steps
+from rlxf.envs.tensor_vec_env import as_vec_env
+from rlxf.envs.vector import check_frame_stack
+from rlxf.training.distributed import process_group
+
+
+def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, seed: int | None) -> Any:
+    """Convert ``env`` to a type that SB3 accepts.
+
+    For an id, this process's share of ``n_envs`` environments is created. A ``VectorEnv`` is wrapped.
+
+    Raises:
+        ValueError: if the id is unknown, ``n_envs`` is less than 1, or by `check_frame_stack`.
+        TypeError: if a space is not supported, or ``env`` is not an environment.
+    """
+    if env is None:
+        return None
+    if isinstance(env, str):
+        env = make_vec_env(env, process_group().split_total("n_envs", n_envs), seed)
+    if isinstance(env, VectorEnv):
+        env = as_vec_env(env)
+    if not isinstance(env, Env | VecEnv):
+        advice = "; pass make_vec_env(FUNCTION_OR_CLASS, n_envs) of rlxf.envs" if callable(env) else ""
+        raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}{advice}")
+    check_spaces(env.observation_space, env.action_space)
+    if isinstance(env, VecEnv):
+        check_frame_stack(env)
+    return with_checked_steps(env)
+
+
+def check_has_env(env: VecEnv | None) -> None:
+    """Raise ValueError if the agent has no training environment."""
+    if env is None:
+        raise ValueError(
+            "the agent was loaded without an environment to train in: load it with load(path, env=...), or "
+            "call set_env(...) before learn"
+        )

@@ -1,0 +1,121 @@
+"""Policies for vectors, images and Dict observations, and the choice between them."""
+
+from typing import Any
+
+from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
+from torch import Tensor, nn
+
+from rlxf.agents.gtrxl.policy import GTrXLPolicy
+from rlxf.utils.warnings import warn_user
+
+
+class MlpGTrXLPolicy(GTrXLPolicy):
+    """Policy for vectors and discrete observations: flattened, discrete ones as one-hot vectors."""
+
+
+class CnnGTrXLPolicy(GTrXLPolicy):
+    """Policy for images, with SB3's `NatureCNN`."""
+
+    extractor_class = NatureCNN
+
+    @classmethod
+    def supports(cls, observation_space: spaces.Space, normalize_images: bool = True) -> bool:
+        """Return whether the observations are images."""
+        is_image = is_image_space(observation_space, normalized_image=not normalize_images)
+        return super().supports(observation_space) and is_image
+
+
+class DictExtractor(CombinedExtractor):
+    """SB3's `CombinedExtractor`, also for keys that are not allowed as names of modules.
+
+    Args:
+        observation_space: space with any keys.
+        options: arguments of `CombinedExtractor`.
+
+    Raises:
+        ValueError: if two keys would give modules of the same name, e.g. "a.b" and "a%2Eb".
+    """
+
+    def __init__(self, observation_space: spaces.Dict, **options: Any):
+        names = {key: _module_name(key) for key in observation_space}
+        if len(set(names.values())) < len(names):
+            raise ValueError(f"the keys {list(names)} of the observation space are too similar: rename some")
+        parts = [(names[key], part) for key, part in observation_space.items()]  # a list keeps the order
+        super().__init__(spaces.Dict(parts), **options)
+        self._names = names
+
+    def forward(self, observations: dict[str, Tensor]) -> Tensor:
+        """Return the concatenated features (N, F) of all parts."""
+        return super().forward({name: observations[key] for key, name in self._names.items()})
+
+
+def _module_name(key: str) -> str:
+    """Return a name of a submodule for a key: the key, unless torch refuses it, as "a.b" or "values"."""
+    name = key.replace(".", "%2E")
+    return f"%{name}" if not name or hasattr(nn.ModuleDict(), name) else name
+
+
+class MultiInputGTrXLPolicy(GTrXLPolicy):
+    """Policy for Dict observations, with SB3's `CombinedExtractor`: a NatureCNN for each image."""
+
+    extractor_class = DictExtractor
+
+    @classmethod
+    def supports(cls, observation_space: spaces.Space, normalize_images: bool = True) -> bool:
+        """Return whether the observations are Dict."""
+        return isinstance(observation_space, spaces.Dict)
+
+
+POLICIES: dict[str, type[BasePolicy]] = {
+    policy.__name__: policy for policy in (MlpGTrXLPolicy, CnnGTrXLPolicy, MultiInputGTrXLPolicy)
+}
+SB3_POLICIES: dict[str, type[BasePolicy]] = {
+    name.replace("GTrXL", kind): policy for name, policy in POLICIES.items() for kind in ("", "Lstm")
+}
+"""Policies under the names of ``PPO`` and ``RecurrentPPO``: "MlpPolicy", "MlpLstmPolicy" ..."""
+
+
+def default_policy_name(observation_space: spaces.Space) -> str:
+    """Return the name of the policy for an observation space."""
+    choices = MultiInputGTrXLPolicy, CnnGTrXLPolicy, MlpGTrXLPolicy
+    return next(policy.__name__ for policy in choices if policy.supports(observation_space))
+
+
+def check_policy(
+    policy: type[BasePolicy], observation_space: spaces.Space, normalize_images: bool = True
+) -> None:
+    """Raise TypeError unless the policy is a `GTrXLPolicy`, ValueError unless it supports the space."""
+    if not issubclass(policy, GTrXLPolicy):
+        raise TypeError(
+            f"policy must be one of {', '.join(POLICIES)}, or a class derived from one; got {policy}"
+        )
+    if policy.supports(observation_space, normalize_images):
+        return
+    if policy.supports(observation_space, normalize_images=False):
+        raise ValueError(
+            f"{policy.__name__} divides images by 255, so they must be uint8 with values from 0 to 255, got "
+            f"{observation_space}; pass policy_kwargs={{'normalize_images': False}} to use them as they are"
+        )
+    raise ValueError(
+        f"{policy.__name__} does not support the observation space {observation_space}; "
+        f"use {default_policy_name(observation_space)!r}"
+    )
+
+
+SMALLEST_IMAGE = 36
+"""Minimum height and width, in pixels, of images for SB3's ``NatureCNN``."""
+
+
+def warn_of_flattened_images(policy: BasePolicy) -> None:
+    """Warn if the policy flattens images that `CnnGTrXLPolicy` supports."""
+    space = policy.observation_space
+    flattens = isinstance(policy, MlpGTrXLPolicy) and policy.features_extractor_class is FlattenExtractor
+    is_image = default_policy_name(space) == CnnGTrXLPolicy.__name__
+    if flattens and is_image and sorted(space.shape or ())[-2] >= SMALLEST_IMAGE:
+        warn_user(
+            f"{type(policy).__name__} flattens images of shape {space.shape} and loses their spatial "
+            f"structure: use 'CnnGTrXLPolicy', which reads them with convolutions"
+        )
