@@ -124,7 +124,7 @@ class Plan:
             PlanError: if the file is not TOML, or a key or a value is invalid.
             OSError: if the file cannot be read.
         """
-        document, text = read_toml(path, "an experiment file")
+        document, text = read_toml(path, "experiment file")
         return _Reader(path, text).plan(document)
 
     def selection(self, tasks: Collection[str], agents: Collection[str]) -> "Plan":
@@ -232,7 +232,7 @@ class _Reader(TomlReader):
         """Return the task of a table."""
         settings = self.options({k: v for k, v in table.items() if k not in KEYS["task"]}, name)
         if ("env" in settings) == ("dataset" in settings):
-            raise self.error(name, f"task {name} must have either env or dataset")
+            raise self.error(f"tasks.{name}", f"task {name} must have either env or dataset")
         where = f"tasks.{name}.agents"
         overrides = {
             agent: self.options(options, f"{where}.{agent}")
@@ -242,7 +242,7 @@ class _Reader(TomlReader):
 
     def agent(self, name: str, table: dict[str, Any]) -> Agent:
         """Return the agent of a table."""
-        command = self.command(f"agent {name}", name, table.get("command"), COMMANDS)
+        command = self.command(f"agent {name}", f"agents.{name}", table.get("command"), COMMANDS)
         settings = self.options({k: v for k, v in table.items() if k not in KEYS["agent"]}, name)
         return Agent(name, command, settings)
 
@@ -253,7 +253,7 @@ class _Reader(TomlReader):
         numbers = isinstance(value, list) and all(type(each) in (int, float) for each in value)
         if not numbers or len(value) != 2 or not all(map(isfinite, value)) or value[0] >= value[1]:
             raise self.error(
-                "score_range",
+                f"tasks.{task}.score_range",
                 f"score_range of task {task} must be two returns, those with scores 0 and 1, in increasing "
                 f"order, got {value!r}",
             )
@@ -264,12 +264,14 @@ class _Reader(TomlReader):
         for name, table in self.table(value, where).items():
             if not NAME.fullmatch(name):
                 raise self.error(
-                    name,
+                    f"{where}.{name}",
                     f"{where}.{name}: names must have letters, digits, dots, dashes and underscores only, "
                     f"and begin with a letter or digit, because they are names of folders",
                 )
             if name in RESULT_FILES:
-                raise self.error(name, f"{where}.{name}: {name} is the name of a file with results")
+                raise self.error(
+                    f"{where}.{name}", f"{where}.{name}: {name} is the name of a file with results"
+                )
             yield name, self.table(table, f"{where}.{name}")
 
     def check_pairs(self, plan: Plan) -> None:
@@ -279,14 +281,14 @@ class _Reader(TomlReader):
         for task in plan.tasks:
             if task not in [each for each, _ in pairs]:
                 raise self.error(
-                    task.name, f"no agent trains on task {task.name}: add one, or remove the task"
+                    f"tasks.{task.name}", f"no agent trains on task {task.name}: add one, or remove the task"
                 )
             self.check_keys(task.overrides, tuple(names), f"tasks.{task.name}.agents")
         for agent in plan.agents:
             if agent not in [each for _, each in pairs]:
                 needed = COMMANDS[agent.command]
                 raise self.error(
-                    agent.name, f"agent {agent.name} needs a task with {needed}, but none has it"
+                    f"agents.{agent.name}", f"agent {agent.name} needs a task with {needed}, but none has it"
                 )
         for task, agent in pairs:
             if plan.options(task, agent).get("episodes") == 0:

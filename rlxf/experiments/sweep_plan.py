@@ -19,6 +19,7 @@ from rlxf.experiments.search_space import (
 )
 from rlxf.experiments.toml_files import MAX_RUNS, PlanError, TomlReader, read_toml
 from rlxf.utils.names import did_you_mean
+from rlxf.utils.toml import read_text
 
 METRIC = "eval/mean_reward"
 """Default objective: the mean return of the final evaluation."""
@@ -85,7 +86,7 @@ class SweepPlan:
             PlanError: if the file is not TOML, or a key or a value is invalid.
             OSError: if the file cannot be read.
         """
-        document, text = read_toml(path, "a sweep file")
+        document, text = read_toml(path, "sweep file")
         return _Reader(path, text).plan(document)
 
     @property
@@ -119,8 +120,7 @@ class SweepPlan:
         """Return an error with the line of the file that sets an option; without a line if it is None."""
         if name is None:
             return PlanError(f"{self.path}: {message}")
-        text = self.path.read_text(encoding="utf-8")
-        return _Reader(self.path, text).named_error(name, message)
+        return _Reader(self.path, read_text(self.path, "sweep file")).error(name, message)
 
 
 def _entries(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -155,7 +155,7 @@ class _Reader(TomlReader):
             raise self.error("settings", f"command {command} needs {needed}: add it to [settings]")
         if settings.get("episodes") == 0 and document.get("metric", METRIC) == METRIC:
             raise self.error(
-                "episodes",
+                "settings.episodes",
                 f"settings has episodes = 0, so no run has the metric {METRIC}: give at least 1, or choose "
                 f"another metric",
             )
@@ -183,7 +183,7 @@ class _Reader(TomlReader):
         self.check_reserved(own, "search")
         for name in own:
             if any(_overlaps(name, other, value) for other, value in fixed.items()):
-                raise self.named_error(name, f"{name} is in both [settings] and [search]: remove one")
+                raise self.error(name, f"{name} is in both [settings] and [search]: remove one")
         options |= own
         if not options:
             raise PlanError(
@@ -205,9 +205,7 @@ class _Reader(TomlReader):
             else:
                 each = self.dimensions(value, f"{name}.")
             if both := set(each) & set(found):
-                raise self.named_error(
-                    min(both), f"search has {min(both)} twice, in two spellings: remove one"
-                )
+                raise self.error(min(both), f"search has {min(both)} twice, in two spellings: remove one")
             found |= each
         return found
 
@@ -216,7 +214,7 @@ class _Reader(TomlReader):
         if isinstance(value, list):
             return self.choices(name, value, {})
         if not isinstance(value, dict):
-            raise self.named_error(
+            raise self.error(
                 name,
                 f"search.{name} must be a list of choices, or a table such as {{ low = 1, high = 8 }}, got "
                 f"{value!r}",
@@ -232,7 +230,7 @@ class _Reader(TomlReader):
         """Return the choices in a list."""
         labels = [label(each) for each in values] if isinstance(values, list) and self.is_data(values) else []
         if not labels or len(set(labels)) < len(labels):
-            raise self.named_error(
+            raise self.error(
                 name,
                 f"search.{name} must be a list of different texts, numbers or true and false, got {values!r}",
             )
@@ -252,18 +250,16 @@ class _Reader(TomlReader):
         try:
             check_range(low, high, log, value.get("step"))
         except ValueError as error:
-            raise self.named_error(name, f"search.{name} {error}") from None
+            raise self.error(name, f"search.{name} {error}") from None
         form = value.get("format")
         if form is not None and (not isinstance(form, str) or form.count("{}") != 1):
-            raise self.named_error(
-                name, f"format of search.{name} must be a text with one {{}}, got {form!r}"
-            )
+            raise self.error(name, f"format of search.{name} must be a text with one {{}}, got {form!r}")
         return Range(low, high, log, value.get("step"), form, when)  # type: ignore[arg-type]
 
     def condition(self, name: str, when: Any) -> Condition:
         """Return the condition in the key ``when`` of an option."""
         if not isinstance(when, dict):
-            raise self.named_error(
+            raise self.error(
                 name, f"when of search.{name} must be a table such as {{ option = value }}, got {when!r}"
             )
         return {
@@ -277,12 +273,12 @@ class _Reader(TomlReader):
             for other in dimension.when:
                 if other not in known:
                     hint = did_you_mean(other, known)
-                    raise self.named_error(
+                    raise self.error(
                         name,
                         f"when of search.{name} names {other}, which is neither fixed nor searched{hint}",
                     )
                 if other in options and options[other].when:
-                    raise self.named_error(
+                    raise self.error(
                         name, f"when of search.{name} names {other}, which has a condition itself"
                     )
 
@@ -317,14 +313,6 @@ class _Reader(TomlReader):
         startup = table.get("startup_trials", Pruning.startup_trials)
         return Pruning(self.count("startup_trials", startup, 1), warmup)
 
-    def named_error(self, name: str, message: str) -> PlanError:
-        """Return an error with the line that sets an option of this full name."""
-        spellings = [name, name.replace("_", "-"), name.rpartition(".")[2]]
-        spellings += [spellings[-1].replace("_", "-"), name.partition(".")[0]]
-        errors = (self.error(spelling, message) for spelling in spellings)
-        plain = f"{self.path}: {message}"
-        return next((error for error in errors if str(error) != plain), PlanError(plain))
-
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
@@ -338,5 +326,5 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _shipped(name: str) -> dict[str, Dimension]:
     """Return the search space of this name in the package."""
     path = Path(str(files("rlxf.experiments") / "spaces" / f"{name}.toml"))
-    document, text = read_toml(path, "a search space")
+    document, text = read_toml(path, "search space")
     return _Reader(path, text).dimensions(document)

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from rlxf.experiments.plan import Plan
-from rlxf.experiments.toml_files import MAX_BYTES, PlanError
+from rlxf.experiments.toml_files import PlanError
+from rlxf.utils.toml import MAX_BYTES
 
 FILE = """\
 seeds = [3, 7]
@@ -209,17 +210,20 @@ def test_invalid_files_are_refused_with_their_line(read, old, new, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\xff\xfe", "is not a text file in UTF-8"),
-        (b"#" * (MAX_BYTES + 1), "bytes; an experiment file must be smaller"),
+        (b"\xff\xfe", "is not a text in UTF-8"),
+        (b"#" * (MAX_BYTES + 1), "is larger than 1,048,576 bytes, the limit of experiment files"),
         (b"a = " + b"[" * 5000 + b"]" * 5000, "is not a TOML file"),
+        (b"seeds" + b".a" * 10_000 + b" = 1", "experiment.toml: the key in line 1 has more than 64 parts$"),
+        (b"seeds = " + b"9" * 5000, "experiment.toml: "),
         (b"", "has no tasks: add a table"),
         (b"tasks = 3\nagents = 4", "tasks must be a table, got 3"),
     ],
-    ids=["binary", "huge", "deep", "empty", "numbers"],
+    ids=["binary", "huge", "deep", "parts", "digits", "empty", "numbers"],
 )
 def test_other_files_are_refused(read, content, message):
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(PlanError, match=message) as error:
         read(content)
+    assert "\n" not in str(error.value)
 
 
 def test_a_missing_file_is_named(tmp_path):

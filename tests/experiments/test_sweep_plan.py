@@ -182,6 +182,12 @@ def test_stored_suggestions_are_restored(read):
             "when of search.core.memory.length must be a table",
         ),
         ("[search]", "[search", "is not a TOML file"),
+        ("n_epochs", "n_epochs" + ".a" * 10_000, "sweep.toml: the key in line 12 has more than 64 parts"),
+        (
+            "n_epochs = {",
+            f"n_epochs = {{{'a = {' * 70}{'}' * 70} }}\nx = {{",
+            "is not a TOML file: tables and",
+        ),
     ],
 )
 def test_invalid_files_are_refused_with_their_line(read, old, new, message):
