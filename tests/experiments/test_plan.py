@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from rlxf.experiments.experiment_file import read_plan
 from rlxf.experiments.plan import Plan
 from rlxf.experiments.toml_files import PlanError
 from rlxf.utils.toml import MAX_BYTES
@@ -47,7 +48,7 @@ def read(tmp_path):
     def plan(text: str | bytes) -> Plan:
         path = tmp_path / "experiment.toml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return Plan.read(path)
+        return read_plan(path)
 
     return plan
 
@@ -228,7 +229,7 @@ def test_other_files_are_refused(read, content, message):
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no experiment file"):
-        Plan.read(tmp_path / "nowhere.toml")
+        read_plan(tmp_path / "nowhere.toml")
 
 
 def test_too_many_runs_are_refused(read):

@@ -44,11 +44,11 @@ class Sweep(Command):
         """Read the file, check its options, open the study, and return the function that trains."""
         from rlxf.cli.sweep_run import SweepRun
         from rlxf.experiments.study import check_optuna
-        from rlxf.experiments.sweep_plan import SweepPlan
+        from rlxf.experiments.sweep_file import read_sweep_plan
 
         check_counts(self, "trials", "processes", "threads")
         check_optuna()
-        plan = SweepPlan.read(self.file)
+        plan = read_sweep_plan(self.file)
         plan = plan if self.trials is None else replace(plan, trials=self.trials)
         run = SweepRun(plan, self.folder, self.processes, self.threads)
         run.check_options()
