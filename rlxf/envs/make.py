@@ -13,8 +13,8 @@ from gymnasium.wrappers import FilterObservation, FlattenObservation, TransformO
 from stable_baselines3.common import env_util
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlxf.envs.action_replay import ActionReplay
 from rlxf.envs.curriculum import Curriculum, CurriculumEnv, check_stages
-from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.spaces import check_playable
 from rlxf.envs.specs import creation_errors, find_spec, make_single, package_of, single_arguments, single_spec
