@@ -7,10 +7,8 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     VecEnv,
@@ -22,10 +20,9 @@ from stable_baselines3.common.vec_env import (
 
 from rlxf.data.reference_scores import ReferenceScores, scores_from_table
 from rlxf.envs.curriculum import CurriculumEnv
-from rlxf.envs.make import make_vec_env
-from rlxf.envs.sb3_vec_env import calling_at_exit, make_sync_vec_env, resume_envs_at_exit
+from rlxf.envs.make import EnvLike, as_vectorized
+from rlxf.envs.sb3_vec_env import calling_at_exit, resume_envs_at_exit
 from rlxf.envs.specs import env_id_of
-from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.vector import check_frame_stack, has_filler_rows, innermost_env
 from rlxf.utils.warnings import warn_user
 
@@ -52,9 +49,6 @@ def preserve_rng_state() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(twister)  # noqa: NPY002
-
-
-EnvLike = str | gymnasium.Env | VectorEnv | VecEnv
 
 
 @contextmanager
@@ -122,29 +116,6 @@ def raw_rewards(env: VecEnv, rewards: np.ndarray) -> np.ndarray:
     """Return the rewards of the last step before the scaling of ``VecNormalize``."""
     normalizer = unwrap_vec_normalize(env)
     return rewards if normalizer is None else normalizer.get_original_reward()
-
-
-@contextmanager
-def as_vectorized(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
-    """Context manager for a ``VecEnv`` of ``env``; of an id, ``n_envs`` environments, closed at the end.
-
-    Raises:
-        TypeError: if ``env`` is not an environment or an id.
-        ValueError: if the id is unknown.
-    """
-    if isinstance(env, str):
-        with closing(make_vec_env(env, n_envs)) as made:
-            yield made
-    elif isinstance(env, VecEnv):
-        yield env
-    elif isinstance(env, VectorEnv):
-        yield as_vec_env(env)
-    elif isinstance(env, gymnasium.Env):
-        yield make_sync_vec_env([lambda: env])
-    else:
-        raise TypeError(
-            f"env must be an id, a VecEnv, a VectorEnv, an Env or None, got {type(env).__name__}: {env!r}"
-        )
 
 
 def with_training_normalization(agent: Any, env: VecEnv) -> VecEnv:

@@ -12,10 +12,10 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch.utils.tensorboard import SummaryWriter
 
+from rlxf.envs.make import EnvLike
 from rlxf.envs.sb3_vec_env import watch_processes
 from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
 from rlxf.evaluation.environment import (
-    EnvLike,
     is_monitored,
     prepared_env,
     raw_rewards,
