@@ -24,12 +24,19 @@ from rlxf.envs.make import EnvLike, as_vectorized
 from rlxf.envs.sb3_vec_env import calling_at_exit, resume_envs_at_exit
 from rlxf.envs.specs import env_id_of
 from rlxf.envs.vector import check_frame_stack, has_filler_rows, innermost_env
+from rlxf.evaluation.agents import (
+    has_persistent_memory,
+    own_env,
+    reference_scores,
+    saw_normalized_observations,
+    training_normalizer,
+)
 from rlxf.utils.warnings import warn_user
 
 
 def reference_scores_of(agent: Any, env: VecEnv) -> ReferenceScores | None:
     """Return the reference scores of the agent's data, else of the environment in `TABLE`, else None."""
-    scores = getattr(agent, "reference_scores", None)
+    scores = reference_scores(agent)
     if scores is not None:
         return scores
     env_id = env_id_of(env)
@@ -82,7 +89,7 @@ def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None)
 
 def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
     """Warn if the environment has filler rows and the memory of the agent persists across episodes."""
-    if getattr(agent, "persist_memory_across_episodes", False) and has_filler_rows(env):
+    if has_persistent_memory(agent) and has_filler_rows(env):
         warn_user(
             "with persist_memory_across_episodes=True the agent processes filler rows, which training "
             "masked, as steps and stores them in its memory: evaluate with "
@@ -92,7 +99,7 @@ def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
 
 def warn_of_missing_statistics(agent: Any, env: VecEnv) -> None:
     """Warn if the agent was trained with a ``VecNormalize``, but observations are raw here."""
-    if getattr(agent, "normalized_observations", False) and unwrap_vec_normalize(env) is None:
+    if saw_normalized_observations(agent) and unwrap_vec_normalize(env) is None:
         warn_user(
             "the agent was trained on observations normalized by VecNormalize, but env returns raw ones: "
             "wrap env with the statistics of the training, rlxf.training.load_normalizer(path, env), or load "
@@ -126,8 +133,8 @@ def with_training_normalization(agent: Any, env: VecEnv) -> VecEnv:
     Raises:
         ValueError: if the statistics are of observations with other shapes than those of ``env``.
     """
-    normalizer = agent.get_vec_normalize_env() if hasattr(agent, "get_vec_normalize_env") else None
-    if normalizer is None or not normalizer.norm_obs or unwrap_vec_normalize(env) is not None:
+    normalizer = training_normalizer(agent)
+    if normalizer is None or unwrap_vec_normalize(env) is not None:
         return env
     wrapped = deepcopy(normalizer)  # without its environments, as in a pickle
     try:
@@ -163,8 +170,8 @@ def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
             if hasattr(agent, "check_env"):
                 agent.check_env(vec_env)
             yield with_training_normalization(agent, vec_env)
-    elif hasattr(agent, "get_env") and agent.get_env() is not None:
-        yield agent.get_env()
+    elif (own := own_env(agent)) is not None:
+        yield own
     elif hasattr(agent, "make_env"):
         with closing(agent.make_env(n_envs, None)) as made:
             yield made
