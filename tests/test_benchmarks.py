@@ -21,10 +21,10 @@ from benchmarks import (
     learning,
     memory,
     mixers,
-    promises,
     result_cache,
     retrieval,
     reversible,
+    risk_control,
     stitching,
 )
 from benchmarks.ablation import CHANGES, DETAILS, Ablation
@@ -165,11 +165,11 @@ def test_depth_counts_passes(tmp_path, capsys):
 
 def test_guarantee_holds_and_violations_are_detected(monkeypatch):
     def violations():
-        return (promises.chosen_risks(200, 200, 0.1) > promises.ALPHA).mean()
+        return (risk_control.chosen_risks(200, 200, 0.1) > risk_control.ALPHA).mean()
 
     assert violations() <= 0.1
     monkeypatch.setattr(
-        promises, "select_risk_controlled", lambda losses, alpha, delta: losses.mean(axis=0) <= alpha
+        risk_control, "select_risk_controlled", lambda losses, alpha, delta: losses.mean(axis=0) <= alpha
     )
     assert violations() > 0.1
 
