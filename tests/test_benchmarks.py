@@ -21,7 +21,6 @@ from benchmarks import (
     learning,
     memory,
     mixers,
-    result_cache,
     retrieval,
     reversible,
     risk_control,
@@ -50,12 +49,10 @@ from rlxf.envs import TMaze
 from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.attention.passes import act, assert_close_for_dtype, learn
 from tests.attention.worlds import random_segment
-from tests.in_process import InProcessPool
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    monkeypatch.setattr(result_cache, "fresh_processes", lambda number: InProcessPool())
+def _small(monkeypatch, benchmarks_in_process):
     for bench in (ablation, cores, depth, memory):
         monkeypatch.setattr(bench, "ENVS", 4)
     monkeypatch.setattr(memory, "CALLS", 3)
