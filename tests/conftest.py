@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.progress import Progress
 
 from rlxf.attention.registry import TECHNIQUES
+from tests.in_process import InProcessPool
 
 CONTRACTS = {
     "test_acting_with_ring_buffer_equals_learning_in_segments",
@@ -48,6 +50,19 @@ EMPTY = SimpleNamespace(params={})
 def denormal_numbers():
     """Disable flushing of denormal numbers before each test, as agents enable it for the whole process."""
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def no_progress_bars(monkeypatch):
+    """Disable progress bars, which are not part of the output."""
+    for name in ("start", "stop"):
+        monkeypatch.setattr(Progress, name, lambda self: None)
+
+
+@pytest.fixture
+def benchmarks_in_process(monkeypatch):
+    """Run the jobs of benchmarks in this process."""
+    monkeypatch.setattr("benchmarks.result_cache.fresh_processes", lambda number: InProcessPool())
 
 
 @pytest.fixture

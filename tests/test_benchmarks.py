@@ -21,10 +21,9 @@ from benchmarks import (
     learning,
     memory,
     mixers,
-    promises,
-    result_cache,
     retrieval,
     reversible,
+    risk_control,
     stitching,
 )
 from benchmarks.ablation import CHANGES, DETAILS, Ablation
@@ -50,12 +49,10 @@ from rlxf.envs import TMaze
 from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.attention.passes import act, assert_close_for_dtype, learn
 from tests.attention.worlds import random_segment
-from tests.in_process import InProcessPool
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    monkeypatch.setattr(result_cache, "fresh_processes", lambda number: InProcessPool())
+def _small(monkeypatch, benchmarks_in_process):
     for bench in (ablation, cores, depth, memory):
         monkeypatch.setattr(bench, "ENVS", 4)
     monkeypatch.setattr(memory, "CALLS", 3)
@@ -165,11 +162,11 @@ def test_depth_counts_passes(tmp_path, capsys):
 
 def test_guarantee_holds_and_violations_are_detected(monkeypatch):
     def violations():
-        return (promises.chosen_risks(200, 200, 0.1) > promises.ALPHA).mean()
+        return (risk_control.chosen_risks(200, 200, 0.1) > risk_control.ALPHA).mean()
 
     assert violations() <= 0.1
     monkeypatch.setattr(
-        promises, "select_risk_controlled", lambda losses, alpha, delta: losses.mean(axis=0) <= alpha
+        risk_control, "select_risk_controlled", lambda losses, alpha, delta: losses.mean(axis=0) <= alpha
     )
     assert violations() > 0.1
 

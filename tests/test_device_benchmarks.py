@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from benchmarks import acting, attention, cleanrl, hugging_face, offline, operations, result_cache
+from benchmarks import acting, attention, cleanrl, hugging_face, offline, operations
 from benchmarks.acting import Acting
 from benchmarks.attention import ALL_PAIRS, Attention
 from benchmarks.attention_flex import CUDA_SUBJECTS, PATTERNS, FlexAttention
@@ -14,14 +14,9 @@ from benchmarks.shapes import cleanrl_shape
 
 from rlxf import collect
 from rlxf.data import load_trajectories
-from tests.in_process import InProcessPool
 
+pytestmark = pytest.mark.usefixtures("benchmarks_in_process")
 LENGTH = 512
-
-
-@pytest.fixture(autouse=True)
-def _in_process(monkeypatch):
-    monkeypatch.setattr(result_cache, "fresh_processes", lambda number: InProcessPool())
 
 
 @pytest.fixture

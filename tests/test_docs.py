@@ -7,7 +7,6 @@ from pathlib import Path
 
 import bench
 import pytest
-from rich.progress import Progress
 
 import rlxf
 from rlxf.cli.entry_point import parse
@@ -45,13 +44,6 @@ OTHER_PROGRAMS = {"source", "dask", "export", "git", "pip", "tensorboard", ".ven
 """Commands of other projects on the pages."""
 
 
-@pytest.fixture
-def _no_progress_bars(monkeypatch):
-    """Disable progress bars, which are not part of the output."""
-    for name in ("start", "stop"):
-        monkeypatch.setattr(Progress, name, lambda self: None)
-
-
 def marks(page: Path) -> list[pytest.MarkDecorator]:
     """Return the marks of the programs of a page."""
     slow, thorough = name(page) in SLOW | THOROUGH, name(page) in THOROUGH
@@ -60,7 +52,7 @@ def marks(page: Path) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=marks(page), id=name(page)) for page in PAGES])
 @pytest.mark.filterwarnings("error:the weights will not change")
-@pytest.mark.usefixtures("minari_root", "restored_registry", "_no_progress_bars")
+@pytest.mark.usefixtures("minari_root", "restored_registry", "no_progress_bars")
 def test_programs_of_a_page_print_the_shown_output(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(TEXTS[page], str(page))

@@ -17,7 +17,6 @@ import signal_task
 import small_images
 import torch
 from gymnasium.utils.env_checker import check_env
-from rich.progress import Progress
 
 from rlxf.attention import TokenIndex, TransformerSpec, Window
 from rlxf.attention.registry import TECHNIQUES
@@ -28,6 +27,7 @@ from tests.attention.worlds import random_index, random_segment
 from tests.cli.running import TINY
 from tests.sources import ROOT, imported, parsed
 
+pytestmark = pytest.mark.usefixtures("no_progress_bars")
 PATTERNS = TECHNIQUES["pattern"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 GUESSING = 1 / signal_task.SIGNALS
@@ -38,12 +38,6 @@ GUESSING = 1 / signal_task.SIGNALS
 def _registered_pattern(monkeypatch):
     """Register the pattern of the examples during a test."""
     monkeypatch.setitem(PATTERNS, "LogSparse", log_sparse.LogSparse)
-
-
-@pytest.fixture(autouse=True)
-def _no_progress_bars(monkeypatch):
-    for name in ("start", "stop"):
-        monkeypatch.setattr(Progress, name, lambda self: None)
 
 
 def test_the_page_lists_the_programs():

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from benchmarks.broken_envs import BrokenEnvs
+from benchmarks.damaged_files import altered, cut_while_written, mutated
 from benchmarks.hostile_files import hostile
-from benchmarks.hurt_files import altered, cut_while_written, mutated
 from benchmarks.killed_commands import COMMANDS, differences, killed_commands
 from benchmarks.killed_runs import AGENTS, killed_runs, same
 from benchmarks.random_settings import random_settings

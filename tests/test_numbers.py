@@ -25,7 +25,7 @@ from benchmarks.techniques import kept, rows, subjects
 
 from rlxf.evaluation.intervals import bootstrap_interval, stratified_interquartile_mean
 from rlxf.experiments.execution import Outcome
-from rlxf.experiments.plan import Plan
+from rlxf.experiments.experiment_file import read_plan
 from rlxf.experiments.results import Results, RunResult
 from rlxf.experiments.summary import Summary
 from rlxf.training.run_folder import Completion
@@ -310,7 +310,7 @@ def experiment_table(name, task, runs):
     """Return the table of a task, made from the returns of an experiment."""
     own = {(run["agent"], run["seed"]): run for run in runs if run["task"] == task}
     agents = list(dict.fromkeys(agent for agent, _ in own))
-    plan = Plan.read(ROOT / f"scripts/experiments/{name}.toml").selection([task], agents)
+    plan = read_plan(ROOT / f"scripts/experiments/{name}.toml").selection([task], agents)
     results = Results(plan, tuple(result(cell, own[cell.agent, cell.seed]) for cell in plan.cells()))
     return Summary(results).tables[0].markdown().partition("\n\n")[2].strip()
 

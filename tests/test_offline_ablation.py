@@ -5,13 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from benchmarks import ablation_runs, offline_ablation, result_cache
+from benchmarks import ablation_runs, offline_ablation
 from benchmarks.offline_ablation import CHANGES, DETAILS, FullWindows, OfflineAblation, Task
 from benchmarks.result_cache import read_runs
 
 from rlxf import collect, evaluate
 from rlxf.data import ReferenceScores, load_trajectories
-from tests.in_process import InProcessPool
 from tests.sources import ROOT
 
 PENDULUM = "pendulum/random-v0"
@@ -57,8 +56,8 @@ def test_full_windows_end_before_their_episode(pendulum):
     assert np.isin(long, pendulum.offsets[:-1]).all()
 
 
+@pytest.mark.usefixtures("benchmarks_in_process")
 def test_runs_are_scored_by_the_reference_scores(pendulum, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(result_cache, "fresh_processes", lambda number: InProcessPool())
     monkeypatch.setattr(offline_ablation, "TASKS", {"random": Task(PENDULUM, -900.0)})
     scored = replace(pendulum, reference_scores=ReferenceScores(-5000.0, -4999.0, "a test"))
     monkeypatch.setattr(offline_ablation, "load_trajectories", lambda dataset: scored)

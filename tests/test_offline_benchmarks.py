@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from benchmarks import checkpoints, hugging_face, offline_methods, online, pretraining, ranking, result_cache
+from benchmarks import checkpoints, hugging_face, offline_methods, online, pretraining, ranking
 from benchmarks.checkpoints import AVERAGE, NEWEST, VARIANTS, Checkpoint, Checkpoints
 from benchmarks.offline_criteria import criteria
 from benchmarks.offline_methods import DATA, METHODS, PRESETS, Job, measure
@@ -24,16 +24,11 @@ from rlxf.data import Windows, load_trajectories
 from rlxf.evaluation import evaluate
 from rlxf.evaluation.intervals import interquartile_mean
 from tests.datasets import ID, record_cartpole
-from tests.in_process import InProcessPool
 from tests.sources import ROOT
 
+pytestmark = pytest.mark.usefixtures("benchmarks_in_process")
 OURS = tuple(name for name in METHODS if name != "hf")
 TINY = {"preset": "reduced", "updates": 2, "width": 8, "layers": 1, "context": 3, "batch_size": 4}
-
-
-@pytest.fixture(autouse=True)
-def _in_process(monkeypatch):
-    monkeypatch.setattr(result_cache, "fresh_processes", lambda number: InProcessPool())
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ given twice, the last one counts, so the options of the user have precedence.
 
 import re
 import reprlib
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tomllib import TOMLDecodeError
 from typing import Any
 
 from rlxf.attention import TransformerSpec
@@ -37,17 +37,12 @@ from rlxf.training import RunFolder
 from rlxf.training.file_contents import CONFIG
 from rlxf.training.serialization import dump_json, load_json
 from rlxf.utils.names import did_you_mean
+from rlxf.utils.toml import MAX_PARTS, line_of, loads, read_text
 
-MAX_BYTES = 2**20
-"""Maximum size of a settings file."""
-MAX_PARTS = 64
-"""Maximum number of parts of a key. The memory of `tomllib` grows with the square of this number."""
 JSON_OPTIONS = ("env_kwargs", "curriculum", "arguments", *CHOICES)
 """Options whose tables are one JSON text."""
 NUMBER = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 """Pattern of a negative number; other words with a leading dash are options."""
-BEFORE_VALUE = re.compile(r"""(?:"(?:[^"\\]|\\.)*+"|'[^']*+'|[^="'])*+""")
-"""Pattern of the part of a line before the first ``=`` outside of quotes."""
 SETTINGS_OF_DATA = ("env", "env_kwargs", "trust_data", "target_returns", "return_scale", "episode_length")
 """Settings in a ``config.json`` that are those of its datasets, or depend on them."""
 Settings = Mapping[str, Any]
@@ -134,7 +129,7 @@ def file_arguments(path: Path, words: str, command: type[TrainingCommand], args:
             return to_arguments(run_settings(run, path, command, args))
         return to_arguments(_toml_settings(text, command, args))
     except SettingsError as error:
-        line = None if text.lstrip().startswith("{") else _line_of(text, error.name)
+        line = None if text.lstrip().startswith("{") else line_of(text, error.name)
         raise ValueError(f"{path}{'' if line is None else f', line {line}'}: {error}") from error
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply: use at most {MAX_PARTS} levels") from None
@@ -143,64 +138,24 @@ def file_arguments(path: Path, words: str, command: type[TrainingCommand], args:
 
 
 def _read(path: Path) -> str:
-    if not path.exists():
-        raise FileNotFoundError(f"there is no settings file {path}: check --config")
-    needed = "--config needs a TOML file, or the folder of a run"
-    if not path.is_file():
-        raise ValueError(f"{path} is not a regular file: {needed}")
-    with open(path, "rb") as handle:
-        data = handle.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"{path} is larger than {MAX_BYTES:,} bytes, the limit of settings files: {needed}")
-    if b"\0" not in data:
-        try:
-            return data.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            pass
-    raise ValueError(f"{path} is not a text in UTF-8: {needed}")
+    try:
+        return read_text(path, "settings file")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}: check --config") from None
+    except ValueError as error:
+        raise ValueError(f"{error}: --config needs a TOML file, or the folder of a run") from None
 
 
 def _toml_settings(text: str, command: type[TrainingCommand], args: Sequence[str]) -> dict[str, Any]:
     """Return the settings in a TOML file that are in effect with the options of the user."""
-    _check_key_parts(text)
     try:
-        flat = flatten(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        flat = flatten(loads(text))
+    except TOMLDecodeError as error:
         raise ValueError(f"it is not valid TOML: {error}") from error
     named = given_options(args, "settings").get("settings", flat.get("settings"))
     core = default_core(command, ["--settings", str(named)])
     check_settings(flat, command, core)
     return _without_overridden(flat, command, core, args)
-
-
-def _check_key_parts(text: str) -> None:
-    for number, line in enumerate(text.split("\n"), 1):
-        match = BEFORE_VALUE.match(line)
-        key = line[: match.end()] if match else ""
-        is_key = key != line or line.lstrip().startswith("[")
-        if is_key and key.count(".") >= MAX_PARTS:
-            raise ValueError(f"the key in line {number} has more than {MAX_PARTS} parts")
-
-
-def _line_of(text: str, name: str) -> int | None:
-    """Return the number of the line of TOML that sets a setting; None if it is not found."""
-    table = ""
-    found = None
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.lstrip().startswith("["):
-            table = _plain_key(line.lstrip(" \t[").partition("]")[0])
-            found = number if table == name else found
-        elif "=" in line:
-            key = _plain_key(line.partition("=")[0])
-            key = f"{table}.{key}" if table else key
-            if key == name or name.startswith(f"{key}."):
-                return number
-    return found
-
-
-def _plain_key(key: str) -> str:
-    """Return a key of TOML without spaces and quotes, and with underscores for dashes."""
-    return re.sub(r"[\s\"']", "", key).replace("-", "_")
 
 
 def _read_json(text: str) -> Any:

@@ -1,9 +1,9 @@
-"""Base classes of the commands that train an agent on Minari datasets, and of their options."""
+"""Base classes of the commands that train an agent on Minari datasets."""
 
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from shlex import quote
 from typing import Any, Self
@@ -12,17 +12,15 @@ import gymnasium
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.decision_transformer import DecisionTransformer
-from rlxf.cli.choices import parse_choice
 from rlxf.cli.env_options import EnvOptions
 from rlxf.cli.evaluated_training import EvaluatedTrainingCommand, default_interval
-from rlxf.cli.options import PrecisionOption, argument_defaults, check_counts, check_not_negative, options
+from rlxf.cli.options import check_counts, check_not_negative
 from rlxf.cli.output import print_out
 from rlxf.cli.runs import AGENTS, acts_in_env_of_data, check_env_named, make_offline_env
 from rlxf.cli.training_command import TrainingCommand
 from rlxf.cli.training_session import StartPoint
 from rlxf.cli.videos import make_rendering_env, make_video_callbacks
-from rlxf.data import SAMPLINGS, Trajectories, UniformSteps, load_trajectories
+from rlxf.data import Trajectories, load_trajectories
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.evaluation import BestValidationCallback
 from rlxf.evaluation.episodes import validate_targets
@@ -32,42 +30,6 @@ from rlxf.training.distributed import process_group
 
 ENVIRONMENTS = 32
 """Maximum number of parallel environments of an evaluation."""
-DEFAULTS = argument_defaults(DecisionTransformer)
-"""Argument -> default; all agents that are trained on datasets have the same for `OfflineTrainingOptions`."""
-
-
-@options
-class OfflineTrainingOptions:
-    """Options of all agents that are trained on datasets.
-
-    They are averaged weights, held-out episodes, sampling, memory, precision and GPUs.
-    """
-
-    weight_averaging: float | None = DEFAULTS["weight_averaging"]
-    """Decay of an exponential moving average of the weights, e.g. 0.999. The average is evaluated, and saved
-    as the policy. None means no average."""
-    validation_share: float | None = DEFAULTS["validation_share"]
-    """Share of the episodes that are held out, e.g. 0.1. The loss on them is logged during training, and the
-    checkpoint with the lowest one is best-validation.zip. None means that all episodes are used."""
-    validation_seed: int = DEFAULTS["validation_seed"]
-    """Seed of the choice of held-out episodes. It does not depend on --seed."""
-    sampling: str = UniformSteps.__name__
-    """Probabilities with which windows are drawn: UniformSteps, UniformEpisodes, ReturnWeighted or
-    HighReturns, or a JSON object with options, e.g. '{"name": "ReturnWeighted", "temperature": 0.2}'."""
-    gradient_accumulation_steps: int = DEFAULTS["gradient_accumulation_steps"]
-    """Number of micro-batches into which each batch is divided to save memory. The update stays the same
-    apart from rounding, without dropout and sampled entropies."""
-    precision: PrecisionOption = DEFAULTS["precision"]
-    cuda_graphs: bool = DEFAULTS["cuda_graphs"]
-    """Capture losses and gradients of updates as CUDA graphs on a GPU."""
-
-    def arguments(self) -> dict[str, Any]:
-        """Return these options as arguments of the agent.
-
-        Raises:
-            ValueError, TypeError: if sampling is unknown or invalid.
-        """
-        return asdict(self) | {"sampling": parse_choice("sampling", self.sampling, SAMPLINGS)}
 
 
 class OfflineTraining(TrainingCommand):

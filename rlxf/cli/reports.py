@@ -15,6 +15,7 @@ from rlxf.cli.output import print_out
 from rlxf.cli.runs import Agent
 from rlxf.cli.spec_options import parse_technique
 from rlxf.evaluation import Report, TargetSweep, evaluate
+from rlxf.evaluation.agents import is_return_conditioned_agent
 from rlxf.evaluation.episodes import validate_targets
 from rlxf.training import RunFolder
 from rlxf.training.run_folder import EVALUATION
@@ -113,7 +114,7 @@ def default_target_returns(agents: Sequence[Any], requested: Sequence[float]) ->
     Warns:
         UserWarning: if a target lies outside the returns in the data of all agents.
     """
-    conditioned = [agent for agent in agents if getattr(agent, "return_conditioned", False)]
+    conditioned = [agent for agent in agents if is_return_conditioned_agent(agent)]
     if not conditioned:
         if requested:
             raise ValueError(f"target_returns apply to return-conditioned agents only, got {list(requested)}")

@@ -25,6 +25,7 @@ from rlxf.cli.runs import (
     agent_name,
     options_to_config,
 )
+from rlxf.evaluation.agents import is_return_conditioned_agent
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.video import MAX_STEPS, FrameRecorder
 from rlxf.sharing.card import ModelCard, Score, read_scores
@@ -162,7 +163,7 @@ def model_card(run: RunFolder, folder: str, checkpoint: str, agent: Any, **other
 
 def _target(agent: Any, scores: Sequence[Score]) -> float | None:
     """Return the requested return with the highest mean, or the highest of the data; None without targets."""
-    if not getattr(agent, "return_conditioned", False):
+    if not is_return_conditioned_agent(agent):
         return None
     best = max(scores, key=lambda score: score.mean, default=None)
     target = math.nan if best is None or best.target is None else best.target

@@ -25,11 +25,10 @@ from rlxf.collection.behavior_policy import (
 )
 from rlxf.collection.storage import check_new, first_non_finite, stack, storage_space, write_dataset
 from rlxf.data import ReferenceScores
+from rlxf.envs.make import EnvLike, as_vectorized
 from rlxf.envs.spaces import is_filler, row_of
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation.environment import (
-    EnvLike,
-    as_vectorized,
     warn_of_missing_statistics,
     with_training_normalization,
 )

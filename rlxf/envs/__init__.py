@@ -12,10 +12,10 @@ from rlxf.envs.specs import register_envs
 
 if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.data import Trajectories, Windows, load_trajectories
+    from rlxf.envs.action_replay import ActionReplay
     from rlxf.envs.curriculum import Curriculum, CurriculumCallback, CurriculumEnv
     from rlxf.envs.make import make_env, make_vec_env
     from rlxf.envs.masked_velocities import MaskedVelocities
-    from rlxf.envs.resume import ActionReplay
     from rlxf.envs.spaces import check_spaces
     from rlxf.envs.stitching_data import RoadFollower, road_episodes
     from rlxf.envs.stitching_maze import StitchingMaze
@@ -40,7 +40,7 @@ _NAMES = {
     "rlxf.envs.tmaze": ("TMaze",),
     "rlxf.envs.tmaze_vector": ("TMazeVector",),
     "rlxf.envs.wrappers": ("PreviousReward", "PreviousStep", "PreviousTransition", "ReturnToGo"),
-    "rlxf.envs.resume": ("ActionReplay",),
+    "rlxf.envs.action_replay": ("ActionReplay",),
     "rlxf.envs.masked_velocities": ("MaskedVelocities",),
     "rlxf.envs.tensor_vec_env": ("as_vec_env", "TensorVecEnv"),
     "rlxf.envs.tmaze_tensor": ("TMazeTensor",),

@@ -1,6 +1,7 @@
 """Construction of single and vector environments from ids, with the packages of known memory tasks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -8,13 +9,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import FilterObservation, FlattenObservation, TransformObservation
 from stable_baselines3.common import env_util
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlxf.envs.action_replay import ActionReplay
 from rlxf.envs.curriculum import Curriculum, CurriculumEnv, check_stages
-from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.spaces import check_playable
 from rlxf.envs.specs import (
@@ -33,6 +34,8 @@ from rlxf.envs.worker_vec_env import WorkerVecEnv
 from rlxf.envs.wrappers import PreviousReward, PreviousTransition
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
+EnvLike = str | gymnasium.Env | VectorEnv | VecEnv
+"""Id of an environment, an environment, or several of them."""
 
 
 def flatten_popgym_observation(env: gymnasium.Env) -> gymnasium.Env:
@@ -150,6 +153,29 @@ def make_vec_env(
             return vec_env
     wrap = _wrapper(spec.id, wrapper_class, previous_reward, previous_transition)
     return make_vec_env_from(partial(make_single, spec, **kwargs), n_envs, seed, wrap, workers)
+
+
+@contextmanager
+def as_vectorized(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
+    """Context manager for a ``VecEnv`` of ``env``; of an id, ``n_envs`` environments, closed at the end.
+
+    Raises:
+        TypeError: if ``env`` is not an environment or an id.
+        ValueError: if the id is unknown.
+    """
+    if isinstance(env, str):
+        with closing(make_vec_env(env, n_envs)) as made:
+            yield made
+    elif isinstance(env, VecEnv):
+        yield env
+    elif isinstance(env, VectorEnv):
+        yield as_vec_env(env)
+    elif isinstance(env, gymnasium.Env):
+        yield make_sync_vec_env([lambda: env])
+    else:
+        raise TypeError(
+            f"env must be an id, a VecEnv, a VectorEnv, an Env or None, got {type(env).__name__}: {env!r}"
+        )
 
 
 def _checked_maker(maker: Any) -> Callable[..., gymnasium.Env]:

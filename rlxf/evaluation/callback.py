@@ -18,7 +18,8 @@ from stable_baselines3.common.logger import (
 )
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from rlxf.evaluation.environment import EnvLike, copy_statistics
+from rlxf.envs.make import EnvLike
+from rlxf.evaluation.environment import copy_statistics
 from rlxf.evaluation.episodes import evaluate
 from rlxf.evaluation.report import Report, TargetSweep
 from rlxf.evaluation.rollout import uncompiled_steps

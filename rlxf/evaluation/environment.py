@@ -6,9 +6,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium.vector import VectorEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     VecEnv,
@@ -20,24 +18,27 @@ from stable_baselines3.common.vec_env import (
 
 from rlxf.data.reference_scores import ReferenceScores, scores_from_table
 from rlxf.envs.curriculum import CurriculumEnv
-from rlxf.envs.make import make_vec_env
-from rlxf.envs.sb3_vec_env import calling_at_exit, make_sync_vec_env, resume_envs_at_exit
+from rlxf.envs.make import EnvLike, as_vectorized
+from rlxf.envs.sb3_vec_env import calling_at_exit, resume_envs_at_exit
 from rlxf.envs.specs import spec_of
-from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.vector import check_frame_stack, has_filler_rows, innermost_env
+from rlxf.evaluation.agents import (
+    has_persistent_memory,
+    own_env,
+    reference_scores,
+    saw_normalized_observations,
+    training_normalizer,
+)
 from rlxf.utils.warnings import warn_user
 
 
 def reference_scores_of(agent: Any, env: VecEnv) -> ReferenceScores | None:
     """Return the reference scores of the agent's data, else of the environment in `TABLE`, else None."""
-    scores = getattr(agent, "reference_scores", None)
+    scores = reference_scores(agent)
     if scores is not None:
         return scores
     spec = spec_of(env)
     return None if spec is None else scores_from_table(spec.id, spec.kwargs)
-
-
-EnvLike = str | gymnasium.Env | VectorEnv | VecEnv
 
 
 @contextmanager
@@ -71,7 +72,7 @@ def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None)
 
 def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
     """Warn if the environment has filler rows and the memory of the agent persists across episodes."""
-    if getattr(agent, "persist_memory_across_episodes", False) and has_filler_rows(env):
+    if has_persistent_memory(agent) and has_filler_rows(env):
         warn_user(
             "with persist_memory_across_episodes=True the agent processes filler rows, which training "
             "masked, as steps and stores them in its memory: evaluate with "
@@ -81,7 +82,7 @@ def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
 
 def warn_of_missing_statistics(agent: Any, env: VecEnv) -> None:
     """Warn if the agent was trained with a ``VecNormalize``, but observations are raw here."""
-    if getattr(agent, "normalized_observations", False) and unwrap_vec_normalize(env) is None:
+    if saw_normalized_observations(agent) and unwrap_vec_normalize(env) is None:
         warn_user(
             "the agent was trained on observations normalized by VecNormalize, but env returns raw ones: "
             "wrap env with the statistics of the training, rlxf.training.load_normalizer(path, env), or load "
@@ -107,29 +108,6 @@ def raw_rewards(env: VecEnv, rewards: np.ndarray) -> np.ndarray:
     return rewards if normalizer is None else normalizer.get_original_reward()
 
 
-@contextmanager
-def as_vectorized(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
-    """Context manager for a ``VecEnv`` of ``env``; of an id, ``n_envs`` environments, closed at the end.
-
-    Raises:
-        TypeError: if ``env`` is not an environment or an id.
-        ValueError: if the id is unknown.
-    """
-    if isinstance(env, str):
-        with closing(make_vec_env(env, n_envs)) as made:
-            yield made
-    elif isinstance(env, VecEnv):
-        yield env
-    elif isinstance(env, VectorEnv):
-        yield as_vec_env(env)
-    elif isinstance(env, gymnasium.Env):
-        yield make_sync_vec_env([lambda: env])
-    else:
-        raise TypeError(
-            f"env must be an id, a VecEnv, a VectorEnv, an Env or None, got {type(env).__name__}: {env!r}"
-        )
-
-
 def with_training_normalization(agent: Any, env: VecEnv) -> VecEnv:
     """Wrap ``env`` in a copy of the agent's ``VecNormalize``, if training normalized observations.
 
@@ -138,8 +116,8 @@ def with_training_normalization(agent: Any, env: VecEnv) -> VecEnv:
     Raises:
         ValueError: if the statistics are of observations with other shapes than those of ``env``.
     """
-    normalizer = agent.get_vec_normalize_env() if hasattr(agent, "get_vec_normalize_env") else None
-    if normalizer is None or not normalizer.norm_obs or unwrap_vec_normalize(env) is not None:
+    normalizer = training_normalizer(agent)
+    if normalizer is None or unwrap_vec_normalize(env) is not None:
         return env
     wrapped = deepcopy(normalizer)  # without its environments, as in a pickle
     try:
@@ -175,8 +153,8 @@ def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
             if hasattr(agent, "check_env"):
                 agent.check_env(vec_env)
             yield with_training_normalization(agent, vec_env)
-    elif hasattr(agent, "get_env") and agent.get_env() is not None:
-        yield agent.get_env()
+    elif (own := own_env(agent)) is not None:
+        yield own
     elif hasattr(agent, "make_env"):
         with closing(agent.make_env(n_envs, None)) as made:
             yield made

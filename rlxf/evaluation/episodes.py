@@ -12,10 +12,16 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch.utils.tensorboard import SummaryWriter
 
+from rlxf.envs.make import EnvLike
 from rlxf.envs.sb3_vec_env import watch_processes
 from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
+from rlxf.evaluation.agents import (
+    check_has_predict,
+    is_return_conditioned_agent,
+    mean_depth,
+    return_range,
+)
 from rlxf.evaluation.environment import (
-    EnvLike,
     is_monitored,
     prepared_env,
     raw_rewards,
@@ -120,7 +126,7 @@ def evaluate(
     if target_returns is not None:
         check_return_conditioned(agent)
     warn_of_one_episode(episodes)
-    targets = None if target_returns is None else validate_targets(target_returns, data_range(agent))
+    targets = None if target_returns is None else validate_targets(target_returns, return_range(agent))
     with (
         prepared_env(agent, env, min(n_envs, episodes), seed) as vec_env,
         counting_bar(bool(progress_bar)) as progress,
@@ -137,7 +143,7 @@ def evaluate(
         if targets is None:
             report = run(label, vec_env)
         else:
-            report = TargetSweep(_sweep(run, label, vec_env, targets, seed), data_range(agent))
+            report = TargetSweep(_sweep(run, label, vec_env, targets, seed), return_range(agent))
     if logger is not None:
         step = getattr(agent, "num_timesteps", 0)
         if depth := _depth_of(agent):
@@ -148,7 +154,7 @@ def evaluate(
 
 def _depth_of(agent: PolicyPredictor) -> dict[str, float]:
     """Return the mean passes per token since the last call, as a scalar; empty without adaptive depth."""
-    depth = agent.mean_predict_depth() if hasattr(agent, "mean_predict_depth") else None
+    depth = mean_depth(agent)
     return {} if depth is None else {"eval/mean_depth": depth}
 
 
@@ -206,8 +212,7 @@ def warn_of_one_episode(episodes: int) -> None:
 
 
 def _check(agent: object, episodes: int, n_envs: int) -> None:
-    if not callable(getattr(agent, "predict", None)):
-        raise TypeError(f"agent must have predict(obs, state, episode_start, deterministic), got {agent!r}")
+    check_has_predict(agent)
     for name, value in (("episodes", episodes), ("n_envs", n_envs)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -233,17 +238,8 @@ def validate_targets(targets: Sequence[float], data_range: tuple[float, float] |
 
 
 def check_return_conditioned(agent: Any) -> None:
-    """Raise if the agent is known not to be conditioned on a return.
-
-    An agent with the attribute ``return_conditioned`` is conditioned if this is True, any other agent if its
-    observation space is that of `ReturnToGo`.
-
-    Raises:
-        ValueError: if the agent is not conditioned on a return.
-    """
-    space = getattr(agent, "observation_space", None)
-    by_space = space is None or is_return_conditioned(space)
-    if not getattr(agent, "return_conditioned", by_space):
+    """Raise ValueError if the agent is known not to be conditioned on a return."""
+    if is_return_conditioned_agent(agent) is False:
         raise ValueError(unconditioned_message("target_returns", agent))
 
 
@@ -253,8 +249,8 @@ def check_target_is_given(agent: Any, env: VecEnv) -> None:
     Raises:
         TypeError: with an example of ``target_returns``.
     """
-    if getattr(agent, "return_conditioned", False) and not is_return_conditioned(env.observation_space):
-        known = data_range(agent)
+    if is_return_conditioned_agent(agent) and not is_return_conditioned(env.observation_space):
+        known = return_range(agent)
         example = "" if known is None else f", such as [{known[1]:g}], the largest return in its data"
         raise TypeError(f"{type(agent).__name__} is conditioned on a return: pass target_returns{example}")
 
@@ -274,11 +270,6 @@ def unconditioned_message(argument: str, agent: Any) -> str:
         f"{argument} needs an agent that is conditioned on a return, such as DecisionTransformer with "
         f"conditioning=TargetReturn(), got {given}: leave {argument} out"
     )
-
-
-def data_range(agent: Any) -> tuple[float, float] | None:
-    """Return the smallest and the largest return of an episode in the agent's data; None if unknown."""
-    return getattr(agent, "return_range", None)
 
 
 def _warn_outside(targets: list[float], low: float, high: float) -> None:

@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.envs.sb3_vec_env import pause_envs
 from rlxf.envs.spaces import LOST, is_filler, rows_of
 from rlxf.envs.step_checks import check_finite
+from rlxf.evaluation.agents import has_compiled_step
 from rlxf.evaluation.report import Report
 from rlxf.utils.errors import FaultyEnvironmentError
 
@@ -116,7 +117,7 @@ def selects_rows(agent: Any, state: Any) -> bool:
 
     A compiled or captured step would be compiled again for each number of environments.
     """
-    return not getattr(agent, "has_compiled_step", False) and (state is None or hasattr(state, "rows"))
+    return not has_compiled_step(agent) and (state is None or hasattr(state, "rows"))
 
 
 def uncompiled_steps(agent: Any) -> AbstractContextManager[None]:
@@ -125,7 +126,7 @@ def uncompiled_steps(agent: Any) -> AbstractContextManager[None]:
     The compilation for another number of environments takes longer than an evaluation, or the recording of an
     episode, during training.
     """
-    compiles = getattr(agent, "has_compiled_step", False) and agent.policy.device.type == "cpu"
+    compiles = has_compiled_step(agent) and agent.policy.device.type == "cpu"
     return agent.policy.uncompiled() if compiles else nullcontext()
 
 

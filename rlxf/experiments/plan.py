@@ -1,14 +1,11 @@
-"""Experiment files: tasks, agents and seeds in TOML, and the runs that they describe."""
+"""Experiments: tasks, agents and seeds, and the runs that they describe."""
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import isfinite
-from pathlib import Path
 from typing import Any, TypeVar
 
-from rlxf.experiments.toml_files import MAX_RUNS, PlanError, TomlReader, read_toml
+from rlxf.experiments.toml_files import PlanError
 from rlxf.utils.names import choose_one_of
 
 COMMANDS = {
@@ -21,18 +18,8 @@ COMMANDS = {
     "baseline random": "env",
 }
 """Words of the command that trains an agent -> setting of a task that it needs."""
-CHECKPOINTS = ("last", "best")
-"""Checkpoints of a run whose final evaluation may be compared."""
-KEYS = {
-    "": ("seeds", "checkpoint", "settings", "tasks", "agents"),
-    "task": ("score_range", "agents"),
-    "agent": ("command",),
-}
-"""Keys of an experiment file, of a task and of an agent that are not options of a training command."""
 RESULT_FILES = ("table.md", "results.json", "curves.png", "profile.png")
 """Files of a summary in the folder of an experiment, next to the folders of tasks."""
-NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-"""Names of tasks and agents, which are names of folders."""
 
 
 @dataclass(frozen=True)
@@ -116,17 +103,6 @@ class Plan:
     settings: dict[str, Any]
     checkpoint: str = "last"
 
-    @classmethod
-    def read(cls, path: Path) -> "Plan":
-        """Read an experiment file.
-
-        Raises:
-            PlanError: if the file is not TOML, or a key or a value is invalid.
-            OSError: if the file cannot be read.
-        """
-        document, text = read_toml(path, "an experiment file")
-        return _Reader(path, text).plan(document)
-
     def selection(self, tasks: Collection[str], agents: Collection[str]) -> "Plan":
         """Return the plan with the named tasks and agents only.
 
@@ -207,95 +183,3 @@ def _merged_core(first: Any, second: Any) -> Any:
     technique = {"name": first} if isinstance(first, str) and first.lower() != "none" else {}
     table = first if isinstance(first, dict) else technique
     return table | {key: _merged_core(table.get(key), value) for key, value in second.items()}
-
-
-class _Reader(TomlReader):
-    """Conversion of a TOML document into a plan."""
-
-    def plan(self, document: dict[str, Any]) -> Plan:
-        """Return the plan of a document."""
-        self.check_keys(document, KEYS[""], "the file")
-        for name in ("tasks", "agents"):
-            if not document.get(name):
-                raise PlanError(f"{self.path} has no {name}: add a table [{name}.NAME] for each of them")
-        tasks = tuple(self.task(*item) for item in self.tables(document["tasks"], "tasks"))
-        agents = tuple(self.agent(*item) for item in self.tables(document["agents"], "agents"))
-        settings = self.options(document.get("settings", {}), "settings")
-        checkpoint = document.get("checkpoint", CHECKPOINTS[0])
-        if checkpoint not in CHECKPOINTS:
-            raise self.error("checkpoint", f"checkpoint must be last or best, got {checkpoint!r}")
-        plan = Plan(tasks, agents, self.seeds(document.get("seeds", 1)), settings, checkpoint)
-        self.check_pairs(plan)
-        return plan
-
-    def task(self, name: str, table: dict[str, Any]) -> Task:
-        """Return the task of a table."""
-        settings = self.options({k: v for k, v in table.items() if k not in KEYS["task"]}, name)
-        if ("env" in settings) == ("dataset" in settings):
-            raise self.error(name, f"task {name} must have either env or dataset")
-        where = f"tasks.{name}.agents"
-        overrides = {
-            agent: self.options(options, f"{where}.{agent}")
-            for agent, options in self.tables(table.get("agents", {}), where)
-        }
-        return Task(name, settings, overrides, self.score_range(name, table.get("score_range")))
-
-    def agent(self, name: str, table: dict[str, Any]) -> Agent:
-        """Return the agent of a table."""
-        command = self.command(f"agent {name}", name, table.get("command"), COMMANDS)
-        settings = self.options({k: v for k, v in table.items() if k not in KEYS["agent"]}, name)
-        return Agent(name, command, settings)
-
-    def score_range(self, task: str, value: Any) -> tuple[float, float] | None:
-        """Return the returns with scores 0 and 1 of a task."""
-        if value is None:
-            return None
-        numbers = isinstance(value, list) and all(type(each) in (int, float) for each in value)
-        if not numbers or len(value) != 2 or not all(map(isfinite, value)) or value[0] >= value[1]:
-            raise self.error(
-                "score_range",
-                f"score_range of task {task} must be two returns, those with scores 0 and 1, in increasing "
-                f"order, got {value!r}",
-            )
-        return float(value[0]), float(value[1])
-
-    def tables(self, value: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield name and content of each table in a table."""
-        for name, table in self.table(value, where).items():
-            if not NAME.fullmatch(name):
-                raise self.error(
-                    name,
-                    f"{where}.{name}: names must have letters, digits, dots, dashes and underscores only, "
-                    f"and begin with a letter or digit, because they are names of folders",
-                )
-            if name in RESULT_FILES:
-                raise self.error(name, f"{where}.{name}: {name} is the name of a file with results")
-            yield name, self.table(table, f"{where}.{name}")
-
-    def check_pairs(self, plan: Plan) -> None:
-        """Raise PlanError if a task or an agent has no partner, or there are too many runs."""
-        pairs = list(plan.pairs())
-        names = {agent.name for agent in plan.agents}
-        for task in plan.tasks:
-            if task not in [each for each, _ in pairs]:
-                raise self.error(
-                    task.name, f"no agent trains on task {task.name}: add one, or remove the task"
-                )
-            self.check_keys(task.overrides, tuple(names), f"tasks.{task.name}.agents")
-        for agent in plan.agents:
-            if agent not in [each for _, each in pairs]:
-                needed = COMMANDS[agent.command]
-                raise self.error(
-                    agent.name, f"agent {agent.name} needs a task with {needed}, but none has it"
-                )
-        for task, agent in pairs:
-            if plan.options(task, agent).get("episodes") == 0:
-                raise self.error(
-                    "episodes",
-                    f"runs of {agent.name} on {task.name} have episodes = 0, so nothing could be compared: "
-                    f"give at least 1",
-                )
-        if len(pairs) * len(plan.seeds) > MAX_RUNS:
-            raise PlanError(
-                f"{self.path} describes more than {MAX_RUNS:,} runs: reduce tasks, agents or seeds"
-            )

@@ -1,14 +1,14 @@
 """Reading of TOML files that users write, with the file and the line in messages of errors."""
 
-import re
-import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from tomllib import TOMLDecodeError
 from typing import Any
 
 from rlxf.utils.names import choose_one_of, did_you_mean
+from rlxf.utils.toml import line_of, loads, read_text
 
-MAX_BYTES, MAX_RUNS = 2**20, 100_000
+MAX_RUNS = 100_000
 RESERVED = ("seed", "run")
 """Options that are set for each run."""
 
@@ -22,30 +22,24 @@ def read_toml(path: Path, kind: str) -> tuple[dict[str, Any], str]:
 
     Args:
         path: the file.
-        kind: name of such a file in messages, e.g. "an experiment file".
+        kind: name of such a file in messages, e.g. "experiment file".
 
     Raises:
-        PlanError: if the file is too large, or not TOML in UTF-8.
+        PlanError: if the file is too large, not TOML in UTF-8, or too complex.
         OSError: if the file cannot be read.
     """
-    text = _read_text(path, kind)
     try:
-        return tomllib.loads(text), text
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        text = read_text(path, kind)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; check the path") from None
+    except ValueError as error:
+        raise PlanError(str(error)) from None
+    try:
+        return loads(text), text
+    except (TOMLDecodeError, RecursionError) as error:
         raise PlanError(f"{path} is not a TOML file: {error}") from None
-
-
-def _read_text(path: Path, kind: str) -> str:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no {kind.partition(' ')[2]} {path}; check the path")
-    with open(path, "rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise PlanError(f"{path} has more than {MAX_BYTES:,} bytes; {kind} must be smaller")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{path} is not a text file in UTF-8: {error}") from None
+    except ValueError as error:
+        raise PlanError(f"{path}: {error}") from None
 
 
 class TomlReader:
@@ -61,12 +55,12 @@ class TomlReader:
 
     def __init__(self, path: Path, text: str):
         self.path = path
-        self.lines = text.splitlines()
+        self.text = text
 
     def table(self, value: Any, where: str) -> dict[str, Any]:
         """Return a table after a check of its type."""
         if not isinstance(value, dict):
-            raise self.error(where.rpartition(".")[2], f"{where} must be a table, got {value!r}")
+            raise self.error(where, f"{where} must be a table, got {value!r}")
         return value
 
     def command(self, owner: str, key: str, command: Any, known: Collection[str]) -> str:
@@ -117,7 +111,7 @@ class TomlReader:
         for key, value in table.items():
             name = key.replace("-", "_")
             if name in found:
-                raise self.error(key, f"{where} has {name} twice, in two spellings: remove one")
+                raise self.error(f"{where}.{key}", f"{where} has {name} twice, in two spellings: remove one")
             nested = isinstance(value, dict) and (is_core or name == "core")
             found[name] = self._with_underscores(value, f"{where}.{name}", True) if nested else value
         return found
@@ -126,12 +120,16 @@ class TomlReader:
         """Raise PlanError if settings contain an option that is set for each run."""
         for key in RESERVED:
             if key in settings:
-                raise self.error(key, f"{where} has {key}, which {self.setter} sets for each run: remove it")
+                message = f"{where} has {key}, which {self.setter} sets for each run: remove it"
+                raise self.error(f"{where}.{key}", message)
 
-    def error(self, key: str, message: str) -> PlanError:
-        """Return an error with the file and the first line that defines a key, if one is found."""
-        word = re.escape(key)
-        definition = re.compile(rf'\s*(\[[^\]]*)?(.*\.)?["\']?{word}["\']?\s*(=|\.|\])')
-        line = next((n for n, text in enumerate(self.lines, 1) if definition.match(text)), None)
+    def error(self, name: str, message: str) -> PlanError:
+        """Return an error with the file and the line that sets a key, if one is found.
+
+        Args:
+            name: name of the key or table as in `rlxf.utils.toml.line_of`: its first parts may be missing.
+            message: description of the error.
+        """
+        line = line_of(self.text, name)
         place = f"{self.path}, line {line}" if line else f"{self.path}"
         return PlanError(f"{place}: {message}")

@@ -19,7 +19,8 @@ from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import unused_rewards
-from rlxf.evaluation.episodes import data_range, unconditioned_message, validate_targets
+from rlxf.evaluation.agents import is_return_conditioned_agent, return_range
+from rlxf.evaluation.episodes import unconditioned_message, validate_targets
 from rlxf.evaluation.intervals import CONFIDENCE
 from rlxf.off_policy_evaluation.behavior import check_probabilities, estimate_behavior
 from rlxf.off_policy_evaluation.estimators import (
@@ -36,7 +37,7 @@ from rlxf.off_policy_evaluation.fitted_q import (
     folds_of_episodes,
     resample_counts,
 )
-from rlxf.off_policy_evaluation.policy_replay import Replay, check_replayable, is_conditioned, replay
+from rlxf.off_policy_evaluation.policy_replay import Replay, check_replayable, replay
 from rlxf.utils.errors import NumericalError
 from rlxf.utils.tables import Table, Tabular
 from rlxf.utils.warnings import warn_user
@@ -236,11 +237,11 @@ def estimate_return(
 
 def _target(agent: Any, data: Trajectories, target: float | None) -> float | None:
     """Return the target return, by default the largest in the agent's data; None for other agents."""
-    if not is_conditioned(agent):
+    if not is_return_conditioned_agent(agent):
         if target is not None:
             raise ValueError(unconditioned_message("target_return", agent))
         return None
-    known = data_range(agent) or (float(data.returns.min()), float(data.returns.max()))
+    known = return_range(agent) or (float(data.returns.min()), float(data.returns.max()))
     return validate_targets([known[1] if target is None else target], known)[0]
 
 

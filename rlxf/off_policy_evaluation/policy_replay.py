@@ -10,7 +10,6 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from rich.progress import track
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from rlxf.agents.common.actions import DiscreteActions, to_environment
@@ -18,6 +17,13 @@ from rlxf.agents.common.actions import action_encoder as network_encoder
 from rlxf.data import Trajectories, action_encoder
 from rlxf.data.spaces import discrete_start, space_mismatches
 from rlxf.envs.wrappers import is_return_conditioned
+from rlxf.evaluation.agents import (
+    check_has_predict,
+    has_persistent_memory,
+    is_return_conditioned_agent,
+    saw_normalized_observations,
+    training_normalizer,
+)
 from rlxf.evaluation.rollout import selects_rows
 from rlxf.utils.errors import DatasetError
 
@@ -47,14 +53,6 @@ class Replay:
     return_to_go: NDArray[np.float64] | None
 
 
-def is_conditioned(agent: Any) -> bool:
-    """Return whether an agent acts for a target return."""
-    space = getattr(agent, "observation_space", None)
-    return bool(getattr(agent, "return_conditioned", False)) or (
-        space is not None and is_return_conditioned(space)
-    )
-
-
 def check_replayable(agent: Any, data: Trajectories) -> None:
     """Raise an error unless an agent can act on logged observations.
 
@@ -67,19 +65,18 @@ def check_replayable(agent: Any, data: Trajectories) -> None:
     Warns:
         UserWarning: if the episodes are from another version of the environment of its training data.
     """
-    if not callable(getattr(agent, "predict", None)):
-        raise TypeError(f"agent must have predict(obs, state, episode_start, deterministic), got {agent!r}")
+    check_has_predict(agent)
     _check_spaces(agent, data)
     check_env_id = getattr(agent, "check_env_id", None)  # offline agents know the environment of their data
     if check_env_id is not None:
         for env_id in data.env_ids:
             check_env_id(env_id)
-    if getattr(agent, "persist_memory_across_episodes", False):
+    if has_persistent_memory(agent):
         raise ValueError(
             "logged episodes are replayed with an empty memory, but the memory of this agent persists across "
             "episodes; train with persist_memory_across_episodes=False"
         )
-    if getattr(agent, "normalized_observations", False) and _normalizer(agent) is None:
+    if saw_normalized_observations(agent) and training_normalizer(agent) is None:
         raise ValueError(
             "the agent was trained on observations normalized by VecNormalize, whose statistics are missing: "
             "load it with rlxf.training.load_normalizer(path, env) as env"
@@ -132,7 +129,7 @@ def replay(
             missing, or the agent takes none.
     """
     check_replayable(agent, data)
-    if is_conditioned(agent) != (target_return is not None):
+    if bool(is_return_conditioned_agent(agent)) != (target_return is not None):
         needed = "needs a target_return" if target_return is None else "takes no target_return"
         raise ValueError(f"the agent {needed}: got {target_return}")
     returns = None if target_return is None else logged_return_to_go(data, target_return)
@@ -251,16 +248,10 @@ def probability_function(agent: Any, space: spaces.Space[Any]) -> StepFunction |
     return from_distribution
 
 
-def _normalizer(agent: Any) -> VecNormalize | None:
-    """Return the ``VecNormalize`` that normalizes observations of an agent of SB3; None if there is none."""
-    found = agent.get_vec_normalize_env() if hasattr(agent, "get_vec_normalize_env") else None
-    return found if found is not None and found.norm_obs else None
-
-
 def _raw_observations(agent: Any, data: Trajectories) -> ObservationLoader:
     """Return a loader of observations as the environments of the agent return them."""
     encoder = data.encoder
-    normalizer = _normalizer(agent)
+    normalizer = training_normalizer(agent)
 
     def load(steps: NDArray[np.int64], t: int) -> Any:
         raw = encoder.decode(data.observations[steps])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.ablation_runs import Run, check_names, print_runs
-from benchmarks.ours import FEWER_UPDATES
+from benchmarks.gtrxl_agents import FEWER_UPDATES
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.attention import GRUGate

@@ -15,8 +15,8 @@ from stable_baselines3.common.env_util import make_vec_env as make_sb3_env
 from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks.defaults import masked_cart_pole
+from benchmarks.gtrxl_agents import FEWER_UPDATES
 from benchmarks.mixers import core_of, state_bytes
-from benchmarks.ours import FEWER_UPDATES
 from benchmarks.result_cache import run_missing
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.attention import RATE, RMT, Full, GatedDeltaNet, StreamingXL, TransformerSpec

@@ -12,10 +12,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.gtrxl_agents import FEWER_UPDATES
 from benchmarks.offline_setting import SHORT
-from benchmarks.ours import FEWER_UPDATES
-from benchmarks.promises import promises
 from benchmarks.result_cache import run_missing
+from benchmarks.risk_control import violations_table
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl
@@ -127,7 +127,7 @@ class DepthBench:
         for kind in self.kinds:
             runs = {job[1:]: as_run(results[self.key(*job)]) for job in self.jobs() if job[0] == kind}
             console.print(compare(reports(runs), self.title(kind), "depth"), savings(runs))
-        console.print(promises(self.simulations), f"numbers: {self.output}")
+        console.print(violations_table(self.simulations), f"numbers: {self.output}")
 
     def jobs(self) -> list[tuple[str, str, int]]:
         """Return kind, depth and seed of each run."""

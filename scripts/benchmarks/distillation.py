@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.acting import seconds
+from benchmarks.gtrxl_agents import FEWER_UPDATES
 from benchmarks.offline_setting import SHORT
-from benchmarks.ours import FEWER_UPDATES
 from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer, GTrXLPPO, evaluate
 from rlxf.agents.gtrxl import gtrxl

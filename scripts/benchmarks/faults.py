@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.broken_envs import BrokenEnvs, as_table
+from benchmarks.damaged_files import FileOutcomes, altered, cut_while_written, mutated
 from benchmarks.hostile_files import hostile
-from benchmarks.hurt_files import FileOutcomes, altered, cut_while_written, mutated
 from benchmarks.killed_commands import COMMANDS, KilledCommands, killed_commands
 from benchmarks.killed_runs import AGENTS, SAVED, KilledRuns, cost_of_saving, killed_runs
 from benchmarks.random_settings import SettingsOutcomes, random_settings

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from benchmarks.hurt_files import FileOutcomes, watched
+from benchmarks.damaged_files import FileOutcomes, watched
 from benchmarks.killed_runs import AGENTS, CLASSES
 from benchmarks.process_memory import peak_bytes, resident_bytes
 from rlxf.training import CheckpointError, read_archive, write_archive

@@ -14,8 +14,8 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+from benchmarks.gtrxl_agents import FEWER_UPDATES
 from benchmarks.mixers import core_of
-from benchmarks.ours import FEWER_UPDATES
 from benchmarks.result_cache import run_missing
 from benchmarks.techniques import learn_with_each
 from rlxf.agents.gtrxl import GTrXLPPO

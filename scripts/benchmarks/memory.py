@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.acting import processor_seconds
 from benchmarks.distillation import step_in_episode
-from benchmarks.ours import FEWER_UPDATES
+from benchmarks.gtrxl_agents import FEWER_UPDATES
 from benchmarks.result_cache import run_missing
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl

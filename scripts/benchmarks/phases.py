@@ -11,8 +11,8 @@ from rich.table import Table
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.gtrxl_agents import gtrxl_ppo
 from benchmarks.machine import is_cuda, machine, now, step_options
-from benchmarks.ours import gtrxl_ppo
 from benchmarks.shapes import SMALL, Shape, cleanrl_shape
 from benchmarks.speed import LIGHT, TMAZE
 from benchmarks.throughput import IterationClock

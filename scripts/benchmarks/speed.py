@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cleanrl, ours
+from benchmarks import cleanrl, gtrxl_agents
 from benchmarks.acting import acting_milliseconds
 from benchmarks.machine import machine
 from benchmarks.operations import matrix_rate, steps_per_second_at_most
@@ -132,7 +132,7 @@ def compare_recurrent_ppo(iterations: int, device: str, compile: bool) -> list[R
         agent = recurrent_ppo(env, shape, seed=0, device=device)
         rates = iteration_rates(agent, iterations)
         theirs.append(Row(f"RecurrentPPO, minibatch {minibatch}", "LSTM of 64", rates))
-    gtrxl = ours.gtrxl_ppo(
+    gtrxl = gtrxl_agents.gtrxl_ppo(
         make_vec_env(TMAZE, SMALL.envs, seed=0), SMALL, seed=0, device=device, compile=compile
     )
     rates = iteration_rates(gtrxl, iterations)
@@ -144,7 +144,7 @@ def at_cleanrl_shape(iterations: int, peers: tuple[Row, ...], device: str, compi
     rows = []
     for name, shape in (("plain", PLAIN), ("gated", GATED)):
         env = make_vec_env(LIGHT, shape.envs, seed=0)
-        agent = ours.gtrxl_ppo(env, shape, seed=0, device=device, compile=compile)
+        agent = gtrxl_agents.gtrxl_ppo(env, shape, seed=0, device=device, compile=compile)
         rates = iteration_rates(agent, iterations)
         rows.append(Row("GTrXLPPO", f"3 layers of 384, {name}", rates, shape, peers))
     return rows
@@ -153,19 +153,21 @@ def at_cleanrl_shape(iterations: int, peers: tuple[Row, ...], device: str, compi
 def rollout_bytes(device: str) -> dict[str, dict[str, int]]:
     """Return the bytes that each program stores for a rollout of 512 steps, and gathers for a minibatch."""
     env = make_vec_env(LIGHT, PLAIN.envs, seed=0)
-    agent = ours.gtrxl_ppo(env, PLAIN, n_steps=ROLLOUT, device=device)
+    agent = gtrxl_agents.gtrxl_ppo(env, PLAIN, n_steps=ROLLOUT, device=device)
     buffer = agent.rollout_buffer
     parts = [*vars(buffer).values(), *vars(buffer.index).values()]
     kept = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
     return {
-        "GTrXLPPO": {"kept": kept, "gathered": ours.gathered_bytes(PLAIN)},
+        "GTrXLPPO": {"kept": kept, "gathered": gtrxl_agents.gathered_bytes(PLAIN)},
         "CleanRL": {"kept": cleanrl.stored_bytes(PLAIN, ROLLOUT), "gathered": cleanrl.gathered_bytes(PLAIN)},
     }
 
 
 def acting_cost(envs: int, steps: Sequence[int], device: str, compile: bool) -> dict[int, float]:
     """Return the milliseconds of an acting step of the small agent at each of ``steps`` of an episode."""
-    agent = ours.gtrxl_ppo(make_vec_env(TMAZE, 1, seed=0), SMALL, seed=0, device=device, compile=compile)
+    agent = gtrxl_agents.gtrxl_ppo(
+        make_vec_env(TMAZE, 1, seed=0), SMALL, seed=0, device=device, compile=compile
+    )
     return acting_milliseconds(agent, envs, steps)
 
 

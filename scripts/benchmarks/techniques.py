@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.gtrxl_agents import FEWER_UPDATES
 from benchmarks.machine import fresh_processes, machine
-from benchmarks.ours import FEWER_UPDATES
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
 from rlxf.attention import Full, RoPE, TransformerSpec

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.gtrxl_agents import gtrxl_ppo
 from benchmarks.machine import fresh_processes
-from benchmarks.ours import gtrxl_ppo
 from benchmarks.process_memory import peak_bytes, resident_bytes
 from benchmarks.shapes import Shape, cleanrl_shape
 from benchmarks.speed import LIGHT

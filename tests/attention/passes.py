@@ -10,6 +10,7 @@ from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.positions.base import Position
+from rlxf.attention.technique import LayerPasses
 from tests.attention.oracle import fill
 from tests.attention.worlds import Segment
 
@@ -62,3 +63,12 @@ def attend(
 ) -> Tensor:
     """Return the outputs (B, Tq, C) of attention without a gate: q (B, H, Tq, D), k and v (B, H, Tk, D)."""
     return module._merge_heads(module.average(q, k, v, mask, table), q, mask)
+
+
+class BackwardsMixin:
+    """Residual that runs the layers in reverse order."""
+
+    def run_passes(self, passes: LayerPasses, x: Tensor) -> Tensor:
+        for number in reversed(range(passes.count)):
+            x = passes.run(number, passes.start_pass(number, x))
+        return x

@@ -38,8 +38,7 @@ from rlxf.attention import transformer as transformer_module
 from rlxf.attention.fused_step import FusedStep, NoFusedStep, build_fused_step
 from rlxf.attention.linear import matmul_dtype
 from rlxf.attention.registry import TECHNIQUES
-from rlxf.attention.technique import LayerPasses
-from tests.attention.passes import act
+from tests.attention.passes import BackwardsMixin, act
 from tests.attention.specs import new_model
 from tests.attention.worlds import ANYWHERE, numbers, random_index, random_segment
 
@@ -48,13 +47,8 @@ RESIDUALS = [Add(), AddReLU(), GRUGate(), InputGate(), OutputGate(), HighwayGate
 
 
 @dataclass(frozen=True)
-class Backwards(GRUGate):
-    """Residual that runs the layers in reverse order."""
-
-    def run_passes(self, passes: LayerPasses, x: Tensor) -> Tensor:
-        for number in reversed(range(passes.count)):
-            x = passes.run(number, passes.start_pass(number, x))
-        return x
+class Backwards(BackwardsMixin, GRUGate):
+    """`GRUGate` that runs the layers in reverse order."""
 
 
 FUSED = {

@@ -23,7 +23,8 @@ from rlxf.attention.inspection import gate_activations
 from rlxf.attention.kernels.base import RecurrentKernelState
 from rlxf.attention.positions.base import Position
 from rlxf.attention.registry import TECHNIQUES, technique_from_json, technique_to_json
-from rlxf.attention.technique import AttentionFactory, LayerPasses
+from rlxf.attention.technique import AttentionFactory
+from tests.attention.passes import BackwardsMixin
 from tests.attention.specs import new_model
 from tests.attention.worlds import numbers
 
@@ -48,13 +49,8 @@ class Negated(Position):
 
 
 @dataclass(frozen=True)
-class Backwards(Add):
-    """Residual that runs the layers in reverse order."""
-
-    def run_passes(self, passes: LayerPasses, x: Tensor) -> Tensor:
-        for number in reversed(range(passes.count)):
-            x = passes.run(number, passes.start_pass(number, x))
-        return x
+class Backwards(BackwardsMixin, Add):
+    """`Add` that runs the layers in reverse order."""
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rlxf import GTrXLPPO, evaluate
 from rlxf.cli import main
+from rlxf.envs import make_vec_env
 
 TINY = shlex.split(
     "--n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16 --n-epochs 2 --core.memory.length 4"
@@ -46,3 +48,9 @@ def wrong_usage(capsys, *args: str) -> str:
         main(list(args))
     assert exit_info.value.code == 2
     return " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def returns_of(checkpoint):
+    """Return the returns of some episodes of an agent on a T-Maze with a corridor of 3."""
+    env = make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 3})
+    return evaluate(GTrXLPPO.load(checkpoint, env=env), episodes=6, deterministic=False).returns

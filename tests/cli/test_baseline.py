@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from rlxf.cli import main
-from rlxf.cli.commands.baseline import RandomPolicy
+from rlxf.cli.sb3_baselines import RandomPolicy
 from rlxf.training import RunFolder
 from tests.cli.running import refused
 

@@ -19,10 +19,11 @@ from rlxf.attention import RoPE, TransformerSpec
 from rlxf.attention.registry import TECHNIQUES, technique_to_json
 from rlxf.cli import main, spec_options
 from rlxf.cli.commands import COMMANDS
-from rlxf.cli.config_file import JSON_OPTIONS, MAX_BYTES, to_arguments
+from rlxf.cli.config_file import JSON_OPTIONS, to_arguments
 from rlxf.cli.config_values import CHOICES, known_options
 from rlxf.cli.entry_point import parse
 from rlxf.cli.runs import GTRXL, TRAINING_COMMANDS, options_to_config
+from rlxf.utils.toml import MAX_BYTES
 from tests.cli.running import TASK, TINY, refused, train, wrong_usage
 from tests.datasets import ID, record_cartpole
 from tests.sources import ROOT
@@ -401,6 +402,7 @@ def test_the_file_of_the_documentation_is_valid():
         ("'='" + ".a" * 300_000 + " = 1", "the key in line 1 has more than 64 parts"),
         ('"\\"="' + ".a" * 300_000 + " = 1", "the key in line 1 has more than 64 parts"),
         ("'\u2028'" + ".a" * 300_000 + " = 1", "the key in line 1 has more than 64 parts"),
+        ("x = {a" + ".a" * 300_000 + " = 1}", "the key in line 1 has more than 64 parts"),
         ("x = " + "9" * 5000, "settings.toml: "),
         ("#" * MAX_BYTES + "#", "is larger than 1,048,576 bytes, the limit of settings files"),
         ("\0", "is not a text in UTF-8"),

@@ -238,6 +238,8 @@ def options() -> dict[str, ast.ClassDef]:
 SHARED = {
     *("CheckpointSeconds", "ConfigFile", "ConfigTrust", "Device", "LogInterval", "PrecisionOption"),
     *("Pretrained", "Quiet", "StopReturn", "Track", "Trust", "TunedName"),
+    *("Datasets", "Download", "EvaluateEvery", "EvaluationEnv", "EvaluationEnvArguments", "TrustData"),
+    *("Updates", "Videos"),
 }
 """Types of options that contain the help text."""
 

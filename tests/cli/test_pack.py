@@ -8,19 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlxf import GTrXLPPO, evaluate
 from rlxf.cli import main
 from rlxf.cli.shared_runs import make_env_expression, python_literal
-from rlxf.envs import make_vec_env
 from rlxf.training import RunFolder
-from tests.cli.running import TASK, TINY, refused, train
+from tests.cli.running import TASK, TINY, refused, returns_of, train
 from tests.datasets import ID, record_cartpole
-
-
-def returns_of(checkpoint):
-    """Return the returns of some episodes of an agent."""
-    env = make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 3})
-    return evaluate(GTrXLPPO.load(checkpoint, env=env), episodes=6, deterministic=False).returns
 
 
 def test_packed_agent_has_the_returns_of_the_run(finished, capsys):

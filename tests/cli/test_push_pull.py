@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 from huggingface_hub import HfApi, ModelCard, constants
 
-from rlxf import GTrXLPPO, evaluate
 from rlxf.cli import main
 from rlxf.cli.entry_point import parse
 from rlxf.cli.runs import options_to_config
-from rlxf.envs import make_vec_env
-from tests.cli.running import refused, train
+from tests.cli.running import refused, returns_of, train
 from tests.sharing.hub_server import TOKEN, HubServer, use
 
 
@@ -38,12 +36,6 @@ def files(finished):
 def nothing_is_left():
     """Return whether there is no file of a download, not even a temporary one."""
     return not any(Path("runs").rglob("*")) if Path("runs").exists() else True
-
-
-def returns_of(checkpoint):
-    """Return the returns of some episodes of an agent."""
-    env = make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 3})
-    return evaluate(GTrXLPPO.load(checkpoint, env=env), episodes=6, deterministic=False).returns
 
 
 def test_pulled_agent_has_the_returns_of_the_pushed_one(finished, hub, capsys):

@@ -14,8 +14,8 @@ import optuna
 import pytest
 
 from rlxf.cli import main
-from rlxf.cli.commands.sweep import Sweep
 from rlxf.cli.entry_point import parse
+from rlxf.cli.sweep_run import SweepRun
 from rlxf.experiments.execution import locked
 from rlxf.experiments.study import StorageError
 from tests.cli.running import refused
@@ -207,19 +207,19 @@ def test_only_one_process_creates_the_study(folder, monkeypatch):
             pass
         raise InterruptedError
 
-    monkeypatch.setattr("rlxf.experiments.study.open_study", open_locked)
+    monkeypatch.setattr("rlxf.cli.sweep_run.open_study", open_locked)
     with pytest.raises(InterruptedError):
         parse(["sweep", "small.toml"]).prepare()
 
 
 def test_errors_of_the_report_do_not_name_the_storage(tmp_path, monkeypatch):
-    report = "rlxf.experiments.sweep_report"
+    report = "rlxf.cli.sweep_run"
     monkeypatch.setattr(f"{report}.counts", lambda _: "no trials")
     full = OSError(28, "cannot write trials.md (No space left on device)")
     monkeypatch.setattr(f"{report}.write_report", Mock(side_effect=full))
     study = SimpleNamespace(place="sqlite:///study.db", complete=list)
     with pytest.raises(OSError, match=r"cannot write trials\.md") as error:
-        Sweep(file=tmp_path / "small.toml")._report(study)
+        SweepRun(Mock(), tmp_path, processes=1, threads=1)._report(study)
     assert not isinstance(error.value, StorageError)
 
 

@@ -13,7 +13,7 @@ from rlxf.collection import collect
 from rlxf.collection.recording import Recorder
 from tests.datasets import stacked
 from tests.envs.faulty_envs import breaking
-from tests.envs.small_envs import ACTIONS, OBSERVATIONS
+from tests.envs.small_envs import ACTIONS, OBSERVATIONS, any_space_env
 
 ID = "test/spaces-v0"
 RECORDABLE = [name for name in OBSERVATIONS if name != "other words"]
@@ -22,10 +22,6 @@ RECORDABLE = [name for name in OBSERVATIONS if name != "other words"]
 @pytest.fixture(autouse=True)
 def _root(minari_root):
     return minari_root
-
-
-def world(observations="nested Dict", actions="Discrete"):
-    return gymnasium.make("rlxf-test/AnySpace-v0", observations=observations, actions=actions)
 
 
 def replayed(env, episodes, seed):
@@ -39,8 +35,8 @@ def replayed(env, episodes, seed):
 
 @pytest.mark.parametrize("observations", RECORDABLE)
 def test_dataset_has_the_spaces_and_observations_of_the_environment(observations):
-    collect(None, world(observations), ID, episodes=3, seed=5)
-    dataset, env = minari.load_dataset(ID), world(observations)
+    collect(None, any_space_env(observations), ID, episodes=3, seed=5)
+    dataset, env = minari.load_dataset(ID), any_space_env(observations)
     assert dataset.observation_space == env.observation_space
     assert dataset.env_spec.kwargs["observations"] == observations
     episodes = list(dataset.iterate_episodes())
@@ -64,7 +60,7 @@ def is_equal(space, recorded, expected):
 def test_recorded_actions_are_those_of_the_environment(actions):
     dataset = collect(None, "rlxf-test/AnySpace-v0", ID, episodes=4, n_envs=2)
     assert dataset.total_steps == 16
-    dataset = collect(None, world(actions=actions), "test/actions-v0", episodes=4)
+    dataset = collect(None, any_space_env(actions=actions), "test/actions-v0", episodes=4)
     assert dataset.action_space == ACTIONS[actions]
     for episode in dataset.iterate_episodes():
         assert all(ACTIONS[actions].contains(action) for action in episode.actions)
@@ -84,7 +80,7 @@ def test_episodes_of_parallel_environments_are_complete():
 
 def test_text_that_minari_does_not_support_raises(minari_root):
     with pytest.raises(TypeError, match=r"Minari does not support .*FilterObservation"):
-        collect(None, world("other words"), ID, episodes=2)
+        collect(None, any_space_env("other words"), ID, episodes=2)
     assert list(minari_root.iterdir()) == []
 
 

@@ -79,6 +79,11 @@ class AnySpace(gymnasium.Env):
 gymnasium.register("rlxf-test/AnySpace-v0", entry_point="tests.envs.small_envs:AnySpace")
 
 
+def any_space_env(observations="nested Dict", actions="Discrete"):
+    """Make an `AnySpace` by its id."""
+    return gymnasium.make("rlxf-test/AnySpace-v0", observations=observations, actions=actions)
+
+
 class Counter(gymnasium.Env):
     """Observation [episode, step]; random rewards; steps terminate or truncate the episode at random."""
 

@@ -21,7 +21,9 @@ from rlxf.envs import (
     Workers,
     make_vec_env,
 )
-from rlxf.envs.resume import ActionReplay, EpisodeLostError, episode_state, resume_episodes
+from rlxf.envs.action_replay import ActionReplay
+from rlxf.envs.resume import episode_state, resume_episodes
+from rlxf.utils.errors import EpisodeLostError
 from tests.envs.faulty_envs import wait_until
 
 MAZES = Curriculum(({"corridor_length": 2}, {"corridor_length": 4}), advance_return=-9.0, episodes=3)

@@ -13,15 +13,11 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf.envs import ActionReplay, PreviousTransition, Workers, WorkerVecEnv, make_vec_env
+from rlxf.envs.action_replay import MAX_RECORDED_STEPS
 from rlxf.envs.make import make_vec_env_from
-from rlxf.envs.resume import (
-    MAX_RECORDED_STEPS,
-    episode_state,
-    load_wrapper_state,
-    resume_episodes,
-    wrapper_state,
-)
+from rlxf.envs.resume import episode_state, resume_episodes
 from rlxf.envs.spaces import LOST, row_of
+from rlxf.envs.wrapper_state import load_wrapper_state, wrapper_state
 from rlxf.training.archive import read_archive, write_archive
 from rlxf.utils.errors import EpisodeLostError
 from tests.envs.faulty_envs import (
@@ -113,7 +109,7 @@ def test_reset_with_options_and_long_episodes_are_not_replayable(monkeypatch):
     env.reset(seed=1, options={"low": -0.01})
     assert "options" in env.record()["lost"]
     env.reset()
-    monkeypatch.setattr("rlxf.envs.resume.MAX_RECORDED_STEPS", 2)
+    monkeypatch.setattr("rlxf.envs.action_replay.MAX_RECORDED_STEPS", 2)
     for _ in range(3):
         env.step(0)
     assert "longer than 2 steps" in env.record()["lost"]

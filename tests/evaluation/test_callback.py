@@ -16,11 +16,7 @@ from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from rlxf.evaluation import EvaluationCallback, evaluate
 from rlxf.evaluation import callback as callback_module
-from tests.evaluation.worlds import ActionRewardEnv, Countdown, vec
-
-
-def learner(env) -> PPO:
-    return PPO("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1, seed=0, device="cpu")
+from tests.evaluation.worlds import ActionRewardEnv, Countdown, learner, vec
 
 
 def test_evaluates_at_intervals_of_steps_over_all_environments():

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Video, configure
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecNormalize
@@ -25,7 +24,7 @@ from rlxf.evaluation.video import (
     record_frames,
 )
 from rlxf.utils.gif import encode_gif
-from tests.evaluation.worlds import Countdown, Counter, Idle, vec
+from tests.evaluation.worlds import Countdown, Counter, Idle, learner, vec
 
 SIZE = (6, 8)
 ENLARGED = (6 * 40, MAX_FRAME_SIZE)
@@ -141,10 +140,6 @@ def test_gif_has_all_frames_and_pauses_at_the_last():
 
 
 # Output
-
-
-def learner(env) -> PPO:
-    return PPO("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1, seed=0, device="cpu")
 
 
 def written_videos(folder) -> list:

@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 
 from rlxf.data import ReferenceScores
@@ -153,3 +154,8 @@ class TargetFollower:
 
     def predict(self, observation, state=None, episode_start=None, deterministic=False):
         return observation["return_to_go"] / (4 - observation["time_step"]), None
+
+
+def learner(env) -> PPO:
+    """Make an agent with short rollouts."""
+    return PPO("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1, seed=0, device="cpu")

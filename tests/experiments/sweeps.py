@@ -7,7 +7,7 @@ from pathlib import Path
 from rlxf.experiments.execution import Job, Outcome
 from rlxf.experiments.study import SweepStudy, open_study
 from rlxf.experiments.sweep import Sweep, TrialEnd
-from rlxf.experiments.sweep_plan import SweepPlan
+from rlxf.experiments.sweep_file import read_sweep_plan
 
 FILE = """\
 command = "train gtrxl"
@@ -53,6 +53,6 @@ def make_sweep(
     folder.mkdir(exist_ok=True)
     path = folder / "sweep.toml"
     path.write_text(text)
-    plan, ends = SweepPlan.read(path), []
+    plan, ends = read_sweep_plan(path), []
     study = open_study(plan, folder, storage)
     return Sweep(plan, study, folder, make_job, ends.append), study, ends

@@ -6,8 +6,8 @@ import pytest
 
 from rlxf.cli.config_file import flatten, to_arguments
 from rlxf.cli.entry_point import parse
-from rlxf.experiments.plan import Plan
-from rlxf.experiments.sweep_plan import SweepPlan
+from rlxf.experiments.experiment_file import read_plan
+from rlxf.experiments.sweep_file import read_sweep_plan
 from rlxf.experiments.sweep_report import to_toml
 from rlxf.tuned import tuned_file
 from tests.sources import ROOT
@@ -18,7 +18,7 @@ SWEEPS = sorted((ROOT / "scripts" / "sweeps").glob("*.toml"))
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_options_of_all_runs_are_valid(file):
-    plan = Plan.read(file)
+    plan = read_plan(file)
     for task, agent in plan.pairs():
         values = plan.options(task, agent)
         options = parse([*agent.command.split(), *to_arguments(values)])
@@ -31,12 +31,12 @@ def test_options_of_all_runs_are_valid(file):
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
 @pytest.mark.parametrize("seed", range(3))
 def test_all_combinations_of_a_sweep_are_valid(file, seed):
-    plan = SweepPlan.read(file)
+    plan = read_sweep_plan(file)
     parse([*plan.command.split(), *to_arguments(plan.options(plan.space.draw(plan.fixed, seed)))])
 
 
 def test_the_best_settings_of_a_sweep_are_shipped():
-    plan = Plan.read(ROOT / "scripts/experiments/pendulum-sweep.toml")
+    plan = read_plan(ROOT / "scripts/experiments/pendulum-sweep.toml")
     options = plan.options(plan.tasks[0], plan.agents[1])
     tuned = flatten(tomllib.loads(tuned_file("pendulum-no-velocity", "train gtrxl").read_text()))
     assert {name: flatten(options)[name] for name in tuned} == tuned

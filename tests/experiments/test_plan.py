@@ -4,8 +4,10 @@ import re
 
 import pytest
 
+from rlxf.experiments.experiment_file import read_plan
 from rlxf.experiments.plan import Plan
-from rlxf.experiments.toml_files import MAX_BYTES, PlanError
+from rlxf.experiments.toml_files import PlanError
+from rlxf.utils.toml import MAX_BYTES
 
 FILE = """\
 seeds = [3, 7]
@@ -46,7 +48,7 @@ def read(tmp_path):
     def plan(text: str | bytes) -> Plan:
         path = tmp_path / "experiment.toml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return Plan.read(path)
+        return read_plan(path)
 
     return plan
 
@@ -209,22 +211,25 @@ def test_invalid_files_are_refused_with_their_line(read, old, new, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\xff\xfe", "is not a text file in UTF-8"),
-        (b"#" * (MAX_BYTES + 1), "bytes; an experiment file must be smaller"),
+        (b"\xff\xfe", "is not a text in UTF-8"),
+        (b"#" * (MAX_BYTES + 1), "is larger than 1,048,576 bytes, the limit of experiment files"),
         (b"a = " + b"[" * 5000 + b"]" * 5000, "is not a TOML file"),
+        (b"seeds" + b".a" * 10_000 + b" = 1", "experiment.toml: the key in line 1 has more than 64 parts$"),
+        (b"seeds = " + b"9" * 5000, "experiment.toml: "),
         (b"", "has no tasks: add a table"),
         (b"tasks = 3\nagents = 4", "tasks must be a table, got 3"),
     ],
-    ids=["binary", "huge", "deep", "empty", "numbers"],
+    ids=["binary", "huge", "deep", "parts", "digits", "empty", "numbers"],
 )
 def test_other_files_are_refused(read, content, message):
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(PlanError, match=message) as error:
         read(content)
+    assert "\n" not in str(error.value)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no experiment file"):
-        Plan.read(tmp_path / "nowhere.toml")
+        read_plan(tmp_path / "nowhere.toml")
 
 
 def test_too_many_runs_are_refused(read):

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from rlxf.evaluation.intervals import interquartile_mean
 from rlxf.experiments import summary as module
 from rlxf.experiments.execution import ExperimentError, Outcome
+from rlxf.experiments.experiment_file import read_plan
 from rlxf.experiments.figures import MAX_LINES
 from rlxf.experiments.plan import Plan
 from rlxf.experiments.results import Results, RunResult
@@ -45,7 +46,7 @@ RETURNS = {
 @pytest.fixture
 def plan(tmp_path):
     (tmp_path / "file.toml").write_text(FILE)
-    return Plan.read(tmp_path / "file.toml")
+    return read_plan(tmp_path / "file.toml")
 
 
 def summary(plan: Plan, missing: tuple[str, ...] = ()) -> Summary:
@@ -78,7 +79,7 @@ def test_statistics_of_a_task(plan):
 def test_steps_are_shown_for_a_task_whose_trainings_can_end_early(plan, tmp_path):
     assert "steps" not in summary(plan).tables[0].markdown()
     (tmp_path / "file.toml").write_text(FILE.replace("score_range", "stop_return = 400\nscore_range"))
-    plan = Plan.read(tmp_path / "file.toml")
+    plan = read_plan(tmp_path / "file.toml")
     runs = [
         replace(run, completion=None if run.returns is None else Completion(1000 * (run.cell.seed + 1), {}))
         for run in summary(plan, ("pole/ppo/seed-2",)).results.runs
@@ -130,7 +131,7 @@ def test_agents_of_environments_and_of_datasets_have_a_table_of_scores_each(tmp_
     """No agent trains on both kinds of tasks, so one table would be empty."""
     data = '[tasks.logged]\ndataset = "a/b-v0"\nscore_range = [0, 500]\n[agents.bc]\ncommand = "train bc"\n'
     (tmp_path / "both.toml").write_text(FILE + data)
-    plan = Plan.read(tmp_path / "both.toml")
+    plan = read_plan(tmp_path / "both.toml")
     both = Summary(
         Results(plan, tuple(RunResult(cell, np.arange(8.0), Outcome([], 0)) for cell in plan.cells()))
     )
@@ -198,7 +199,7 @@ def test_figures_of_many_agents_show_the_first_ones(tmp_path):
     names = [f"agent-{number}" for number in range(MAX_LINES + 2)]
     agents = "\n".join(f'[agents.{name}]\ncommand = "baseline random"' for name in names)
     (tmp_path / "many.toml").write_text(f"{FILE.partition('[agents')[0]}{agents}")
-    many = Plan.read(tmp_path / "many.toml")
+    many = read_plan(tmp_path / "many.toml")
     runs = [RunResult(cell, np.full(4, float(cell.seed)), None) for cell in many.cells()]
     written = list(write_summary(Summary(Results(many, tuple(runs))), tmp_path))
     assert tmp_path / "profile.png" in written

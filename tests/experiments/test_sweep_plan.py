@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rlxf.experiments.search_space import Choices, Range
-from rlxf.experiments.sweep_plan import SPACES, SweepPlan
+from rlxf.experiments.sweep_file import SPACES, read_sweep_plan
+from rlxf.experiments.sweep_plan import SweepPlan
 from rlxf.experiments.toml_files import PlanError
 
 FILE = """\
@@ -33,7 +34,7 @@ def read(tmp_path):
     def plan(text: str) -> SweepPlan:
         path = tmp_path / "sweep.toml"
         path.write_text(text)
-        return SweepPlan.read(path)
+        return read_sweep_plan(path)
 
     return plan
 
@@ -182,6 +183,12 @@ def test_stored_suggestions_are_restored(read):
             "when of search.core.memory.length must be a table",
         ),
         ("[search]", "[search", "is not a TOML file"),
+        ("n_epochs", "n_epochs" + ".a" * 10_000, "sweep.toml: the key in line 12 has more than 64 parts"),
+        (
+            "n_epochs = {",
+            f"n_epochs = {{{'a = {' * 70}{'}' * 70} }}\nx = {{",
+            "is not a TOML file: tables and",
+        ),
     ],
 )
 def test_invalid_files_are_refused_with_their_line(read, old, new, message):
@@ -200,4 +207,4 @@ def test_an_empty_search_is_refused(read):
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no sweep file"):
-        SweepPlan.read(tmp_path / "nowhere.toml")
+        read_sweep_plan(tmp_path / "nowhere.toml")

@@ -31,8 +31,8 @@ from rlxf.agents.offline.checkpoint import restore_training_state
 from rlxf.agents.offline.config import check_sizes
 from rlxf.agents.offline.sb3_arguments import SB3_ONLINE_ARGUMENTS
 from rlxf.attention.technique import check_not_negative
+from rlxf.envs.action_replay import ActionReplay
 from rlxf.envs.make import make_vec_env
-from rlxf.envs.resume import ActionReplay
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, watch_processes
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.wrappers import ReturnToGo

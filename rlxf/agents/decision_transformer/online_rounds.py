@@ -22,6 +22,7 @@ from rlxf.agents.offline.checkpoint import read_matching_run
 from rlxf.envs import resume
 from rlxf.envs.spaces import is_filler, nested_parts, observation_from_nested_parts
 from rlxf.envs.step_checks import with_checked_steps
+from rlxf.envs.wrapper_state import load_wrapper_state, wrapper_state
 from rlxf.envs.wrappers import encoded_observation_space, is_return_conditioned
 from rlxf.training import Archive, CheckpointError
 from rlxf.training.compat import checkpoint_errors
@@ -208,7 +209,7 @@ class OnlineRounds:
         document: dict[str, Any] = {"options": self.options, "finished": self.finished, "rounds": rounds}
         document["environment"], actions = resume.episode_state_or_reason(env)
         groups = {
-            WRAPPERS: resume.wrapper_state(env),
+            WRAPPERS: wrapper_state(env),
             EPISODES: actions,
             COLLECTOR: self.collector.state_dict(),
             REPLAY: self.replay.state_dict(),
@@ -238,7 +239,7 @@ class OnlineRounds:
             self._steps_taken, self.completed = (document["rounds"][name] for name in ("played", "rounds"))
             self.replay.load_state_dict(tensors_to_arrays(groups.get(REPLAY, {})))
             self.collector.load_state_dict(tensors_to_arrays(groups[COLLECTOR]), device)
-        resume.load_wrapper_state(env, tensors_to_arrays(groups.get(WRAPPERS, {})))
+        load_wrapper_state(env, tensors_to_arrays(groups.get(WRAPPERS, {})))
         actions = tensors_to_arrays(groups.get(EPISODES, {}))
         lost = resume.try_resume_episodes(env, document["environment"], actions)
         if lost is not None:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -39,6 +38,7 @@ from rlxf.attention.heads.base import Datastore
 from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories
 from rlxf.data.spaces import space_mismatches, with_channels_first
+from rlxf.envs.make import as_vectorized
 from rlxf.export.files import check_target, export_step
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
@@ -245,8 +245,9 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         self, env: Any, episodes: int, seed: int | None, thresholds: tuple[float, ...]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         check_int("episodes", episodes)
-        vec_env = self._wrap_env(as_training_env(env, self.n_envs, seed), verbose=0, monitor_wrapper=False)
-        with closing(vec_env) if isinstance(env, str) else nullcontext():
+        with as_vectorized(env, self.n_envs) as made:
+            checked = as_training_env(made, self.n_envs, seed)
+            vec_env = self._wrap_env(checked, verbose=0, monitor_wrapper=False)
             check_for_correct_spaces(vec_env, self.observation_space, self.action_space)
             if seed is not None:
                 set_random_seed(seed)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rlxf.agents.common.checkpoint import check_resumable, check_same_settings, newest_checkpoint_file
 from rlxf.agents.gtrxl.checkpoint import read_checkpoint
 from rlxf.envs import resume
+from rlxf.envs.wrapper_state import load_wrapper_state, wrapper_state
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.process_group import ProcessGroup
@@ -115,7 +116,7 @@ def gather_environments(
         agent_state: state of the agent in these environments, see `RolloutCollector.state_dict`.
     """
     episodes, actions = resume.episode_state_or_reason(env)
-    wrappers = arrays_to_tensors(resume.wrapper_state(env))
+    wrappers = arrays_to_tensors(wrapper_state(env))
     return gather_state(
         ranks, episodes, {AGENT_STATE: agent_state, WRAPPERS: wrappers, EPISODES: arrays_to_tensors(actions)}
     )
@@ -134,7 +135,7 @@ def restore_wrappers(env: VecEnv, ranks: ProcessGroup, archive: Archive) -> tupl
     with checkpoint_errors():
         document = archive.documents[RUN][ENVIRONMENT]
         environment, own = shard_state(ranks, env.num_envs, document, archive.tensors)
-    resume.load_wrapper_state(env, tensors_to_arrays(own[WRAPPERS]))
+    load_wrapper_state(env, tensors_to_arrays(own[WRAPPERS]))
     return environment, own
 
 

@@ -54,7 +54,8 @@ class Experiment(Command):
     def prepare(self) -> Callable[[], None]:
         """Read the file, check the options of all runs, and return the function that trains them."""
         from rlxf.experiments.execution import FOLDER_LOCK, check_replaceable
-        from rlxf.experiments.plan import RESULT_FILES, Plan
+        from rlxf.experiments.experiment_file import read_plan
+        from rlxf.experiments.plan import RESULT_FILES
 
         check_counts(self, "processes", "threads")
         if self.scheduler is not None and self.processes != 1:
@@ -62,7 +63,7 @@ class Experiment(Command):
                 "--processes is for this machine, and with --scheduler its workers train: omit it, and start "
                 "workers with as many threads as runs"
             )
-        plan = Plan.read(self.file).selection(self.tasks, self.agents)
+        plan = read_plan(self.file).selection(self.tasks, self.agents)
         options = self._read_options(plan)
         jobs = []
         for cell in plan.cells():

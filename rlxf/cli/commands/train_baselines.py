@@ -9,13 +9,23 @@ from tyro.conf import arg
 
 from rlxf.agents.mlp import BehaviorCloning, ReturnConditionedMLP
 from rlxf.agents.offline.objectives import OBJECTIVES
-from rlxf.cli.offline_training import EvaluatedOfflineTraining, OfflineTrainingOptions
+from rlxf.cli.offline_options import (
+    Datasets,
+    Download,
+    EvaluateEvery,
+    EvaluationEnv,
+    EvaluationEnvArguments,
+    OfflineTrainingOptions,
+    TrustData,
+    Updates,
+    Videos,
+)
+from rlxf.cli.offline_training import EvaluatedOfflineTraining
 from rlxf.cli.options import (
     CheckpointSeconds,
     ConfigFile,
     ConfigTrust,
     Device,
-    Json,
     LogInterval,
     Quiet,
     StopReturn,
@@ -82,22 +92,12 @@ class MLPOptions(OfflineTrainingOptions):
 class MLPTraining(EvaluatedOfflineTraining):
     """Options of all commands that train a multilayer perceptron on datasets."""
 
-    dataset: tuple[str, ...]
-    """One or more Minari ids, which are concatenated. "rlxf datasets" lists those on this machine."""
-    updates: int = 100_000
-    """Number of weight updates, each on one batch."""
-    download: bool = False
-    """Download datasets that are not on this machine."""
-    trust_data: bool = False
-    """Trust the authors of the data.
-    Their full description of the environment (entry point, arguments, wrappers) is used, which can run code.
-    Without this flag, the registered environment is used."""
-    env: str | None = None
-    """Gymnasium id of the environment for evaluations. None means that of the data.
-    With module:id, the module is imported first."""
-    env_kwargs: Json = field(default_factory=dict)
-    """Arguments of the environment as a JSON object. In the environment of the data,
-    they override its arguments."""
+    dataset: Datasets
+    updates: Updates = 100_000
+    download: Download = False
+    trust_data: TrustData = False
+    env: EvaluationEnv = None
+    env_kwargs: EvaluationEnvArguments = field(default_factory=dict)
     seed: int = 0
     """Seed of weights, batches and dropout. Equal seeds give equal runs on one machine."""
     run: Path | None = None
@@ -106,17 +106,11 @@ class MLPTraining(EvaluatedOfflineTraining):
     trust: ConfigTrust = False
     episodes: int = 100
     """Number of episodes of the final evaluation. 0 turns off all evaluations."""
-    evaluate_every: int | None = None
-    """Number of updates between two evaluations during training.
-    None means a tenth of the training, or longer if evaluations would take more than about a tenth of the
-    training time; the last evaluation is always made, at the end. 0 means no evaluation during training."""
+    evaluate_every: EvaluateEvery = None
     evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training. The training waits for it."""
     stop_return: StopReturn = None
-    videos: bool = True
-    """Record a video of an episode as often as evaluations are made, if the environment renders images.
-    By default videos are left out if they would take more than about 5% of the training time, at 10 ms for a
-    recorded step. With --evaluate-every, none is left out."""
+    videos: Videos = True
     log_interval: LogInterval = 100
     checkpoint_seconds: CheckpointSeconds = EVERY_SECONDS
     progress_bar: bool = True

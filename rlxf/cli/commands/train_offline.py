@@ -18,13 +18,23 @@ from rlxf.attention import TransformerSpec
 from rlxf.cli.baselines import evaluate_baselines, report_baselines, report_missing_baselines
 from rlxf.cli.choices import parse_choice
 from rlxf.cli.evaluated_training import default_interval
-from rlxf.cli.offline_training import EvaluatedOfflineTraining, OfflineTraining, OfflineTrainingOptions
+from rlxf.cli.offline_options import (
+    Datasets,
+    Download,
+    EvaluateEvery,
+    EvaluationEnv,
+    EvaluationEnvArguments,
+    OfflineTrainingOptions,
+    TrustData,
+    Updates,
+    Videos,
+)
+from rlxf.cli.offline_training import EvaluatedOfflineTraining, OfflineTraining
 from rlxf.cli.options import (
     CheckpointSeconds,
     ConfigFile,
     ConfigTrust,
     Device,
-    Json,
     LogInterval,
     Pretrained,
     Quiet,
@@ -136,30 +146,20 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
     Example: rlxf train dt --dataset cartpole/random-v0 --updates 500 --core.width 32 --core.layers 1
     """
 
-    dataset: tuple[str, ...]
-    """One or more Minari ids, which are concatenated. "rlxf datasets" lists those on this machine."""
+    dataset: Datasets
     settings: Literal["kzl", "odt"] | None = None
     """Published settings, which other options override.
     They are those of Decision Transformer (kzl) or of Online Decision Transformer (odt).
     Add --help to show them."""
-    updates: int = 100_000
-    """Number of weight updates, each on one batch."""
+    updates: Updates = 100_000
     target_returns: tuple[float, ...] | None = None
     """Target returns of the evaluations. None means the largest return in the data, or no target if the model
     predicts the return (--conditioning).
     With several targets, targets.png in the folder plots achieved against requested returns."""
-    download: bool = False
-    """Download datasets that are not on this machine."""
-    trust_data: bool = False
-    """Trust the authors of the data.
-    Their full description of the environment (entry point, arguments, wrappers) is used, which can run code.
-    Without this flag, the registered environment is used."""
-    env: str | None = None
-    """Gymnasium id of the environment for evaluations. None means that of the data.
-    With module:id, the module is imported first."""
-    env_kwargs: Json = field(default_factory=dict)
-    """Arguments of the environment as a JSON object. In the environment of the data,
-    they override its arguments."""
+    download: Download = False
+    trust_data: TrustData = False
+    env: EvaluationEnv = None
+    env_kwargs: EvaluationEnvArguments = field(default_factory=dict)
     seed: int = 0
     """Seed of weights, windows and dropout. Equal seeds give equal runs on one machine."""
     pretrained: Pretrained = None
@@ -170,17 +170,11 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
     trust: ConfigTrust = False
     episodes: int = 100
     """Number of episodes of the final evaluation, per target return. 0 turns off all evaluations."""
-    evaluate_every: int | None = None
-    """Number of updates between two evaluations during training.
-    None means a tenth of the training, or longer if evaluations would take more than about a tenth of the
-    training time; the last evaluation is always made, at the end. 0 means no evaluation during training."""
+    evaluate_every: EvaluateEvery = None
     evaluation_episodes: int = 20
     """Number of episodes of an evaluation during training, per target return. The training waits for it."""
     stop_return: StopReturn = None
-    videos: bool = True
-    """Record a video of an episode as often as evaluations are made, if the environment renders images.
-    By default videos are left out if they would take more than about 5% of the training time, at 10 ms for a
-    recorded step. With --evaluate-every, none is left out."""
+    videos: Videos = True
     attention_maps: bool = True
     """Draw the attention of each layer and head over a window of the data, ten times during the training, but
     at most every 400 updates."""
@@ -293,16 +287,13 @@ class Pretrain(OfflineTraining):
     Example: rlxf pretrain --dataset cartpole/random-v0 --updates 200 --core.width 32 --core.layers 1
     """
 
-    dataset: tuple[str, ...]
-    """One or more Minari ids, which are concatenated. "rlxf datasets" lists those on this machine."""
-    updates: int = 100_000
-    """Number of weight updates, each on one batch."""
+    dataset: Datasets
+    updates: Updates = 100_000
     mask_probability: float = 0.15
     """Probability with which a token of the predicted kinds is selected for prediction."""
     predicted_tokens: tuple[Literal["return", "state", "action"], ...] = ("action",)
     """Kinds of tokens that are masked and predicted."""
-    download: bool = False
-    """Download datasets that are not on this machine."""
+    download: Download = False
     seed: int = 0
     """Seed of weights, windows, masks and dropout. Equal seeds give equal runs on one machine."""
     run: Path | None = None

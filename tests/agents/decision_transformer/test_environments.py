@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.callbacks import EvalCallback
 
 from rlxf import DecisionTransformer, collect, evaluate
 from rlxf.agents.decision_transformer import MaximumEntropy, MaxReturn, QRegularized, decision_transformer
@@ -18,8 +18,9 @@ from rlxf.envs.specs import env_id_of
 from rlxf.training import CheckpointFolder, CheckpointWriter
 from rlxf.utils.env_ids import is_other_version
 from tests.agents.decision_transformer.worlds import K
+from tests.agents.trainings import StopAt
 from tests.datasets import CHOICE, random_episodes, record
-from tests.envs.small_envs import ACTIONS, OBSERVATIONS
+from tests.envs.small_envs import ACTIONS, OBSERVATIONS, any_space_env
 
 ID = "test/spaces-v0"
 WORLDS = [
@@ -34,10 +35,6 @@ def _root(minari_root):
     return minari_root
 
 
-def world(observations="nested Dict", actions="Discrete"):
-    return gymnasium.make("rlxf-test/AnySpace-v0", observations=observations, actions=actions)
-
-
 def trained(env, **changes):
     collect(None, env, ID, episodes=4, seed=3)
     with warnings.catch_warnings():
@@ -47,13 +44,13 @@ def trained(env, **changes):
 
 @pytest.mark.parametrize("spaces", WORLDS, ids=", ".join)
 def test_recorded_datasets_can_be_trained_on_and_evaluated(spaces, tmp_path):
-    agent = trained(world(*spaces))
+    agent = trained(any_space_env(*spaces))
     agent.save(tmp_path / "agent.zip")
     loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
     targets = [agent.return_range[1]]
     reports = [
         evaluate(agent, episodes=5, n_envs=2, target_returns=targets),
-        evaluate(loaded, world(*spaces), episodes=5, target_returns=targets),
+        evaluate(loaded, any_space_env(*spaces), episodes=5, target_returns=targets),
     ]
     for report in reports:
         assert np.isfinite(report.achieved).all()
@@ -61,7 +58,7 @@ def test_recorded_datasets_can_be_trained_on_and_evaluated(spaces, tmp_path):
 
 @pytest.mark.parametrize("observations", [name for name in OBSERVATIONS if name != "other words"])
 def test_environment_and_dataset_have_bitwise_equal_observations(observations):
-    agent = trained(world(observations))
+    agent = trained(any_space_env(observations))
     data = agent.trajectories
     env = ReturnToGo(agent.make_env(1), 0.0)
     env.seed(3)
@@ -74,18 +71,18 @@ def test_environment_and_dataset_have_bitwise_equal_observations(observations):
 
 
 def test_text_is_ignored_with_a_single_warning():
-    collect(None, world("MiniGrid's"), ID, episodes=2)
+    collect(None, any_space_env("MiniGrid's"), ID, episodes=2)
     with pytest.warns(UserWarning, match=r"^observation\['mission'\] of the dataset is text") as warned:
         agent = DecisionTransformer(ID, **TINY).learn(2)
     assert len(warned) == 1
     assert agent.trajectories.observations.shape[1] == 4 + 7 * 7 * 3
-    sweep = evaluate(agent, world("other words"), episodes=2, target_returns=[agent.return_range[1]])
+    sweep = evaluate(agent, any_space_env("other words"), episodes=2, target_returns=[agent.return_range[1]])
     assert np.isfinite(sweep.achieved).all()
 
 
 @pytest.mark.parametrize("actions", ["Discrete from 1", "MultiBinary"])
 def test_online_fine_tuning(actions):
-    agent = trained(world("Tuple in a Dict", actions), objective=MaximumEntropy())
+    agent = trained(any_space_env("Tuple in a Dict", actions), objective=MaximumEntropy())
     agent.learn_online(16, target_return=5.0, n_envs=2, round_steps=8, round_updates=1)
     assert agent.num_timesteps == 16
 
@@ -98,7 +95,7 @@ def test_online_fine_tuning_with_predicted_returns_takes_nested_observations(obs
     """
     options = {"objective": QRegularized(hidden_sizes=(8,)), "conditioning": MaxReturn()}
     online = {"n_envs": 2, "round_steps": 8, "round_updates": 1}
-    agent = trained(world(observations), **options)
+    agent = trained(any_space_env(observations), **options)
     agent.save(tmp_path / "agent.zip")
     saving = CheckpointWriter(CheckpointFolder(tmp_path / "run"), 0)
     agent.learn_online(16, callback=[saving, StopAt(8)], **online)
@@ -117,22 +114,11 @@ def trained_again(path):
         return DecisionTransformer.load(path, dataset=ID, device="cpu", trust=True)
 
 
-class StopAt(BaseCallback):
-    """Callback that stops the training at a step."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
-
-    def _on_step(self):
-        return self.num_timesteps < self.step
-
-
 def test_discrete_actions_with_a_start_are_preserved():
     """The dataset contains only the second of two actions that are counted from 1."""
-    collect(ConstantAgent(2), world(actions="Discrete from 1"), ID, episodes=4)
+    collect(ConstantAgent(2), any_space_env(actions="Discrete from 1"), ID, episodes=4)
     agent = DecisionTransformer(ID, **(TINY | {"learning_rate": 0.1, "warmup_updates": 1})).learn(10)
-    sweep = evaluate(agent, world(actions="Discrete from 1"), episodes=2, target_returns=[8.0])
+    sweep = evaluate(agent, any_space_env(actions="Discrete from 1"), episodes=2, target_returns=[8.0])
     assert sweep.achieved.tolist() == [8.0]
 
 

@@ -29,6 +29,7 @@ from rlxf.training.checkpoints import BackgroundWriter
 from rlxf.training.states import get_rng_states
 from tests.agents.decision_transformer.worlds import ACTIONS, small_agent, some_trajectories
 from tests.agents.gtrxl.worlds import MIXED, TERMINATED, next_step_scripts, scripts, shifted
+from tests.agents.trainings import InterruptedTrainingError, interrupt
 
 CONDITIONINGS = {
     "target": TargetReturn(),
@@ -179,23 +180,6 @@ def test_the_critic_moves_the_policy_to_actions_that_only_exploration_found():
     after = agent.predict(np.zeros((1, 1), np.float32))[0].item()
     assert before < 0
     assert after > before + 0.3
-
-
-class InterruptedTrainingError(Exception):
-    """Simulated interruption of a training run."""
-
-
-def interrupt(agent, update):
-    """Make the agent raise an error in place of an update."""
-    train = agent.train
-
-    def interrupted_train(windows, rate):
-        if agent._n_updates == update:
-            raise InterruptedTrainingError
-        train(windows, rate)
-
-    agent.train = interrupted_train
-    return agent
 
 
 @pytest.fixture

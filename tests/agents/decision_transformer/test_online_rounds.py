@@ -20,6 +20,7 @@ from rlxf.training.checkpoints import BackgroundWriter, StopRequest
 from rlxf.training.states import get_rng_states
 from tests.agents.decision_transformer.test_resume import RecordingWriter
 from tests.agents.decision_transformer.worlds import some_trajectories
+from tests.agents.trainings import InterruptedTrainingError, interrupt
 
 STEPS = 120
 OPTIONS = {"target_return": 20.0, "n_envs": 3, "round_steps": 30, "round_updates": 3, "replay_episodes": 10}
@@ -61,20 +62,9 @@ def fresh(cartpole):
     return make
 
 
-class InterruptedTrainingError(Exception):
-    """Simulated interruption of a training run."""
-
-
 def interrupted(agent, folder, update, **changes):
     """Run a training that is interrupted before an update, with checkpoints in the folder."""
-    train = agent.train
-
-    def interrupted_train(windows, rate):
-        if agent._n_updates == update:
-            raise InterruptedTrainingError
-        train(windows, rate)
-
-    agent.train = interrupted_train
+    interrupt(agent, update)
     with pytest.raises(InterruptedTrainingError):
         agent.learn_online(STEPS, callback=CheckpointWriter(CheckpointFolder(folder), 0), **OPTIONS | changes)
     agent._logger.output_formats[0].lines.clear()

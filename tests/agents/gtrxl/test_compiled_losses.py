@@ -16,6 +16,7 @@ from rlxf.attention import Routing
 from rlxf.training import NumericalError, linear
 from tests.agents.captures import capture_on_cpu
 from tests.agents.gtrxl.worlds import MIXED, scripts, shifted, small_agent, small_core
+from tests.agents.trainings import assert_equal_weights
 
 FORMS = {"captured": "captured as CUDA graphs", "compiled": "compiled"}
 """Form of a program -> its description in warnings."""
@@ -67,11 +68,6 @@ def learn_both(pair, steps):
     """Train two agents with the same random numbers, one after the other."""
     for agent in pair:
         learn(agent, steps)
-
-
-def assert_equal_weights(one, other):
-    for x, y in zip(one.policy.state_dict().values(), other.policy.state_dict().values(), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
 def test_coefficients_that_change_are_arguments(programs):

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf.attention import CALM, KNN, Compressive, Full, Performer, RoPE, Window
 from rlxf.envs import FaultyEnvironmentError
-from rlxf.envs.resume import ActionReplay
+from rlxf.envs.action_replay import ActionReplay
 from rlxf.training import CheckpointFolder, CheckpointWriter, read_archive, stop_on_signals
 from rlxf.training.distributed import process_group
 from tests.agents.gtrxl.test_resume import Lively

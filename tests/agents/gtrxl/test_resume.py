@@ -35,7 +35,7 @@ from rlxf.attention import (
     Window,
 )
 from rlxf.envs import make_vec_env
-from rlxf.envs.resume import ActionReplay
+from rlxf.envs.action_replay import ActionReplay
 from rlxf.training import (
     Archive,
     CheckpointError,

@@ -233,21 +233,21 @@ def test_user_defined_features_extractor():
     assert not torch.equal(agent.policy.features_extractor.net.weight, before)
 
 
-class StopAt(BaseCallback):
-    """Stop training at a given step."""
+class StopAtCall(BaseCallback):
+    """Callback that stops the training at a call."""
 
-    def __init__(self, step):
+    def __init__(self, call):
         super().__init__()
-        self.stop = step
+        self.call = call
 
     def _on_step(self):
-        return self.n_calls != self.stop
+        return self.n_calls != self.call
 
 
 def test_callback_stops_training_before_update():
     agent = small_agent(tmaze(3))
     before = parameters(agent)
-    agent.learn(10 * ROLLOUT, callback=StopAt(5))
+    agent.learn(10 * ROLLOUT, callback=StopAtCall(5))
     assert agent.num_timesteps == 3 * 5
     assert same(parameters(agent), before)
 
@@ -255,7 +255,7 @@ def test_callback_stops_training_before_update():
 @pytest.mark.parametrize("stop", range(1, 8))
 def test_steps_before_a_stop_stay_in_memory(stop):
     agent = small_agent(scripts(shifted(3)))
-    agent.learn(ROLLOUT, callback=StopAt(stop))
+    agent.learn(ROLLOUT, callback=StopAtCall(stop))
     _, callback = agent._setup_learn(ROLLOUT, reset_num_timesteps=False)
     agent.collect_rollouts(agent.env, callback, agent.rollout_buffer, agent.n_steps)
     life = [[*script, *script] for script in shifted(3)]

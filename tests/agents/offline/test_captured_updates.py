@@ -18,6 +18,7 @@ from tests.agents.captures import capture_on_cpu
 from tests.agents.decision_transformer.test_resume import SaveAt
 from tests.agents.decision_transformer.worlds import TINY, small_agent, small_pretraining, some_trajectories
 from tests.agents.mlp.worlds import small_mlp
+from tests.agents.trainings import assert_equal_weights
 
 AGENTS = {
     "DecisionTransformer": small_agent,
@@ -47,11 +48,6 @@ def captures(monkeypatch):
 def learn(agent, updates=5, **options):
     torch.manual_seed(7)
     return agent.learn(updates, **options)
-
-
-def assert_equal_weights(one, other):
-    for x, y in zip(one.policy.state_dict().values(), other.policy.state_dict().values(), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", AGENTS.values(), ids=AGENTS)

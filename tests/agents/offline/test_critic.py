@@ -28,6 +28,7 @@ from rlxf.data import DatasetError, Windows
 from rlxf.data.splits import split_episodes
 from rlxf.training import NumericalError
 from tests.agents.decision_transformer.worlds import ACTIONS, shown, small_agent, some_trajectories
+from tests.agents.trainings import save_third_update
 
 BOX = spaces.Box(np.array([-2, -1], np.float32), np.array([2, 3], np.float32))
 
@@ -178,14 +179,6 @@ def test_steps_that_end_an_episode_are_marked():
     data = some_trajectories(lengths=(3, 5), terminated=np.array([True, False]))
     windows = Windows(data, 2)
     assert windows.starting_at([0, 1, 2, 3, 6, 7]).terminated.tolist() == [False, True, True, *[False] * 3]
-
-
-def save_third_update(file, local, _):
-    """Save the agent after its third update, and end the training."""
-    agent = local["self"]
-    if agent.num_timesteps == 3:
-        agent.save(file)
-    return agent.num_timesteps < 3
 
 
 def test_resumed_training_is_equal(tmp_path):

@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from rlxf import BehaviorCloning, DecisionTransformer
@@ -23,6 +22,7 @@ from tests.agents.decision_transformer.worlds import (
     some_trajectories,
 )
 from tests.agents.mlp.worlds import small_mlp
+from tests.agents.trainings import StopAt
 from tests.ranks import on_ranks
 
 SHARE = {"validation_share": 0.4, "validation_seed": 1}
@@ -187,17 +187,6 @@ def test_losses_that_are_not_finite_are_not_the_lowest(tmp_path, monkeypatch):
     saving = CheckpointWriter(CheckpointFolder(tmp_path), 0, {"validation": callback})
     agent.learn(4, [callback, saving])
     assert (callback.best, callback.best_step) == (0.5, 4)
-
-
-class StopAt(BaseCallback):
-    """Callback that stops the training after a number of updates."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
-
-    def _on_step(self):
-        return self.num_timesteps < self.step
 
 
 def test_a_resumed_training_finds_the_same_best_checkpoint(tmp_path):

@@ -23,6 +23,7 @@ from tests.agents.decision_transformer.worlds import (
     some_trajectories,
 )
 from tests.agents.mlp.worlds import small_mlp
+from tests.agents.trainings import save_third_update
 from tests.ranks import on_ranks
 
 DECAY = 0.8
@@ -111,14 +112,6 @@ def test_a_critic_and_its_targets_are_not_averaged_again():
     critic = [key for key in trained if key.startswith(("loss.critic", "loss.target"))]
     assert critic
     assert all(torch.equal(agent.policy.state_dict()[key], trained[key]) for key in critic)
-
-
-def save_third_update(file, local, _):
-    """Act and save the agent after its third update, and end the training."""
-    agent = local["self"]
-    if agent.num_timesteps == 3:
-        agent.save(file)
-    return agent.num_timesteps < 3
 
 
 def assert_equal_agents(one, other):

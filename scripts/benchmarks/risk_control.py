@@ -10,7 +10,7 @@ RISKS = np.array([0.0, 0.05, 0.1, 0.15, 0.2001, 0.25, 0.3, 0.4])
 ALPHA, DELTAS, SAMPLES = 0.2, (0.05, 0.1, 0.2), (50, 200, 1000)
 
 
-def promises(simulations: int) -> Table:
+def violations_table(simulations: int) -> Table:
     """Return a table with a row for each delta and number of samples."""
     table = Table(
         "delta",

@@ -1,0 +1,133 @@
+"""Run of a sweep: checks of its options, trials in processes, printed results and written files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlxf.cli.config_file import to_arguments
+from rlxf.cli.config_values import COMMAND_LINE_ONLY
+from rlxf.cli.job_options import check_same, needs_trust, read_options
+from rlxf.cli.output import exit_with, print_out
+from rlxf.experiments.execution import Job, check_replaceable, locked
+from rlxf.experiments.study import FILE as STUDY_FILE
+from rlxf.experiments.study import StorageError, SweepStudy, open_study, quiet, storage_errors
+from rlxf.experiments.sweep import Sweep, TrialEnd
+from rlxf.experiments.sweep_plan import SweepPlan
+from rlxf.experiments.sweep_report import (
+    MIN_IMPORTANCE,
+    REPORT_FILES,
+    best_table,
+    counts,
+    describe,
+    write_report,
+)
+from rlxf.utils.files import make_folder
+
+STUDY_LOCK = ".study.lock"
+"""Name of the lock file in the folder of a sweep."""
+SAMPLES = 20
+"""Number of random combinations of options, of which the command must accept one."""
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """Trials of a sweep on this machine.
+
+    Args:
+        plan: content of the sweep file.
+        folder: folder of the sweep.
+        processes: number of trials at the same time.
+        threads: number of threads of each run.
+    """
+
+    plan: SweepPlan
+    folder: Path
+    processes: int
+    threads: int
+
+    def check_options(self) -> None:
+        """Raise ValueError unless the command accepts some combination of the options."""
+        plan = self.plan
+        if given := sorted({*COMMAND_LINE_ONLY} & {*plan.settings, *plan.space.options}):
+            raise plan.refused(given[0], f"{given[0]} cannot be set in a sweep: write the options themselves")
+        first = None
+        for seed in range(SAMPLES):
+            try:
+                read_options(self._words(plan.options(plan.space.draw(plan.fixed, seed))))
+                return
+            except ValueError as error:
+                first = first or str(error)
+        message = str(first)
+        names = {*plan.space.options, *plan.fixed}
+        found = [(at, -len(name), name) for name in names if (at := message.find(_option(name))) >= 0]
+        raise plan.refused(min(found)[2] if found else None, f"no combination is accepted: {message}")
+
+    def _words(self, chosen: dict[str, Any]) -> list[str]:
+        return [*self.plan.command.split(), *to_arguments(chosen)]
+
+    def open_study(self, storage: str | None) -> SweepStudy:
+        """Make the folder, and open the study.
+
+        Args:
+            storage: URL of a database, or path of a journal file; None for a file in the folder.
+
+        Raises:
+            ValueError, OSError: if the study cannot be opened, or files would be replaced.
+        """
+        if storage is None and "?" in str(self.folder):
+            raise ValueError(f"the path of the study must not contain a ?, got {self.folder}: use --output")
+        check_replaceable(self.folder, REPORT_FILES, [self.folder / STUDY_LOCK, self.folder / STUDY_FILE])
+        make_folder(self.folder, exist_ok=True)
+        with locked(self.folder / STUDY_LOCK), quiet():  # Optuna creates its tables without a lock
+            return open_study(self.plan, self.folder, storage)
+
+    def train(self, study: SweepStudy) -> None:
+        """Train the missing trials, print their results, and write the files."""
+        with quiet():
+            print_out(f"{len(study.trials())} of {self.plan.trials} trials: {self.folder}")
+            try:
+                Sweep(self.plan, study, self.folder, self._job, _print_end).run(self.processes)
+            except StorageError:
+                raise
+            except BaseException:
+                self._report(study)
+                raise
+            self._report(study)
+            with storage_errors(study.place):
+                states = {trial.state.name for trial in study.trials()}
+        if not states & {"COMPLETE", "RUNNING", "WAITING"}:  # other machines may still train
+            exit_with(f"no trial is complete; the reasons are in {self.folder / 'trials.md'}", 2)
+
+    def _job(self, folder: Path, chosen: dict[str, Any], seed: int) -> Job:
+        """Return the run of a trial, after a check of its options."""
+        words = (*to_arguments(chosen), "--seed", str(seed))
+        options = read_options([*self.plan.command.split(), *words])
+        job = Job(str(folder), self.plan.command, words, needs_trust(options), self.threads)
+        check_same(job, options, self.plan.path)
+        return job
+
+    def _report(self, study: SweepStudy) -> None:
+        """Print the best trials, and write the files."""
+        with storage_errors(study.place):
+            if study.complete():
+                print_out(best_table(study))
+            print_out(counts(study))
+        written = list(write_report(study, self.folder, to_arguments))  # outside: its errors are its own
+        for path in written:
+            print_out(f"written: {path}")
+        if not any(path.name == "importance.png" for path in written):
+            print_out(
+                f"no importance of options: it needs {MIN_IMPORTANCE} complete trials with different values"
+            )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _print_end(end: TrialEnd) -> None:
+    """Print a line about a trial that has ended."""
+    result = (
+        f"{end.value:.4g}" if end.value is not None else f"failed: {end.reason}" if end.reason else end.state
+    )
+    print_out(f"trial {end.number}: {result} after {end.seconds:.0f} s: {describe(end.options)}")

@@ -1,0 +1,127 @@
+"""Wrapper whose current episode can be replayed."""
+
+import hashlib
+import json
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rlxf.envs.wrappers import TransparentWrapper
+
+MAX_RECORDED_STEPS = 100_000
+"""Longest episode whose actions are recorded: the replay of a longer one would take minutes."""
+
+
+class ActionReplay(TransparentWrapper):
+    """Wrapper that resets each episode with its own seed and records the current episode for a replay.
+
+    The first episode after ``reset(seed=s)`` has the seed s. The episode k resets later has the first number
+    of ``numpy.random.SeedSequence([s, k])`` as its seed. So the episodes of a seed are the same in any
+    process, whatever actions are taken. Without a seed, s is drawn at random.
+
+    An environment that keeps state across a reset with a seed, such as the level of a game, can provide it:
+    ``persistent_state()`` returns it as JSON before each reset, also the first one, and
+    ``load_persistent_state(state)`` restores it before the reset of a replay. Without these methods, `replay`
+    reports that the observations differ. A reset raises TypeError or ValueError if the state is not JSON.
+
+    Args:
+        env: the environment, with all wrappers that change observations.
+    """
+
+    def __init__(self, env: gymnasium.Env):
+        super().__init__(env)
+        self._seed: int | None = None
+        self._episode = 0
+        self._actions: list[Any] = []
+        self._options: dict[str, Any] | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start the next episode; a seed starts a new sequence of episodes."""
+        if seed is None and self._seed is not None:
+            self._episode += 1
+        else:
+            self._episode = 0
+            self._seed = int(np.random.SeedSequence().generate_state(1)[0] if seed is None else seed)
+        return self._reset_episode(options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment, record the action, and update the hash of the results."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if len(self._actions) <= MAX_RECORDED_STEPS:
+            self._actions.append(np.array(action))
+            self._update_hash(observation, reward, terminated, truncated)
+        return observation, reward, terminated, truncated, info
+
+    def record(self) -> dict[str, Any]:
+        """Return the record of the current episode, for `replay`.
+
+        Returns:
+            "seed" of the sequence, "number" of the episode in it, "actions" (T, ...), "hash" of the results,
+            and "state", the persistent state before the episode, if there is one. If the episode cannot be
+            replayed, only "lost", the reason. No exception is raised, because it would end the worker process
+            of the environment.
+        """
+        if self._seed is None or self._options:
+            return {"lost": f"{self} was reset with options, or not at all"}
+        if len(self._actions) > MAX_RECORDED_STEPS:
+            return {"lost": f"an episode of {self} is longer than {MAX_RECORDED_STEPS:,} steps"}
+        record = {
+            "seed": self._seed,
+            "number": self._episode,
+            "hash": self._hash.hexdigest(),
+            "actions": np.array(self._actions),
+        }
+        return record if self._state is None else record | {"state": self._state}
+
+    def replay(self, record: dict[str, Any]) -> str | None:
+        """Replay an episode up to the step at which `record` was called.
+
+        Returns:
+            None if the results are the same, else the reason why the replay failed.
+        """
+        self._seed, self._episode = record["seed"], record["number"]
+        try:
+            if "state" in record:
+                self.env.get_wrapper_attr("load_persistent_state")(record["state"])
+            self._reset_episode(None)
+            for action in record["actions"]:
+                self.step(action[()])
+        except Exception as error:  # the environment may differ from the recorded one and raise anything
+            return f"{self} cannot be replayed: {error!r}"
+        if self._hash.hexdigest() == record["hash"]:
+            return None
+        return f"{self} with seed {self._seed_of_episode} and the same actions results in a different episode"
+
+    def _reset_episode(self, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        self._actions = []
+        self._options = options
+        self._hash = hashlib.blake2b(digest_size=16)
+        stateful = self.env.has_wrapper_attr("persistent_state")
+        state = self.env.get_wrapper_attr("persistent_state")() if stateful else None
+        self._state = json.loads(json.dumps(state, allow_nan=False))  # a copy, and only if it is JSON
+        observation, info = self.reset_inner(self._seed_of_episode, options)
+        self._update_hash(observation)
+        return observation, info
+
+    @property
+    def _seed_of_episode(self) -> int:
+        assert self._seed is not None
+        if self._episode == 0:
+            return self._seed
+        return int(np.random.SeedSequence([self._seed, self._episode]).generate_state(1)[0])
+
+    def _update_hash(self, *values: Any) -> None:
+        for value in values:
+            if isinstance(value, dict):
+                self._update_hash(*(value[key] for key in sorted(value)))
+            elif isinstance(value, tuple):
+                self._update_hash(*value)
+            else:
+                self._hash.update(_as_bytes(value))
+
+
+def _as_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()

@@ -1,0 +1,98 @@
+"""State of the wrappers around a ``VecEnv``."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import (
+    VecCheckNan,
+    VecEnv,
+    VecEnvWrapper,
+    VecExtractDictObs,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+)
+
+from rlxf.envs.wrappers import ReturnToGo
+from rlxf.utils.errors import EpisodeLostError
+
+Place = tuple[object, str]
+"""An object and the name of its attribute, a number or an array."""
+
+
+def _normalize_places(wrapper: Any) -> list[Place]:
+    obs_rms = wrapper.obs_rms if wrapper.norm_obs else {}
+    statistics: list[RunningMeanStd] = list(obs_rms.values()) if isinstance(obs_rms, dict) else [obs_rms]
+    parts = [(each, part) for each in [*statistics, wrapper.ret_rms] for part in ("mean", "var", "count")]
+    return [(wrapper, "returns"), *parts]
+
+
+def _stack_places(wrapper: Any) -> list[Place]:
+    stacks = getattr(wrapper.stacked_obs, "sub_stacked_observations", {"": wrapper.stacked_obs})
+    return [(stack, "stacked_obs") for stack in stacks.values()]
+
+
+def _attributes(*names: str) -> Callable[[Any], list[Place]]:
+    return lambda wrapper: [(wrapper, name) for name in names]
+
+
+STATE_ATTRIBUTES: dict[type[VecEnvWrapper], Callable[[Any], list[Place]]] = {
+    VecNormalize: _normalize_places,
+    VecMonitor: _attributes("episode_returns", "episode_lengths", "episode_count"),
+    VecFrameStack: _stack_places,
+    VecTransposeImage: _attributes(),
+    VecExtractDictObs: _attributes(),
+    VecCheckNan: _attributes(),
+    ReturnToGo: _attributes("_target", "_return_to_go", "_time_step", "_previous"),
+}
+"""Attributes in which each wrapper class keeps state between steps."""
+
+
+def wrapper_state(env: VecEnv) -> dict[str, np.ndarray]:
+    """Return copies of the state that the known wrappers around ``env`` keep between steps, by name."""
+    return {name: np.array(getattr(*place)) for name, place in _places(env)}
+
+
+def load_wrapper_state(env: VecEnv, arrays: Mapping[str, np.ndarray]) -> None:
+    """Load the arrays of `wrapper_state` into wrappers of the same classes.
+
+    Raises:
+        ValueError: if the wrappers or their spaces differ; the wrappers are then unchanged.
+    """
+    places = dict(_places(env))
+    shapes = {name: np.shape(getattr(*place)) for name, place in places.items()}
+    given = {name: array.shape for name, array in arrays.items()}
+    if shapes != given:
+        raise ValueError(
+            f"the environment's wrappers have state of shapes {shapes}, but those of the run have "
+            f"{given}: resume the run with the same wrappers and spaces"
+        )
+    for name, (holder, attribute) in places.items():
+        old = getattr(holder, attribute)
+        array = arrays[name]
+        setattr(holder, attribute, array.copy() if isinstance(old, np.ndarray) else type(old)(array))
+
+
+def _places(env: VecEnv) -> Iterator[tuple[str, Place]]:
+    for depth, wrapper in enumerate(_wrappers(env)):
+        places = STATE_ATTRIBUTES.get(type(wrapper), _attributes())(wrapper)
+        for number, place in enumerate(places):
+            yield f"{depth}.{type(wrapper).__name__}.{number}.{place[1]}", place
+
+
+def _wrappers(env: VecEnv) -> Iterator[VecEnvWrapper]:
+    while isinstance(env, VecEnvWrapper):
+        yield env
+        env = env.venv
+
+
+def check_known_wrappers(env: VecEnv) -> None:
+    """Raise EpisodeLostError if the state of a wrapper class is not known."""
+    for wrapper in _wrappers(env):
+        if type(wrapper) not in STATE_ATTRIBUTES:
+            raise EpisodeLostError(
+                f"the state that the wrapper {type(wrapper).__name__} keeps between steps is not known"
+            )
