@@ -23,6 +23,7 @@ from rlxf.cli.evaluated_training import default_interval
 from rlxf.cli.normalization import normalize_env
 from rlxf.cli.output import exit_with, print_out
 from rlxf.cli.reports import save_reports, track_reports
+from rlxf.collection.behavior_policy import action_seed
 from rlxf.envs.curriculum import CurriculumCallback
 from rlxf.envs.spaces import map_parts
 from rlxf.evaluation import EvaluationCallback, evaluate
@@ -253,7 +254,7 @@ class RandomPolicy:
         self.env = env
         self.num_timesteps = 0
         self.action_space, self.observation_space = env.action_space, env.observation_space
-        self.action_space.seed(seed)
+        self.action_space.seed(action_seed(seed))
 
     def set_logger(self, logger: Any) -> None:
         """Do nothing: there is nothing to log."""

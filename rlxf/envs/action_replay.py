@@ -49,9 +49,10 @@ class ActionReplay(TransparentWrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment, record the action, and update the hash of the results."""
+        recorded = np.array(action)  # before the step, because the environment may change the array
         observation, reward, terminated, truncated, info = self.env.step(action)
         if len(self._actions) <= MAX_RECORDED_STEPS:
-            self._actions.append(np.array(action))
+            self._actions.append(recorded)
             self._update_hash(observation, reward, terminated, truncated)
         return observation, reward, terminated, truncated, info
 

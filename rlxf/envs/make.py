@@ -175,7 +175,13 @@ def as_vectorized(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
     else:
         raise TypeError(
             f"env must be an id, a VecEnv, a VectorEnv, an Env or None, got {type(env).__name__}: {env!r}"
+            f"{maker_advice(env)}"
         )
+
+
+def maker_advice(env: Any) -> str:
+    """Return advice for a class or function that is given in place of an environment, else an empty text."""
+    return "; pass make_vec_env(FUNCTION_OR_CLASS, n_envs) of rlxf.envs" if callable(env) else ""
 
 
 def _checked_maker(maker: Any) -> Callable[..., gymnasium.Env]:

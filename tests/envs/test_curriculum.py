@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger, make_output_format
 
@@ -19,10 +20,12 @@ from rlxf.envs import (
     CurriculumCallback,
     CurriculumEnv,
     Workers,
+    as_vec_env,
     make_vec_env,
 )
 from rlxf.envs.action_replay import ActionReplay
 from rlxf.envs.resume import episode_state, resume_episodes
+from rlxf.evaluation import evaluate
 from rlxf.utils.errors import EpisodeLostError
 from tests.envs.faulty_envs import wait_until
 
@@ -508,3 +511,27 @@ def test_unknown_stages_are_refused():
         make_vec_env("CartPole-v1", 1, curriculum=Curriculum(("CartPol-v1",), 1.0))
     with pytest.raises(TypeError, match=r"takes no argument 'corridor_lenght'.*corridor_length"):
         make_vec_env("rlxf/TMaze-v0", 1, curriculum=Curriculum(({"corridor_lenght": 3},), 1.0))
+
+
+class Fixed:
+    """Agent with the action 2."""
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        return np.full(len(observation), 2.0), state
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_vector_environments_of_gymnasium_are_evaluated_in_the_task(kind):
+    env = kind([partial(given, episodes=1, advance_return=9.0)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    env.reset()
+    envs, seen = as_vec_env(env), []
+
+    class Watching(Fixed):
+        def predict(self, observation, *args, **kwargs):
+            seen.append(observation[:, 0].tolist())
+            return super().predict(observation, *args, **kwargs)
+
+    evaluate(Watching(), envs, episodes=4)
+    assert {stage for stages in seen for stage in stages} == {3.0}
+    assert envs.reset()[:, 0].tolist() == [1.0, 1.0]
+    envs.close()

@@ -73,6 +73,23 @@ def test_episodes_depend_only_on_the_seed_and_their_number():
     assert len({tuple(start) for start in starts[0]}) == 4
 
 
+class Doubling(gymnasium.ActionWrapper):
+    """Wrapper that changes the array of the action."""
+
+    def action(self, action):
+        action *= 2
+        return action
+
+
+def test_an_environment_that_changes_its_action_is_replayed():
+    env, replayed = (ActionReplay(Doubling(gymnasium.make("Pendulum-v1"))) for _ in range(2))
+    env.reset(seed=5)
+    for _ in range(3):
+        env.step(np.array([0.1], np.float32))
+    np.testing.assert_allclose(env.record()["actions"], 0.1)
+    assert replayed.replay(env.record()) is None
+
+
 @pytest.mark.parametrize("cut", [0, 1, 57, 200])
 def test_replayed_episode_continues_equally(cut):
     env = cartpole()

@@ -6,7 +6,7 @@ from gymnasium import Env
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.envs.make import make_vec_env
+from rlxf.envs.make import make_vec_env, maker_advice
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tensor_vec_env import as_vec_env
@@ -30,7 +30,7 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
     if isinstance(env, VectorEnv):
         env = as_vec_env(env)
     if not isinstance(env, Env | VecEnv):
-        advice = "; pass make_vec_env(FUNCTION_OR_CLASS, n_envs) of rlxf.envs" if callable(env) else ""
+        advice = maker_advice(env)
         raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}{advice}")
     check_spaces(env.observation_space, env.action_space)
     if isinstance(env, VecEnv):
