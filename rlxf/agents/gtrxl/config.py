@@ -60,7 +60,7 @@ class PPOConfig:
     batch_size: int | None = None
     n_epochs: int = 6
     gamma: float = 0.99
-    gae_lambda: float = 0.95
+    gae_lambda: float = 0.9
     clip_range: float | Schedule = 0.2
     clip_range_vf: float | Schedule | None = None
     normalize_advantage: bool = True

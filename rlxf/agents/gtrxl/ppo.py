@@ -72,7 +72,8 @@ class GTrXLPPO(TrainingLoop):
         n_epochs: passes over a rollout. 6 passes with minibatches of 256 steps are 48 optimizer steps per
             rollout; with a quarter of them, Acrobot is not learned within 100,000 steps.
         gamma: discount factor.
-        gae_lambda: lambda of the generalized advantage estimates that train the policy.
+        gae_lambda: lambda of the generalized advantage estimates that train the policy. With 0.95, the
+            default of SB3, a part of the seeds does not learn Acrobot.
         clip_range: epsilon of the clipped objective; a number or a schedule.
         clip_range_vf: largest change of a value in one update, a number or a schedule; None for no clipping.
             The unit is the standard deviation of recent returns. Unlike in SB3, it therefore does not depend
