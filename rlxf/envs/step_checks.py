@@ -218,9 +218,7 @@ class CheckedSteps(TransparentWrapper):
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
                 self._raise_if(name, _number_fault(flag, "biu", "True or False"))
-        if (
-            terminated or truncated
-        ):  # a reset in the same step would change an array that the environment reuses
+        if terminated or truncated:  # a reset in this step may change the array of the observation
             observation = deepcopy(observation)
         return observation, reward, terminated, truncated, info
 

@@ -263,7 +263,10 @@ class GymnasiumVecEnv(VecEnv):
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Return the attribute of each selected environment, or of the vector environment for each."""
         get_attr = self._vector_method("get_attr")
-        values = get_attr(attr_name) if get_attr else [getattr(self.env, attr_name)] * self.num_envs
+        is_own = hasattr(self.env, attr_name) and not hasattr(self.env, "get_attr")
+        values = (
+            [getattr(self.env, attr_name)] * self.num_envs if is_own or not get_attr else get_attr(attr_name)
+        )
         return [values[i] for i in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:

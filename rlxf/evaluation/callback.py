@@ -223,8 +223,14 @@ class EvaluationCallback(PeriodicCallback):
         return self.stop_return is None or report is None or not report.mean >= self.stop_return
 
     def _is_last(self, step: int) -> bool:
-        """Return whether the training ends with this step and has a budget, which then does not apply."""
-        return self.budget is not None and self.model._n_updates > 0 and step >= self.model._total_timesteps
+        """Return whether this step reaches the total with a budget, which then does not apply.
+
+        The steps after it complete the last rollout, and have the same weights.
+        """
+        if self.budget is None or self.model._n_updates == 0:
+            return False
+        total = self.model._total_timesteps
+        return step >= total and all(each < total for each in self.reports)
 
     def _allowed(self) -> bool:
         before_updates = self.budget is None and self.stop_return is None

@@ -39,7 +39,7 @@ def reference_scores_of(agent: Any, env: VecEnv) -> ReferenceScores | None:
     if scores is not None:
         return scores
     spec = spec_of(env)
-    return None if spec is None else scores_from_table(spec.id, spec.kwargs)
+    return None if spec is None else scores_from_table(spec.id, getattr(spec, "kwargs", None))
 
 
 @contextmanager

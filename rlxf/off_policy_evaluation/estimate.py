@@ -158,7 +158,8 @@ def estimate_return(
     members of the ensemble, each trained on a resample of the episodes, plus the variance over 200 resamples
     of the episodes for a given member; t is the quantile of Student's distribution with M - 1 degrees of
     freedom. For "dr" and "wdr", s^2 is the variance over 200 resamples of the E episodes, and t has E - 1
-    degrees of freedom. The interval does not contain the bias of Q.
+    degrees of freedom. The interval does not contain the bias of Q and, for "dr" and "wdr", the variance of
+    Q and of estimated probabilities, which stay the same in all resamples.
 
     Source: Le et al. 2019, arXiv:1903.08738; Voloshin et al. 2019, arXiv:1911.06854 (comparison of methods).
 

@@ -411,6 +411,7 @@ def test_the_monitor_of_an_environment_counts_its_own_rewards():
 def test_attributes_inside_a_wrapper_of_the_vector_environment(kind):
     inner = kind([partial(gymnasium.make, "CartPole-v1")] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     env = as_vec_env(gymnasium.wrappers.vector.RecordEpisodeStatistics(inner))
+    assert [len(queue) for queue in env.get_attr("return_queue")] == [0, 0]  # of the wrapper
     env.set_attr("gravity", 5.0)
     assert env.get_attr("gravity") == [5.0, 5.0]
     assert env.env_method("get_wrapper_attr", "gravity") == [5.0, 5.0]

@@ -235,6 +235,13 @@ def test_the_agent_is_evaluated_at_the_end_although_the_budget_is_used_up():
     assert list(limited.reports) == [16, 40, 48]
 
 
+def test_the_last_evaluation_is_not_repeated_until_the_end_of_the_rollout():
+    """The last rollout of 8 steps ends after the total of 42 steps, at step 48."""
+    limited = EvaluationCallback(Countdown(4), episodes=2, every_steps=8, budget=0.01)
+    learn(42, limited)
+    assert list(limited.reports) == [42]
+
+
 def test_the_agent_is_evaluated_once_at_the_end_if_the_budget_is_too_small(tmp_path):
     limited = EvaluationCallback(
         Countdown(4), episodes=2, every_steps=8, budget=0.01, best_path=tmp_path / "best.zip"

@@ -69,6 +69,9 @@ def test_score_of_other_agents_has_the_reference_scores_of_the_environment():
     class Named(ActionRewardEnv):
         spec = EnvSpec("Hopper-v5")
 
+    class NamedOtherwise(ActionRewardEnv):
+        spec = type("Spec", (), {"id": "Hopper-v5"})()
+
     class Idle:
         def predict(self, observation, state=None, episode_start=None, deterministic=False):
             return np.zeros((len(observation), 1), np.float32), None
@@ -76,6 +79,7 @@ def test_score_of_other_agents_has_the_reference_scores_of_the_environment():
     result = evaluate(Idle(), vec(Named()), 1)
     assert result.normalized_score == pytest.approx(100 * 20.272305 / (3234.3 + 20.272305))
     assert "D4RL" in result.references.source
+    assert evaluate(Idle(), vec(NamedOtherwise()), 2).normalized_score is not None
     assert evaluate(Idle(), vec(ActionRewardEnv()), 1).normalized_score is None
 
 

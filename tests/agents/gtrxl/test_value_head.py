@@ -109,7 +109,7 @@ def test_training_does_not_depend_on_the_unit_of_rewards(factor):
 
     def trained(factor: float) -> dict[str, torch.Tensor]:
         env = Scaled(scripts(shifted(4)), factor)
-        agent = small_agent(env, loud=False, clip_range_vf=0.5).learn(6 * 64)
+        agent = small_agent(env, loud=False, clip_range_vf=0.5, gae_lambda=0.95).learn(6 * 64)
         return {name: x.detach() for name, x in agent.policy.named_parameters()}
 
     torch.testing.assert_close(trained(factor), trained(1.0), rtol=0, atol=1e-3)

@@ -202,7 +202,7 @@ def test_a_return_conditioned_agent_is_evaluated_for_targets(cartpole, context_l
     assert np.isfinite(sweep.achieved).all()
     mean, _ = evaluate_policy(agent, ReturnToGo(agent.make_env(2, 0), 1.0), 4)
     assert mean >= 1
-    with pytest.raises(TypeError, match="conditioned on a target return: its observations need the keys"):
+    with pytest.raises(TypeError, match="is conditioned on a return: pass target_returns"):
         evaluate(agent, episodes=2)
 
 
