@@ -57,7 +57,8 @@ def test_progress_of_an_online_training(capsys):
     assert found[-1].startswith("steps 96/96 | return ")
     for part in (" | success ", "% | explained variance ", " | entropy ", " steps/s | 0:00:00 left | "):
         assert part in found[-1]
-    assert re.search(r"evaluation at 96: \S+; best \S+ at (32|64|96)$", found[-1])
+    # the last evaluation is at the given total, because the rest of the rollout has the same weights
+    assert re.search(r"evaluation at 70: \S+; best \S+ at (32|64|70)$", found[-1])
 
 
 def test_a_single_rollout_shows_its_update_without_repeated_lines(capsys):
