@@ -166,9 +166,9 @@ def recreatable_spec(env: VecEnv) -> EnvSpec | None:
     SB3's ``Monitor`` is left out, because it does not change the results of steps.
     """
     reason = "the environment has no spec, as it was not created from an id"
-    spec = spec_of(env)
+    spec = None
     try:
-        if spec is not None:
+        if (spec := spec_of(env)) is not None:
             return _single_spec(spec, env)
     except Exception as error:  # the spec of an arbitrary environment may fail in any way
         reason = f"the spec of the environment does not recreate it ({error!r})"

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from rlxf.data.dataset_source import Source
-from rlxf.data.encoders import Encoder, VectorEncoder, action_encoder, observation_encoder
+from rlxf.data.encoders import DiscreteEncoder, Encoder, VectorEncoder, action_encoder, observation_encoder
 from rlxf.data.episode_file import EpisodeFile
 from rlxf.data.spaces import check_rows_inside, discrete_sizes, tolerant_bounds
 from rlxf.data.trajectories import return_to_go
@@ -129,7 +129,6 @@ def _as_dataset_error(name: str) -> Iterator[None]:
         raise DatasetError(f"dataset {name} is not read: {error}") from error
 
 
-Discretes = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 BYTES_PER_ACTION = 4 * 128
 """Bytes of the weights of one discrete action in the output layer of a small network, of width 128."""
 
@@ -157,16 +156,19 @@ class _Arrays:
 
     def _check_size(self, source: Source, file_bytes: int) -> None:
         """Raise DatasetError before writing if arrays or weights would be far larger than the files."""
-        space = source.action_space
-        choices = sum(map(int, discrete_sizes(space))) if isinstance(space, Discretes) else 0
         row = sum(map(_row_bytes, (self._observe, self._act)))
         with _as_dataset_error(source.id):
             check_budget({"one step": 8 * row}, file_bytes)
+            choices = self._count_choices()  # only now, because it takes memory for each axis of an action
             check_budget({f"a layer for {choices:,} actions": BYTES_PER_ACTION * choices}, file_bytes)
             check_budget(
                 {"its converted arrays": self.steps * (row + 8)},
                 MAX_EXPANSION * file_bytes // BUDGET_PER_FILE_BYTE,
             )
+
+    def _count_choices(self) -> int:
+        """Return the number of values of discrete actions, over all axes; 0 for other actions."""
+        return sum(map(int, discrete_sizes(self._act.space))) if isinstance(self._act, DiscreteEncoder) else 0
 
     def add(self, file: EpisodeFile, episode: int, length: int) -> None:
         """Append an episode."""

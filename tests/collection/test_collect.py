@@ -326,6 +326,20 @@ def test_environment_that_cannot_be_recreated_warns():
     assert len(load_trajectories(dataset).lengths) == 8
 
 
+def test_a_spec_that_raises_warns():
+    class Broken(Diary):
+        @property
+        def spec(self):
+            raise RuntimeError("no spec today")
+
+        @spec.setter
+        def spec(self, value):
+            pass
+
+    with pytest.warns(UserWarning, match="does not recreate it .*no spec today.*is stored without"):
+        record(Pointer(), DummyVecEnv([Broken]))
+
+
 def test_progress_bar_counts_episodes(capsys):
     record(Pointer(), progress_bar=True)
     assert "8/8" in capsys.readouterr().out

@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from PIL import Image
 
-from rlxf.data import DatasetError, load_trajectories
+from rlxf.data import DatasetError, conversion, load_trajectories
 from rlxf.data.cache import cache_root
 from rlxf.data.catalog import summarize
 from rlxf.utils.memory_budget import memory_budget
@@ -326,6 +326,14 @@ def test_more_actions_than_a_network_can_have_are_refused(minari_root):
     """A Discrete space costs nothing in the file, but each action is a row of weights of an agent."""
     record_random((3,), action_space=spaces.Discrete(10**12))
     check_refused("requires 512,000.0 GB of memory .*for a layer for 1,000,000,000,000 actions")
+
+
+def test_wide_actions_are_refused_before_their_sizes_are_listed(minari_root, monkeypatch):
+    """The sizes of 10^10 binary actions alone would take 80 GB."""
+    record_random((3,), action_space=spaces.MultiBinary(5))
+    monkeypatch.setattr(conversion, "discrete_sizes", lambda space: pytest.fail("sizes of all actions"))
+    monkeypatch.setattr(conversion, "_row_bytes", lambda encoder: 10**10)
+    check_refused("requires 160.0 GB of memory .*for one step")
 
 
 def test_a_chunk_larger_than_the_budget_is_not_read(dataset):

@@ -1,6 +1,7 @@
 """Action heads of GTrXLPolicy: the kinds of SB3's action distributions, and what differs between them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from copy import copy
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +27,9 @@ SAME_ACTION_STDS = 0.5
 
 AnyDistribution = TypeVar("AnyDistribution", bound=Distribution)
 GaussianDistribution = TypeVar("GaussianDistribution", bound=DiagGaussianDistribution)
+
+
+DistributionOf = Callable[[Tensor], Distribution]
 
 
 class ActionHead(ABC, Generic[AnyDistribution]):
@@ -58,16 +62,22 @@ class ActionHead(ABC, Generic[AnyDistribution]):
         """
 
     @abstractmethod
-    def mode(self, parameters: Tensor) -> Tensor:
-        """Return the most likely actions (N, ...) for outputs (N, P) of the action layer."""
-
-    @abstractmethod
     def divergence(self, student: AnyDistribution, teacher: AnyDistribution, temperature: float) -> Tensor:
         """``T^2 KL(teacher || student)`` of distributions at temperature T: (N,). See `Distillation`."""
 
     @abstractmethod
     def same_most_likely_action(self, one: AnyDistribution, other: AnyDistribution) -> Tensor:
         """Return whether the most likely actions are the same, (N,) bool."""
+
+    def mode(self, latent: Tensor, layer: nn.Module, distribution: DistributionOf) -> Tensor:
+        """Return the most likely actions (N, ...), by default those of the distributions.
+
+        Args:
+            latent: (N, C), outputs of the transformer.
+            layer: the action layer.
+            distribution: function that returns the distributions of outputs of the transformer.
+        """
+        return distribution(latent).mode()
 
     def explore(self, distribution: AnyDistribution) -> Tensor:
         """Sample the actions (E, ...) of a step of a rollout."""
@@ -107,9 +117,6 @@ class DiscreteHead(ActionHead[AnyDistribution]):
     def distribution(self, parameters: Tensor, log_std: Any, latent: Tensor) -> AnyDistribution:
         return copy(self._empty).proba_distribution(parameters)
 
-    def mode(self, parameters: Tensor) -> Tensor:
-        return copy(self._empty).proba_distribution(parameters).mode()
-
     def divergence(self, student: AnyDistribution, teacher: AnyDistribution, temperature: float) -> Tensor:
         pairs = zip(self.choice_logits(student), self.choice_logits(teacher), strict=True)
         return torch.stack([categorical_kl(own, target, temperature) for own, target in pairs]).sum(0)
@@ -122,9 +129,10 @@ class DiscreteHead(ActionHead[AnyDistribution]):
 class CategoricalHead(DiscreteHead[CategoricalDistribution]):
     """Head for Discrete actions."""
 
-    def mode(self, parameters: Tensor) -> Tensor:
+    def mode(self, latent: Tensor, layer: nn.Module, distribution: DistributionOf) -> Tensor:
         """Return the choices with the largest logits, which need no normalization."""
-        return parameters.argmax(dim=-1)
+        logits: Tensor = layer(latent)
+        return logits.argmax(dim=-1)
 
     def choice_logits(self, distribution: CategoricalDistribution) -> list[Tensor]:
         return [distribution.distribution.logits]
@@ -155,9 +163,10 @@ class GaussianHead(ActionHead[GaussianDistribution]):
     def distribution(self, parameters: Tensor, log_std: Tensor, latent: Tensor) -> GaussianDistribution:
         return copy(self._empty).proba_distribution(parameters, log_std)
 
-    def mode(self, parameters: Tensor) -> Tensor:
+    def mode(self, latent: Tensor, layer: nn.Module, distribution: DistributionOf) -> Tensor:
         """Return the means, which are the outputs of the layer."""
-        return parameters
+        means: Tensor = layer(latent)
+        return means
 
     def mean_std(self, log_std: Tensor) -> Tensor:
         return mean_action_std(log_std)

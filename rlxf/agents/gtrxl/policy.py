@@ -280,7 +280,7 @@ class GTrXLPolicy(RecurrentPolicy):
         For categorical and Gaussian distributions, it is computed without the distribution, whose
         normalization takes longer than the head.
         """
-        return self.action_head.mode(self.action_net(latent))
+        return self.action_head.mode(latent, self.action_net, self.action_distribution)
 
     def reconstruction_error(self, latent: Tensor, obs: PyTorchObs) -> Tensor:
         """``|| W y - o ||^2 / dim(o)`` for each of N outputs y, with o the flattened observation: (N,).

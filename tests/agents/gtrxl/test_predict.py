@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlxf import GTrXLPPO
+from rlxf.agents.gtrxl.policies import MlpGTrXLPolicy
 from rlxf.attention import KNN, TokenIndex, Window
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
@@ -288,3 +290,19 @@ def test_no_start_of_an_episode_equals_starts_that_are_all_false(persist):
 def test_the_state_prints_as_a_short_summary(agent):
     _, state = agent.predict(observations()[0])
     assert repr(state) == f"RecurrentPolicyState(environments={ENVS}, layers={agent.core.layers})"
+
+
+@pytest.mark.parametrize("space", ["MultiDiscrete", "MultiBinary"])
+def test_deterministic_actions_are_those_of_an_overridden_distribution(space):
+    """Only Discrete and Box actions are computed without the distribution."""
+
+    class Shifted(MlpGTrXLPolicy):
+        def action_distribution(self, latent):
+            logits = 1.0 + torch.arange(self.action_net.out_features).expand(len(latent), -1)
+            return self.action_head.distribution(logits, None, latent)
+
+    env = scripts(shifted(ENVS), action_space=ACTIONS[space])
+    agent = GTrXLPPO(Shifted, env, core=small_core(), seed=0, n_steps=16, segment_length=4, batch_size=16)
+    actions, _ = agent.predict(observations()[0], deterministic=True)
+    last_choices = [1, 2] if space == "MultiDiscrete" else [1, 1, 1]
+    np.testing.assert_array_equal(actions, [last_choices] * ENVS)
