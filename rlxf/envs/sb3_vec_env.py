@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
@@ -14,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from rlxf.data.spaces import FLAT, parts_of
 from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.wrappers import TransparentWrapper
+from rlxf.envs.wrappers import OwnLastObservation
 from rlxf.utils.errors import BrokenEnvironmentError
 
 Make = Callable[[], gymnasium.Env]
@@ -41,21 +40,6 @@ def is_unnested(space: spaces.Space[Any]) -> bool:
     """Return whether a `DummyVecEnv` supports the observation space: no nested parts and no text."""
     parts = parts_of(space).values() if isinstance(space, spaces.Dict | spaces.Tuple) else [space]
     return all(isinstance(part, FLAT) for part in parts)
-
-
-class OwnLastObservation(TransparentWrapper):
-    """Wrapper that returns a copy of the last observation of each episode.
-
-    Vector environments reset an environment in the step that ends its episode. If the environment reuses its
-    observation array, the reset would replace the last observation.
-    """
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        if terminated or truncated:
-            observation = deepcopy(observation)
-        return observation, reward, terminated, truncated, info
 
 
 class PausableEnv(OwnLastObservation):

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +14,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from rlxf.data.spaces import FLAT, discrete_sizes, discrete_start, parts_of, tolerant_bounds
 from rlxf.envs.vector import innermost_env
-from rlxf.envs.wrappers import TransparentWrapper
+from rlxf.envs.wrappers import OwnLastObservation
 from rlxf.utils.errors import FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -155,7 +154,7 @@ def is_whole_range(space: spaces.Box[Any]) -> bool:
     return space.dtype.kind == "b" or not (space.bounded_below | space.bounded_above).any()
 
 
-class CheckedSteps(TransparentWrapper):
+class CheckedSteps(OwnLastObservation):
     """Wrapper that raises FaultyEnvironmentError if an environment returns invalid values.
 
     It checks the shape and dtype of observations, the range of discrete and binary values, and that rewards
@@ -210,7 +209,7 @@ class CheckedSteps(TransparentWrapper):
             FaultyEnvironmentError: if the observation does not fit its space, the reward is not a number, or
                 a done flag is neither true nor false.
         """
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        observation, reward, terminated, truncated, info = super().step(action)
         self.__dict__["_steps"] += 1  # `__setattr__` would take as long as a simple environment
         self._raise_if("observation", observation_fault(self.observation_space, observation))
         if not isinstance(reward, float):
@@ -218,8 +217,6 @@ class CheckedSteps(TransparentWrapper):
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
                 self._raise_if(name, _number_fault(flag, "biu", "True or False"))
-        if terminated or truncated:  # a reset in this step may change the array of the observation
-            observation = deepcopy(observation)
         return observation, reward, terminated, truncated, info
 
     def _raise_if(self, what: str, fault: str | None) -> None:

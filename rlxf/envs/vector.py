@@ -168,7 +168,7 @@ class GymnasiumVecEnv(VecEnv):
         """Return the first observations of all environments, with the seed and options set before."""
         observations, infos = self._reset_env()
         self._check_arrays(observations)
-        self.reset_infos = [info_of(infos, i) for i in range(self.num_envs)]
+        self._keep_reset_infos(infos, np.ones(self.num_envs, np.bool_))
         self.last_observation = observations
         return observations
 
@@ -242,8 +242,9 @@ class GymnasiumVecEnv(VecEnv):
         self._returns += rewards
         self._lengths += ~self.filler_next
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        self._mark(rows, "filler")
-        self._keep_reset_infos(infos, self.filler_next)
+        if self.filler_next.any():
+            self._mark(rows, "filler")
+            self._keep_reset_infos(infos, self.filler_next)
         self.filler_next = np.zeros(self.num_envs, dtype=np.bool_)
         if ends.any():
             observations, last, last_infos = self._finish(observations, infos, ends)

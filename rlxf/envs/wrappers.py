@@ -1,5 +1,6 @@
 """Wrappers that add the return-to-go, the time step or the previous transition to the observation."""
 
+from copy import deepcopy
 from typing import Any
 
 import gymnasium
@@ -30,6 +31,21 @@ class TransparentWrapper(gymnasium.Wrapper):
     def reset_inner(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Reset the wrapped environment; older environments take no options, so None is not passed."""
         return self.env.reset(seed=seed, **({} if options is None else {"options": options}))
+
+
+class OwnLastObservation(TransparentWrapper):
+    """Wrapper that returns a copy of the last observation of each episode.
+
+    Vector environments reset an environment in the step that ends its episode. If the environment reuses its
+    observation array, the reset would replace the last observation.
+    """
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            observation = deepcopy(observation)
+        return observation, reward, terminated, truncated, info
 
 
 class PreviousReward(gymnasium.Wrapper):

@@ -32,6 +32,16 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
     if not isinstance(env, Env | VecEnv):
         advice = maker_advice(env)
         raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}{advice}")
+    return checked_training_env(env)
+
+
+def checked_training_env(env: Env | VecEnv) -> Any:
+    """Return the environment with checks of its steps, after checks of its spaces and wrappers.
+
+    Raises:
+        ValueError: by `check_frame_stack`.
+        TypeError: if a space is not supported.
+    """
     check_spaces(env.observation_space, env.action_space)
     if isinstance(env, VecEnv):
         check_frame_stack(env)

@@ -23,7 +23,7 @@ from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, state_memory
 from rlxf.agents.common.datastore import EXPORT_REASON, TRAINING_REASON, DatastoreMixin, check_no_datastore
 from rlxf.agents.common.environment_checks import check_not_reset_result
 from rlxf.agents.common.retrieval import ActionDatastore
-from rlxf.agents.common.training_env import as_training_env
+from rlxf.agents.common.training_env import as_training_env, checked_training_env
 from rlxf.agents.common.weights import core_error_context, transfer_weights
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting_step import GTrXLActingStep, exportable_normalizer, raw_observation_space
@@ -246,8 +246,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         check_int("episodes", episodes)
         with as_vectorized(env, self.n_envs) as made:
-            checked = as_training_env(made, self.n_envs, seed)
-            vec_env = self._wrap_env(checked, verbose=0, monitor_wrapper=False)
+            vec_env = self._wrap_env(checked_training_env(made), verbose=0, monitor_wrapper=False)
             check_for_correct_spaces(vec_env, self.observation_space, self.action_space)
             if seed is not None:
                 set_random_seed(seed)

@@ -127,10 +127,9 @@ def _describe(axis: str, technique: type[Any]) -> str:
     from rlxf.attention.registry import TECHNIQUES
 
     properties = _properties(axis, technique) if axis in TECHNIQUES else _costs(technique)
-    description, _, arguments = (inspect.getdoc(technique) or "").partition("\n\nArgs:\n")
-    described = without_markup(description.partition("\n\nRaises:")[0])
-    table = without_markup(arguments.partition("\n\nRaises:")[0])
-    return f"{axis} {technique()!r}\n{properties}\n\n{described}" + f"\n\nOptions:\n{table}" * bool(table)
+    documented = without_markup(inspect.getdoc(technique) or "").partition("\n\nRaises:")[0]
+    described = documented.replace("\n\nArgs:\n", "\n\nOptions:\n")
+    return f"{axis} {technique()!r}\n{properties}\n\n{described}"
 
 
 def _properties(axis: str, technique: type[Any]) -> str:
