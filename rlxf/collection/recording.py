@@ -151,7 +151,7 @@ def rollout_episodes(
     warn_of_missing_statistics(policy.agent, agent_env)
     if policy.target_return is not None:
         agent_env = ReturnToGo(agent_env, policy.target_return)
-    env.seed(seed)
+    env.seed(int(seed))  # Gymnasium refuses NumPy's integers
     remaining = quotas(episodes, env.num_envs)
     for _ in play(policy.make_policy(env.action_space, seed), agent_env, deterministic):
         for i, episode in recorder.pop_finished():

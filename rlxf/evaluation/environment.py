@@ -64,7 +64,7 @@ def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None)
                 resume_envs_at_exit(vec_env),
             ):
                 if seed is not None:
-                    vec_env.seed(seed)
+                    vec_env.seed(int(seed))  # Gymnasium refuses NumPy's integers
                 yield vec_env
         finally:
             if is_trained_in:

@@ -266,6 +266,11 @@ def test_seed_determines_the_dataset():
     assert first != actions("c", 2)
 
 
+def test_a_seed_of_numpy_with_a_single_environment():
+    dataset = record(None, Diary(), episodes=2, seed=np.int64(5))
+    assert "seed 5" in dataset.storage.metadata["description"]
+
+
 # Metadata
 
 

@@ -268,6 +268,13 @@ def test_seed_determines_the_episodes():
     assert (returns(1) != returns(2)).all()
 
 
+def test_a_seed_of_numpy_equals_one_of_python():
+    def returns(seed):
+        return evaluate(Idle(), Lottery(), 4, seed=seed).returns.tolist()
+
+    assert returns(np.int64(3)) == returns(3) != returns(4)
+
+
 def test_seed_none_keeps_the_seeds_of_the_environments():
     def returns():
         env = vec(Lottery())

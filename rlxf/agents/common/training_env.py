@@ -12,6 +12,7 @@ from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.vector import check_frame_stack
 from rlxf.training.distributed import process_group
+from rlxf.utils.warnings import warn_user
 
 
 def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, seed: int | None) -> Any:
@@ -46,6 +47,24 @@ def checked_training_env(env: Env | VecEnv) -> Any:
     if isinstance(env, VecEnv):
         check_frame_stack(env)
     return with_checked_steps(env)
+
+
+def warn_of_ignored_n_envs(n_envs: int, default: int, env: Any) -> None:
+    """Warn if a number of environments is chosen, but ``env`` is an object with another number.
+
+    Args:
+        n_envs: the chosen number, of all processes.
+        default: the number without a choice.
+        env: argument of the user: an id, an environment of this process, or None.
+    """
+    if env is None or isinstance(env, str):
+        return
+    given = getattr(env, "num_envs", 1) * process_group().world_size
+    if n_envs not in (default, given):
+        warn_user(
+            f"n_envs={n_envs} has no effect, since env is an object with {given} environment(s): pass an id, "
+            f"or the result of rlxf.envs.make_vec_env(ID_OR_FUNCTION, n_envs={n_envs})"
+        )
 
 
 def check_has_env(env: VecEnv | None) -> None:

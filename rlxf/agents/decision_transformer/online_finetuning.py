@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.agents.common.arguments import as_log_interval, as_whole_number, reject_unknown_arguments
 from rlxf.agents.common.environment_checks import check_raw
 from rlxf.agents.common.episode_statistics import statistics_from_json, statistics_to_json, unused_seed
+from rlxf.agents.common.training_env import warn_of_ignored_n_envs
 from rlxf.agents.decision_transformer.acting import DecisionTransformerActing
 from rlxf.agents.decision_transformer.online_rounds import (
     ONLINE,
@@ -40,6 +41,8 @@ from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors
 
+ONLINE_ENVS = 8
+"""Default number of environments of `learn_online`."""
 DEFAULT_NOISE = 0.1
 """Standard deviation of the exploration noise, as in TD3."""
 
@@ -56,7 +59,7 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
         steps: int,
         target_return: float | None = None,
         env: str | gymnasium.Env | VectorEnv | VecEnv | None = None,
-        n_envs: int = 8,
+        n_envs: int = ONLINE_ENVS,
         round_steps: int = 1_000,
         round_updates: int = 300,
         replay_episodes: int = 1_000,
@@ -127,8 +130,12 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
             FileNotFoundError: if ``resume_from`` does not exist.
             CheckpointError: if the file is truncated, altered or of a different format, or was not written
                 during `learn_online`.
+
+        Warns:
+            UserWarning: if ``n_envs`` is chosen and ``env`` is an object with another number of environments.
         """
         self.ranks.check_single_process("learn_online")
+        warn_of_ignored_n_envs(n_envs, ONLINE_ENVS, env)
         self.policy.check_window("learn_online")
         target_return = self._checked_target(target_return)
         sizes = {"round_steps": round_steps, "round_updates": round_updates}

@@ -278,8 +278,11 @@ class GTrXLPolicy(RecurrentPolicy):
         """Return the mode (N, ...) of the action distribution for outputs (N, C).
 
         For categorical and Gaussian distributions, it is computed without the distribution, whose
-        normalization takes longer than the head.
+        normalization takes longer than the head. If a subclass has another `action_distribution`, the mode is
+        that of its result.
         """
+        if type(self).action_distribution is not GTrXLPolicy.action_distribution:
+            return self.action_distribution(latent).mode()
         return self.action_head.mode(latent, self.action_net, self.action_distribution)
 
     def reconstruction_error(self, latent: Tensor, obs: PyTorchObs) -> Tensor:

@@ -22,7 +22,7 @@ from rlxf.agents.common.episode_statistics import EpisodeStatistics
 from rlxf.agents.common.losses import Distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.precision import Precision, check_precision
-from rlxf.agents.common.training_env import as_training_env
+from rlxf.agents.common.training_env import as_training_env, warn_of_ignored_n_envs
 from rlxf.agents.gtrxl.config import PPOConfig
 from rlxf.agents.gtrxl.core import (
     check_recomputable,
@@ -149,7 +149,8 @@ class GTrXLPPO(TrainingLoop):
             those of SB3's PPO and RecurrentPPO the message names the alternative.
 
     Warns:
-        UserWarning: if "MlpGTrXLPolicy" flattens images that "CnnGTrXLPolicy" supports.
+        UserWarning: if "MlpGTrXLPolicy" flattens images that "CnnGTrXLPolicy" supports, or ``n_envs`` is chosen
+            and ``env`` is an object with another number of environments.
     """
 
     batch_size: int
@@ -223,6 +224,7 @@ class GTrXLPPO(TrainingLoop):
         vars(self).update(vars(config), batch_size=config.minibatch_size)
         torch.set_flush_denormal(True)
         self.ranks = process_group()
+        warn_of_ignored_n_envs(config.n_envs, PPOConfig.n_envs, env)
         training_env = as_training_env(env, config.n_envs, config.seed)
         if training_env is not None:
             check_sde(use_sde, training_env.action_space)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import warnings
 
 import gymnasium
 import numpy as np
@@ -145,6 +146,17 @@ def test_default_core_has_memory_length():
     agent = GTrXLPPO("MlpGTrXLPolicy", TMAZE, memory_length=5, n_envs=1)
     assert agent.core == gtrxl(5)
     assert agent.rollout_buffer.memory_length == 5
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_number_of_environments_that_differs_from_that_of_an_object(number):
+    env = gymnasium.make(TMAZE) if number == 1 else make_vec_env(TMAZE, number)
+    with pytest.warns(UserWarning, match=rf"n_envs=8 has no effect, .* object with {number} environment"):
+        small_agent(env, n_envs=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small_agent(env, n_envs=number)
+        small_agent(env)
 
 
 def test_an_unknown_environment_id():

@@ -292,17 +292,19 @@ def test_the_state_prints_as_a_short_summary(agent):
     assert repr(state) == f"RecurrentPolicyState(environments={ENVS}, layers={agent.core.layers})"
 
 
-@pytest.mark.parametrize("space", ["MultiDiscrete", "MultiBinary"])
-def test_deterministic_actions_are_those_of_an_overridden_distribution(space):
-    """Only Discrete and Box actions are computed without the distribution."""
+OVERRIDDEN = {"Discrete": 2, "Discrete from 2": 4, "Box": [1, 2]}
+OVERRIDDEN |= {"MultiDiscrete": [1, 2], "MultiBinary": [1, 1, 1]}
+"""Space of actions -> the modes for the parameters 1, 2, 3 ..."""
 
+
+@pytest.mark.parametrize("space", OVERRIDDEN)
+def test_deterministic_actions_are_those_of_an_overridden_distribution(space):
     class Shifted(MlpGTrXLPolicy):
         def action_distribution(self, latent):
-            logits = 1.0 + torch.arange(self.action_net.out_features).expand(len(latent), -1)
-            return self.action_head.distribution(logits, None, latent)
+            parameters = 1.0 + torch.arange(self.action_net.out_features).expand(len(latent), -1)
+            return self.action_head.distribution(parameters, self.log_std, latent)
 
     env = scripts(shifted(ENVS), action_space=ACTIONS[space])
     agent = GTrXLPPO(Shifted, env, core=small_core(), seed=0, n_steps=16, segment_length=4, batch_size=16)
     actions, _ = agent.predict(observations()[0], deterministic=True)
-    last_choices = [1, 2] if space == "MultiDiscrete" else [1, 1, 1]
-    np.testing.assert_array_equal(actions, [last_choices] * ENVS)
+    np.testing.assert_array_equal(actions, [OVERRIDDEN[space]] * ENVS)

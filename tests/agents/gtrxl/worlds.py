@@ -148,7 +148,8 @@ RECURRENT_CORES: dict[str, TransformerSpec] = {
 
 def small_agent(env: Any, policy: str = "MlpGTrXLPolicy", loud: bool = True, **changes: Any) -> GTrXLPPO:
     """Return an agent with random heads, so that actions depend on observations and memory."""
-    settings = {"n_steps": 16, "segment_length": 4, "batch_size": 16, "n_epochs": 2, "seed": 3, "n_envs": 3}
+    settings = {"n_steps": 16, "segment_length": 4, "batch_size": 16, "n_epochs": 2, "seed": 3}
+    settings |= {"n_envs": 3} if isinstance(env, str) else {}
     settings |= {"core": small_core(), "device": "cpu", "policy_kwargs": SMALL_EXTRACTOR[policy]}
     agent = GTrXLPPO(policy, env, **(settings | changes))
     return make_loud(agent) if loud else agent
