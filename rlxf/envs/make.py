@@ -174,7 +174,7 @@ def as_vectorized(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
         yield make_sync_vec_env([lambda: env])
     else:
         raise TypeError(
-            f"env must be an id, a VecEnv, a VectorEnv, an Env or None, got {type(env).__name__}: {env!r}"
+            f"env must be an id, a VecEnv, a VectorEnv or an Env, got {type(env).__name__}: {env!r}"
             f"{maker_advice(env)}"
         )
 
