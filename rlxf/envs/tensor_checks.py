@@ -1,6 +1,6 @@
 """Checks of the tensors that an environment returns: device, dtype, shape, and values without host copies."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ class TensorChecks:
             FaultyEnvironmentError: with the name of the array, its layout and the expected one.
         """
         for key, leaf in _leaves(self._space):
-            if key is not None and not (isinstance(observations, Mapping) and key in observations):
+            if key is not None and not (isinstance(observations, dict) and key in observations):
                 raise FaultyEnvironmentError(
                     f"{name} of {self._env} must be a dict with the entry {key!r}, "
                     f"got {_layout(observations)}"

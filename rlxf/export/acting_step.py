@@ -75,6 +75,11 @@ class ActingStep(nn.Module, ABC):
         parts = observation_parts(self.spaces[0])
         return {name: _varied(x, parts[name], generator) for name, x in self.observations.items()}
 
+    @property
+    def most_steps(self) -> int | None:
+        """Largest number of steps of an episode; None if it is not limited."""
+        return None
+
     def user_parts(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
         """Return name -> (module, example arguments) of the parts that a user may have written."""
         return {}
@@ -111,10 +116,13 @@ class EnvironmentActions(nn.Module):
 
 
 def copy_for_export(module: nn.Module) -> Any:
-    """Return a copy of a module on the CPU in evaluation mode, without gradients of earlier passes."""
+    """Return a copy of a module on the CPU in evaluation mode, whose parameters have no gradients.
+
+    With gradients, each step of an exported program would keep the computations of all steps before it.
+    """
     values = (value for part in module.modules() for value in vars(part).values())
     memo = {id(x): x.detach() for x in values if isinstance(x, Tensor) and not x.is_leaf}
-    return deepcopy(module, memo).cpu().eval()
+    return deepcopy(module, memo).cpu().eval().requires_grad_(False)
 
 
 def zeros_of(space: spaces.Space[Any], envs: int) -> Tensor:

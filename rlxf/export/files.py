@@ -19,12 +19,12 @@ from rlxf.export.formats import (
     check_format,
     check_installed,
     check_opset,
-    silenced,
     trace,
     write_onnx,
     write_torch,
 )
 from rlxf.utils.files import atomic_write
+from rlxf.utils.warnings import silenced
 
 PLAYER = Path(__file__).with_name("onnx_player.py")
 """Module that is copied next to an exported .onnx file. Its first line, which must not change, identifies

@@ -61,12 +61,11 @@ def cast_in_range(name: str, given: np.ndarray, part: dict[str, Any]) -> np.ndar
 class Player:
     """Agent that acts from an exported file, with the interface of ``predict`` of Stable-Baselines3.
 
+    A file that was altered after the export raises ValueError.
+
     Args:
         path: the .onnx file, next to the .json file with its description and the .sha256 file with checksums.
         providers: execution providers of onnxruntime.
-
-    Raises:
-        ValueError: if a file was altered after the export.
     """
 
     def __init__(self, path: str | Path, providers: tuple[str, ...] = ("CPUExecutionProvider",)):
@@ -107,9 +106,8 @@ class Player:
             deterministic: must be True: the exported step does not sample.
 
         Raises:
-            ValueError: if an observation is not finite, would change by the conversion to an integer dtype,
-                or is out of the range of a discrete space; if an argument does not fit, or deterministic is
-                False.
+            ValueError: if an argument does not fit, an observation is not finite, would change by a cast to
+                integers, or is out of the range of a discrete space, or the action or the state is NaN.
         """
         if not deterministic:
             raise ValueError("an exported agent takes the most likely action: use deterministic=True")
@@ -117,14 +115,18 @@ class Player:
         if start.shape not in ((), (self.envs,)):
             raise ValueError(f"episode_start must have shape ({self.envs},), got {start.shape}")
         inputs = {"episode_start": np.array(np.broadcast_to(start, (self.envs,)))}
-        batched = True
         for name, one in self.observations.items():
-            value = observation[name.partition(".")[2]] if "." in name else observation
+            key = name.partition(".")[2]
+            if key and not (isinstance(observation, dict) and key in observation):
+                raise ValueError(f"the observation must be a dict with the entry {key!r}")
+            value = observation[key] if key else observation
             inputs[name], batched = self._array(name, np.asarray(value), one)
         state = self.initial_state() if state is None else state
-        if state.keys() != self.description["state"].keys():
+        if not isinstance(state, dict) or state.keys() != self.description["state"].keys():
             raise ValueError("state is not that of this agent: pass the one that predict returned")
         action, *new = self.session.run(None, inputs | {f"state.{name}": x for name, x in state.items()})
+        if any(np.isnan(x).any() for x in (action, *new) if x.dtype.kind == "f"):
+            raise ValueError("the action or the state is NaN: an observation is too large")
         return (action if batched else action[0]), dict(zip(self.description["state"], new, strict=True))
 
     def _array(self, name: str, value: np.ndarray, part: dict[str, Any]) -> tuple[np.ndarray, bool]:

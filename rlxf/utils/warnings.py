@@ -1,10 +1,13 @@
-"""Warnings that name the line of the user's program that called this package."""
+"""Warnings that name the line of the user's program that called this package, and silence for torch."""
 
+import io
+import logging
 import os
 import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import FrameType
 
@@ -41,3 +44,16 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _is_in(frame: FrameType, folders: tuple[str, ...]) -> bool:
     return frame.f_code.co_filename.startswith(folders)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Hide what torch prints and logs about its own functions and, after a failure, about the graph."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,5 +1,6 @@
 """Tests of vector environments of tensors as a ``VecEnv``, and of the checks of their tensors."""
 
+from collections import UserDict
 from functools import partial
 from typing import Any
 
@@ -232,6 +233,15 @@ def test_faulty_tensor_is_named_at_the_first_step(message, results):
     env = TensorVecEnv(Constant(**results))
     env.reset()
     with pytest.raises(FaultyEnvironmentError, match=message):
+        env.step_tensors(torch.zeros(2, dtype=torch.long))
+
+
+def test_a_mapping_that_is_no_dict_is_named():
+    inner = Constant()
+    env = TensorVecEnv(inner)
+    env.reset()
+    inner.observations = lambda make=inner.observations: UserDict(make())
+    with pytest.raises(FaultyEnvironmentError, match=r"must be a dict with the entry .*got UserDict"):
         env.step_tensors(torch.zeros(2, dtype=torch.long))
 
 

@@ -4,18 +4,20 @@ import ast
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecFrameStack, VecMonitor, VecNormalize
 
 from rlxf.agents.gtrxl.acting_step import exportable_normalizer
 from rlxf.export.files import PLAYER, check_target
 from rlxf.export.formats import ExportError
 from rlxf.export.onnx_player import Player
+from rlxf.utils.errors import NumericalError
 from tests.agents.gtrxl.worlds import ACTIONS, VECTOR, recurrent_core, scripts, shifted, small_agent
 
 
@@ -100,8 +102,20 @@ def test_unsuitable_arguments_of_the_player_are_named(exported):
         player.predict(np.array([0, np.nan, 0]))
     with pytest.raises(ValueError, match=r"episode_start must have shape \(1,\), got \(2,\)"):
         player.predict(np.zeros(3), player.initial_state(), [True, False])
-    with pytest.raises(ValueError, match="state is not that of this agent"):
-        player.predict(np.zeros(3), {"other": np.zeros(1)})
+    for state in ({"other": np.zeros(1)}, 3):
+        with pytest.raises(ValueError, match="state is not that of this agent"):
+            player.predict(np.zeros(3), state)
+
+
+def test_observations_that_are_too_large_are_named_as_by_predict(tmp_path):
+    space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    agent = small_agent(scripts(shifted(1), space), core=recurrent_core(layers=1))
+    agent.export(tmp_path / "policy.onnx")
+    large = np.full(3, 1e200)
+    with pytest.raises(NumericalError):
+        agent.predict(large)
+    with pytest.raises(ValueError, match="the action or the state is NaN: an observation is too large"):
+        Player(tmp_path / "policy.onnx").predict(large)
 
 
 def test_renamed_files_are_named(exported, tmp_path):
@@ -157,6 +171,31 @@ def test_the_normalization_inside_of_another_one_is_found():
     assert exportable_normalizer(agent.env) is env.venv
 
 
+class Negative(VecEnvWrapper):
+    """Wrapper that changes observations, but not their space."""
+
+    def reset(self):
+        return -self.venv.reset()
+
+    def step_wait(self):
+        observations, *others = self.venv.step_wait()
+        return -observations, *others
+
+
+def test_wrappers_outside_of_the_normalization_are_named(tmp_path):
+    def export(env):
+        agent = small_agent(env)
+        agent.export(tmp_path / "policy.pt2")
+
+    env = scripts(shifted(1), VECTOR)
+    with pytest.warns(UserWarning, match="lacks the wrapper Negative, which is outside of VecNormalize"):
+        export(Negative(VecNormalize(env)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export(VecNormalize(Negative(env)))
+        export(VecMonitor(VecNormalize(env)))
+
+
 def test_description_names_all_tensors(exported):
     description = json.loads((exported[1] / "policy.json").read_text())
     assert description["agent"] == "GTrXLPPO"
@@ -175,10 +214,10 @@ def test_programs_of_torch_act_as_predict(tmp_path):
         for name, one in description["state"].items()
     }
     observation = VECTOR.sample()[None]
-    with torch.no_grad():
-        action, _ = step(
-            {"observation": torch.as_tensor(observation)}, torch.ones(1, dtype=torch.bool), state
-        )
+    action, after = step(
+        {"observation": torch.as_tensor(observation)}, torch.ones(1, dtype=torch.bool), state
+    )
+    assert not any(x.requires_grad for x in (action, *after.values())), "each step would keep all before it"
     np.testing.assert_allclose(action, agent.predict(observation, deterministic=True)[0], atol=1e-5)
 
 

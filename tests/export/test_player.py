@@ -145,6 +145,13 @@ def test_invalid_observations_are_named(player, key, value, message):
         player.predict(VALID | {key: changed})
 
 
+def test_a_missing_part_of_an_observation_is_named(player):
+    with pytest.raises(ValueError, match="must be a dict with the entry 'number'"):
+        player.predict({key: value for key, value in VALID.items() if key != "number"})
+    with pytest.raises(ValueError, match="must be a dict with the entry"):
+        player.predict(np.zeros(3))
+
+
 def test_descriptions_without_ranges_are_played(exported, player, tmp_path):
     older = without_ranges(exported, tmp_path)
     np.testing.assert_array_equal(older.predict(VALID)[0], player.predict(VALID)[0])

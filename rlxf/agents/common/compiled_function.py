@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from operator import getitem
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.utils.errors import CompilationError
+from rlxf.utils.warnings import silenced
 
 TIME_LIMIT = 300.0
 """Seconds after which a compilation is given up."""
@@ -103,8 +103,7 @@ def trace(module: nn.Module, examples: Sequence[Any]) -> torch.export.ExportedPr
         CompilationError: if torch.export cannot trace it.
     """
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
+        with torch.no_grad(), silenced():
             return torch.export.export(module, tuple(examples), strict=False)
     except Exception as error:  # torch.export raises errors of many kinds
         name, reason = type(error).__name__, str(error).strip().partition("\n")[0]

@@ -8,7 +8,15 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import preprocess_obs
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage
+from stable_baselines3.common.vec_env import (
+    VecCheckNan,
+    VecEnv,
+    VecEnvWrapper,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+    VecVideoRecorder,
+)
 from torch import Tensor, nn
 
 from rlxf.agents.common.cores import check_exportable
@@ -31,6 +39,10 @@ from rlxf.export.acting_step import (
     tensor_name,
     zeros_of,
 )
+from rlxf.utils.warnings import warn_user
+
+KEEPS_OBSERVATIONS = VecCheckNan, VecMonitor, VecNormalize, VecTransposeImage, VecVideoRecorder
+"""Wrappers that do not change observations, except for those that an exported step contains."""
 
 
 class GTrXLActingStep(ActingStep):
@@ -89,6 +101,12 @@ class GTrXLActingStep(ActingStep):
         here.action = self.policy.encode_actions(actions)
         return self.decode(actions), named_tensors(here)
 
+    @property
+    def most_steps(self) -> int | None:
+        """Number of learned positions; None for other positions."""
+        position = self.policy.core.position
+        return None if position is None else position.max_positions
+
     def user_parts(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
         policy = self.policy
         obs = self._policy_observations(self.observations)
@@ -124,20 +142,29 @@ def exportable_normalizer(env: VecEnv | None) -> VecNormalize | None:
 
     Raises:
         ValueError: if there are several, or one is inside of a wrapper that changes the observation space.
+
+    Warns:
+        UserWarning: if it is inside of another wrapper, unless that is known to keep observations.
     """
     found = normalizers(env, "norm_obs")
     if not found:
         return None
-    converts = False
+    outside = []
     while isinstance(env, VecEnvWrapper) and env is not found[0]:
-        converts |= (
-            not isinstance(env, VecTransposeImage) and env.observation_space != env.venv.observation_space
-        )
+        if not isinstance(env, KEEPS_OBSERVATIONS):
+            outside.append(env)
         env = env.venv
+    converts = any(each.observation_space != each.venv.observation_space for each in outside)
     if converts or len(found) > 1:
         raise ValueError(
             "only one VecNormalize, outside of other wrappers that change observations, can be exported: for "
             "example VecNormalize(VecFrameStack(env, 4)) instead of VecFrameStack(VecNormalize(env), 4)"
+        )
+    for each in outside:
+        name = type(each).__name__
+        warn_user(
+            f"the exported step lacks the wrapper {name}, which is outside of VecNormalize: if it changes "
+            f"observations, put it inside, VecNormalize({name}(env)), and train again"
         )
     return found[0]
 

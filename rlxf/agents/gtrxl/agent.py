@@ -374,6 +374,11 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
             TypeError: if the constructor has no argument of this name.
         """
         check_device(device)
+        if isinstance(policy, dict):
+            raise TypeError(
+                f"policy must be a class or a name, got {policy!r}; pass these settings by name, "
+                f"custom_objects={policy!r}"
+            )
         overrides = load_settings(settings)
         policy = overrides.pop("policy", None) if policy is None else policy
         archive = checkpoint.read_checkpoint(path, sha256)

@@ -116,6 +116,8 @@ class _CompiledFor:
         self._groups = _group(function.names)
         self._slots = torch.arange(cache.index.shape[1], device=policy.device)
         self._replaced = function.replaced
+        position = policy.core.position
+        self._most = None if position is None else position.max_positions
         function_class = CapturedFunction if supports_graphs(policy.device) else CompiledFunction
         try:
             self._run = function_class(function, self._arguments(obs, action, index, cache.copy()))
@@ -126,6 +128,8 @@ class _CompiledFor:
     def __call__(
         self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
     ) -> NetworkOutputs:
+        if self._most is not None and int(index.position.max()) >= self._most:
+            return eager_step(policy, obs, action, index, cache)  # raises an error that names the position
         outputs = self._run(*self._arguments(obs, action, index, cache))
         cache.slot = (cache.slot + 1) % len(self._slots)
         new = dict(zip(self._replaced, outputs[3:], strict=True))

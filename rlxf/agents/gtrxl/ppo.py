@@ -149,8 +149,8 @@ class GTrXLPPO(TrainingLoop):
             those of SB3's PPO and RecurrentPPO the message names the alternative.
 
     Warns:
-        UserWarning: if "MlpGTrXLPolicy" flattens images that "CnnGTrXLPolicy" supports, or ``n_envs`` is chosen
-            and ``env`` is an object with another number of environments.
+        UserWarning: if "MlpGTrXLPolicy" flattens images that "CnnGTrXLPolicy" supports, or ``n_envs`` is
+            chosen and ``env`` is an object with another number of environments.
     """
 
     batch_size: int
@@ -224,7 +224,8 @@ class GTrXLPPO(TrainingLoop):
         vars(self).update(vars(config), batch_size=config.minibatch_size)
         torch.set_flush_denormal(True)
         self.ranks = process_group()
-        warn_of_ignored_n_envs(config.n_envs, PPOConfig.n_envs, env)
+        if _init_setup_model:  # the number in a file is not a choice
+            warn_of_ignored_n_envs(config.n_envs, PPOConfig.n_envs, env)
         training_env = as_training_env(env, config.n_envs, config.seed)
         if training_env is not None:
             check_sde(use_sde, training_env.action_space)

@@ -136,7 +136,7 @@ class TrainingLoop(GTrXLAgent):
         envs.check(new_obs, rewards, dones, self._env_steps)
         env = envs.env
         rollout_buffer = self.rollout_buffer
-        callback.update_locals(locals() | vars(step))  # names of the locals are those of SB3
+        callback.update_locals(locals() | vars(step))  # names that SB3 also has are the same
         keep_training = callback.on_step()  # a stopped step is stored too, since `learn` may be called again
         self._update_info_buffer(*envs.finished(infos, dones))
         results = envs.results(new_obs, rewards, dones, infos, self._env_steps)

@@ -176,7 +176,8 @@ class LSHAttention(BucketAttention):
         return torch.where(negative, -1 - largest, 1 + largest).to(x.dtype)
 
     def counts(self, query_buckets: Tensor, key_buckets: Tensor, mask: AttentionMask) -> Tensor:
-        return _attend_to_self_if_alone(count_shared_rounds(query_buckets, key_buckets) > 0, mask)
+        shared = (count_shared_rounds(query_buckets, key_buckets) > 0).int()  # ONNX adds no bools
+        return _attend_to_self_if_alone(shared, mask)
 
     def compare_positions(self, mask: AttentionMask) -> ComparePositions:
         """Return the comparison: all other tokens, or earlier ones in a causal transformer."""

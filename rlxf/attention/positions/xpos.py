@@ -152,6 +152,9 @@ def positions_from_newest(mask: AttentionMask) -> tuple[Tensor, Tensor]:
 
 def newest(index: TokenIndex) -> Tensor:
     """Return the last position of the episode of each token, (B, T); arbitrary for empty slots."""
+    if is_tracing():  # which cannot count episodes
+        same = index.episode[:, :, None] == index.episode[:, None]
+        return index.position[:, None].where(same, 0).amax(-1)
     episodes = index.episodes
     number = (index.episode[..., None] == episodes[:, None]).int().argmax(-1)
     position = index.position.where(index.episode != EMPTY, 0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tyro.conf import Positional
 
 from rlxf.cli.options import Command, Trust, check_counts, options
-from rlxf.cli.output import print_out
+from rlxf.cli.output import print_out, report_errors
 
 if TYPE_CHECKING:
     from rlxf.export.formats import Format
@@ -72,7 +72,8 @@ class Export(Command):
         return load_agent_alone(run, checkpoint, "cpu", self.trust)
 
     def _export(self, agent: Any, path: Path, format: "Format") -> None:
-        agent.export(path, format, self.n_envs, self.opset)
+        with report_errors(ValueError):  # a part of the agent that cannot be exported
+            agent.export(path, format, self.n_envs, self.opset)
         print_out(f"the agent is written to {path}, its description to {path.with_suffix('.json').name}")
 
 

@@ -15,6 +15,7 @@ from rlxf.attention import (
     CALM,
     GRU,
     KNN,
+    LSH,
     LSTM,
     RMT,
     XL,
@@ -22,15 +23,18 @@ from rlxf.attention import (
     CoPE,
     Full,
     InfiniAttention,
+    LearnedAbsolute,
     Linformer,
     Mamba2,
     MinGRU,
     RoPE,
     StreamingXL,
     Window,
+    XPos,
 )
-from rlxf.export.formats import ExportError, silenced, trace
+from rlxf.export.formats import ExportError, trace
 from rlxf.export.onnx_player import Player
+from rlxf.utils.warnings import silenced
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     OBSERVATIONS,
@@ -49,6 +53,9 @@ CORES = {
     "StreamingXL": replace(small_core(), memory=StreamingXL(3, 2), pattern=Full()),
     "Compressive": replace(small_core(), memory=Compressive(2, 2, 2), pattern=Full()),
     "RoPE": replace(small_core(), position=RoPE(), memory=XL(4), pattern=Window(5)),
+    "XPos": replace(small_core(), position=XPos(), memory=XL(4), pattern=Window(5)),
+    "LearnedAbsolute": replace(small_core(), position=LearnedAbsolute(60), memory=XL(4), pattern=Window(5)),
+    "LSH": replace(small_core(), kernel=LSH(), position=None, memory=XL(4), pattern=Window(5)),
     "CoPE": replace(small_core(), position=CoPE(3)),
     "GatedDeltaNet": recurrent_core(),
     "MinGRU": recurrent_core(recurrence=MinGRU()),
@@ -113,6 +120,13 @@ def test_onnxruntime_acts_as_predict(name, tmp_path):
         expected, state = agent.predict(observation, state, start, deterministic=True)
         action, own = player.predict(observation, own, start)
         np.testing.assert_allclose(action, expected, atol=1e-5)
+
+
+def test_few_learned_positions_can_be_exported(tmp_path):
+    pytest.importorskip("onnxruntime")
+    core = replace(small_core(), position=LearnedAbsolute(3), memory=XL(2), pattern=Window(3))
+    small(core=core).export(tmp_path / "policy.onnx", n_envs=ENVS)
+    assert Player(tmp_path / "policy.onnx").envs == ENVS
 
 
 @pytest.mark.first_cases(4)

@@ -149,14 +149,21 @@ def test_default_core_has_memory_length():
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_number_of_environments_that_differs_from_that_of_an_object(number):
+def test_a_number_of_environments_that_differs_from_that_of_an_object(number, tmp_path):
     env = gymnasium.make(TMAZE) if number == 1 else make_vec_env(TMAZE, number)
     with pytest.warns(UserWarning, match=rf"n_envs=8 has no effect, .* object with {number} environment"):
         small_agent(env, n_envs=8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        small_agent(env, n_envs=number)
+        small_agent(env, n_envs=number).save(tmp_path / "agent")
         small_agent(env)
+        GTrXLPPO.load(tmp_path / "agent", env=make_vec_env(TMAZE, 3))
+
+
+def test_settings_at_the_position_of_the_policy(tmp_path):
+    small_agent(TMAZE).save(tmp_path / "agent")
+    with pytest.raises(TypeError, match=r"policy must be .* by name, custom_objects=\{'n_steps': 32\}"):
+        GTrXLPPO.load(tmp_path / "agent", None, "cpu", {"n_steps": 32})
 
 
 def test_an_unknown_environment_id():

@@ -17,7 +17,7 @@ from rlxf.agents.gtrxl import GTrXLPPO, network_step
 from rlxf.agents.gtrxl.acting_step import GTrXLActingStep
 from rlxf.agents.gtrxl.network_step import CompiledStep, eager_step
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
-from rlxf.attention import ACT, GRU, KNN, LRU, XL, AdaptiveSpan, RoPE, Window
+from rlxf.attention import ACT, GRU, KNN, LRU, XL, AdaptiveSpan, LearnedAbsolute, RoPE, Window, XPos
 from rlxf.attention.functional_step import named_tensors
 from rlxf.evaluation.callback import EvaluationCallback
 from tests.agents.gtrxl.worlds import (
@@ -36,6 +36,7 @@ ENVS = 2
 CORES = {
     "XL": small_core(),
     "general step": replace(small_core(), position=RoPE(), memory=XL(4), pattern=Window(5)),
+    "scales of positions": replace(small_core(), position=XPos(), memory=XL(4), pattern=Window(5)),
     "spans": replace(small_core(), kernel=AdaptiveSpan(limit=4, ramp=3)),
     "recurrence": recurrent_core(),
     "recurrence below attention": replace(small_core(), recurrence=LRU(), attention_layers=(1,)),
@@ -290,6 +291,23 @@ def test_a_features_extractor_that_cannot_be_traced_is_named():
     assert_warns_and_acts_alike(
         agent, "because of the features extractor Conditional: torch.export cannot trace it"
     )
+
+
+def test_nothing_is_printed_about_what_cannot_be_traced(capfd):
+    agent = agent_of(policy_kwargs={"features_extractor_class": Conditional}, compile=True)
+    with pytest.warns(UserWarning, match="features extractor Conditional"):
+        agent.predict(sampled(agent.observation_space, ENVS))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_compiled_step_names_a_position_without_a_vector(traced):
+    core = replace(small_core(), position=LearnedAbsolute(10), memory=XL(4), pattern=Window(5))
+    agent, obs, state = agent_of(core=core, compile=True), np.zeros((ENVS, 3), np.float32), None
+    for _ in range(10):
+        _, state = agent.predict(obs, state)
+    assert traced
+    with pytest.raises(ValueError, match=r"position 10 has no vector: .* raise max_length"):
+        agent.predict(obs, state)
 
 
 def test_compile_is_no_part_of_a_saved_agent(tmp_path):
