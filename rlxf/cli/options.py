@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
-from math import inf, isnan
+from math import inf, isfinite
 from pathlib import Path
 from textwrap import dedent
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
@@ -333,11 +333,11 @@ def check_figure_path(option: str, path: Path, suffixes: Sequence[str] = (".png"
 
 
 def check_stop_return(stop_return: float | None, evaluate_every: int | None, episodes: int) -> None:
-    """Raise ValueError if ``--stop-return`` is NaN, or given without evaluations."""
+    """Raise ValueError if ``--stop-return`` is not finite, or given without evaluations."""
     if stop_return is None:
         return
-    if isnan(stop_return):
-        raise ValueError("--stop-return must be a number or None, got nan")
+    if not isfinite(stop_return):
+        raise ValueError(f"--stop-return must be a finite number or None, got {stop_return}")
     for name, value in (("--evaluate-every", evaluate_every), ("--episodes", episodes)):
         if value == 0:
             raise ValueError(f"--stop-return needs evaluations during training, got {name} 0: leave one out")

@@ -34,6 +34,7 @@ from rlxf.training import RunFolder, read_archive
 from rlxf.training.run_folder import EVALUATION, NORMALIZER
 from rlxf.training.serialization import dump_json, load_json, load_json_object
 from rlxf.utils.gif import encode_gif
+from rlxf.utils.warnings import warn_user
 
 REQUIRED_OPTIONS = ("env", "dataset")
 """Options without a default, of commands that train."""
@@ -81,9 +82,9 @@ def shared_files(run: RunFolder, checkpoint: str) -> dict[str, Path | bytes]:
     statistics = run.best_normalizer if best else run.normalizer
     if statistics.is_file():
         files[NORMALIZER] = statistics
-    reports = read_evaluation(run)
-    if checkpoint in reports:
-        files[EVALUATION] = json.dumps({"last": reports[checkpoint]}).encode()
+    report = _report(run, checkpoint)
+    if report is not None:
+        files[EVALUATION] = json.dumps({"last": report}).encode()
     return files
 
 
@@ -115,21 +116,39 @@ def load_shared_agent(run: RunFolder, checkpoint: str) -> Any:
 
     Raises:
         ValueError, TypeError, OSError: if a file is missing, damaged, or not one that rlxf writes.
+
+    Warns:
+        UserWarning: if the checkpoint changed after its evaluation.
     """
     (path,) = select_checkpoints(run, checkpoint).values()
     agent = AGENTS[agent_name(run)].load(path, device="cpu")
     read_scores_of(run, checkpoint)
+    if _has_changed(run, checkpoint):
+        warn_user(f"{path} changed after its evaluation, so the model card has no results")
     return agent
 
 
 def read_scores_of(run: RunFolder, checkpoint: str) -> list[Score]:
     """Return the scores of a checkpoint in the final evaluation of a run; empty if it was not evaluated.
 
+    They are also empty if the checkpoint changed afterwards, for example by ``rlxf calibrate``.
+
     Raises:
         ValueError: if ``evaluation.json`` is malformed.
     """
-    reports = read_evaluation(run)
-    return read_scores(reports[checkpoint]) if checkpoint in reports else []
+    report = _report(run, checkpoint)
+    return [] if report is None else read_scores(report)
+
+
+def _report(run: RunFolder, checkpoint: str) -> Any:
+    """Return the report of a checkpoint in the final evaluation; None if there is none, or it is outdated."""
+    return None if _has_changed(run, checkpoint) else read_evaluation(run).get(checkpoint)
+
+
+def _has_changed(run: RunFolder, checkpoint: str) -> bool:
+    """Return whether a checkpoint changed after the run was complete."""
+    name = checkpoints_of(run)[checkpoint].name
+    return run.completion is not None and name in run.completion.changed(run.path)
 
 
 def model_card(run: RunFolder, folder: str, checkpoint: str, agent: Any, **others: Any) -> bytes:

@@ -236,6 +236,8 @@ class TrainingCommand(Command):
         if start.file is None:
             load_initial_weights(agent, self.pretrained)
         self.check_agent(agent)
+        if start.file is not None:  # before a file of the run is changed
+            agent.check_training_state(start.file)
         run = self._with_total(run)
         make_logger = partial(run.continue_logger, start.log, start.steps)
         agent.set_logger(rank_zero_logger(tracked(make_logger, self.track, run)))

@@ -291,6 +291,11 @@ def declares_images(spec: EnvSpec) -> bool:
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
+def _as_json(arguments: dict[str, Any]) -> str:
+    """Return arguments of an environment as a text, in which lists and tuples are equal."""
+    return json.dumps(arguments, sort_keys=True, default=repr)
+
+
 @dataclass(frozen=True)
 class DescribedEnv:
     """Description of an environment in a file.
@@ -313,6 +318,23 @@ class DescribedEnv:
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not isinstance(self.kwargs, Mapping):
             raise ValueError(f"an environment is an id and its arguments, got {self.id!r}, {self.kwargs!r}")
+
+    def is_same_task(self, spec: EnvSpec | None) -> bool:
+        """Return whether returns are comparable to those in a registered environment, of any version.
+
+        Its name must be the same, and so must its arguments except for ``render_mode``, and its time limit.
+        The answer is True for an unknown environment, ``spec=None``.
+        """
+        if spec is None:
+            return True
+        given = getattr(spec, "kwargs", {})  # environments of other packages may have specs of their own
+        kwargs = {name: value for name, value in given.items() if name != "render_mode"}
+        limits = {self.max_episode_steps, getattr(spec, "max_episode_steps", None)} - {None}
+        named = spec.id == self.id or is_other_version(spec.id, self.id)
+        own = dict(self.kwargs)
+        if self.id in registry:
+            own = registry[self.id].kwargs | own
+        return named and _as_json(kwargs) == _as_json(own) and len(limits) < 2
 
     def needs_trust(self, given: Collection[str] = ()) -> list[str]:
         """Return the parts of the description that differ from the registered environment and need trust.

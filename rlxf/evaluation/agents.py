@@ -5,6 +5,7 @@ from typing import Any
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rlxf.data.reference_scores import ReferenceScores
+from rlxf.envs.specs import DescribedEnv
 from rlxf.envs.wrappers import is_return_conditioned
 
 
@@ -33,6 +34,11 @@ def return_range(agent: Any) -> tuple[float, float] | None:
 def reference_scores(agent: Any) -> ReferenceScores | None:
     """Return the reference scores of the agent's data; None if there are none."""
     return getattr(agent, "reference_scores", None)
+
+
+def recorded_env(agent: Any) -> DescribedEnv | None:
+    """Return the environment that the agent's data name; None if they name none, or there are no data."""
+    return getattr(getattr(agent, "dataset_info", None), "env", None)
 
 
 def has_persistent_memory(agent: Any) -> bool:

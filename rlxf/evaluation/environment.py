@@ -26,6 +26,7 @@ from rlxf.envs.vector import check_frame_stack, has_filler_rows, innermost_env
 from rlxf.evaluation.agents import (
     has_persistent_memory,
     own_env,
+    recorded_env,
     reference_scores,
     saw_normalized_observations,
     training_normalizer,
@@ -34,9 +35,13 @@ from rlxf.utils.warnings import warn_user
 
 
 def reference_scores_of(agent: Any, env: VecEnv) -> ReferenceScores | None:
-    """Return the reference scores of the agent's data, else of the environment in `TABLE`, else None."""
-    scores = reference_scores(agent)
-    if scores is not None:
+    """Return the reference scores of the agent's data, else of the environment in `TABLE`, else None.
+
+    Those of the data hold in the environment of the data, in any version. They are not used in an environment
+    of another name, or with other arguments or another time limit, which change returns.
+    """
+    scores, recorded = reference_scores(agent), recorded_env(agent)
+    if scores is not None and (recorded is None or recorded.is_same_task(spec_of(env))):
         return scores
     spec = spec_of(env)
     return None if spec is None else scores_from_table(spec.id, getattr(spec, "kwargs", None))

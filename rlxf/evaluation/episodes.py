@@ -1,11 +1,11 @@
 """`evaluate`: play whole episodes of an agent in parallel environments and report their returns."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypedDict, Unpack, overload
 
+import torch
 from rich.progress import Progress
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import PolicyPredictor
@@ -33,6 +33,8 @@ from rlxf.evaluation.report import Report, TargetSweep, write_scalars
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, play, quotas
 from rlxf.utils.tables import counting_bar
 from rlxf.utils.warnings import warn_user
+
+FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
 DEFAULT_SEED = 1_000_000
 """Default seed, far from typical training seeds, so generated levels are new to the agent."""
@@ -228,9 +230,11 @@ def validate_targets(targets: Sequence[float], data_range: tuple[float, float] |
     if not isinstance(targets, Iterable):
         raise TypeError(f"target_returns must be a sequence of numbers, such as [{targets}], got {targets!r}")
     values = [float(target) for target in targets]
-    if not values or not all(map(math.isfinite, values)) or len(set(values)) < len(values):
+    are_finite = all(abs(value) <= FLOAT32_MAX for value in values)
+    if not values or not are_finite or len(set(values)) < len(values):
         raise ValueError(
-            f"target_returns must be one or more finite numbers without duplicates, got {list(targets)}"
+            f"target_returns must be one or more finite numbers without duplicates, got {list(targets)}; "
+            f"observations are float32, so the largest one is {FLOAT32_MAX:.3g}"
         )
     if data_range is not None:
         _warn_outside(values, *data_range)

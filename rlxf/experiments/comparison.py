@@ -105,7 +105,8 @@ def compare_groups(groups: Sequence[Group], metric: str, last: int = 1) -> list[
     first = final_scores(groups[0], last)
     end = max(curve.steps[-1] for group in groups for curve in group.curves)
     lines = [group.lines(metric, end) for group in groups]
-    covered = common_steps([curve for each in lines for curve in each])
+    curves = [curve for each in lines for curve in each]
+    covered = common_steps([curve for curve in curves if len(curve.steps) > 1] or curves)
     areas = [[curve.mean_over(*covered) for curve in each] for each in lines]
     return [
         _statistics(group, last, area, None if group is groups[0] else first)

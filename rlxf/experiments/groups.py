@@ -146,8 +146,9 @@ def _group(
     twice = [run for run in runs if run.seed is not None and seeds[run.seed] > 1]
     if twice:
         warn_user(
-            f"{listed([f'{run.path} (seed {run.seed})' for run in twice], 4)} have the same settings and a "
-            f"seed of another run: they are no independent trainings, and the interval is too narrow"
+            f"{listed([f'{run.path} (seed {run.seed})' for run in twice], 4)} are in one group, and have the "
+            f"seed of another run: with equal settings, they are no independent trainings, and the interval "
+            f"is too narrow"
         )
     if len(runs) > 1 and all(run.finished is None and run.path not in names for run in runs):
         warn_user(

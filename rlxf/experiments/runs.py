@@ -21,7 +21,7 @@ IGNORED = {
     *TASK_KEYS,
     *("seed", "validation_seed", "run", "program", "trust_data", "track", "baselines"),
     *("device", "workers", "env_timeout", "env_restarts", "checkpoint_seconds", "log_interval"),
-    *("episodes", "evaluate_every", "evaluation_episodes", "stop_return"),
+    *("episodes", "evaluate_every", "evaluation_episodes"),
     *("attention_maps", "attention_maps_every", "memory_every", "histograms_every", "videos"),
 }
 """Settings in which runs of one group may differ: seeds, and settings that do not affect the updates."""
@@ -139,7 +139,8 @@ def _has_ended(run: RunFolder) -> bool:
     """Return whether a training ended; an interrupted one has checkpoints to resume, and no marker."""
     if (run.path / COMPLETED).is_file():
         return True
-    return run.final_checkpoint.is_file() and not run.resume_checkpoints.files()
+    is_student = "teacher" in run.config  # a distillation has no checkpoints to resume, but a marker
+    return run.final_checkpoint.is_file() and not is_student and not run.resume_checkpoints.files()
 
 
 def task_of(config: Mapping[str, Any]) -> str:
@@ -170,10 +171,14 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     A nested object becomes names with dots. The name of a technique is the value of the object itself:
     ``{"core": {"memory": {"name": "XL", "length": 8}}}`` gives core.memory=XL and core.memory.length=8.
 
+    The environment of a run on datasets is among them, because its evaluations may be in another one than
+    those of other runs on the datasets.
+
     Args:
         config: content of a ``config.json``.
     """
-    return dict(_flat("", {key: value for key, value in config.items() if key not in IGNORED}))
+    ignored = IGNORED - {"env", "env_kwargs"} if config.get("dataset") else IGNORED
+    return dict(_flat("", {key: value for key, value in config.items() if key not in ignored}))
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -167,7 +167,12 @@ class ModelCard:
 
     @property
     def _evaluate(self) -> str:
-        return f"rlxf evaluate {quote(self.folder)}{self.trust}"
+        return f"rlxf evaluate {quote(self.folder)}{self._options}"
+
+    @property
+    def _options(self) -> str:
+        """Options of commands on the run: of its environment, if that is unknown, and of trust."""
+        return f"{' --env ID' * (self.env is None)}{self.trust}"
 
     def _usage(self) -> str:
         trust = (
@@ -175,7 +180,7 @@ class ModelCard:
             "run, which can run code: pass it only if you trust the author. The program uses them without it."
         )
         download = [] if self.repository is None else [f"rlxf pull {self.repository}"]
-        commands = "\n".join([*download, self._evaluate, f"rlxf play {quote(self.folder)}{self.trust}"])
+        commands = "\n".join([*download, self._evaluate, f"rlxf play {quote(self.folder)}{self._options}"])
         blocks = f"```bash\n{commands}\n```\n\n```python\n{self._program()}\n```"
         return f"## Usage\n\n{blocks}{trust * bool(self.trust)}"
 

@@ -208,7 +208,9 @@ class RunFolder:
         return Logger(str(self.path), [events, ProgressCSV(self.path / LOG, position.rows)])
 
     def reconfigured(self, **changes: Any) -> Self:
-        """Replace values in ``config.json`` atomically, and remove the completion marker.
+        """Replace values in ``config.json`` atomically, and remove the completion marker and the evaluation.
+
+        The evaluation is that of a checkpoint that the training will replace.
 
         Args:
             **changes: new values by key.
@@ -222,7 +224,8 @@ class RunFolder:
         config = self.config | changes
         text = dump_json(config, indent=2)
         atomic_write(self.path / CONFIG, lambda handle: handle.write(text))
-        (self.path / COMPLETED).unlink(missing_ok=True)
+        for name in (EVALUATION, COMPLETED):
+            (self.path / name).unlink(missing_ok=True)
         sync_folder(self.path)
         return type(self)(self.path, config)
 

@@ -10,6 +10,7 @@ import pytest
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.attention import KNNLM
 from rlxf.cli import main
+from rlxf.training import RunFolder
 from tests.cli.running import TINY, change_config, refused, train
 from tests.datasets import ID, record_cartpole
 from tests.ranks import on_ranks
@@ -33,6 +34,7 @@ def test_distill_a_decision_transformer(offline):
     assert (student.num_timesteps, student.context_length, student.seed) == (3, 4, 5)
     config = json.loads(Path("dt-student", "config.json").read_text())
     assert (config["agent"], config["teacher"]) == ("decision_transformer", "dt")
+    assert RunFolder.open("dt-student").completion.steps == 3
     main(["evaluate", "dt-student", "--episodes", "2", "--n-envs", "2", *QUIET])
 
 

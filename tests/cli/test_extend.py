@@ -230,6 +230,28 @@ def test_a_failed_extension_does_not_change_the_run(capsys):
     assert content("run") == before
 
 
+def test_an_extension_on_other_data_of_the_same_id_does_not_change_the_run(capsys):
+    run_training(BC, "--updates", 4, "run")
+    shutil.rmtree(Path(os.environ["MINARI_DATASETS_PATH"], *ID.split("/")))
+    record_cartpole(range(5, 17))
+    before = content("run")
+    assert "its fingerprint of the data is" in refused(capsys, "resume", "run", "--updates", "9")
+    assert content("run") == before
+
+
+def test_an_interrupted_extension_has_no_evaluation_of_other_weights(before_update, capsys):
+    run_training(BC, "--updates", 4, "run")
+    before_update(BehaviorCloning, 6, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        main(["resume", "run", "--updates", "9"])
+    main(["pack", "run", "packed"])
+    assert "The agent was not evaluated" in Path("packed/README.md").read_text()
+    assert not Path("packed/evaluation.json").exists()
+    main(["resume", "run"])
+    main(["pack", "run", "complete"])
+    assert "The agent was not evaluated" not in Path("complete/README.md").read_text()
+
+
 def test_a_run_without_checkpoints_cannot_be_extended(capsys):
     run_training(BC, "--updates", 4, "run")
     shutil.rmtree("run/checkpoints")

@@ -3,11 +3,13 @@
 import ast
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rlxf import GTrXLPPO
 from rlxf.cli import main
 from rlxf.cli.shared_runs import make_env_expression, python_literal
 from rlxf.training import RunFolder
@@ -102,6 +104,18 @@ def test_folder_that_is_no_run_is_refused(capsys):
 def test_packed_agent_cannot_be_resumed(finished, capsys):
     main(["pack", str(finished), "maze"])
     assert refused(capsys, "resume", "maze")
+
+
+def test_a_checkpoint_that_changed_after_its_evaluation_has_no_results(finished, capsys):
+    shutil.copytree(finished, "run")
+    agent = GTrXLPPO.load("run/checkpoint.zip", device="cpu")
+    agent.num_timesteps += 1
+    agent.save("run/checkpoint.zip")
+    main(["pack", "run", "packed"])
+    assert "run/checkpoint.zip changed after its evaluation" in capsys.readouterr().err
+    assert "The agent was not evaluated" in Path("packed/README.md").read_text()
+    main(["pack", "run", "best", "--checkpoint", "best"])
+    assert "The agent was not evaluated" not in Path("best/README.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["checkpoint.zip", "evaluation.json"])

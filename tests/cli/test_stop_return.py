@@ -134,7 +134,7 @@ def test_an_agent_is_not_evaluated_before_its_first_update():
 @pytest.mark.parametrize(
     ("case", "words", "message"),
     [
-        ("gtrxl", "--stop-return nan", "--stop-return must be a number or None, got nan"),
+        ("gtrxl", "--stop-return nan", "--stop-return must be a finite number or None, got nan"),
         (
             "gtrxl",
             "--evaluate-every 0",
@@ -145,6 +145,7 @@ def test_an_agent_is_not_evaluated_before_its_first_update():
             "--evaluate-every 0",
             "--stop-return needs evaluations during training, got --evaluate-every 0",
         ),
+        ("bc", "--stop-return inf", "--stop-return must be a finite number or None, got inf"),
         ("dt", "--evaluate-every None --episodes 0", "--stop-return needs evaluations during training"),
     ],
 )

@@ -7,11 +7,33 @@ import warnings
 
 import gymnasium
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 from rlxf.envs import TMaze, register_envs
 from rlxf.envs.specs import DescribedEnv, find_spec, registered_spec
 
 IDS = ["rlxf/TMaze-v0", "rlxf/TMazeActive-v0"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({}, True),
+        ({"id": "CartPole-v0"}, True),
+        ({"max_episode_steps": None}, True),
+        ({"kwargs": {"x": [1], "render_mode": "rgb_array"}}, True),
+        ({"kwargs": {"x": [2]}}, False),
+        ({"kwargs": {}}, False),
+        ({"kwargs": {"x": [1], "sutton_barto_reward": True}}, False),
+        ({"max_episode_steps": 100}, False),
+        ({"id": "Acrobot-v1"}, False),
+    ],
+)
+def test_returns_are_comparable_in_the_same_task_only(changes, same):
+    described = DescribedEnv("CartPole-v1", {"x": (1,)}, 500)
+    spec = EnvSpec(**{"id": "CartPole-v1", "kwargs": {"x": [1]}, "max_episode_steps": 500} | changes)
+    assert described.is_same_task(spec) is same
+    assert described.is_same_task(None)
 
 
 @pytest.mark.parametrize("env_id", IDS)

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from stable_baselines3.common.vec_env import VecMonitor
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
+from rlxf.envs.specs import DescribedEnv
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation import Report, TargetSweep, evaluate
 from tests.evaluation.test_report import rendered
@@ -65,6 +67,21 @@ def test_score_has_the_reference_scores_of_the_data():
     assert "metadata of test/purse-v0" in table
 
 
+def test_scores_of_the_data_are_not_used_in_another_environment():
+    class Recorded(TargetFollower):
+        dataset_info = SimpleNamespace(env=DescribedEnv("Purse-v0"))
+
+    class Other(ActionRewardEnv):
+        spec = EnvSpec("Other-v0")
+
+    class Same(ActionRewardEnv):
+        spec = EnvSpec("Purse-v0")
+
+    for env, score in ((Same(), 100), (Other(), None)):
+        sweep = evaluate(Recorded(), env, 2, target_returns=[3])
+        assert [each.normalized_score for each in sweep.reports.values()] == [score]
+
+
 def test_score_of_other_agents_has_the_reference_scores_of_the_environment():
     class Named(ActionRewardEnv):
         spec = EnvSpec("Hopper-v5")
@@ -98,7 +115,7 @@ def test_unknown_data_range_does_not_warn():
         assert evaluate(Free(), episodes=2, target_returns=[4]).data_range is None
 
 
-@pytest.mark.parametrize("targets", [[], [1, np.nan], [np.inf], [2, 2.0]], ids=str)
+@pytest.mark.parametrize("targets", [[], [1, np.nan], [np.inf], [1e40], [2, 2.0]], ids=str)
 def test_invalid_targets_raise(targets):
     with pytest.raises(ValueError, match=r"target_returns must be .* finite numbers without duplicates, got"):
         evaluate(TargetFollower(), episodes=1, target_returns=targets)

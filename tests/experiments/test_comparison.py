@@ -49,6 +49,13 @@ def test_areas_cover_the_steps_of_all_trainings():
     assert [each.area for each in compare_groups([group("a", [8]), apart], METRIC)] == [None, None]
 
 
+def test_a_run_with_one_value_does_not_remove_the_areas_of_others():
+    """A random agent has a single value, at step 0."""
+    random = Group("random", "T-v0", [Curve.of_points([0], [1])])
+    found = compare_groups([group("a", [8]), random], METRIC)
+    assert [each.area for each in found] == [2, None]
+
+
 def test_a_training_that_ended_early_does_not_shorten_the_areas_of_others():
     """An early training keeps its return up to the last step of the task, as in a plot."""
     fast = Group("a", "T-v0", [Curve.of_points([0, 10], [10, 10])], ended_early=[True])

@@ -100,6 +100,12 @@ def test_a_run_without_its_marker_is_unfinished_and_one_with_a_checkpoint_is_not
     assert find_runs(["b"])[0].finished is True
 
 
+def test_an_interrupted_distillation_is_unfinished():
+    for name, finished in (("cut", False), ("whole", True)):
+        (write_run(name, finished=finished, teacher="runs/teacher") / "checkpoint.zip").touch()
+        assert find_runs([name])[0].finished is finished
+
+
 def test_an_interrupted_run_is_unfinished_although_it_saved_its_agent():
     run = write_run("a", finished=False)
     (run / "checkpoint.zip").touch()
@@ -139,6 +145,16 @@ def test_settings_are_flat_and_without_seeds():
         "name": "x",
         "hidden_sizes": [1, 2],
     }
+
+
+def test_the_environment_of_an_offline_run_is_a_setting():
+    """Runs on the same data may be evaluated in different environments."""
+    config = {"dataset": ["a/b-v0"], "env": "A-v0", "env_kwargs": {"x": 1}}
+    assert settings_of(config) == {"env": "A-v0", "env_kwargs.x": 1}
+
+
+def test_a_return_that_ends_the_training_is_a_setting():
+    assert settings_of({"env": "A-v0", "stop_return": 5.0}) == {"stop_return": 5.0}
 
 
 @pytest.mark.parametrize(
@@ -218,7 +234,7 @@ def test_a_run_whose_weights_were_removed_or_whose_marker_is_damaged_is_read():
 def test_equal_seeds_cause_a_warning():
     write_run("runs/a", seed=1)
     write_run("runs/b", seed=1)
-    with pytest.warns(UserWarning, match=r"runs/a \(seed 1\), runs/b \(seed 1\) have the same settings"):
+    with pytest.warns(UserWarning, match=r"runs/a \(seed 1\), runs/b \(seed 1\) are in one group"):
         assert len(groups("runs")) == 1
 
 

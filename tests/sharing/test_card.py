@@ -43,7 +43,7 @@ def test_special_characters_do_not_break_the_header(env):
 
 def test_missing_parts_are_named():
     text = card(scores=[], env=None, command=None)
-    assert "The agent was not evaluated. Evaluate it with `rlxf evaluate runs/agent`." in text
+    assert "The agent was not evaluated. Evaluate it with `rlxf evaluate runs/agent --env ID`." in text
     assert "The command of the training is unknown" in text
     assert Parsed(text).data.eval_results is None
 

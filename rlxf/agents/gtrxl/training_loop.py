@@ -342,15 +342,23 @@ class TrainingLoop(GTrXLAgent):
         Raises:
             FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
         """
-        archive = resume.read_matching_run(self._description(), path)
+        archive = self.check_training_state(path)
         self._restore_run(archive)
         logger = getattr(self, "_logger", Logger(None, []))  # SB3 creates the logger in `learn`
         resume.restore_generators(archive, logger, self.order)
         return self
 
+    def check_training_state(self, path: str | os.PathLike[str]) -> Archive:
+        """Return the content of a file for `load_training_state`, after a comparison with the settings.
+
+        Raises:
+            FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
+        """
+        return resume.read_matching_run(self._description(), path)
+
     def _read_run(self, path: str | os.PathLike[str], total_timesteps: int) -> Archive:
         """Read the file of a run to resume, which has fewer steps than ``total_timesteps``."""
-        archive = resume.read_matching_run(self._description(), path)
+        archive = self.check_training_state(path)
         done = archive.documents["agent"]["progress"]["num_timesteps"]
         check_unfinished(done, total_timesteps, "total_timesteps", newest_checkpoint_file(path))
         return archive

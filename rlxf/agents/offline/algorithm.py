@@ -161,10 +161,18 @@ class OfflineAlgorithm(OfflineTrainingLoop):
         Raises:
             FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
         """
-        archive = checkpoint.read_matching_run(path, self._description())
+        archive = self.check_training_state(path)
         self._restore(archive)
         checkpoint.restore_training_state(self._update, archive)
         return self
+
+    def check_training_state(self, path: str | os.PathLike[str]) -> Archive:
+        """Return the content of a file for `load_training_state`, after a comparison with settings and data.
+
+        Raises:
+            FileNotFoundError, CheckpointError, ValueError: as `learn` with ``resume_from``.
+        """
+        return checkpoint.read_matching_run(path, self._description())
 
     @classmethod
     def load(  # type: ignore[override]

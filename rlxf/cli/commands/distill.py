@@ -153,3 +153,4 @@ class Distill(Command):
                     student.distill(teacher, self.steps, distillation, callback=callbacks, **actor)
                 finally:
                     save_agent(student, run)
+            run.complete(student.num_timesteps)
