@@ -84,13 +84,23 @@ def check_same(job: "Job", options: Mapping[str, Any], file: Path) -> None:
 
 
 def _check_command(outcome: "Outcome", job: "Job", file: Path) -> None:
-    """Raise ValueError if the last attempt of a run had other words than the next one."""
+    """Raise ValueError if the last attempt of a run had other words than the next one, or other options.
+
+    Options of a file that the words name may change although the words are the same.
+    """
     trained, given = _options(outcome.command), _options([job.command, *job.arguments])
     for name in {**trained, **given}:
         if trained.get(name) != given.get(name):
             raise ValueError(
                 f"{job.folder} was trained with {_shown(name, trained)}, but {file} has "
                 f"{_shown(name, given)}: {ADVICE}"
+            )
+    before, now = json.loads(outcome.options), json.loads(job.options)
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            raise ValueError(
+                f"{job.folder} was trained with {name} = {before[name]!r}, but the options that {file} names "
+                f"have {now[name]!r}: {ADVICE}"
             )
 
 

@@ -1,5 +1,6 @@
 """Run of a sweep: checks of its options, trials in processes, printed results and written files."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,8 @@ class SweepRun:
         """Return the run of a trial, after a check of its options."""
         words = (*to_arguments(chosen), "--seed", str(seed))
         options = read_options([*self.plan.command.split(), *words])
-        job = Job(str(folder), self.plan.command, words, needs_trust(options), self.threads)
+        written = json.dumps(options)
+        job = Job(str(folder), self.plan.command, words, needs_trust(options), self.threads, written)
         check_same(job, options, self.plan.path)
         return job
 

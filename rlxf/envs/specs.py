@@ -291,11 +291,6 @@ def declares_images(spec: EnvSpec) -> bool:
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def _as_json(arguments: dict[str, Any]) -> str:
-    """Return arguments of an environment as a text, in which lists and tuples are equal."""
-    return json.dumps(arguments, sort_keys=True, default=repr)
-
-
 @dataclass(frozen=True)
 class DescribedEnv:
     """Description of an environment in a file.

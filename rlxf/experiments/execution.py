@@ -18,7 +18,7 @@ from typing import Any, Self
 from rlxf.training.file_contents import CONFIG
 from rlxf.training.json_rules import NOTHING, TEXT, TEXTS, check_fields, number, whole
 from rlxf.training.run_folder import COMPLETED, Completion
-from rlxf.training.serialization import dump_json, load_json_file
+from rlxf.training.serialization import dump_json, load_json, load_json_file
 from rlxf.utils.files import atomic_write, make_folder
 
 RESUMED = "train "
@@ -52,6 +52,7 @@ class Job:
         arguments: its options, without the folder.
         trusted: resume the run with trust in its environment, which the experiment file names.
         threads: threads of the process.
+        options: all options of the command as JSON, those of files that the arguments name included.
     """
 
     folder: str
@@ -59,6 +60,7 @@ class Job:
     arguments: tuple[str, ...]
     trusted: bool = False
     threads: int = 1
+    options: str = "{}"
 
     @property
     def words(self) -> list[str]:
@@ -80,6 +82,7 @@ OUTCOME_RULES = {
     "message": TEXT,
     "seconds": number(0),
     "attempts": whole(0),
+    "options": TEXT,
 }
 """Rules of the fields of `Outcome` in a file."""
 
@@ -96,6 +99,7 @@ class Outcome:
         seconds: wall-clock time of the attempts whose end was recorded, from the last one that began a new
             training.
         attempts: number of processes that were started.
+        options: options of the command, see `Job`; an empty object in files of earlier versions.
     """
 
     command: list[str]
@@ -103,6 +107,7 @@ class Outcome:
     message: str = ""
     seconds: float = 0.0
     attempts: int = 0
+    options: str = "{}"
 
     @property
     def failure(self) -> str:
@@ -124,8 +129,9 @@ class Outcome:
         if not file.is_file():
             return None
         try:
-            document = load_json_file(file)
+            document = {"options": "{}", **load_json_file(file)}
             check_fields(document, OUTCOME_RULES, file.name)
+            load_json(document["options"].encode())
             return cls(**document)
         except (ValueError, TypeError) as error:
             raise ExperimentError(f"{file} is damaged: remove it and the folder {job.folder}") from error
@@ -170,7 +176,7 @@ def run_job(job: Job, should_stop: Callable[[], bool] | None = None) -> Outcome:
     """
     make_folder(Path(job.folder).parent, exist_ok=True)
     with locked(job.sibling("lock")) as lock:
-        new = Outcome([job.command, *job.arguments])
+        new = Outcome([job.command, *job.arguments], options=job.options)
         before = Outcome.read(job) or new
         if is_complete(job):
             if before.returncode == 0:

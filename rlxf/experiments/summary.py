@@ -32,8 +32,9 @@ from rlxf.experiments.figures import (
 from rlxf.experiments.groups import Group
 from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Plan, Task
 from rlxf.experiments.results import Results
+from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import atomic_write
-from rlxf.utils.tables import Table
+from rlxf.utils.tables import Table, printable
 
 METRIC = "eval/mean_reward"
 """Metric of the learning curves."""
@@ -249,6 +250,23 @@ def _as_json(summary: Summary) -> dict[str, Any]:
             for agent, values in summary.statistics.items()
         },
     }
+
+
+def other_results(folder: Path, named: Collection[tuple[str, str]]) -> list[str]:
+    """Return "TASK/AGENT" of the results in the folder of an experiment that are not among ``named``.
+
+    A damaged file counts as one without results, since it will be replaced.
+
+    Args:
+        folder: folder of the experiment.
+        named: tasks and agents of the experiment file.
+    """
+    try:
+        runs = load_json_file(folder / NUMBERS)["runs"]
+        found = {(run["task"], run["agent"]) for run in runs}
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+    return sorted(printable(f"{task}/{agent}") for task, agent in found - {*named})
 
 
 def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:

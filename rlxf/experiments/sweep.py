@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlxf.experiments.curves import describe_metrics, find_curve, metrics_of
-from rlxf.experiments.execution import Job, locked, run_job, stop_all
+from rlxf.experiments.execution import ExperimentError, Job, locked, run_job, stop_all
 from rlxf.experiments.results import read_returns
 from rlxf.experiments.study import REASON, SweepStudy, storage_errors
 from rlxf.experiments.sweep_plan import METRIC, SweepPlan
@@ -31,6 +31,10 @@ STOPPED = {75, 130, 143, -SIGTERM, -SIGINT}
 """Exit statuses of a training that was stopped by a signal."""
 GRACE_SECONDS = 3.0
 """Time in which this process receives the signal that has ended a training, if it was sent to both."""
+
+
+class MissingMetricError(ValueError):
+    """Raised when a run that has ended has no value of the metric of the sweep."""
 
 
 class InterruptedTrialError(Exception):
@@ -211,19 +215,30 @@ class Sweep:
         return self._path(number) / ".lock"
 
     def _run_trial(self, trial: "Trial") -> TrialEnd:
-        """Train the runs of a trial, and store its end."""
+        """Train the runs of a trial, and store its end.
+
+        Raises:
+            ExperimentError: if the runs lack the metric, and no trial is complete: it may be misspelled.
+        """
         start = time.monotonic()
         searched: dict[str, Any] = {}
         value = None
         reason = ""
+        is_missing = False
         try:
             searched = self.plan.space.restore(trial.params, self.plan.fixed)
             value = self._mean_objective(trial, searched)
         except (ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
+            is_missing = isinstance(error, MissingMetricError)
         state = "failed" if reason else "pruned" if value is None else "complete"
         with storage_errors(self.study.place):
             self._tell(trial, state, value, reason)
+            may_be_misspelled = is_missing and not self.study.complete()
+        if may_be_misspelled:
+            raise ExperimentError(
+                f"{reason}: correct the metric in {self.plan.path}, and choose another folder with --output"
+            )
         return TrialEnd(trial.number, state, value, reason, searched, time.monotonic() - start)
 
     def _mean_objective(self, trial: "Trial", searched: Mapping[str, Any]) -> float | None:
@@ -272,14 +287,16 @@ def objective(folder: Path, metric: str) -> float:
     """Return the final value of a metric of a run: its last evaluation, or the last value in its logs.
 
     Raises:
-        ValueError: if there is none, or it is not finite.
+        MissingMetricError: if there is none.
+        ValueError: if it is not finite.
     """
     if metric == METRIC:
         value = float(read_returns(folder / EVALUATION, "last")[0].mean())
     else:
         curve = find_curve(folder, metric)
         if curve is None:
-            raise ValueError(f"the run has no metric {metric}{describe_metrics(metric, metrics_of(folder))}")
+            known = describe_metrics(metric, metrics_of(folder))
+            raise MissingMetricError(f"the run has no metric {metric}{known}")
         value = curve.last()
     if not isfinite(value):
         raise ValueError(f"{metric} is {value}")

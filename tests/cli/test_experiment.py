@@ -168,6 +168,58 @@ def test_changed_options_are_refused(folder, capsys):
     assert "its record runs/small/pole/random/seed-0.json is missing, so its options are unknown" in message
 
 
+OWN_OPTIONS = """\
+seeds = {}
+
+[tasks.pole]
+env = "CartPole-v1"
+
+[agents.small]
+command = "train gtrxl"
+config = "small-options.toml"
+"""
+SIZES = """\
+total-timesteps = 64
+episodes = 2
+evaluation_episodes = 1
+n_envs = 2
+n_steps = 16
+segment_length = 16
+batch_size = 32
+videos = false
+quiet = true
+core.layers = 1
+core.width = 8
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", ["", "stop_return = 300.0"])
+def test_a_changed_file_of_options_is_refused(folder, capsys, changed):
+    """Options without a value count, too: the words of the command stay the same."""
+    Path("small.toml").write_text(OWN_OPTIONS.format(1))
+    Path("small-options.toml").write_text(f"{SIZES}stop_return = 450.0\n")
+    run(capsys)
+    Path("small.toml").write_text(OWN_OPTIONS.format(2))
+    Path("small-options.toml").write_text(SIZES + changed)
+    message = refused(capsys, "experiment", "small.toml")
+    assert (
+        "seed-0 was trained with stop_return = 450.0, but the options that small.toml names have" in message
+    )
+
+
+@pytest.mark.slow
+def test_results_of_another_file_are_named(folder, capsys):
+    run(capsys, "--tasks", "pole")
+    Path("small.toml").write_text(
+        FILE.replace("tasks.pole", "tasks.cart").replace("[tasks.missing]", "[tasks.none]")
+    )
+    with pytest.raises(SystemExit):
+        main(["experiment", "small.toml"])
+    error = capsys.readouterr().err
+    assert "runs/small has results of pole/random, which small.toml does not name" in error
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -200,7 +252,9 @@ def test_a_part_of_an_experiment_is_trained_and_reported(folder, capsys):
     )
 
 
-@pytest.mark.parametrize("change", [None, {"seconds": "x"}, {"command": 3}, {"returncode": "x"}])
+@pytest.mark.parametrize(
+    "change", [None, {"seconds": "x"}, {"command": 3}, {"returncode": "x"}, {"options": "["}]
+)
 def test_a_damaged_outcome_is_named(folder, capsys, change):
     job = Job(str(folder / "pole/random/seed-0"), "baseline random", ())
     Path(job.folder).mkdir(parents=True)

@@ -34,9 +34,9 @@ def run(capsys):
     return call
 
 
-def write_runs():
+def write_runs(**config):
     for seed in range(3):
-        write_run(f"runs/a-{seed}", (1, 2, 3 + seed), seed=seed)
+        write_run(f"runs/a-{seed}", (1, 2, 3 + seed), seed=seed, **config)
     write_run("runs/b-0", (0, 1, 2), n_envs=8)
 
 
@@ -63,7 +63,7 @@ def test_learning_curves_are_plotted(run):
 
 
 def test_runs_that_ended_early_are_counted_where_their_last_value_is_kept(run):
-    write_runs()
+    write_runs(stop_return=8)
     solved = write_run("runs/a-3", (1, 8), seed=3, stop_return=8)
     (solved / "completed.json").write_text('{"steps": 200, "ended_early": true, "sha256": {}}')
     out, _ = run("plot", "runs")

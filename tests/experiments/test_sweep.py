@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlxf.experiments import sweep as module
-from rlxf.experiments.execution import Outcome, locked
+from rlxf.experiments.execution import ExperimentError, Outcome, locked
 from rlxf.experiments.sweep import objective
 from rlxf.experiments.sweep_report import (
     MIN_IMPORTANCE,
@@ -236,6 +236,15 @@ def test_another_metric_is_the_last_value_of_the_log(tmp_path):
     assert objective(tmp_path / "run", "train/loss") == 2
     with pytest.raises(ValueError, match="the run has no metric train/los; did you mean train/loss"):
         objective(tmp_path / "run", "train/los")
+
+
+def test_a_misspelled_metric_ends_the_sweep_after_the_first_trial(tmp_path):
+    sweep, study, _ = make_sweep(tmp_path, f"metric = 'eval/mean_rewrd'\n{NO_PRUNING}")
+    with pytest.raises(
+        ExperimentError, match=r"no metric eval/mean_rewrd; did you mean .*: correct the metric"
+    ):
+        sweep.run(1)
+    assert counts(study) == "1 of 8 trials: 1 failed"
 
 
 @pytest.mark.parametrize("returns", ["[NaN]", "[]", "3"])

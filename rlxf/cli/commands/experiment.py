@@ -1,5 +1,6 @@
 """``rlxf experiment``: agents on tasks with several seeds, and one table of their results."""
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -10,6 +11,8 @@ from tyro.conf import Positional
 
 from rlxf.cli.job_options import check_same, needs_trust, read_options
 from rlxf.cli.options import Command, check_counts, options
+from rlxf.experiments.columns import listed
+from rlxf.utils.warnings import warn_user
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -56,6 +59,7 @@ class Experiment(Command):
         from rlxf.experiments.execution import FOLDER_LOCK, check_replaceable
         from rlxf.experiments.experiment_file import read_plan
         from rlxf.experiments.plan import RESULT_FILES
+        from rlxf.experiments.summary import other_results
 
         check_counts(self, "processes", "threads")
         if self.scheduler is not None and self.processes != 1:
@@ -63,14 +67,20 @@ class Experiment(Command):
                 "--processes is for this machine, and with --scheduler its workers train: omit it, and start "
                 "workers with as many threads as runs"
             )
-        plan = read_plan(self.file).selection(self.tasks, self.agents)
+        complete = read_plan(self.file)
+        named, plan = complete.cells(), complete.selection(self.tasks, self.agents)
         options = self._read_options(plan)
         jobs = []
         for cell in plan.cells():
             given = options[cell.task, cell.agent]
-            job = self._job(cell, needs_trust(given))
+            job = self._job(cell, given)
             check_same(job, given, self.file)
             jobs.append((cell, job))
+        if outside := other_results(self.folder, {(cell.task, cell.agent) for cell in named}):
+            warn_user(
+                f"{self.folder} has results of {listed(outside, 3)}, which {self.file} does not name: their "
+                f"runs are kept, but the new tables lack them; choose another folder with --output"
+            )
         markers = [self.folder / FOLDER_LOCK, *(job.sibling("json") for _, job in jobs)]
         check_replaceable(self.folder, RESULT_FILES, markers)
         return partial(self._run, plan, jobs)
@@ -81,12 +91,13 @@ class Experiment(Command):
         folder = Path("runs", self.file.stem) if self.output is None else self.output
         return folder if self.scheduler is None else folder.absolute()
 
-    def _job(self, cell: "Cell", trusted: bool) -> "Job":
+    def _job(self, cell: "Cell", options: dict[str, Any]) -> "Job":
         from rlxf.cli.config_file import to_arguments
         from rlxf.experiments.execution import Job
 
         arguments = (*to_arguments(cell.settings), "--seed", str(cell.seed))
-        return Job(str(self.folder / cell.name), cell.command, arguments, trusted, self.threads)
+        trusted, written = needs_trust(options), json.dumps(options)
+        return Job(str(self.folder / cell.name), cell.command, arguments, trusted, self.threads, written)
 
     def _read_options(self, plan: "Plan") -> dict[tuple[str, str], dict[str, Any]]:
         """Return (task, agent) -> options of its runs; raise ValueError if they are invalid."""
