@@ -56,10 +56,7 @@ class Experiment(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Read the file, check the options of all runs, and return the function that trains them."""
-        from rlxf.experiments.execution import FOLDER_LOCK, check_replaceable
         from rlxf.experiments.experiment_file import read_plan
-        from rlxf.experiments.plan import RESULT_FILES
-        from rlxf.experiments.summary import other_results
 
         check_counts(self, "processes", "threads")
         if self.scheduler is not None and self.processes != 1:
@@ -68,7 +65,7 @@ class Experiment(Command):
                 "workers with as many threads as runs"
             )
         complete = read_plan(self.file)
-        named, plan = complete.cells(), complete.selection(self.tasks, self.agents)
+        plan = complete.selection(self.tasks, self.agents)
         options = self._read_options(plan)
         jobs = []
         for cell in plan.cells():
@@ -76,14 +73,29 @@ class Experiment(Command):
             job = self._job(cell, given)
             check_same(job, given, self.file)
             jobs.append((cell, job))
-        if outside := other_results(self.folder, {(cell.task, cell.agent) for cell in named}):
+        self._check_results(complete, jobs)
+        return partial(self._run, plan, jobs)
+
+    def _check_results(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:
+        """Check the result files in the folder, which will be replaced; ``plan`` is that of the whole file.
+
+        Raises:
+            ValueError: if they are not those of an experiment.
+
+        Warns:
+            UserWarning: if they have results of other tasks or agents.
+        """
+        from rlxf.experiments.execution import FOLDER_LOCK, check_replaceable
+        from rlxf.experiments.plan import RESULT_FILES
+        from rlxf.experiments.summary import other_results
+
+        markers = [self.folder / FOLDER_LOCK, *(job.sibling("json") for _, job in jobs)]
+        check_replaceable(self.folder, RESULT_FILES, markers)
+        if outside := other_results(self.folder, {(cell.task, cell.agent) for cell in plan.cells()}):
             warn_user(
                 f"{self.folder} has results of {listed(outside, 3)}, which {self.file} does not name: their "
                 f"runs are kept, but the new tables lack them; choose another folder with --output"
             )
-        markers = [self.folder / FOLDER_LOCK, *(job.sibling("json") for _, job in jobs)]
-        check_replaceable(self.folder, RESULT_FILES, markers)
-        return partial(self._run, plan, jobs)
 
     @property
     def folder(self) -> Path:
