@@ -141,7 +141,7 @@ def check_env_trust(config: dict[str, Any], given: Collection[str] = ()) -> None
         config: configuration of the run.
         given: names of arguments from the command line.
     """
-    from rlxf.envs.specs import DescribedEnv
+    from rlxf.envs.described_env import DescribedEnv
 
     if config.get("env") is not None:
         DescribedEnv(config["env"], json_object(config.get("env_kwargs", {}))).local_spec(given)
@@ -152,7 +152,7 @@ def check_curriculum_trust(config: dict[str, Any]) -> None:
 
     A stage is an environment as in `check_env_trust`. Evaluations do not use the curriculum.
     """
-    from rlxf.envs.specs import DescribedEnv
+    from rlxf.envs.described_env import DescribedEnv
 
     curriculum = read_curriculum(config.get("curriculum", {}))
     if curriculum is None:

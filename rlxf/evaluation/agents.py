@@ -5,7 +5,7 @@ from typing import Any
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rlxf.data.reference_scores import ReferenceScores
-from rlxf.envs.specs import DescribedEnv
+from rlxf.envs.described_env import DescribedEnv
 from rlxf.envs.wrappers import is_return_conditioned
 
 

@@ -10,7 +10,7 @@ from gymnasium.wrappers import ClipReward
 
 from rlxf import DecisionTransformer, evaluate
 from rlxf.cli import main
-from rlxf.envs.specs import DescribedEnv
+from rlxf.envs.described_env import DescribedEnv
 from tests.cli.running import refused, train
 from tests.datasets import ID, random_episodes, record
 

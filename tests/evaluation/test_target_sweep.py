@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecMonitor
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.envs.specs import DescribedEnv
+from rlxf.envs.described_env import DescribedEnv
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation import Report, TargetSweep, evaluate
 from tests.evaluation.test_report import rendered

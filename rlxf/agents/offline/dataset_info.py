@@ -13,7 +13,8 @@ from rlxf.data import DatasetError, ReferenceScores, Trajectories, observation_e
 from rlxf.data.encoders import ImageEncoder, VectorEncoder
 from rlxf.data.spaces import space_mismatches
 from rlxf.data.trajectories import ScaleImages, Standardize
-from rlxf.envs.specs import DescribedEnv, find_spec, registered_spec
+from rlxf.envs.described_env import DescribedEnv
+from rlxf.envs.specs import find_spec, registered_spec
 from rlxf.training.json_rules import MAPPING, NOTHING, TEXT, TEXTS, Rule, check_fields, number, whole
 from rlxf.training.serialization import dump_json
 from rlxf.training.spaces import space_from_json, space_to_json

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from rlxf.collection.behavior_policy import Agent
     from rlxf.data import DatasetReport, DatasetSummary
-    from rlxf.envs.specs import DescribedEnv
+    from rlxf.envs.described_env import DescribedEnv
     from rlxf.training import RunFolder
 
 
