@@ -96,11 +96,11 @@ def _check_command(outcome: "Outcome", job: "Job", file: Path) -> None:
                 f"{_shown(name, given)}: {ADVICE}"
             )
     before, now = json.loads(outcome.options), json.loads(job.options)
-    for name in before.keys() & now.keys():
+    for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
             raise ValueError(
-                f"{job.folder} was trained with {name} = {before[name]!r}, but the options that {file} names "
-                f"have {now[name]!r}: {ADVICE}"
+                f"{job.folder} was trained with {name} = {before[name]!r}, but the options of {file}, with "
+                f"those of files that it names, now have {now[name]!r}: {ADVICE}"
             )
 
 

@@ -123,7 +123,7 @@ def load_shared_agent(run: RunFolder, checkpoint: str) -> Any:
     (path,) = select_checkpoints(run, checkpoint).values()
     agent = AGENTS[agent_name(run)].load(path, device="cpu")
     read_scores_of(run, checkpoint)
-    if _has_changed(run, checkpoint):
+    if checkpoint in read_evaluation(run) and _has_changed(run, checkpoint):
         warn_user(f"{path} changed after its evaluation, so the model card has no results")
     return agent
 

@@ -1,6 +1,5 @@
 """Run of a sweep: checks of its options, trials in processes, printed results and written files."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from rlxf.experiments.sweep_report import (
     describe,
     write_report,
 )
+from rlxf.training.serialization import dump_json
 from rlxf.utils.files import make_folder
 
 STUDY_LOCK = ".study.lock"
@@ -103,7 +103,7 @@ class SweepRun:
         """Return the run of a trial, after a check of its options."""
         words = (*to_arguments(chosen), "--seed", str(seed))
         options = read_options([*self.plan.command.split(), *words])
-        written = json.dumps(options)
+        written = dump_json(options).decode()
         job = Job(str(folder), self.plan.command, words, needs_trust(options), self.threads, written)
         check_same(job, options, self.plan.path)
         return job

@@ -151,7 +151,7 @@ def rollout_episodes(
     warn_of_missing_statistics(policy.agent, agent_env)
     if policy.target_return is not None:
         agent_env = ReturnToGo(agent_env, policy.target_return)
-    env.seed(int(seed))  # Gymnasium refuses NumPy's integers
+    env.seed(seed)
     remaining = quotas(episodes, env.num_envs)
     for _ in play(policy.make_policy(env.action_space, seed), agent_env, deterministic):
         for i, episode in recorder.pop_finished():
@@ -260,6 +260,7 @@ def collect(
             version of the environment of an agent's data.
     """
     _check_numbers(episodes, n_envs, seed)
+    seed = int(seed)  # Gymnasium refuses NumPy's integers
     agents: list[Any] = list(agent) if isinstance(agent, list | tuple) else [agent]
     policies = plan_policies(agents, mix, target_returns, episodes)
     counts = quotas(episodes, len(policies)).tolist()

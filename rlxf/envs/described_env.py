@@ -15,8 +15,12 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec, registry
 
-from rlxf.envs.specs import TMAZE, TMAZE_ARGUMENTS, find_spec, registered_spec
+from rlxf.envs.specs import TMAZE, TMAZE_ARGUMENTS, find_spec, registered_spec, single_arguments
 from rlxf.utils.env_ids import is_other_version
+
+LIMIT = "max_episode_steps"
+IMAGES = "render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config"
+"""Arguments of environments that change their images only."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +49,19 @@ class DescribedEnv:
     def is_same_task(self, spec: EnvSpec | None) -> bool:
         """Return whether returns are comparable to those in a registered environment, of any version.
 
-        Its name must be the same, and so must its arguments except for ``render_mode``, and its time limit.
+        Its name must be the same, and so must its arguments except for those of images, and its time limit.
         The answer is True for an unknown environment, ``spec=None``.
         """
         if spec is None:
             return True
+        if spec.id != self.id and not is_other_version(spec.id, self.id):
+            return False
         given = getattr(spec, "kwargs", {})  # environments of other packages may have specs of their own
-        kwargs = {name: value for name, value in given.items() if name != "render_mode"}
-        limits = {self.max_episode_steps, getattr(spec, "max_episode_steps", None)} - {None}
-        named = spec.id == self.id or is_other_version(spec.id, self.id)
-        own = dict(self.kwargs)
-        if self.id in registry:
-            own = registry[self.id].kwargs | own
-        return named and _as_json(kwargs) == _as_json(own) and len(limits) < 2
+        limit = given.get(LIMIT) or getattr(spec, LIMIT, None)
+        registered = registry[self.id].kwargs if self.id in registry else {}
+        own = _without_images({**registered, **self.kwargs})
+        other = _without_images(single_arguments(spec, given))
+        return own == other and len({self.max_episode_steps, limit} - {None}) < 2
 
     def needs_trust(self, given: Collection[str] = ()) -> list[str]:
         """Return the parts of the description that differ from the registered environment and need trust.
@@ -145,6 +149,13 @@ class DescribedEnv:
         steps = self.max_episode_steps
         limit = registered.max_episode_steps or math.inf
         return steps is None or (type(steps) is int and 1 <= steps <= limit)
+
+
+def _without_images(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments as JSON values, without those that change images only, and without a time limit."""
+    kept = {name: value for name, value in arguments.items() if name not in (*IMAGES, LIMIT)}
+    values: dict[str, Any] = json.loads(_as_json(kept))
+    return values
 
 
 def _is_safe(registered: EnvSpec, name: str, value: Any) -> bool:

@@ -38,7 +38,8 @@ def reference_scores_of(agent: Any, env: VecEnv) -> ReferenceScores | None:
     """Return the reference scores of the agent's data, else of the environment in `TABLE`, else None.
 
     Those of the data hold in the environment of the data, in any version. They are not used in an environment
-    of another name, or with other arguments or another time limit, which change returns.
+    of another name, or with other arguments or another time limit, which change returns. Those of `TABLE` do
+    not depend on the time limit.
     """
     scores, recorded = reference_scores(agent), recorded_env(agent)
     if scores is not None and (recorded is None or recorded.is_same_task(spec_of(env))):
@@ -69,7 +70,7 @@ def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None)
                 resume_envs_at_exit(vec_env),
             ):
                 if seed is not None:
-                    vec_env.seed(int(seed))  # Gymnasium refuses NumPy's integers
+                    vec_env.seed(seed)
                 yield vec_env
         finally:
             if is_trained_in:

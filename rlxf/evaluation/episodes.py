@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import index
 from typing import Any, TypedDict, Unpack, overload
 
 import torch
@@ -125,6 +126,7 @@ def evaluate(
             of the agent persists across episodes and ``env`` has filler rows (NEXT_STEP).
     """
     _check(agent, episodes, n_envs)
+    seed = None if seed is None else index(seed)  # Gymnasium refuses NumPy's integers
     if target_returns is not None:
         check_return_conditioned(agent)
     warn_of_one_episode(episodes)
@@ -233,8 +235,8 @@ def validate_targets(targets: Sequence[float], data_range: tuple[float, float] |
     are_finite = all(abs(value) <= FLOAT32_MAX for value in values)
     if not values or not are_finite or len(set(values)) < len(values):
         raise ValueError(
-            f"target_returns must be one or more finite numbers without duplicates, got {list(targets)}; "
-            f"observations are float32, so the largest one is {FLOAT32_MAX:.3g}"
+            f"target_returns must be one or more finite numbers without duplicates, got {list(targets)}"
+            + ("" if are_finite else f"; the largest number of float32 observations is {FLOAT32_MAX:.3g}")
         )
     if data_range is not None:
         _warn_outside(values, *data_range)

@@ -44,7 +44,8 @@ class GroupScores:
         mean: mean of the scores with its interval.
         iqm: interquartile mean of the scores, which is the mean if there are less than four.
         median: median of the scores.
-        area: mean over seeds of `Curve.mean_over` the steps that all trainings of the task cover, where those
+        area: mean over seeds of `Curve.mean_over` the steps that all trainings of the task cover, except for
+            those of groups whose curves have one value, such as random agents; where those
             that ended early keep their last value (`Group.lines`); None if there are none.
         improvement: probability that a seed of the first group of the task scores higher than one of this
             group; None for the first group.
@@ -105,8 +106,8 @@ def compare_groups(groups: Sequence[Group], metric: str, last: int = 1) -> list[
     first = final_scores(groups[0], last)
     end = max(curve.steps[-1] for group in groups for curve in group.curves)
     lines = [group.lines(metric, end) for group in groups]
-    curves = [curve for each in lines for curve in each]
-    covered = common_steps([curve for curve in curves if len(curve.steps) > 1] or curves)
+    trained = [each for each in lines if any(len(curve.steps) > 1 for curve in each)]
+    covered = common_steps([curve for each in trained or lines for curve in each])
     areas = [[curve.mean_over(*covered) for curve in each] for each in lines]
     return [
         _statistics(group, last, area, None if group is groups[0] else first)

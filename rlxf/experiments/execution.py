@@ -131,7 +131,8 @@ class Outcome:
         try:
             document = {"options": "{}", **load_json_file(file)}
             check_fields(document, OUTCOME_RULES, file.name)
-            load_json(document["options"].encode())
+            if not isinstance(load_json(document["options"].encode()), dict):
+                raise TypeError("options must be an object")
             return cls(**document)
         except (ValueError, TypeError) as error:
             raise ExperimentError(f"{file} is damaged: remove it and the folder {job.folder}") from error

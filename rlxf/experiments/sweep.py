@@ -152,6 +152,7 @@ class Sweep:
         Raises:
             StorageError: if the storage cannot be used.
             OSError: if a file cannot be written.
+            ExperimentError: if a run lacks the metric, and no trial has it.
         """
         with ThreadPoolExecutor(processes) as executor:
             workers = [executor.submit(self._work) for _ in range(processes)]
@@ -218,7 +219,7 @@ class Sweep:
         """Train the runs of a trial, and store its end.
 
         Raises:
-            ExperimentError: if the runs lack the metric, and no trial is complete: it may be misspelled.
+            ExperimentError: if the runs lack the metric, and no trial has it: it may be misspelled.
         """
         start = time.monotonic()
         searched: dict[str, Any] = {}
@@ -234,12 +235,18 @@ class Sweep:
         state = "failed" if reason else "pruned" if value is None else "complete"
         with storage_errors(self.study.place):
             self._tell(trial, state, value, reason)
-            may_be_misspelled = is_missing and not self.study.complete()
-        if may_be_misspelled:
+            is_unknown = is_missing and not self._has_values()
+        if is_unknown:
             raise ExperimentError(
-                f"{reason}: correct the metric in {self.plan.path}, and choose another folder with --output"
+                f"{reason}: correct the metric in {self.plan.path}, and choose another folder with --output; "
+                f"or repeat the command, if other options give the metric"
             )
         return TrialEnd(trial.number, state, value, reason, searched, time.monotonic() - start)
+
+    def _has_values(self) -> bool:
+        """Return whether a trial has a value of the metric, also of a part of its training."""
+        trials = self.study.trials()
+        return any(trial.value is not None or trial.intermediate_values for trial in trials)
 
     def _mean_objective(self, trial: "Trial", searched: Mapping[str, Any]) -> float | None:
         """Train a run for each seed, and return the mean objective; None once a run is pruned."""

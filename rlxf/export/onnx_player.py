@@ -126,7 +126,7 @@ class Player:
             raise ValueError("state is not that of this agent: pass the one that predict returned")
         action, *new = self.session.run(None, inputs | {f"state.{name}": x for name, x in state.items()})
         if any(np.isnan(x).any() for x in (action, *new) if x.dtype.kind == "f"):
-            raise ValueError("the action or the state is NaN: an observation is too large")
+            raise ValueError("the action or the next state is NaN: an observation or the state is invalid")
         return (action if batched else action[0]), dict(zip(self.description["state"], new, strict=True))
 
     def _array(self, name: str, value: np.ndarray, part: dict[str, Any]) -> tuple[np.ndarray, bool]:

@@ -224,7 +224,7 @@ class RunFolder:
         config = self.config | changes
         text = dump_json(config, indent=2)
         atomic_write(self.path / CONFIG, lambda handle: handle.write(text))
-        for name in (EVALUATION, COMPLETED):
+        for name in (EVALUATION, COMPLETED):  # a run with this total and the marker is reconfigured again
             (self.path / name).unlink(missing_ok=True)
         sync_folder(self.path)
         return type(self)(self.path, config)

@@ -1,4 +1,4 @@
-"""Warnings that name the line of the user's program that called this package, and silence for torch."""
+"""Warnings that name the line of the user's program, and a context in which output is hidden."""
 
 import io
 import logging

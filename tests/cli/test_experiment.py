@@ -12,6 +12,7 @@ from rlxf.cli.commands.experiment import _Progress
 from rlxf.cli.entry_point import parse
 from rlxf.cli.job_options import check_same, needs_trust, read_options
 from rlxf.experiments.execution import Job, Outcome, only_process
+from rlxf.experiments.summary import other_results
 from rlxf.training import RunFolder
 from tests.cli.running import refused
 
@@ -203,9 +204,22 @@ def test_a_changed_file_of_options_is_refused(folder, capsys, changed):
     Path("small.toml").write_text(OWN_OPTIONS.format(2))
     Path("small-options.toml").write_text(SIZES + changed)
     message = refused(capsys, "experiment", "small.toml")
-    assert (
-        "seed-0 was trained with stop_return = 450.0, but the options that small.toml names have" in message
-    )
+    assert "seed-0 was trained with stop_return = 450.0, but the options of small.toml, with those" in message
+
+
+def test_outcomes_of_earlier_versions_have_no_options(tmp_path):
+    job = Job(str(tmp_path / "seed-0"), "baseline random", ())
+    Outcome(["baseline random"], 0).write(job)
+    record = job.sibling("json")
+    older = {name: value for name, value in json.loads(record.read_text()).items() if name != "options"}
+    record.write_text(json.dumps(older))
+    assert Outcome.read(job).options == "{}"
+
+
+@pytest.mark.parametrize("content", ["[", "3", '{"runs": 3}', '{"runs": [{"task": []}]}', '{"runs": []}'])
+def test_results_that_are_no_results_name_nothing(tmp_path, content):
+    (tmp_path / "results.json").write_text(content)
+    assert other_results(tmp_path, set()) == []
 
 
 @pytest.mark.slow
@@ -253,7 +267,8 @@ def test_a_part_of_an_experiment_is_trained_and_reported(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    "change", [None, {"seconds": "x"}, {"command": 3}, {"returncode": "x"}, {"options": "["}]
+    "change",
+    [None, {"seconds": "x"}, {"command": 3}, {"returncode": "x"}, {"options": "["}, {"options": "3"}],
 )
 def test_a_damaged_outcome_is_named(folder, capsys, change):
     job = Job(str(folder / "pole/random/seed-0"), "baseline random", ())

@@ -116,6 +116,10 @@ def test_a_checkpoint_that_changed_after_its_evaluation_has_no_results(finished,
     assert "The agent was not evaluated" in Path("packed/README.md").read_text()
     main(["pack", "run", "best", "--checkpoint", "best"])
     assert "The agent was not evaluated" not in Path("best/README.md").read_text()
+    Path("run/evaluation.json").unlink()
+    capsys.readouterr()
+    main(["pack", "run", "unknown"])
+    assert "changed after its evaluation" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["checkpoint.zip", "evaluation.json"])

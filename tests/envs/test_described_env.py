@@ -6,7 +6,9 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
+from rlxf.envs import make_vec_env
 from rlxf.envs.described_env import DescribedEnv
+from rlxf.envs.specs import spec_of
 
 
 def test_registered_environment_needs_no_trust():
@@ -88,7 +90,9 @@ def test_registration_describes_the_difference(described, difference):
         ({}, True),
         ({"id": "CartPole-v0"}, True),
         ({"max_episode_steps": None}, True),
-        ({"kwargs": {"x": [1], "render_mode": "rgb_array"}}, True),
+        ({"kwargs": {"x": [1.0], "render_mode": "rgb_array", "width": 64}}, True),
+        ({"kwargs": {"x": [1], "num_envs": 2, "vectorization_mode": "vector_entry_point"}}, True),
+        ({"kwargs": {"x": [1], "max_episode_steps": 100}, "max_episode_steps": None}, False),
         ({"kwargs": {"x": [2]}}, False),
         ({"kwargs": {}}, False),
         ({"kwargs": {"x": [1], "sutton_barto_reward": True}}, False),
@@ -101,3 +105,12 @@ def test_returns_are_comparable_in_the_same_task_only(changes, same):
     spec = EnvSpec(**{"id": "CartPole-v1", "kwargs": {"x": [1]}, "max_episode_steps": 500} | changes)
     assert described.is_same_task(spec) is same
     assert described.is_same_task(None)
+
+
+@pytest.mark.parametrize("env_id", ["rlxf/TMaze-v0", "CartPole-v1"])
+def test_made_environments_are_those_of_a_description(env_id):
+    described = DescribedEnv(env_id)
+    assert described.is_same_task(spec_of(make_vec_env(env_id, 2)))
+    assert described.is_same_task(gymnasium.spec(env_id))
+    other = {"corridor_length": 9} if "TMaze" in env_id else {"sutton_barto_reward": True}
+    assert not described.is_same_task(spec_of(make_vec_env(env_id, 2, env_kwargs=other)))

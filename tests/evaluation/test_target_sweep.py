@@ -115,6 +115,15 @@ def test_unknown_data_range_does_not_warn():
         assert evaluate(Free(), episodes=2, target_returns=[4]).data_range is None
 
 
+def test_a_seed_of_numpy_with_targets():
+    """Gymnasium refuses NumPy's integers."""
+    env = ActionRewardEnv()
+    sweep = evaluate(TargetFollower(), env, 2, target_returns=[3, 2], seed=np.int64(3))
+    assert len(sweep.reports) == 2
+    with pytest.raises(TypeError, match="float"):
+        evaluate(TargetFollower(), env, 2, target_returns=[3], seed=3.9)
+
+
 @pytest.mark.parametrize("targets", [[], [1, np.nan], [np.inf], [1e40], [2, 2.0]], ids=str)
 def test_invalid_targets_raise(targets):
     with pytest.raises(ValueError, match=r"target_returns must be .* finite numbers without duplicates, got"):

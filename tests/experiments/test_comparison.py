@@ -54,6 +54,9 @@ def test_a_run_with_one_value_does_not_remove_the_areas_of_others():
     random = Group("random", "T-v0", [Curve.of_points([0], [1])])
     found = compare_groups([group("a", [8]), random], METRIC)
     assert [each.area for each in found] == [2, None]
+    cut = Group("b", "T-v0", [Curve.of_points([0, 10], [10, 10]), Curve.of_points([0], [0])])
+    (found,) = compare_groups([cut], METRIC)
+    assert found.area is None, "an area of one seed is not that of the group"
 
 
 def test_a_training_that_ended_early_does_not_shorten_the_areas_of_others():

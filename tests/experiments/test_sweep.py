@@ -247,6 +247,20 @@ def test_a_misspelled_metric_ends_the_sweep_after_the_first_trial(tmp_path):
     assert counts(study) == "1 of 8 trials: 1 failed"
 
 
+def test_a_metric_that_some_trials_have_does_not_end_the_sweep(tmp_path, monkeypatch):
+    def run(job, should_stop):
+        outcome = fake_run(job, should_stop)
+        if "trial-0001" in job.folder:
+            (Path(job.folder) / "progress.csv").write_text("train/loss,time/total_timesteps\n3,100\n")
+        return outcome
+
+    monkeypatch.setattr(module, "run_job", run)
+    sweep, study, _ = make_sweep(tmp_path, f"metric = 'eval/mean_reward'\n{NO_PRUNING}")
+    monkeypatch.setattr(module, "METRIC", "")  # so that the metric is read from the log
+    sweep.run(1)
+    assert counts(study) == "8 of 8 trials: 1 failed, 7 complete"
+
+
 @pytest.mark.parametrize("returns", ["[NaN]", "[]", "3"])
 def test_returns_that_are_no_numbers_are_refused(tmp_path, returns):
     (tmp_path / "evaluation.json").write_text(json.dumps({"last": {"returns": 0}}).replace("0", returns))

@@ -114,7 +114,7 @@ def test_observations_that_are_too_large_are_named_as_by_predict(tmp_path):
     large = np.full(3, 1e200)
     with pytest.raises(NumericalError):
         agent.predict(large)
-    with pytest.raises(ValueError, match="the action or the state is NaN: an observation is too large"):
+    with pytest.raises(ValueError, match="the action or the next state is NaN"):
         Player(tmp_path / "policy.onnx").predict(large)
 
 

@@ -59,11 +59,13 @@ def warn_of_ignored_n_envs(n_envs: int, default: int, env: Any) -> None:
     """
     if env is None or isinstance(env, str):
         return
-    given = getattr(env, "num_envs", 1) * process_group().world_size
+    processes = process_group().world_size
+    given = getattr(env, "num_envs", 1) * processes
     if n_envs not in (default, given):
+        each = "" if processes == 1 else f" in {processes} processes"
         warn_user(
-            f"n_envs={n_envs} has no effect, since env is an object with {given} environment(s): pass an id, "
-            f"or the result of rlxf.envs.make_vec_env(ID_OR_FUNCTION, n_envs={n_envs})"
+            f"n_envs={n_envs} has no effect, since env is an object with {given} environment(s){each}: pass "
+            f"an id, or the result of rlxf.envs.make_vec_env(ID_OR_FUNCTION, n_envs={n_envs // processes})"
         )
 
 

@@ -224,9 +224,9 @@ class GTrXLPPO(TrainingLoop):
         vars(self).update(vars(config), batch_size=config.minibatch_size)
         torch.set_flush_denormal(True)
         self.ranks = process_group()
+        training_env = as_training_env(env, config.n_envs, config.seed)
         if _init_setup_model:  # the number in a file is not a choice
             warn_of_ignored_n_envs(config.n_envs, PPOConfig.n_envs, env)
-        training_env = as_training_env(env, config.n_envs, config.seed)
         if training_env is not None:
             check_sde(use_sde, training_env.action_space)
         super().__init__(

@@ -141,6 +141,7 @@ def read_matching_run(path: str | os.PathLike[str], description: Any) -> Archive
         own, stored = (dict(each[kind]) for each in (description, archive.documents["agent"]))
         for each in (own, stored):
             each.pop("verbose", None)  # has no effect on results
-            each.update({"fingerprint of the data": each.pop("fingerprint", None)})
+            if kind == "dataset_info":
+                each["fingerprint of the data"] = each.pop("fingerprint")
         check_same_settings(own, stored, file)
     return archive

@@ -1,6 +1,5 @@
 """``rlxf experiment``: agents on tasks with several seeds, and one table of their results."""
 
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -106,9 +105,10 @@ class Experiment(Command):
     def _job(self, cell: "Cell", options: dict[str, Any]) -> "Job":
         from rlxf.cli.config_file import to_arguments
         from rlxf.experiments.execution import Job
+        from rlxf.training.serialization import dump_json
 
         arguments = (*to_arguments(cell.settings), "--seed", str(cell.seed))
-        trusted, written = needs_trust(options), json.dumps(options)
+        trusted, written = needs_trust(options), dump_json(options).decode()
         return Job(str(self.folder / cell.name), cell.command, arguments, trusted, self.threads, written)
 
     def _read_options(self, plan: "Plan") -> dict[tuple[str, str], dict[str, Any]]:
