@@ -42,6 +42,7 @@ def test_all_files_are_written(exported):
 def test_player_acts_as_predict(exported):
     agent, folder = exported
     player, rng, state, own = Player(folder / "policy.onnx"), np.random.default_rng(0), None, None
+    VECTOR.seed(0)
     for number in range(60):
         observation, start = VECTOR.sample(), (rng.random(1) < 0.1) | (number == 0)
         action, own = player.predict(observation, own, start)
@@ -213,6 +214,7 @@ def test_programs_of_torch_act_as_predict(tmp_path):
         name: torch.as_tensor(np.resize(np.array(one["values"], one["dtype"]), one["shape"]))
         for name, one in description["state"].items()
     }
+    VECTOR.seed(0)
     observation = VECTOR.sample()[None]
     action, after = step(
         {"observation": torch.as_tensor(observation)}, torch.ones(1, dtype=torch.bool), state
