@@ -184,7 +184,8 @@ def act_from_contexts(
         observation: one observation, without an axis for environments.
         contexts: states of the contexts; not modified.
         nbce: method for merging contexts: `NBCE` or `AverageNBCE`.
-        deterministic: take the most likely action instead of a sample.
+        deterministic: take the most likely action instead of a sample. An agent with `SampledReturn` still
+            samples its return.
 
     Returns:
         The number of the action, counted from 0 (add the ``start`` of the action space if it is not 0), and

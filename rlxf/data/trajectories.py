@@ -217,6 +217,8 @@ class WindowBatch:
         time_steps: int64 (B, K), counted from the start of the episode.
         mask: bool (B, K), True for steps, False for padding.
         terminated: bool (B,), True if the last step of the window led to a terminal state.
+        in_loss: bool (B, K), True for the steps of the window, False for burn-in and padding. The end of an
+            episode shortens a window, so burn-in may also be in the last columns.
     """
 
     observations: Tensor
@@ -226,6 +228,7 @@ class WindowBatch:
     time_steps: Tensor
     mask: Tensor
     terminated: Tensor
+    in_loss: Tensor
 
     def to(self, device: torch.device | str) -> Self:
         """Return a copy on another device; the program does not wait for it."""
@@ -307,15 +310,24 @@ class Windows:
             return windows
         lengths, returns = data.lengths[episodes], data.returns[episodes]
         weights = sampling.episode_weights(lengths, returns)
-        windows._sampler = EpisodeSampler(data.offsets[episodes], lengths, weights)
+        windows._sampler = self._sampler_of(episodes, weights)
         return windows
+
+    def _sampler_of(self, episodes: NDArray[np.int64], weights: NDArray[np.float64]) -> EpisodeSampler:
+        """Return a sampler of the first steps of windows, with weights of episodes, float64 (E,)."""
+        data = self.trajectories
+        return EpisodeSampler(data.offsets[episodes], data.lengths[episodes], weights)
 
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> WindowBatch:
         """Sample ``batch_size`` windows with a CPU generator; None for torch's global generator."""
         return self.starting_at(self.draw(batch_size, generator))
 
     def draw(self, batch_size: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw the first steps of random windows, int64 (batch_size,), for `starting_at`."""
+        """Draw the first steps of random windows, int64 (batch_size,), for `starting_at`.
+
+        Each step is equally likely, or has the probability of `with_sampling`. In a loss over all steps of
+        the windows, step t of an episode has the weight min(t + 1, K): it is in as many windows.
+        """
         if self._sampler is not None:
             return self._sampler.draw(batch_size, generator)
         if self._drawable is None:
@@ -328,11 +340,15 @@ class Windows:
 
         Use it for evaluation. The last batch may be smaller. Burn-in steps are repeated in addition.
         """
-        offsets = self.trajectories.offsets
-        bounds = zip(offsets[self.episodes].tolist(), offsets[self.episodes + 1].tolist(), strict=True)
-        starts = np.concatenate([np.arange(first, end, self.length) for first, end in bounds])
+        starts = self._dividing_starts()
         for begin in range(0, len(starts), batch_size):
             yield self.starting_at(starts[begin : begin + batch_size])
+
+    def _dividing_starts(self) -> NDArray[np.int64]:
+        """Return the first steps of the windows that divide the episodes, int64 (n,), in order."""
+        offsets = self.trajectories.offsets
+        bounds = zip(offsets[self.episodes].tolist(), offsets[self.episodes + 1].tolist(), strict=True)
+        return np.concatenate([np.arange(first, end, self.length) for first, end in bounds])
 
     def starting_at(self, starts: ArrayLike) -> WindowBatch:
         """Return the windows whose first steps are ``starts`` (B,), indices into all N steps.
@@ -348,7 +364,7 @@ class Windows:
             )
         episode = np.searchsorted(data.offsets, starts, side="right") - 1
         end = data.offsets[episode + 1]
-        index, mask = self._select(starts, data.offsets[episode], end)
+        index, mask, in_loss = self._select(starts, data.offsets[episode], end)
         at_end = np.where(mask, index, -1).max(axis=1, initial=-1) + 1 == end
         return WindowBatch(
             observations=_gather(data.observations, index, mask),
@@ -358,12 +374,13 @@ class Windows:
             time_steps=torch.from_numpy((index - data.offsets[episode][:, None]) * mask),
             mask=torch.from_numpy(mask),
             terminated=torch.from_numpy(data.terminated[episode] & at_end),
+            in_loss=torch.from_numpy(in_loss),
         )
 
     def _select(
         self, starts: NDArray[np.int64], first: NDArray[np.int64], end: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the steps of each window, (B, W), and the mask of the columns that are no padding.
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return the steps of each window, (B, W), and the masks of columns without padding and in the loss.
 
         Args:
             starts: first step of each window, (B,).
@@ -371,14 +388,16 @@ class Windows:
             end: end of its episode (exclusive), (B,).
         """
         index = np.minimum(starts + self.length, end)[:, None] + self._columns
-        return index, index >= np.maximum(starts - self.burn_in, first)[:, None]
+        mask = index >= np.maximum(starts - self.burn_in, first)[:, None]
+        return index, mask, index >= starts[:, None]
 
 
 class EpisodeWindows(Windows):
     """Windows that divide each episode: they begin at its steps 0, K, 2 K ..., after all earlier steps.
 
-    Each step of the data is in exactly one window. `sample` draws a window with a probability proportional
-    to its number of steps. All windows of a batch begin in the same column, at a time step divisible by K.
+    Each step of the data is in exactly one window, and `sample` draws each window with the same probability,
+    so all steps have the same weight in a loss. With another scheme of `with_sampling`, the weights are its
+    probabilities of steps. All windows of a batch begin in the same column, at a time step divisible by K.
     The columns before it hold all earlier steps of the episode, on which a model's state at the start of the
     window depends. A batch has as many columns as its rows need, with padding on either side.
 
@@ -392,16 +411,31 @@ class EpisodeWindows(Windows):
 
     def __init__(self, trajectories: Trajectories, length: int):
         super().__init__(trajectories, length)
+        self._drawable = self._dividing_starts()
+
+    def of_episodes(self, episodes: NDArray[np.int64]) -> Self:
+        windows = super().of_episodes(episodes)
+        windows._drawable = windows._dividing_starts()
+        return windows
+
+    def _sampler_of(self, episodes: NDArray[np.int64], weights: NDArray[np.float64]) -> EpisodeSampler:
+        """Return a sampler of the first steps of windows, whose weights are those of a step each."""
+        lengths = self.trajectories.lengths[episodes]
+        counts = -(-lengths // self.length)
+        return EpisodeSampler(
+            self._dividing_starts(), np.ones(counts.sum(), np.int64), np.repeat(weights / lengths, counts)
+        )
 
     def _select(
         self, starts: NDArray[np.int64], first: NDArray[np.int64], end: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
         """Return the steps of the windows that contain the steps ``starts``; see `Windows`."""
         starts = starts - (starts - first) % self.length
         end = np.minimum(starts + self.length, end)
         before, after = (steps.max(initial=0) for steps in (starts - first, end - starts))
         index = starts[:, None] + np.arange(-before, after)
-        return index, (index >= first[:, None]) & (index < end[:, None])
+        mask = (index >= first[:, None]) & (index < end[:, None])
+        return index, mask, mask & (index >= starts[:, None])
 
 
 def _gather(array: NDArray[Any], index: NDArray[np.int64], mask: NDArray[np.bool_]) -> Tensor:

@@ -2,9 +2,12 @@
 
 The scores of a method are one table for each task m of M: (N,) scores of N runs, which differ by their seed,
 or (N, E) returns of E episodes of each run. The score x_mn of a run is the mean over its episodes, as in the
-paper. The intervals are those of the stratified bootstrap (section 4.1): in each of 9,999 resamples and for
-each task, N runs are drawn with replacement, and then E episodes of each drawn run. The tasks stay as they
-are. With one run of each task and one episode, an interval has width 0, and is not meaningful.
+paper. The intervals are those of a stratified bootstrap: in each of 9,999 resamples and for each task, N
+runs are drawn with replacement (section 4.1), and then E episodes of each drawn run. The tasks stay as they
+are. The second stage makes intervals of few runs wider, which are too narrow otherwise. It counts the
+variation between episodes twice, because the scores of runs contain it; with few and noisy episodes, the
+intervals then cover more than 95%, and those of nonlinear statistics are shifted. With one run of each
+task and one episode, an interval has width 0, and is not meaningful.
 
 Scores of different tasks have different scales. Normalize them before, e.g. with reference scores.
 """

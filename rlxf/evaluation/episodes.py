@@ -102,7 +102,7 @@ def evaluate(
         episodes: number of episodes, for each target. With 100, the error of a success rate is about 0.1,
             with 1000 about 0.03.
         target_returns: target returns, evaluated one after the other with `ReturnToGo`; the result is a
-            `TargetSweep`. With a seed, all targets use the same episodes.
+            `TargetSweep`. With a seed, the environments begin with the same episodes for all targets.
         deterministic: use the most likely action instead of a sample from torch's global generator.
         n_envs: number of environments to create if ``env`` is an id or None, at most one per episode.
         seed: seed of the environments; environment i gets ``seed + i``. None does not seed them.

@@ -123,7 +123,8 @@ def stratified_interquartile_mean(strata: Sequence[ArrayLike], seed: int = 0) ->
     The percentile interval is that of 9,999 resamples. In each resample and for each stratum of S agents, S
     agents are drawn with replacement, and then E episodes of each drawn agent, with replacement. The
     interval therefore contains the variation between trainings and that between episodes, but not that
-    between strata, which stay as they are.
+    between strata, which stay as they are. It is wider than needed if trainings differ less than their
+    episodes, see `rlxf.evaluation.aggregates`.
 
     Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.3 (interquartile mean of all runs and tasks) and
     4.1 (stratified bootstrap). Their runs are means over episodes; here, episodes are resampled, too (Davison

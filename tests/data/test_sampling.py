@@ -121,11 +121,22 @@ def test_enough_high_returns_are_not_reported():
     assert HighReturns(1).episode_weights(np.array([3, 4]), np.array([0, 1], np.float32)).tolist() == [3, 4]
 
 
-@pytest.mark.parametrize("sampling", [UniformEpisodes(), ReturnWeighted()], ids=repr)
-def test_windows_of_whole_episodes_are_sampled_too(sampling):
+@pytest.mark.parametrize("length", [1, 4, 30])
+@pytest.mark.parametrize("episodes", [None, [0, 2, 3]])
+@pytest.mark.parametrize("sampling", [UniformSteps(), UniformEpisodes(), ReturnWeighted()], ids=repr)
+def test_steps_of_windows_that_divide_episodes_have_the_probabilities_of_the_formula(
+    sampling, episodes, length
+):
     data = some_trajectories(lengths=LENGTHS)
-    batch = EpisodeWindows(data, 4).with_sampling(sampling).sample(8, torch.Generator().manual_seed(0))
-    assert batch.mask.any(dim=1).all()
+    windows = EpisodeWindows(data, length)
+    if episodes is not None:
+        windows = windows.of_episodes(np.array(episodes))
+    batch = windows.with_sampling(sampling).sample(DRAWS // 2, torch.Generator().manual_seed(0))
+    observations = {row.tobytes(): step for step, row in enumerate(data.observations)}
+    in_loss = batch.observations[batch.in_loss].numpy()
+    found = np.bincount([observations[row.tobytes()] for row in in_loss], minlength=data.steps)
+    expected = slow_probabilities(data, sampling, range(len(LENGTHS)) if episodes is None else episodes)
+    np.testing.assert_allclose(found / found.sum(), expected, atol=0.01)
 
 
 def equal_returns():

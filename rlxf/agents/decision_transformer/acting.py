@@ -144,13 +144,14 @@ class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgo
     ) -> tuple[Tensor, Any]:
         """Return the logits (E, A) that `predict` samples from, and the state; arguments as in `predict`.
 
-        Raises the errors of `predict`.
+        With `SampledReturn`, the return is a sample, as in `predict` with ``deterministic=False``. Raises the
+        errors of `predict`.
 
         Raises:
             TypeError: also if the action space is not Discrete.
         """
         check_discrete("action_logits", self.action_space)
-        _, state = self._append_observation(observation, state, episode_start)
+        _, state = self._append_observation(observation, state, episode_start, deterministic=False)
         head: Any = self.head  # of Discrete actions, so it has logits
         (logits,) = head.logits(self.policy.newest_output(state))
         return logits, state
@@ -167,7 +168,7 @@ class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgo
         observation: NDArray[Any] | dict[str, NDArray[Any]],
         state: Any,
         episode_start: Any,
-        deterministic: bool = True,
+        deterministic: bool,
     ) -> tuple[ConditionedObservation, Any]:
         """Encode the observation and append it to the context; return both."""
         encoded, start = self.policy.encode_step(

@@ -246,7 +246,8 @@ class SampledReturn(PredictedReturn):
 
     The model predicts the distribution of the return-to-go at each state token, over evenly spaced values
     from R_min to R_max, those of the data. The second factor prefers high returns. With
-    ``deterministic=True``, `predict` uses the mean of this distribution.
+    ``deterministic=True``, `predict` uses the mean of this distribution. In `learn_online`, returns above
+    R_max count as R_max, so the agent does not ask for more than the best return of the dataset.
 
     Source: Lee et al. 2022, arXiv:2205.15241 (Multi-Game Decision Transformers), section 3.3.
 

@@ -53,24 +53,27 @@ class DistillationUpdate(OfflineUpdate):
         models = self.student, self.teacher
         pairs = zip(context_lengths, models, strict=True)
         self.steps_read = tuple(length + model.burn_in_steps for length, model in pairs)
-        self.window = context_lengths[0]
         self.shared_steps = min(context_lengths)
         self.distillation = distillation
         student_width, teacher_width = (model.transformer.spec.width for model in models)
         self.hidden = HiddenStateDistance(student_width, teacher_width, generator, _device(self.student))
 
     def windows(self, trajectories: Trajectories) -> Windows:
-        """Return windows of the student's length; their burn-in covers the longer of the two contexts."""
-        return Windows(trajectories, self.window, burn_in=max(self.steps_read) - self.window)
+        """Return windows of the shorter of the two contexts, whose burn-in completes the longer one.
+
+        Then each step is in the loss with the contexts that it has while acting, also the first steps of an
+        episode if the student has the longer context.
+        """
+        return Windows(trajectories, self.shared_steps, burn_in=max(self.steps_read) - self.shared_steps)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
-        """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""
+        """Return the "loss" and its parts, averaged over the steps of B windows without burn-in."""
         steps = self.student.steps(batch).between(-self.steps_read[0])
         exits = self.student.exits(
             steps, slice(1 - TOKENS_PER_STEP * self.shared_steps, None, TOKENS_PER_STEP)
         )
         teacher_outputs, teacher_actions = self._teacher_targets(batch, len(exits.loss_weights))
-        weight = batch.mask[:, -self.shared_steps :] * exits.loss_weights[:, None, None]
+        weight = batch.in_loss[:, -self.shared_steps :] * exits.loss_weights[:, None, None]
         head = self.student.loss.head
         teacher = self.teacher.loss.head
         options = self.distillation
@@ -90,8 +93,8 @@ class DistillationUpdate(OfflineUpdate):
         self.student.transformer.after_update()
 
     def loss_count(self, batch: WindowBatch) -> Tensor:
-        """Count the real (unpadded) steps in the context of both models."""
-        return batch.mask[:, -self.shared_steps :].sum()
+        """Count the steps in the loss."""
+        return batch.in_loss[:, -self.shared_steps :].sum()
 
     def clear_gradients(self) -> None:
         """Clear the gradients of the student and of the projection."""

@@ -13,7 +13,8 @@ from rlxf.agents.decision_transformer.conditioning import (
 from rlxf.agents.offline.objectives import QRegularized
 from rlxf.attention import GatedDeltaNet, TransformerSpec
 from rlxf.envs.wrappers import encoded_observation_space
-from rlxf.export.formats import silenced, trace
+from rlxf.export.formats import trace
+from rlxf.utils.warnings import silenced
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
     CORES,

@@ -105,6 +105,22 @@ def test_the_token_of_a_predicted_return_contains_the_state(conditioning):
     torch.testing.assert_close(tokens(steps).unflatten(1, (K, 3)), torch.stack(expected, dim=2))
 
 
+def test_logits_are_those_of_a_sampled_return():
+    """The samples of ``predict`` have these probabilities, with the return that was drawn for each row."""
+    agent = small_agent(
+        some_trajectories(action_space=ACTIONS["Discrete"]),
+        conditioning=SampledReturn(bins=7, optimality=0.0),
+    )
+    rows = agent.trajectories.encoder.decode(np.repeat(agent.trajectories.observations[:1], 60, axis=0))
+    torch.manual_seed(0)
+    logits, state = agent.action_logits(rows)
+    torch.manual_seed(0)
+    _, sampled = agent.predict(rows, deterministic=False)
+    assert torch.equal(state.return_to_go, sampled.return_to_go)
+    assert len(state.return_to_go[:, -1].unique()) > 3
+    assert len(logits.unique(dim=0)) > 3
+
+
 def plain_observations(data):
     """Yield observations of two environments and their episode starts; the first restarts every 4 steps."""
     for t in range(9):

@@ -228,8 +228,8 @@ def test_training_context_equals_acting_context(lengths, memory):
     student, teacher = pair(student={"context_length": own}, teacher={"context_length": other, "core": core})
     update = update_of(student, teacher)
     start = 14  # the last episode begins at step 14 and has 14 steps
-    batch = update.windows(student.trajectories).starting_at([start])
-    newest = start + own - 1
+    newest = start + 5 + K - 1
+    batch = update.windows(student.trajectories).starting_at([start + 5])
     student.policy.eval()
     teacher.policy.eval()
     for agent, steps in ((student, update.steps_read[0]), (teacher, update.steps_read[1])):
@@ -241,6 +241,17 @@ def test_training_context_equals_acting_context(lengths, memory):
             agent.policy.outputs(alone)[:, -1],
             1e-5,
         )
+
+
+@pytest.mark.parametrize("lengths", [(K, K + 4), (K + 4, K)], ids=["longer teacher", "longer student"])
+def test_the_first_steps_of_episodes_are_trained(lengths):
+    own, other = lengths
+    student, teacher = pair(student={"context_length": own}, teacher={"context_length": other})
+    data = student.trajectories
+    batch = update_of(student, teacher).windows(data).starting_at(np.arange(data.steps))
+    counts = np.bincount(batch.time_steps[batch.in_loss], minlength=K)
+    expected = [sum(min(t + 1, K) for length in data.lengths if t < length) for t in range(K)]
+    assert counts[:K].tolist() == expected
 
 
 def replace_length(windows, first, newest):
