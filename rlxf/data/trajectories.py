@@ -217,8 +217,6 @@ class WindowBatch:
         time_steps: int64 (B, K), counted from the start of the episode.
         mask: bool (B, K), True for steps, False for padding.
         terminated: bool (B,), True if the last step of the window led to a terminal state.
-        in_loss: bool (B, K), True for the steps of the window, False for burn-in and padding. The end of an
-            episode shortens a window, so burn-in may also be in the last columns.
     """
 
     observations: Tensor
@@ -228,7 +226,6 @@ class WindowBatch:
     time_steps: Tensor
     mask: Tensor
     terminated: Tensor
-    in_loss: Tensor
 
     def to(self, device: torch.device | str) -> Self:
         """Return a copy on another device; the program does not wait for it."""
@@ -256,7 +253,9 @@ class Windows:
         trajectories: source of the steps.
         length: number of steps K, at least 1; may exceed the longest episode.
         burn_in: number of additional steps before the start, as far as the episode has them, which fill a
-            model's memory. Windows then have burn_in + K columns; the last step is in the last column.
+            model's memory. Windows then have burn_in + K columns; the last step is in the last column. A
+            window that the end of an episode shortens has burn-in in its last K columns, too, which is in the
+            loss.
 
     Raises:
         ValueError: if length is less than 1, or burn_in less than 0.
@@ -364,7 +363,7 @@ class Windows:
             )
         episode = np.searchsorted(data.offsets, starts, side="right") - 1
         end = data.offsets[episode + 1]
-        index, mask, in_loss = self._select(starts, data.offsets[episode], end)
+        index, mask = self._select(starts, data.offsets[episode], end)
         at_end = np.where(mask, index, -1).max(axis=1, initial=-1) + 1 == end
         return WindowBatch(
             observations=_gather(data.observations, index, mask),
@@ -374,13 +373,12 @@ class Windows:
             time_steps=torch.from_numpy((index - data.offsets[episode][:, None]) * mask),
             mask=torch.from_numpy(mask),
             terminated=torch.from_numpy(data.terminated[episode] & at_end),
-            in_loss=torch.from_numpy(in_loss),
         )
 
     def _select(
         self, starts: NDArray[np.int64], first: NDArray[np.int64], end: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return the steps of each window, (B, W), and the masks of columns without padding and in the loss.
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the steps of each window, (B, W), and the mask of the columns that are no padding.
 
         Args:
             starts: first step of each window, (B,).
@@ -388,8 +386,7 @@ class Windows:
             end: end of its episode (exclusive), (B,).
         """
         index = np.minimum(starts + self.length, end)[:, None] + self._columns
-        mask = index >= np.maximum(starts - self.burn_in, first)[:, None]
-        return index, mask, index >= starts[:, None]
+        return index, index >= np.maximum(starts - self.burn_in, first)[:, None]
 
 
 class EpisodeWindows(Windows):
@@ -428,14 +425,13 @@ class EpisodeWindows(Windows):
 
     def _select(
         self, starts: NDArray[np.int64], first: NDArray[np.int64], end: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the steps of the windows that contain the steps ``starts``; see `Windows`."""
         starts = starts - (starts - first) % self.length
         end = np.minimum(starts + self.length, end)
         before, after = (steps.max(initial=0) for steps in (starts - first, end - starts))
         index = starts[:, None] + np.arange(-before, after)
-        mask = (index >= first[:, None]) & (index < end[:, None])
-        return index, mask, mask & (index >= starts[:, None])
+        return index, (index >= first[:, None]) & (index < end[:, None])
 
 
 def _gather(array: NDArray[Any], index: NDArray[np.int64], mask: NDArray[np.bool_]) -> Tensor:

@@ -48,16 +48,15 @@ class Batches:
         piece = slice(start, start + self.length)
         observations, actions = episode["observations"][piece], episode["actions"][piece]
         count = len(observations)
-        rewards, mask = episode["rewards"][start:], _padded(np.ones(count, bool), self.length)
+        rewards = episode["rewards"][start:]
         return (
             _padded(observations, self.length),
             _padded(actions, self.length),
             _padded(rewards[:count], self.length),
             _padded(_returns_to_go(rewards)[:count], self.length),
             _padded(np.arange(start, start + count), self.length),
-            mask,
+            _padded(np.ones(count, bool), self.length),
             np.array(False),  # imitation does not use the ends of episodes
-            mask,
         )
 
 

@@ -134,20 +134,6 @@ def test_burn_in_adds_the_preceding_steps(data, length, burn_in):
         assert batch.time_steps[start, missing:].tolist() == (rows - data.offsets[episode]).tolist()
 
 
-@pytest.mark.parametrize("burn_in", [0, 3, 30])
-@pytest.mark.parametrize("length", [1, 4, CONTEXT, 30])
-def test_steps_are_in_the_loss_of_the_windows_that_contain_them(data, length, burn_in):
-    """Burn-in is in no loss, also where the end of an episode shortens the window."""
-    batch = Windows(data, length, burn_in).starting_at(np.arange(data.steps))
-    steps = batch.time_steps + torch.from_numpy(data.offsets)[
-        np.searchsorted(data.offsets, np.arange(data.steps), side="right") - 1
-    ].unsqueeze(1)
-    counts = np.bincount(steps[batch.in_loss], minlength=data.steps)
-    time = np.concatenate([np.arange(each) for each in data.lengths])
-    np.testing.assert_array_equal(counts, np.minimum(time + 1, length))
-    assert not (batch.in_loss & ~batch.mask).any()
-
-
 def test_first_steps_are_drawn_uniformly(data):
     batch = Windows(data, CONTEXT).sample(24_000, torch.Generator().manual_seed(0))
     first = torch.argmax(batch.mask.int(), dim=1)

@@ -67,13 +67,13 @@ class DistillationUpdate(OfflineUpdate):
         return Windows(trajectories, self.shared_steps, burn_in=max(self.steps_read) - self.shared_steps)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
-        """Return the "loss" and its parts, averaged over the steps of B windows without burn-in."""
+        """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""
         steps = self.student.steps(batch).between(-self.steps_read[0])
         exits = self.student.exits(
             steps, slice(1 - TOKENS_PER_STEP * self.shared_steps, None, TOKENS_PER_STEP)
         )
         teacher_outputs, teacher_actions = self._teacher_targets(batch, len(exits.loss_weights))
-        weight = batch.in_loss[:, -self.shared_steps :] * exits.loss_weights[:, None, None]
+        weight = batch.mask[:, -self.shared_steps :] * exits.loss_weights[:, None, None]
         head = self.student.loss.head
         teacher = self.teacher.loss.head
         options = self.distillation
@@ -93,8 +93,8 @@ class DistillationUpdate(OfflineUpdate):
         self.student.transformer.after_update()
 
     def loss_count(self, batch: WindowBatch) -> Tensor:
-        """Count the steps in the loss."""
-        return batch.in_loss[:, -self.shared_steps :].sum()
+        """Count the real (unpadded) steps in the loss."""
+        return batch.mask[:, -self.shared_steps :].sum()
 
     def clear_gradients(self) -> None:
         """Clear the gradients of the student and of the projection."""

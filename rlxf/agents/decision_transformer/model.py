@@ -89,7 +89,7 @@ class DecisionTransformerModel(TrajectoryModel):
             warn_of_small_scale(self.tokens.return_scale, default_return_scale(data))
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
-        """Return the "loss" and its parts, averaged over the steps of B windows, without burn-in and padding.
+        """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows.
 
         The transformer's penalty, such as that of adaptive spans, is added to the loss of the objective.
         """
@@ -100,7 +100,7 @@ class DecisionTransformerModel(TrajectoryModel):
         y = exits.outputs[-1]
         if all_tokens:
             exits = replace(exits, outputs=exits.outputs[:, :, DECISION_TOKENS])
-        actions, mask = batch.actions[:, first:], batch.in_loss[:, first:]
+        actions, mask = batch.actions[:, first:], batch.mask[:, first:]
         actions = actions.expand(len(exits.loss_weights), *actions.shape)
         parts = self.loss(exits.outputs, actions, mask * exits.loss_weights[:, None, None])
         parts = self.loss.add_critic(parts, exits.outputs[-1], partial(self.critic_windows, batch, steps))
@@ -117,7 +117,7 @@ class DecisionTransformerModel(TrajectoryModel):
         observations = self.features.normalization(batch.observations[:, first:]).flatten(2)
         returns = batch.return_to_go[:, first:] / self.tokens.return_scale
         return self.auxiliary.add_losses(
-            parts, y[:, ACTION_TOKENS], observations, returns, batch.in_loss[:, first:]
+            parts, y[:, ACTION_TOKENS], observations, returns, batch.mask[:, first:]
         )
 
     def validation_losses(self, batch: WindowBatch) -> dict[str, Tensor]:
@@ -125,9 +125,9 @@ class DecisionTransformerModel(TrajectoryModel):
         return {"loss": self.action_error(batch, self.outputs(self.steps(batch)))}
 
     def action_error(self, batch: WindowBatch, y: Tensor) -> Tensor:
-        """Compute the mean error of the action over the steps, for outputs y at the decision tokens."""
+        """Compute the mean error of the action over the real steps, for outputs y at the decision tokens."""
         first = self.window_start(batch)
-        return masked_mean(self.loss.head.error(y, batch.actions[:, first:]), batch.in_loss[:, first:])
+        return masked_mean(self.loss.head.error(y, batch.actions[:, first:]), batch.mask[:, first:])
 
     def critic_windows(self, batch: WindowBatch, steps: ContextWindow) -> CriticWindows:
         """Return the part of a batch from which a critic learns, without burn-in.
@@ -141,7 +141,7 @@ class DecisionTransformerModel(TrajectoryModel):
             features=steps.features[:, first:],
             actions=self.tokens.actions(batch.actions[:, first:]),
             rewards=batch.rewards[:, first:] / self.tokens.return_scale,
-            mask=batch.in_loss[:, first:],
+            mask=batch.mask[:, first:],
             terminated=batch.terminated,
         )
 
@@ -175,8 +175,8 @@ class DecisionTransformerModel(TrajectoryModel):
         return self.burn_in_steps
 
     def loss_count(self, batch: WindowBatch) -> Tensor:
-        """Count the steps in the loss."""
-        return batch.in_loss[:, self.window_start(batch) :].sum()
+        """Count the real (unpadded) steps in the loss."""
+        return batch.mask[:, self.window_start(batch) :].sum()
 
     @torch.no_grad()
     def _exit_targets(self, outputs: Tensor, actions: Tensor, steps: ContextWindow) -> ExitTargets:

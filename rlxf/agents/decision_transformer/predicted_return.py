@@ -84,9 +84,9 @@ class PredictedReturnModel(DecisionTransformerModel):
         super().check_episodes(data, episodes)
 
     def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
-        """Return the "loss" and its parts, averaged over the steps of B windows without burn-in."""
+        """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""
         first = self.window_start(batch)
-        mask = batch.in_loss[:, first:]
+        mask = batch.mask[:, first:]
         steps = self.steps(batch)
         y = self.outputs(steps, slice(None))
         parts = self.loss(y[:, DECISION_TOKENS], batch.actions[:, first:], mask.to(y.dtype))
@@ -104,10 +104,10 @@ class PredictedReturnModel(DecisionTransformerModel):
         return {"loss": action + predicted, "action_loss": action, "return_loss": predicted}
 
     def return_error(self, batch: WindowBatch, y: Tensor) -> Tensor:
-        """Compute the mean error of the predicted return over the steps, for outputs y at all tokens."""
+        """Compute the mean error of the predicted return over the real steps, for outputs y at all tokens."""
         first = self.window_start(batch)
         error = self.return_head.error(y[:, STEP_START_TOKENS], batch.return_to_go[:, first:])
-        return masked_mean(error, batch.in_loss[:, first:])
+        return masked_mean(error, batch.mask[:, first:])
 
     @torch.no_grad()
     def append_step(

@@ -70,7 +70,7 @@ def test_the_loss_has_the_weighted_errors_of_both_predictions(core, weights):
     observations = (batch.observations - torch.tensor(data.observation_mean)) / torch.tensor(
         data.observation_std
     )
-    mask, expected = batch.in_loss[:, first:], {}
+    mask, expected = batch.mask[:, first:], {}
     if "state_loss_weight" in weights:
         expected["state_loss"] = slow_error(heads["state_loss"](actions), observations[:, first:], mask)
     if "return_loss_weight" in weights:

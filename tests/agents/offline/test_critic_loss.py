@@ -44,7 +44,7 @@ def test_batches_of_the_critic_are_those_of_the_data(memory):
     found, burn_in = model.critic_windows(batch, model.steps(batch)), model.burn_in_steps
     episodes = np.searchsorted(data.offsets, STARTS, side="right") - 1
     normalized = (data.observations - data.observation_mean) / data.observation_std
-    assert torch.equal(found.mask, batch.in_loss[:, burn_in:])
+    assert torch.equal(found.mask, batch.mask[:, burn_in:])
     assert not found.mask.all()
     for row, episode in enumerate(episodes):
         steps = data.offsets[episode] + batch.time_steps[row, burn_in:].numpy()
