@@ -282,7 +282,7 @@ class Windows:
         """Return windows of these episodes only, numbers int64 (n,), with equally likely steps."""
         windows = copy(self)
         windows._episodes = episodes
-        windows._drawable = self.trajectories.steps_of(episodes)
+        windows._drawable = windows._possible_starts()
         windows._sampler = None
         return windows
 
@@ -342,6 +342,10 @@ class Windows:
         starts = self._dividing_starts()
         for begin in range(0, len(starts), batch_size):
             yield self.starting_at(starts[begin : begin + batch_size])
+
+    def _possible_starts(self) -> NDArray[np.int64]:
+        """Return the steps of the episodes at which windows may start, int64 (n,): all steps."""
+        return self.trajectories.steps_of(self.episodes)
 
     def _dividing_starts(self) -> NDArray[np.int64]:
         """Return the first steps of the windows that divide the episodes, int64 (n,), in order."""
@@ -408,12 +412,11 @@ class EpisodeWindows(Windows):
 
     def __init__(self, trajectories: Trajectories, length: int):
         super().__init__(trajectories, length)
-        self._drawable = self._dividing_starts()
+        self._drawable = self._possible_starts()
 
-    def of_episodes(self, episodes: NDArray[np.int64]) -> Self:
-        windows = super().of_episodes(episodes)
-        windows._drawable = windows._dividing_starts()
-        return windows
+    def _possible_starts(self) -> NDArray[np.int64]:
+        """Return the first steps of the windows that divide the episodes."""
+        return self._dividing_starts()
 
     def _sampler_of(self, episodes: NDArray[np.int64], weights: NDArray[np.float64]) -> EpisodeSampler:
         """Return a sampler of the first steps of windows, whose weights are those of a step each."""
