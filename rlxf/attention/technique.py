@@ -80,6 +80,12 @@ class SpecView:
         return [number for number, layer in enumerate(order) if not self.is_recurrent(layer)]
 
     @property
+    def max_positions(self) -> int | None:
+        """Number of positions, in tokens, from 0; None if unlimited."""
+        most: int | None = None if self.position is None else self.position.max_positions
+        return most
+
+    @property
     def has_recurrence(self) -> bool:
         """True if at least one layer has a recurrent mixer in place of self-attention."""
         return any(map(self.is_recurrent, range(self.distinct_layers)))

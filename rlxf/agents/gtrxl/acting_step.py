@@ -104,8 +104,7 @@ class GTrXLActingStep(ActingStep):
     @property
     def most_steps(self) -> int | None:
         """Number of learned positions; None for other positions."""
-        position = self.policy.core.position
-        return None if position is None else position.max_positions
+        return self.policy.core.max_positions
 
     def user_parts(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
         policy = self.policy

@@ -127,7 +127,7 @@ def check_episode_length(core: TransformerSpec, env: VecEnv) -> None:
     An episode truncated by its time limit has one more observation than steps, whose value is bootstrapped.
     Environments without a Gymnasium spec, or without a time limit, are not checked.
     """
-    most = None if core.position is None else core.position.max_positions
+    most = core.max_positions
     limit = None if most is None else getattr(spec_of(env), "max_episode_steps", None)
     if most is not None and limit is not None and most <= limit:
         raise ValueError(

@@ -116,8 +116,7 @@ class _CompiledFor:
         self._groups = _group(function.names)
         self._slots = torch.arange(cache.index.shape[1], device=policy.device)
         self._replaced = function.replaced
-        position = policy.core.position
-        self._most = None if position is None else position.max_positions
+        self._most = policy.core.max_positions
         function_class = CapturedFunction if supports_graphs(policy.device) else CompiledFunction
         try:
             self._run = function_class(function, self._arguments(obs, action, index, cache.copy()))

@@ -95,7 +95,7 @@ class RMT(Memory):
                 f"{self} requires a softmax over memory tokens and segment, got {choices.kernel}; "
                 f"use kernel=Softmax() or memory=XL({self.length})"
             )
-        most = None if choices.position is None else choices.position.max_positions
+        most = choices.max_positions
         if most is not None and most < self.positions:
             raise ValueError(
                 f"{self} needs {self.positions} positions in a segment, but {choices.position} has {most}; "
