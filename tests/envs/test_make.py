@@ -233,6 +233,16 @@ def play(env: VecEnv, steps: int) -> tuple[list, list]:
     return observations, ends
 
 
+@pytest.mark.filterwarnings("ignore:Maze environments have been shown:DeprecationWarning")
+@pytest.mark.parametrize("name", ["EscapeEasy", "ExploreHard"])
+def test_labyrinths_are_reproducible(name):
+    """They draw from the global generators, which a reset with a seed seeds."""
+    observations, ends = play(make_vec_env(f"popgym-Labyrinth{name}-v0", 2, seed=0), 1030)
+    again, _ = play(make_vec_env(f"popgym-Labyrinth{name}-v0", 2, seed=0), 1030)
+    np.testing.assert_array_equal(observations, again)
+    assert len(ends) >= 2
+
+
 @pytest.mark.parametrize("env_id", TASKS)
 def test_memory_tasks_are_reproducible_and_raise_no_warning(env_id):
     with warnings.catch_warnings():
