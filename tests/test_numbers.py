@@ -24,8 +24,8 @@ from benchmarks.result_cache import read_runs
 from benchmarks.techniques import kept, rows, subjects
 
 from rlxf.evaluation.intervals import bootstrap_interval, stratified_interquartile_mean
-from rlxf.experiments.execution import Outcome
 from rlxf.experiments.experiment_file import read_plan
+from rlxf.experiments.jobs import Outcome
 from rlxf.experiments.results import Results, RunResult
 from rlxf.experiments.summary import Summary
 from rlxf.training.run_folder import Completion

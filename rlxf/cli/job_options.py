@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlxf.experiments.execution import Job, Outcome
+    from rlxf.experiments.jobs import Job, Outcome
     from rlxf.training import RunFolder
 
 
@@ -64,7 +64,7 @@ def check_same(job: "Job", options: Mapping[str, Any], file: Path) -> None:
         options: options of its command, see `read_options`.
         file: file that describes the runs.
     """
-    from rlxf.experiments.execution import Outcome
+    from rlxf.experiments.jobs import Outcome
     from rlxf.training.file_contents import CONFIG
     from rlxf.training.run_folder import RunFolder
 

@@ -8,7 +8,8 @@ from rlxf.cli.config_file import to_arguments
 from rlxf.cli.config_values import COMMAND_LINE_ONLY
 from rlxf.cli.job_options import check_same, needs_trust, read_options
 from rlxf.cli.output import exit_with, print_out
-from rlxf.experiments.execution import Job, check_replaceable, locked
+from rlxf.experiments.execution import check_replaceable, locked
+from rlxf.experiments.jobs import Job
 from rlxf.experiments.study import FILE as STUDY_FILE
 from rlxf.experiments.study import StorageError, SweepStudy, open_study, quiet, storage_errors
 from rlxf.experiments.sweep import Sweep, TrialEnd

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlxf.experiments.execution import ExperimentError, Job, Outcome, is_complete
+from rlxf.experiments.jobs import ExperimentError, Job, Outcome, is_complete
 from rlxf.experiments.plan import Cell, Plan, Task
 from rlxf.training.run_folder import EVALUATION, Completion
 from rlxf.training.serialization import load_json_file

@@ -21,7 +21,6 @@ from rlxf.evaluation.aggregates import (
 )
 from rlxf.evaluation.intervals import Interval, stratified_interquartile_mean
 from rlxf.experiments.curves import find_curve
-from rlxf.experiments.execution import ExperimentError
 from rlxf.experiments.figures import (
     MAX_LINES,
     MAX_PANELS,
@@ -30,6 +29,7 @@ from rlxf.experiments.figures import (
     save_figure,
 )
 from rlxf.experiments.groups import Group
+from rlxf.experiments.jobs import ExperimentError
 from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Plan, Task
 from rlxf.experiments.results import Results
 from rlxf.training.serialization import load_json_file

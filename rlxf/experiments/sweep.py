@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlxf.experiments.curves import describe_metrics, find_curve, metrics_of
-from rlxf.experiments.execution import ExperimentError, Job, locked, run_job, stop_all
+from rlxf.experiments.execution import locked, run_job, stop_all
+from rlxf.experiments.jobs import ExperimentError, Job
 from rlxf.experiments.results import read_returns
 from rlxf.experiments.study import REASON, SweepStudy, storage_errors
 from rlxf.experiments.sweep_plan import METRIC, SweepPlan

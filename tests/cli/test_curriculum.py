@@ -11,7 +11,7 @@ from rlxf import GTrXLPPO
 from rlxf.cli import main
 from rlxf.cli.env_options import resume_trust_option, trust_option
 from rlxf.cli.job_options import check_same, needs_trust
-from rlxf.experiments.execution import Job, Outcome
+from rlxf.experiments.jobs import Job, Outcome
 from rlxf.training import RunFolder
 from tests.cli.running import TASK, TINY, change_config, refused, train
 from tests.cli.test_resume import die, rows

@@ -11,7 +11,8 @@ from rlxf.cli import main
 from rlxf.cli.commands.experiment import _Progress
 from rlxf.cli.entry_point import parse
 from rlxf.cli.job_options import check_same, needs_trust, read_options
-from rlxf.experiments.execution import Job, Outcome, only_process
+from rlxf.experiments.execution import only_process
+from rlxf.experiments.jobs import Job, Outcome
 from rlxf.experiments.summary import other_results
 from rlxf.training import RunFolder
 from tests.cli.running import refused

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from rlxf.experiments.execution import Job, Outcome
+from rlxf.experiments.jobs import Job, Outcome
 from rlxf.experiments.study import SweepStudy, open_study
 from rlxf.experiments.sweep import Sweep, TrialEnd
 from rlxf.experiments.sweep_file import read_sweep_plan

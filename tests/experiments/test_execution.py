@@ -14,11 +14,7 @@ import pytest
 
 from rlxf.experiments import execution
 from rlxf.experiments.execution import (
-    ExperimentError,
-    Job,
-    Outcome,
     cluster_executor,
-    is_complete,
     last_line,
     local_executor,
     locked,
@@ -27,6 +23,7 @@ from rlxf.experiments.execution import (
     run_jobs,
     stop_all,
 )
+from rlxf.experiments.jobs import ExperimentError, Job, Outcome, is_complete
 
 SHORT = ("--env", "CartPole-v1", "--episodes", "2", "--quiet")
 GTRXL = (

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from rlxf.evaluation.intervals import interquartile_mean
 from rlxf.experiments import summary as module
-from rlxf.experiments.execution import ExperimentError, Outcome
 from rlxf.experiments.experiment_file import read_plan
 from rlxf.experiments.figures import MAX_LINES
+from rlxf.experiments.jobs import ExperimentError, Outcome
 from rlxf.experiments.plan import Plan
 from rlxf.experiments.results import Results, RunResult
 from rlxf.experiments.summary import Summary, write_summary

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlxf.experiments import sweep as module
-from rlxf.experiments.execution import ExperimentError, Outcome, locked
+from rlxf.experiments.execution import locked
+from rlxf.experiments.jobs import ExperimentError, Outcome
 from rlxf.experiments.sweep import objective
 from rlxf.experiments.sweep_report import (
     MIN_IMPORTANCE,

@@ -16,7 +16,7 @@ from rlxf.utils.warnings import warn_user
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from rlxf.experiments.execution import Job, Outcome
+    from rlxf.experiments.jobs import Job, Outcome
     from rlxf.experiments.plan import Cell, Plan
 
 
@@ -104,7 +104,7 @@ class Experiment(Command):
 
     def _job(self, cell: "Cell", options: dict[str, Any]) -> "Job":
         from rlxf.cli.config_file import to_arguments
-        from rlxf.experiments.execution import Job
+        from rlxf.experiments.jobs import Job
         from rlxf.training.serialization import dump_json
 
         arguments = (*to_arguments(cell.settings), "--seed", str(cell.seed))
@@ -126,7 +126,8 @@ class Experiment(Command):
 
     def _run(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:
         from rlxf.cli.output import exit_with, print_out
-        from rlxf.experiments.execution import is_complete, only_process, run_job, run_jobs
+        from rlxf.experiments.execution import only_process, run_job, run_jobs
+        from rlxf.experiments.jobs import is_complete
         from rlxf.experiments.results import read_results
         from rlxf.experiments.summary import Summary, write_summary
 
@@ -188,7 +189,7 @@ class _Progress:
 
 def _failure(job: "Job", outcome: "Outcome | BaseException") -> str:
     """Return the reason why a run has no result; "" if it has one."""
-    from rlxf.experiments.execution import is_complete
+    from rlxf.experiments.jobs import is_complete
 
     if isinstance(outcome, BaseException):
         return str(outcome) or type(outcome).__name__
