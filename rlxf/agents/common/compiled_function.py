@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from rlxf.utils.errors import CompilationError
 from rlxf.utils.warnings import silenced
@@ -22,12 +22,14 @@ import sys, torch
 source, target, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
 program = torch.export.load(source)
-options = {"fallback_random": True}
+options = {"fallback_random": True, "always_keep_tensor_constants": True}
 torch._inductor.aoti_compile_and_package(program, package_path=target, inductor_configs=options)
 """
 """Program of the process that compiles, which can be ended after the time limit.
 
 With ``fallback_random``, random numbers come from torch's generator, like those of the function itself.
+``always_keep_tensor_constants`` means that each call reads parameters of a few elements, too, which are
+constants of the program otherwise.
 """
 
 
@@ -52,6 +54,7 @@ class CompiledFunction:
         with TemporaryDirectory(prefix="rlxf-") as folder:
             self._model = _compile(program, Path(folder))
         self._read = ModuleTensors(module, self._model.get_constant_fqns())
+        _check_complete(program, self._read)
         self._load_constants()
 
     def __call__(self, *arguments: Tensor) -> list[Tensor]:
@@ -127,6 +130,29 @@ def _compile(program: torch.export.ExportedProgram, folder: Path) -> Any:
         raise CompilationError(f"the compilation failed: {_last_line(error.stderr)}") from error
     except (OSError, RuntimeError) as error:  # e.g. a full disk, or a folder whose files must not be executed
         raise CompilationError(f"the compiled file cannot be written or loaded: {error}") from error
+
+
+def _check_complete(program: torch.export.ExportedProgram, read: ModuleTensors) -> None:
+    """Raise CompilationError if the compiled program does not read a tensor that its results depend on."""
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    used = {names[node.name] for node in _inputs_of_results(program) if node.name in names}
+    tensors, known = {**program.state_dict, **program.constants}, set(read.addresses())
+    fixed = sorted(name for name in used if tensors[name].data_ptr() not in known)
+    if fixed:
+        raise CompilationError(f"the compiler made constants of {', '.join(fixed)}")
+
+
+def _inputs_of_results(program: torch.export.ExportedProgram) -> set[fx.Node]:
+    """Return the nodes on which the results of a program depend."""
+    found: set[fx.Node] = set()
+    waiting = list(program.graph.output_node().all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
 
 
 def _owner(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:

@@ -216,8 +216,16 @@ def _aliases(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _gradient_of(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor | None:
-    """Return a copy of a gradient in the memory layout of its parameter; autograd may share its memory."""
-    return None if gradient is None else torch.empty_like(parameter).copy_(gradient)
+    """Return a copy of a gradient in the memory layout of its parameter; autograd may share its memory.
+
+    A recorded program contains the layout only, and not the parameter.
+    """
+    if gradient is None:
+        return None
+    empty = torch.empty_strided(
+        parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
+    )
+    return empty.copy_(gradient)
 
 
 def _without_shared_memory(tensors: Sequence[Tensor]) -> list[Tensor]:

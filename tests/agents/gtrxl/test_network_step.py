@@ -17,7 +17,19 @@ from rlxf.agents.gtrxl import GTrXLPPO, network_step
 from rlxf.agents.gtrxl.acting_step import GTrXLActingStep
 from rlxf.agents.gtrxl.network_step import CompiledStep, eager_step
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
-from rlxf.attention import ACT, GRU, KNN, LRU, XL, AdaptiveSpan, LearnedAbsolute, RoPE, Window, XPos
+from rlxf.attention import (
+    ACT,
+    GRU,
+    KNN,
+    LRU,
+    XL,
+    AdaptiveSpan,
+    LearnedAbsolute,
+    RoPE,
+    SinkSoftmax,
+    Window,
+    XPos,
+)
 from rlxf.attention.functional_step import named_tensors
 from rlxf.evaluation.callback import EvaluationCallback
 from tests.agents.gtrxl.worlds import (
@@ -38,6 +50,7 @@ CORES = {
     "general step": replace(small_core(), position=RoPE(), memory=XL(4), pattern=Window(5)),
     "scales of positions": replace(small_core(), position=XPos(), memory=XL(4), pattern=Window(5)),
     "spans": replace(small_core(), kernel=AdaptiveSpan(limit=4, ramp=3)),
+    "numbers of heads": replace(small_core(), kernel=SinkSoftmax()),
     "recurrence": recurrent_core(),
     "recurrence below attention": replace(small_core(), recurrence=LRU(), attention_layers=(1,)),
     "attention below recurrence": replace(small_core(), recurrence=GRU(), attention_layers=(0,)),
@@ -205,6 +218,31 @@ def test_compiled_steps_read_the_present_weights(compiled_agent):
     compiled_agent.policy.token.weight = torch.nn.Parameter(2 * compiled_agent.policy.token.weight.detach())
     assert largest_difference(compiled_agent, step) < 1e-5
     assert len(step._steps) == 1
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("core", ["numbers of heads", "recurrence"])
+def test_compiled_steps_read_the_present_values_of_small_parameters(core):
+    """The compiler makes constants of tensors with few elements unless it is told otherwise."""
+    agent = agent_of(core=CORES[core], compile=True)
+    step = agent.policy.network_step
+    assert largest_difference(agent, step) < 1e-5
+    with torch.no_grad():
+        for parameter in agent.policy.transformer.parameters():
+            parameter += 0.5
+    assert step._steps
+    assert largest_difference(agent, step) < 1e-5
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_program_with_constants_of_parameters_is_not_used(monkeypatch):
+    program = compiled_function.PROGRAM.replace(', "always_keep_tensor_constants": True', "")
+    monkeypatch.setattr(compiled_function, "PROGRAM", program)
+    agent = agent_of(core=CORES["numbers of heads"], compile=True)
+    with pytest.warns(UserWarning, match="made constants of .*sink"):
+        actions(agent)
 
 
 @needs_compiler
