@@ -75,6 +75,35 @@ def check_shapes(space: spaces.Space[Any], values: VecEnvObs, step: int) -> None
         )
 
 
+def check_casts(space: spaces.Space[Any], values: VecEnvObs, step: int) -> None:
+    """Raise unless a batch of observations keeps its values in the dtype of its space.
+
+    Rounding to another floating-point dtype is allowed.
+
+    Args:
+        space: space of one observation.
+        values: one row for each environment, or a dict of such arrays.
+        step: number of steps that each environment has taken.
+
+    Raises:
+        FaultyEnvironmentError: with the first value that another one would replace.
+    """
+    if isinstance(space, spaces.Dict):
+        for key, part in space.items():
+            check_casts(part, values[key], step)  # type: ignore[call-overload]
+        return
+    dtype, array = space.dtype, np.asarray(values)
+    if not isinstance(space, FLAT) or dtype is None or array.dtype == dtype or dtype.kind == "f":
+        return
+    with np.errstate(invalid="ignore"):
+        changed = array.astype(dtype) != array
+    if changed.any():
+        raise FaultyEnvironmentError(
+            f"observations at step {step} are of {array.dtype}, and {array[changed][0]} cannot be stored as "
+            f"{dtype} of their space {space}; correct the space of the environment, or of a wrapper around it"
+        )
+
+
 _Limits = dict[Any, tuple[np.ndarray, np.ndarray]]
 _LIMITS: WeakKeyDictionary[VecEnv, _Limits] = WeakKeyDictionary()
 """Limits of each part of the observations, for each vector environment; empty after its warning."""

@@ -16,10 +16,12 @@ from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     VecEnv,
+    VecEnvWrapper,
     VecFrameStack,
+    VecMonitor,
     VecNormalize,
+    VecTransposeImage,
     is_vecenv_wrapped,
-    unwrap_vec_normalize,
 )
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
@@ -69,6 +71,15 @@ def check_frame_stack(env: VecEnv) -> None:
         )
 
 
+def warn_of_counted_filler_rows(env: VecEnv) -> None:
+    """Warn if a ``VecMonitor`` counts filler rows as steps of episodes."""
+    if is_vecenv_wrapped(env, VecMonitor) and has_filler_rows(env):
+        warn_user(
+            "VecMonitor reports each episode but the first one a step too long if autoreset_mode=NEXT_STEP: "
+            "remove it, since episodes are reported without it, too"
+        )
+
+
 def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
     """Return whether an observation is the latest of the environments and the next step has a filler row.
 
@@ -76,18 +87,24 @@ def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
     is unknown.
 
     Args:
-        env: the environments, possibly in wrappers that pass observations on or normalize them.
+        env: the environments, possibly in wrappers that pass observations on, normalize or transpose them.
         observation: observation of all environments.
     """
     inner = env.unwrapped
     if not isinstance(inner, GymnasiumVecEnv) or not inner.filler_next.any():
         return False
-    normalizer = unwrap_vec_normalize(env)
     last = inner.last_observation
-    if last is None:
-        return False
-    shown = last if normalizer is None else normalizer.normalize_obs(last)
-    return data_equivalence(shown, observation, exact=True)
+    return last is not None and data_equivalence(_wrapped(env, last), observation, exact=True)
+
+
+def _wrapped(env: VecEnv, observation: VecEnvObs) -> VecEnvObs:
+    """Return an observation of the innermost environments as the wrappers around them return it."""
+    if not isinstance(env, VecEnvWrapper):
+        return observation
+    inner = _wrapped(env.venv, observation)
+    if isinstance(env, VecNormalize):
+        return env.normalize_obs(inner)
+    return env.transpose_observations(inner) if isinstance(env, VecTransposeImage) else inner
 
 
 _Mask = NDArray[np.bool_]
@@ -362,7 +379,7 @@ class GymnasiumVecEnv(VecEnv):
     ) -> None:
         seconds = round(time.time() - self._started, 6)
         for i in np.flatnonzero(ends).tolist():
-            rows[i].update(info_of(infos, i))
+            rows[i].update(_last_info(infos, i, self.num_envs))
             rows[i]["terminal_observation"] = row_of(last, i)
             rows[i]["TimeLimit.truncated"] = bool(truncated[i])
             if "episode" not in rows[i] or not self._has_monitor(i):
@@ -378,6 +395,20 @@ class GymnasiumVecEnv(VecEnv):
     def _mark(self, rows: list[dict[str, Any]], key: str) -> None:
         for i in np.flatnonzero(self.filler_next).tolist():
             rows[i][key] = True
+
+
+def _last_info(infos: Any, i: int, n_envs: int) -> dict[str, Any]:
+    """Return the info of environment i at the end of its episode.
+
+    In addition to the form of `info_of`, this function accepts a sequence with one info for each environment,
+    as in Gymnasium 0.29, and an array ``is_success`` of all environments without a mask.
+    """
+    if not isinstance(infos, dict):
+        return dict(infos[i] or {})
+    info = info_of(infos, i)
+    if "_is_success" not in infos and np.shape(infos.get("is_success")) == (n_envs,):
+        info["is_success"] = infos["is_success"][i]
+    return info
 
 
 def _check_env(env: VectorEnv) -> None:

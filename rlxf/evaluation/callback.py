@@ -68,6 +68,8 @@ class PeriodicCallback(BaseCallback):
     def _on_training_start(self) -> None:
         self._due = self._next_due()
         self.seconds = 0.0
+        if self.num_timesteps == 0:  # of a new training, also if the callback had another one before
+            self.played, self._has_ended = 0, False
 
     def _on_step(self) -> bool:
         dones = self.locals.get("dones")
@@ -148,7 +150,9 @@ class EvaluationCallback(PeriodicCallback):
     because its only update follows its last step.
 
     The maximum of many evaluations is biased upwards. Evaluate the agent in ``best_path`` on other episodes,
-    for example with `evaluate`, and report it in addition to the last checkpoint, not instead of it.
+    for example with `evaluate`, and report it in addition to the last checkpoint, not instead of it. If the
+    callback is used for several trainings, the best agent is that of all of them, as for SB3's
+    ``EvalCallback``; the budget is that of each.
 
     Args:
         env: a Gymnasium id, an ``Env``, a ``VectorEnv`` or a ``VecEnv``; not the training environment.
@@ -211,6 +215,11 @@ class EvaluationCallback(PeriodicCallback):
         self.last: Report | TargetSweep | None = None
         self.best: float | None = None
         self.best_step: int | None = None
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        if self.num_timesteps == 0:
+            self.reports.clear()
 
     def is_due(self, step: int) -> bool:
         """Return whether an evaluation is due after ``step`` training steps, or is the last one."""

@@ -100,11 +100,14 @@ def warn_of_missing_statistics(agent: Any, env: VecEnv) -> None:
 def is_monitored(env: VecEnv) -> bool:
     """Return whether SB3's ``Monitor`` or ``VecMonitor`` reports the raw return of each episode.
 
-    A ``VecMonitor`` around a ``VecNormalize`` reports the sum of scaled rewards.
+    A ``VecMonitor`` around a ``VecNormalize`` reports the sum of scaled rewards, and one around environments
+    with filler rows counts them as steps.
     """
     monitor = unwrap_vec_wrapper(env, VecMonitor)
     if monitor is None:
         return all(env.env_is_wrapped(Monitor))
+    if has_filler_rows(env):
+        return False
     normalizer = unwrap_vec_normalize(monitor)
     return normalizer is None or not normalizer.norm_reward
 

@@ -55,6 +55,7 @@ def play(
         if on_step is not None:
             on_step()
         obs, rewards, dones, infos = env.step(policy.act(obs, starts, playing))
+        dones = np.asarray(dones).astype(bool, copy=False)
         yield rewards, dones, infos
         # A filler row is part of no episode, so the agent resets its state after it.
         starts = dones | is_filler(infos)

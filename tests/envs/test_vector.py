@@ -13,14 +13,14 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env as sb3_make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage
 
 from rlxf.envs import TMaze, TMazeVector, as_vec_env
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tmaze_tensor import TMazeTensor
 from rlxf.envs.vector import has_filler_rows, shows_filler_rows
-from tests.envs.small_envs import Counter
+from tests.envs.small_envs import VIEW, Counter
 
 SB3_MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
 MODES = [*SB3_MODES, AutoresetMode.NEXT_STEP]
@@ -50,6 +50,48 @@ def test_filler_rows_are_unknown_after_loading(kind):
     assert other.filler_next.any()
     for each in (other, VecNormalize(other, norm_reward=False)):
         assert not shows_filler_rows(each, observation)
+
+
+def view(counts: np.ndarray) -> np.ndarray:
+    return np.full(VIEW.shape, int(counts[1]), np.uint8)
+
+
+def test_images_in_filler_rows_are_recognized():
+    def make() -> gymnasium.Env:
+        return gymnasium.wrappers.TransformObservation(Counter(), view, VIEW)
+
+    env = VecTransposeImage(as_vec_env(SyncVectorEnv([make] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)))
+    env.seed(0)
+    observation = env.reset()
+    while not env.unwrapped.filler_next.any():
+        observation, *_ = env.step(np.zeros(2, int))
+    assert shows_filler_rows(env, observation)
+    assert not shows_filler_rows(env, observation + 1)
+
+
+class OtherFinalInfos(gymnasium.vector.VectorWrapper):
+    """Infos of ended episodes as a sequence of dicts, or with a success of each environment and no mask."""
+
+    def __init__(self, form: str):
+        super().__init__(SyncVectorEnv([Counter] * 3, autoreset_mode=AutoresetMode.SAME_STEP))
+        self.form = form
+
+    def step(self, actions: Any) -> Any:
+        *results, infos = super().step(actions)
+        final = infos.get("final_info")
+        if final is not None and self.form == "sequence":
+            ended = final["_is_success"]
+            infos["final_info"] = np.array(
+                [{"is_success": final["is_success"][i]} if ended[i] else None for i in range(3)], object
+            )
+        elif final is not None:
+            infos["final_info"] = {"is_success": final["is_success"]}
+        return *results, infos
+
+
+@pytest.mark.parametrize("form", ["sequence", "no mask"])
+def test_other_forms_of_final_infos_keep_the_success(form):
+    assert rollout(as_vec_env(OtherFinalInfos(form)), 60) == rollout(adapted(AutoresetMode.SAME_STEP), 60)
 
 
 def by_sb3(n: int = 3, **kwargs: Any) -> VecEnv:

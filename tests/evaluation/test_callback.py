@@ -33,6 +33,15 @@ def test_continues_with_a_continued_training():
     assert list(callback.reports) == [10, 20, 30]
 
 
+def test_a_second_training_has_a_budget_and_reports_of_its_own():
+    callback = EvaluationCallback(Countdown(4), episodes=2, every_steps=8, budget=0.5)
+    learner(vec(Countdown(3))).learn(48, callback)
+    first, played = list(callback.reports), callback.played
+    learner(vec(Countdown(3))).learn(48, callback)
+    assert first
+    assert (list(callback.reports), callback.played) == (first, played)
+
+
 def test_logs_under_the_tags_of_the_report(tmp_path):
     callback = EvaluationCallback(Countdown(4), episodes=2, every_steps=8)
     agent = learner(vec(Countdown(3)))

@@ -11,12 +11,19 @@ from stable_baselines3.common.env_util import make_vec_env as sb3_make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
 
 from rlxf import GTrXLPPO
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.evaluation import evaluate
+from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
 from tests.evaluation.worlds import (
     Blurred,
     Broken,
@@ -131,6 +138,26 @@ def test_gymnasium_vector_environments_with_both_autoreset_modes(mode):
     report = evaluate(Counter(), env, 10)
     assert (report.returns == report.lengths).all()
     assert sorted(report.lengths) == [3] * 5 + [7] * 5
+
+
+def test_a_monitor_that_counts_filler_rows_is_not_used():
+    env = as_vec_env(SyncVectorEnv([lambda: CountAloud(3)] * 2, autoreset_mode=AutoresetMode.NEXT_STEP))
+    assert evaluate(Counter(), VecMonitor(env), 6).lengths.tolist() == [3] * 6
+
+
+def test_done_flags_may_be_numbers():
+    class NumericDones(VecEnvWrapper):
+        def reset(self):
+            return self.venv.reset()
+
+        def step_wait(self):
+            observations, rewards, dones, infos = self.venv.step_wait()
+            return observations, rewards, dones.astype(np.float32), infos
+
+    assert evaluate(Idle(), NumericDones(vec(Countdown(4), Countdown(2))), 4).returns.tolist()
+    agent = small_agent(NumericDones(scripts(shifted(2))))
+    agent.learn(32)
+    assert agent.rollout_buffer.dones.any()
 
 
 def test_single_gymnasium_environment():

@@ -10,7 +10,8 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
-from rlxf.envs.step_checks import check_finite, check_shapes, range_fault, warn_outside
+from rlxf.envs.step_checks import check_casts, check_finite, check_shapes, range_fault, warn_outside
+from rlxf.envs.vector import normalized_space
 from rlxf.utils.errors import FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -90,6 +91,8 @@ def check_observations(
 ) -> None:
     """Raise `FaultyEnvironmentError` unless observations are finite, of the right shape and valid choices.
 
+    They must also keep their values in the dtype of their space, in which a rollout is stored.
+
     Under a ``VecNormalize`` the raw values are checked first: after normalization one NaN affects all rows.
     The space of a ``VecNormalize`` is that of the raw observations, so bounds apply to the raw values.
 
@@ -111,6 +114,7 @@ def check_observations(
     check_finite(name, obs, step, environments)
     space = space or env.observation_space
     check_shapes(space, obs, step)
+    check_casts(normalized_space(space, normalizer), obs, step)
     _check_choices(space, obs, step)
     if normalizer is None:
         warn_outside(env, space, obs, step, environments)

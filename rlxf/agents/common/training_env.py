@@ -10,7 +10,7 @@ from rlxf.envs.make import make_vec_env, maker_advice
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.vector import check_frame_stack
+from rlxf.envs.vector import check_frame_stack, warn_of_counted_filler_rows
 from rlxf.training.distributed import process_group
 from rlxf.utils.warnings import warn_user
 
@@ -42,10 +42,14 @@ def checked_training_env(env: Env | VecEnv) -> Any:
     Raises:
         ValueError: by `check_frame_stack`.
         TypeError: if a space is not supported.
+
+    Warns:
+        UserWarning: by `warn_of_counted_filler_rows`.
     """
     check_spaces(env.observation_space, env.action_space)
     if isinstance(env, VecEnv):
         check_frame_stack(env)
+        warn_of_counted_filler_rows(env)
     return with_checked_steps(env)
 
 

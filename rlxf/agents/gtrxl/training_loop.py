@@ -134,6 +134,7 @@ class TrainingLoop(GTrXLAgent):
         new_obs, rewards, dones, infos = envs.step(step)
         self.num_timesteps += self.n_envs_total
         envs.check(new_obs, rewards, dones, self._env_steps)
+        dones = dones.astype(bool, copy=False)
         env = envs.env
         rollout_buffer = self.rollout_buffer
         callback.update_locals(locals() | vars(step))  # names that SB3 also has are the same

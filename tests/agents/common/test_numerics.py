@@ -60,6 +60,44 @@ def test_invalid_choice_in_a_batch_is_rejected(env, space, values, message):
         check_observations("first observation", env, values, 0, space=space)
 
 
+WHOLE = spaces.Box(0, 255, (2,), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "values", "message"),
+    [
+        (WHOLE, np.array([[0, 255], [0.5, 1]]), "of float64, and 0.5 cannot be stored as uint8"),
+        (WHOLE, np.array([[0, 256], [1, 1]]), "of int64, and 256 cannot"),
+        (WHOLE, np.array([[0, 1], [-1, 1]], np.int8), "of int8, and -1 cannot"),
+        (spaces.Dict(a=WHOLE), {"a": np.full((2, 2), 0.5, np.float32)}, "of float32, and 0.5 cannot"),
+    ],
+    ids=str,
+)
+def test_observations_that_their_dtype_would_change_are_rejected(env, space, values, message):
+    """A rollout is stored in the dtype of the space, so the update would get other values than the agent."""
+    with pytest.raises(FaultyEnvironmentError, match=rf"observations at step 3 are {message}"):
+        check_step_results(env, values, np.zeros(2), np.zeros(2, bool), 3, space=space)
+
+
+@pytest.mark.parametrize(
+    ("space", "values"),
+    [
+        (WHOLE, np.array([[0.0, 255.0], [3.0, 1.0]])),
+        (WHOLE, np.array([[0, 255], [3, 1]])),
+        (spaces.Box(-1, 1, (2,), np.float32), np.array([[0.1, 0.2], [0.3, -1]])),
+        (spaces.Discrete(3), np.array([0.0, 2.0])),
+    ],
+    ids=str,
+)
+def test_observations_of_another_dtype_are_accepted(env, space, values):
+    check_step_results(env, values, np.zeros(2), np.zeros(2, bool), 3, space=space)
+
+
+def test_normalized_observations_of_integers_are_accepted():
+    env = VecNormalize(DummyVecEnv([lambda: Scripted((0,), WHOLE)] * 2))
+    check_observations("first observation", env, env.reset(), 0)
+
+
 pytestmark = pytest.mark.faults
 VALUES = [np.nan, np.inf]
 TRUNCATED_AT_21 = (0,) * 20 + (2,) + (0,) * 20
