@@ -15,11 +15,11 @@ from rlxf.experiments.study import StorageError, SweepStudy, open_study, quiet, 
 from rlxf.experiments.sweep import Sweep, TrialEnd
 from rlxf.experiments.sweep_plan import SweepPlan
 from rlxf.experiments.sweep_report import (
-    MIN_IMPORTANCE,
     REPORT_FILES,
     best_table,
     counts,
     describe,
+    importance_advice,
     write_report,
 )
 from rlxf.training.serialization import dump_json
@@ -118,10 +118,10 @@ class SweepRun:
         written = list(write_report(study, self.folder, to_arguments))  # outside: its errors are its own
         for path in written:
             print_out(f"written: {path}")
-        if not any(path.name == "importance.png" for path in written):
-            print_out(
-                f"no importance of options: it needs {MIN_IMPORTANCE} complete trials with different values"
-            )
+        with storage_errors(study.place):
+            advice = importance_advice(study)
+        if advice:
+            print_out(f"no importance of options: {advice}")
 
 
 def _option(name: str) -> str:

@@ -4,7 +4,7 @@ import csv
 import math
 import zipfile
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from reprlib import repr as short_repr
@@ -19,6 +19,10 @@ from rlxf.utils.warnings import warn_user
 LARGEST_STEP = 1e18
 LARGEST_VALUE = 1e100
 """Largest absolute value, so that sums and squares of values are finite."""
+MAX_RECORD = 2**20
+"""Largest number of characters in a line of a CSV file; one of 64 MiB would take gigabytes as fields."""
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Compression methods of NumPy. The other ones of zip files decompress a member as a whole."""
 Points = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Steps (n,) and values (n,), in the order of the file. All are finite."""
 
@@ -45,13 +49,40 @@ def header_of(path: Path, data: bytes) -> list[str]:
         ValueError: if the header of the file at ``path`` is no CSV.
     """
     try:
-        return next(csv.reader(_text(data.partition(b"\n")[0])), [])
+        return next(_Records(data.partition(b"\n")[0]), [])
     except csv.Error as error:
         raise ValueError(f"{path} line 1: {error}; restore the file") from error
 
 
-def _text(data: bytes) -> TextIOWrapper:
-    return TextIOWrapper(BytesIO(data), "utf-8-sig", errors="replace", newline="")
+class _Records(Iterator[list[str]]):
+    """Fields of each record of a CSV text.
+
+    Args:
+        data: the text.
+
+    Attributes:
+        line: number of lines that were read.
+
+    Raises:
+        csv.Error: from ``next``, if a record is damaged, or has more than `MAX_RECORD` characters.
+    """
+
+    def __init__(self, data: bytes):
+        self._text = TextIOWrapper(BytesIO(data), "utf-8-sig", errors="replace", newline="")
+        self._reader = csv.reader(self._lines())
+        self._length = self.line = 0
+
+    def __next__(self) -> list[str]:
+        self._length = 0
+        return next(self._reader)
+
+    def _lines(self) -> Iterator[str]:
+        while line := self._text.readline(MAX_RECORD + 1):
+            self.line += 1
+            self._length += len(line)
+            if self._length > MAX_RECORD:
+                raise csv.Error(f"more than {MAX_RECORD:,} characters")
+            yield line
 
 
 def read_columns(
@@ -70,21 +101,19 @@ def read_columns(
         ValueError: if a column is missing or occurs twice, a line has too many or too few fields, or a field
             is not a number.
     """
-    reader = csv.reader(_text(data))
+    reader = _Records(data)
     lines, numbers = array("q"), array("d")
     try:
         names = next(reader, [])
         places = {name: _place(path, names, name) for name in columns}
         for row in reader:
             if row and not (optional and row[places[optional] : places[optional] + 1] == [""]):
-                line = first_line - 1 + reader.line_num
+                line = first_line - 1 + reader.line
                 _check_width(path, line, row, names)
                 lines.append(line)
                 numbers.extend(_number(path, line, name, row[place]) for name, place in places.items())
     except csv.Error as error:
-        raise ValueError(
-            f"{path} line {first_line - 1 + reader.line_num}: {error}; restore the file"
-        ) from error
+        raise ValueError(f"{path} line {first_line - 1 + reader.line}: {error}; restore the file") from error
     table = np.array(numbers, np.float64).reshape(-1, len(columns))
     return np.array(lines, np.int64), table
 
@@ -138,9 +167,11 @@ def read_arrays(archive: zipfile.ZipFile, names: Sequence[str]) -> dict[str, NDA
         ValueError: if they exceed `MAX_LOG_BYTES`, are not numeric, or are damaged.
     """
     members = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.namelist()}
-    sizes = [archive.getinfo(member).file_size for member in members.values()]
-    if sum(sizes) > MAX_LOG_BYTES:
+    infos = [archive.getinfo(member) for member in members.values()]
+    if sum(info.file_size for info in infos) > MAX_LOG_BYTES:
         raise ValueError(f"its arrays exceed {MAX_LOG_BYTES:,} bytes")
+    if any(info.compress_type not in METHODS for info in infos):
+        raise ValueError("its arrays are compressed by another method than that of NumPy")
     return {name: _read_array(archive.read(member)) for name, member in members.items()}
 
 

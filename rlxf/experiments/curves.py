@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlxf.evaluation.intervals import RESAMPLES, Band
-from rlxf.experiments.columns import listed, trailing_mean
+from rlxf.experiments.columns import Points, listed, trailing_mean
 from rlxf.experiments.log_files import Log, open_logs
 
 MAX_GRID = 256
@@ -125,11 +125,17 @@ def find_curve(path: str | Path, metric: str) -> Curve | None:
     Warns:
         UserWarning: if a value is NaN or infinite; it is left out.
     """
-    by_metric = _metrics(open_logs(Path(path)))
-    if metric not in by_metric:
-        return None
-    steps, values = by_metric[metric].points(metric)
+    steps, values = find_points(path, metric)
     return Curve.of_points(steps, values) if len(steps) else None
+
+
+def find_points(path: str | Path, metric: str) -> Points:
+    """Return the points of a metric of one training, in the order of its log; none if the metric is missing.
+
+    Arguments, errors and warnings are those of `find_curve`.
+    """
+    log = _metrics(open_logs(Path(path))).get(metric)
+    return (np.empty(0), np.empty(0)) if log is None else log.points(metric)
 
 
 def _metrics(logs: Sequence[Log]) -> dict[str, Log]:

@@ -30,6 +30,7 @@ from rlxf.experiments.columns import (
 )
 from rlxf.training.serialization import load_json
 from rlxf.utils.files import read_bounded
+from rlxf.utils.warnings import warn_user
 
 STEP_COLUMNS = ("time/total_timesteps", "total_timesteps", "timesteps", "steps", "step")
 """Names of the column of steps, by priority."""
@@ -81,7 +82,7 @@ class Log(ABC):
             OSError: if a file cannot be read.
 
         Warns:
-            UserWarning: if a value is NaN or infinite.
+            UserWarning: if a value is NaN or infinite, or a step occurs twice in a CSV file.
         """
 
 
@@ -111,7 +112,19 @@ class TableLog(Log):
         if wrong.any():
             line, value = lines[wrong][0], table[wrong, 0][0]
             raise ValueError(f"{self.path} line {line}: {step} must be from 0 to 1e18, got {value:g}")
+        if self.path.name != PROGRESS:
+            self._warn_of_repeated_steps(lines, table[:, 0])
         return without_gaps(self.path, metric, lines, table[:, 0], table[:, 1])
+
+    def _warn_of_repeated_steps(self, lines: NDArray[np.int64], steps: NDArray[np.float64]) -> None:
+        order = np.argsort(steps, kind="stable")
+        repeated = order[1:][np.diff(steps[order]) == 0]
+        if repeated.size:
+            first = repeated.min()
+            warn_user(
+                f"{self.path} line {lines[first]}: the step {steps[first]:g} occurs again, and its last "
+                f"value counts; if the file has several trainings, write one file for each"
+            )
 
     def _data(self) -> bytes:
         data = read_bounded(self.path)
@@ -131,7 +144,8 @@ class MonitorLog(Log):
     """Files of SB3's ``Monitor``, one for each parallel environment of a training.
 
     The episodes of all files are sorted by their time of day, and the steps are the cumulative sum of their
-    lengths, as in the plots of SB3. The metrics are ``r`` and ``l``, the return and the
+    lengths, as in the plots of SB3. A file that a resumed training has extended, whose times begin again at
+    0, keeps its order. The metrics are ``r`` and ``l``, the return and the
     length of each episode, and their means over the last 100 episodes under the names of SB3's logger,
     ``rollout/ep_rew_mean`` and ``rollout/ep_len_mean``.
     """
@@ -177,6 +191,7 @@ class MonitorLog(Log):
         valid = (episodes[:, 1] >= 0) & (episodes[:, 1] <= LARGEST_STEP) & np.isfinite(episodes[:, 2])
         if not valid.all():
             raise ValueError(f"{path} line {lines[~valid][0]}: l must be from 0 to 1e18, and t finite")
+        episodes[:, 2] = _continued(episodes[:, 2])
         episodes[:, 2] += start if type(start) in (int, float) and abs(start) <= LARGEST_STEP else 0.0
         return lines, episodes
 
@@ -189,6 +204,13 @@ class MonitorLog(Log):
         if not isinstance(header, dict):
             raise ValueError(f"{path} line 1 must be # and a JSON object, as Monitor writes it")
         return header
+
+
+def _continued(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return times (n,) that do not decrease: later parts of a file begin at the end of the one before."""
+    restarts = np.diff(times) < 0
+    offsets = np.cumsum(np.where(restarts, times[:-1], 0.0))
+    return times + np.concatenate([np.zeros(min(len(times), 1)), offsets])
 
 
 UNREADABLE = (
@@ -242,8 +264,15 @@ class EvaluationsLog(Log):
         }
 
 
+def is_regular(path: Path) -> bool:
+    """Return whether a path is a file, and not a symbolic link, whose target may be outside of a run."""
+    return path.is_file() and not path.is_symlink()
+
+
 def open_logs(path: Path) -> list[Log]:
     """Return the logs in a folder, or that of a file; [] if a folder has none.
+
+    Symbolic links in a folder are left out.
 
     Of the logs in a folder that have a metric, the first one counts: ``progress.csv``, then
     ``evaluations.npz``, then the files of ``Monitor``.
@@ -252,13 +281,13 @@ def open_logs(path: Path) -> list[Log]:
         ValueError: if a file has another name than that of a log.
     """
     if path.is_dir():
-        monitors = sorted(file for file in path.glob(f"*{MONITOR}") if file.is_file())
+        monitors = sorted(file for file in path.glob(f"*{MONITOR}") if is_regular(file))
         logs = [
             TableLog(path / PROGRESS),
             EvaluationsLog(path / EVALUATIONS),
             *[MonitorLog(*monitors)] * bool(monitors),
         ]
-        return [log for log in logs if log.path.is_file()]
+        return [log for log in logs if is_regular(log.path)]
     if path.name.endswith(MONITOR):
         return [MonitorLog(path)]
     if path.suffix.lower() not in (".csv", ".npz"):

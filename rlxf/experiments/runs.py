@@ -1,5 +1,6 @@
 """Runs below folders: their task, their settings and their seed."""
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from zlib import crc32
 
 from rlxf.experiments.log_files import open_logs
 from rlxf.training.file_contents import CONFIG
-from rlxf.training.run_folder import COMPLETED, Completion, RunFolder
+from rlxf.training.run_folder import COMPLETED, Completion, RunFolder, check_no_links
 from rlxf.training.serialization import load_json_object
 from rlxf.utils.tables import printable
 from rlxf.utils.warnings import warn_user
@@ -25,6 +26,8 @@ IGNORED = {
     *("attention_maps", "attention_maps_every", "memory_every", "histograms_every", "videos"),
 }
 """Settings in which runs of one group may differ: seeds, and settings that do not affect the updates."""
+MAX_CONFIG_BYTES = 2**18
+"""Largest size of a ``config.json``; all of those that are compared are in memory."""
 TASK_CHARACTERS = 120
 """Maximum length of the name of a task."""
 AGENT = "agent"
@@ -68,7 +71,8 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
 
     Raises:
         FileNotFoundError: if a path does not exist, or a folder contains no run.
-        ValueError: if a file is not a log, or a ``config.json`` is damaged.
+        ValueError: if a file is not a log, a ``config.json`` is damaged or too large, or a folder with one
+            contains a symbolic link.
         OSError: if a file cannot be read.
 
     Warns:
@@ -119,6 +123,9 @@ def _read_run(path: Path) -> Run:
         logs = open_logs(path)
         task = next(filter(None, (log.task for log in logs)), "")
         return Run(path, _one_line(task), {AGENT: group_name(path)}, unit=logs[0].unit)
+    check_no_links(path)
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise ValueError(f"{file} has more than {MAX_CONFIG_BYTES:,} bytes, so it was not made by rlxf")
     return _run_of_config(path, load_json_object(file, "restore it"))
 
 
@@ -169,7 +176,8 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that define a group of runs, as flat names with values.
 
     A nested object becomes names with dots. The name of a technique is the value of the object itself:
-    ``{"core": {"memory": {"name": "XL", "length": 8}}}`` gives core.memory=XL and core.memory.length=8.
+    ``{"core": {"memory": {"name": "XL", "length": 8}}}`` gives core.memory=XL and core.memory.length=8. A
+    list becomes its text, which takes less memory.
 
     The environment of a run on datasets is among them, because its evaluations may be in another one than
     those of other runs on the datasets.
@@ -183,7 +191,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(value, dict):
-        yield prefix, value
+        yield prefix, json.dumps(value) if isinstance(value, list) else value
         return
     for key, item in value.items():
         is_name = key == "name" and prefix

@@ -26,10 +26,20 @@ FILE = "study.db"
 """Name of the default storage in the folder of a sweep."""
 MAX_DATABASE = 2**28
 """Maximum size of the default storage; a trial takes about ten kB."""
+URL_ADVICE = (
+    ". It must be a file, or a URL such as sqlite:///study.db or postgresql://USER@HOST/NAME, whose driver "
+    "is installed"
+)
 LOCK_SECONDS = 60
 """Time to wait for other processes that write to an SQLite file."""
-COMPUTED = re.compile(r"\bAS\s*\(|\bVIRTUAL\b", re.IGNORECASE)
-"""Pattern of table definitions with computed columns, or with a module."""
+MAX_VALUE = 2**24
+"""Maximum size of a value or a row in an SQLite file, in bytes."""
+CHECK_OF_OPTUNA = "CHECK (version_info_id=1)"
+EXPRESSION = re.compile(
+    r"\b(AS|VIRTUAL|CHECK|DEFAULT|WHERE)\b|--|/\*|^CREATE\b[^(]*\bINDEX\b.*\(.*\(", re.I | re.S
+)
+"""Pattern of table definitions with computed columns, defaults, conditions, comments or a module, and of
+indices of expressions. Optuna's definitions have none, except for `CHECK_OF_OPTUNA`."""
 
 
 class StorageError(OSError):
@@ -215,7 +225,7 @@ def open_study(plan: SweepPlan, folder: Path, storage: str | None = None) -> Swe
         url = f"sqlite:///{folder / FILE}"
     else:
         url = storage
-    with storage_errors(url):
+    with storage_errors(url, URL_ADVICE):
         return SweepStudy(plan, _storage(url), url, name, storage is None)
 
 
@@ -226,14 +236,22 @@ def _storage(url: str) -> "BaseStorage":
         from optuna.storages.journal import JournalFileBackend
 
         return JournalStorage(JournalFileBackend(url))
-    arguments = {"connect_args": {"timeout": LOCK_SECONDS}} if url.startswith("sqlite:") else {}
-    return RDBStorage(url, engine_kwargs=arguments)
+    arguments = {"timeout": LOCK_SECONDS, "factory": _BoundedConnection}
+    return RDBStorage(url, engine_kwargs={"connect_args": arguments} if url.startswith("sqlite:") else {})
+
+
+class _BoundedConnection(sqlite3.Connection):
+    """Connection to an SQLite file whose values have at most `MAX_VALUE` bytes."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
 
 
 def check_database(path: Path) -> None:
     """Raise ValueError if an SQLite file is too large, or contains more than tables with stored values.
 
-    A view, a trigger or a computed column could produce any amount of data from a small file.
+    A view, a trigger, or an expression in a definition could produce any amount of data from a small file.
     """
     if path.is_symlink():
         raise ValueError(f"{path} is a symbolic link; replace it by a copy of its target")
@@ -248,10 +266,14 @@ def check_database(path: Path) -> None:
             objects = base.execute("SELECT type, sql FROM sqlite_master").fetchall()
     except sqlite3.Error as error:
         raise ValueError(f"{path} cannot be read as an SQLite file ({error}): move it away") from error
-    if any(kind not in ("table", "index") or COMPUTED.search(str(sql)) for kind, sql in objects):
+    if any(kind not in ("table", "index") or _has_expression(sql or "") for kind, sql in objects):
         raise ValueError(
-            f"{path} has views, triggers or computed columns, so it was not made by rlxf: remove it"
+            f"{path} has views, triggers or computed values, so it was not made by rlxf: remove it"
         )
+
+
+def _has_expression(definition: str) -> bool:
+    return EXPRESSION.search(definition.replace(CHECK_OF_OPTUNA, "")) is not None
 
 
 @contextmanager
@@ -263,11 +285,12 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def storage_errors(place: str) -> Iterator[None]:
-    """Raise errors of a storage as `StorageError` in one sentence; errors that name another file stay.
+def storage_errors(place: str, advice: str = "") -> Iterator[None]:
+    """Raise errors of a storage as `StorageError` in one line; errors that name another file stay.
 
     Args:
         place: URL of the database, or path of the file.
+        advice: end of the message.
     """
     try:
         yield
@@ -277,13 +300,12 @@ def storage_errors(place: str) -> Iterator[None]:
         own = str(Path(place.removeprefix("sqlite:///")))
         if isinstance(error, OSError) and not str(error.filename or own).startswith(own):
             raise
-        raise _storage_error(place, error) from error
+        raise _storage_error(place, error, advice) from error
 
 
-def _storage_error(place: str, error: Exception) -> StorageError:
-    first = f"{type(error).__name__}: {error}".split("\n")[0]
+def _storage_error(place: str, error: BaseException, advice: str) -> StorageError:
     public = re.sub("//[^/]*@", "//", place)  # without the password
-    return StorageError(
-        f"cannot use the storage {public}: {shown(first)}. It must be a file, or a URL such as "
-        f"sqlite:///study.db or postgresql://USER@HOST/NAME, whose driver is installed"
-    )
+    while error.__cause__ is not None:  # the error of the driver, e.g. that the disk is full
+        error = error.__cause__
+    first = f"{type(error).__name__}: {error}".split("\n")[0]
+    return StorageError(f"cannot use the storage {public}: {shown(first)}{advice}")

@@ -1,5 +1,7 @@
 """Execution of a sweep: one trial after the other in each thread, with pruning and resumption."""
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlxf.experiments.curves import describe_metrics, find_curve, metrics_of
+from rlxf.experiments.curves import describe_metrics, find_curve, find_points, metrics_of
 from rlxf.experiments.execution import locked, run_job, stop_all
 from rlxf.experiments.jobs import ExperimentError, Job
 from rlxf.experiments.results import read_returns
@@ -30,6 +32,8 @@ POINTS = 20
 """Parts of a training. At the end of each but the last, the learning curve decides about pruning."""
 STOPPED = {75, 130, 143, -SIGTERM, -SIGINT}
 """Exit statuses of a training that was stopped by a signal."""
+FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+"""Messages of a training without space on the disk, which would end all later trials, too."""
 GRACE_SECONDS = 3.0
 """Time in which this process receives the signal that has ended a training, if it was sent to both."""
 
@@ -67,7 +71,9 @@ class LearningCurve:
     """Function that reports the learning curve of a run to Optuna, and returns whether the trial is pruned.
 
     The curve is interpolated at fixed parts of the training, so that trials whose evaluations have other
-    steps can be compared. The decision depends on the curve only, and not on the time of the calls.
+    steps can be compared. Of several values at one step, the first one counts, because the evaluation after
+    the training is logged later than the last one during it. So the decision depends on the curve only, and
+    not on the time of the calls.
 
     Args:
         trial: the trial.
@@ -111,11 +117,12 @@ class LearningCurve:
         """Return the metric after each part of the training, from 0 to `POINTS`; NaN if it is unknown."""
         config = load_json_file(self.folder / "config.json")
         total = config.get("total_timesteps") or config["updates"]
-        curve = find_curve(self.folder, self.plan.metric)
+        steps, values = find_points(self.folder, self.plan.metric)
         grid = np.arange(POINTS + 1) * (total / POINTS)
-        if curve is None:
+        if not len(steps):
             return np.full(POINTS + 1, np.nan)
-        return np.interp(grid, curve.steps, curve.values, left=np.nan, right=np.nan)
+        steps, first = np.unique(steps, return_index=True)
+        return np.interp(grid, steps, values[first], left=np.nan, right=np.nan)
 
 
 class Sweep:
@@ -272,6 +279,7 @@ class Sweep:
 
         Raises:
             ValueError: if the run fails.
+            OSError: if the disk is full. The trial is continued by the next call.
             InterruptedTrialError: if the sweep ends.
         """
         seed = self.plan.seeds[index]
@@ -287,6 +295,10 @@ class Sweep:
         if outcome.returncode in STOPPED and self._stopped.wait(GRACE_SECONDS):
             raise InterruptedTrialError
         if outcome.returncode:
+            if any(reason in outcome.message for reason in FULL_DISK):
+                raise OSError(
+                    errno.ENOSPC, f"{folder}: {outcome.message}; the same command continues the trial"
+                )
             raise ValueError(outcome.failure)
         return objective(folder, self.plan.metric)
 

@@ -160,8 +160,16 @@ def to_toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def importance_advice(study: SweepStudy) -> str:
+    """Return why a sweep has no importance of options; "" if it has one."""
+    complete = study.complete()
+    if len(complete) < MIN_IMPORTANCE or len({trial.value for trial in complete}) < 2:
+        return f"it needs {MIN_IMPORTANCE} complete trials with different values"
+    return "" if option_importances(study) else "it needs two searched options that all complete trials have"
+
+
 def option_importances(study: SweepStudy) -> dict[str, float]:
-    """Return option -> importance, from 0 to 1 with sum 1, the largest first; {} with few trials.
+    """Return option -> importance, from 0 to 1 with sum 1, the largest first; {} if it cannot be computed.
 
     The importances are those of PED-ANOVA (Watanabe et al. 2023, "PED-ANOVA: Efficiently Quantifying
     Hyperparameter Importance in Arbitrary Subspaces", arXiv:2304.10255), which needs no further package.

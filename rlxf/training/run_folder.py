@@ -263,10 +263,10 @@ def _check_folder(path: Path) -> None:
         raise NotADirectoryError(_file_instead(path))
     if not (path / CONFIG).is_file():
         raise FileNotFoundError(no_run_folder_message(path))
-    _check_no_links(path)
+    check_no_links(path)
 
 
-def _check_no_links(path: Path) -> None:
+def check_no_links(path: Path) -> None:
     """Raise ValueError if the folder contains a symbolic link, which would redirect writes, or a device.
 
     A named pipe, for example, would block the program that reads it.

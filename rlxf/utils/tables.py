@@ -67,8 +67,17 @@ def counting_bar(enabled: bool) -> Progress:
 
 def _printed(table: Table) -> Console:
     # Without a height, rich assumes 80 columns for a "dumb" terminal.
+    # Names of a user's runs and environments may contain brackets or colons, so markup is off.
     console = Console(
-        file=StringIO(), record=True, width=WIDTH, height=100, color_system=None, legacy_windows=False
+        file=StringIO(),
+        record=True,
+        width=WIDTH,
+        height=100,
+        color_system=None,
+        legacy_windows=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
     )
     console.print(table)
     return console

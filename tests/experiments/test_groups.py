@@ -143,8 +143,21 @@ def test_settings_are_flat_and_without_seeds():
         "core.memory": "XL",
         "core.memory.length": 8,
         "name": "x",
-        "hidden_sizes": [1, 2],
+        "hidden_sizes": "[1, 2]",
     }
+
+
+def test_links_and_pipes_in_runs_and_large_settings_are_refused():
+    run = write_run("run")
+    for make, message in ((os.mkfifo, "neither a file nor"), (lambda x: os.symlink("run/x", x), "symbolic")):
+        make("run/completed.json.new")
+        with pytest.raises(ValueError, match=message):
+            find_runs(["run"])
+        os.unlink("run/completed.json.new")
+    config = json.loads((run / "config.json").read_text()) | {"stages": [[]] * 100_000}
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="has more than 262,144 bytes"):
+        find_runs(["run"])
 
 
 def test_the_environment_of_an_offline_run_is_a_setting():

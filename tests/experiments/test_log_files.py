@@ -16,7 +16,7 @@ from stable_baselines3.common.monitor import Monitor
 from rlxf.experiments import columns
 from rlxf.experiments.columns import trailing_mean
 from rlxf.experiments.curves import describe_metrics, find_curve, metrics_of
-from rlxf.experiments.log_files import MonitorLog
+from rlxf.experiments.log_files import MonitorLog, open_logs
 from rlxf.utils import files
 from tests.experiments.logs import write_evaluations, write_monitor, write_run
 
@@ -137,7 +137,8 @@ def test_tables_of_pandas_are_read(tmp_path):
 
 def test_unordered_and_repeated_steps_are_sorted_and_the_last_counts(tmp_path):
     path = table(tmp_path, "step,x\n30,3\n10,1\n20,2\n10,9\n")
-    curve = find_curve(path, "x")
+    with pytest.warns(UserWarning, match=r"log\.csv line 5: the step 10 occurs again, and its last value"):
+        curve = find_curve(path, "x")
     assert (curve.steps.tolist(), curve.values.tolist()) == ([10, 20, 30], [9, 2, 3])
 
 
@@ -245,6 +246,24 @@ def test_a_broken_start_time_is_ignored(tmp_path, start):
     assert MonitorLog(path).task == ""
 
 
+def test_a_monitor_file_that_was_extended_keeps_its_order(tmp_path):
+    """Times of a resumed training begin again at 0."""
+    rows = [f"{number},1,{number % 20}" for number in range(40)]
+    path = table(tmp_path, "#{}\nr,l,t\n" + "\n".join(rows) + "\n", "monitor.csv")
+    assert find_curve(path, "r").values.tolist() == [*range(40)]
+
+
+def test_unordered_steps_do_not_warn(tmp_path):
+    assert find_curve(table(tmp_path, "step,x\n30,3\n10,1\n"), "x").values.tolist() == [1, 3]
+
+
+def test_steps_of_stable_baselines3_may_repeat(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        curve = find_curve(table(tmp_path, "time/total_timesteps,y\n1,2\n1,4\n", "progress.csv"), "y")
+    assert curve.values.tolist() == [4]
+
+
 # Malicious content
 
 
@@ -252,6 +271,37 @@ def test_files_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "MAX_LOG_BYTES", 1000)
     monkeypatch.setattr(files, "MAX_LOG_BYTES", 1000)
     refuse(table(tmp_path, "step,x\n" + 1000 * "1,2\n"), "x", "exceeds 1,000 bytes")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"step,{'x,' * 600_000}y\n1,2\n", 1),
+        (f"step,y\n1,2\n{'1,' * 600_000}2\n", 3),
+        ("step,y\n1,2\n" + ",".join([f'"{1000 * "a"}\n"'] * 1100) + "\n", 1048),
+    ],
+    ids=["header", "row", "row of many lines"],
+)
+def test_long_rows_are_refused(tmp_path, text, line):
+    refuse(table(tmp_path, text), "y", rf"line {line}: more than 1,048,576 characters")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_arrays_of_other_compression_methods_are_refused(tmp_path, method):
+    """Python decompresses them as a whole, regardless of the size that the file states."""
+    path = tmp_path / "evaluations.npz"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("timesteps.npy", npy(np.arange(3.0)))
+    refuse(path, EVAL, "compressed by another method")
+
+
+def test_symbolic_links_in_a_folder_are_left_out(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    table(tmp_path, "step,x\n1,2\n", "elsewhere.csv")
+    for name in ("progress.csv", "0.monitor.csv"):
+        (folder / name).symlink_to(tmp_path / "elsewhere.csv")
+    assert open_logs(folder) == []
 
 
 def test_a_long_name_of_a_column_is_refused(tmp_path):

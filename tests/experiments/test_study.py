@@ -77,14 +77,25 @@ def test_options_outside_of_the_search_space_are_refused(tmp_path, name, distrib
         "CREATE TRIGGER t AFTER INSERT ON trials BEGIN SELECT 1; END",
         "CREATE TABLE c (a INTEGER, b BLOB AS (zeroblob(1000000000)))",
         "CREATE TABLE c (a INTEGER, b BLOB GENERATED ALWAYS AS(zeroblob(1000000000)) VIRTUAL)",
+        "CREATE TABLE c (a INTEGER, b TEXT AS/**/(hex(zeroblob(450000000))))",
+        "CREATE TABLE c (a INTEGER, b TEXT DEFAULT (hex(zeroblob(100000000))))",
+        "CREATE TABLE c (version_info_id, CHECK (version_info_id=1), CHECK (zeroblob(version_info_id)))",
+        "CREATE INDEX i ON trials (abs(number))",
+        "CREATE INDEX i ON trials (number) WHERE length(zeroblob(number)) > 0",
     ],
 )
 def test_files_that_compute_are_refused(tmp_path, statement):
     make_sweep(tmp_path)
     with sqlite3.connect(tmp_path / "study.db") as base:
         base.execute(statement)
-    with pytest.raises(ValueError, match="has views, triggers or computed columns"):
+    with pytest.raises(ValueError, match="has views, triggers or computed values"):
         make_sweep(tmp_path)
+
+
+def test_values_of_a_study_are_bounded(tmp_path):
+    _, study, _ = make_sweep(tmp_path)
+    with study.storage.engine.connect() as connection, pytest.raises(Exception, match="too big"):
+        connection.exec_driver_sql(f"SELECT hex(zeroblob({module.MAX_VALUE // 2 + 1}))")
 
 
 @pytest.mark.parametrize("content", [b"no database", b"\0" * 5000, b"SQLite format 3\0" + b"\xff" * 4080])
@@ -126,6 +137,17 @@ def test_errors_of_other_files_do_not_name_the_storage():
         raise PermissionError(13, "Permission denied", "runs/s/study.db")
     with pytest.raises(StorageError, match="No space left"), storage_errors("runs/s/study.log"):
         raise OSError(28, "No space left on device")
+
+
+def test_errors_of_a_storage_name_their_cause():
+    """Optuna's own error for a full disk speaks of invalid data."""
+    own = optuna.exceptions.StorageInternalError("This is often caused by invalid data")
+    own.__cause__ = sqlite3.OperationalError("database or disk is full")
+    with pytest.raises(StorageError) as error, storage_errors("sqlite:///study.db"):
+        raise own
+    assert str(error.value) == (
+        "cannot use the storage sqlite:///study.db: OperationalError: database or disk is full"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Tests of sweeps with a training that is a function: suggestions, pruning, failures, and resumption."""
 
+import errno
 import json
+import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlxf.experiments import sweep as module
@@ -15,6 +18,7 @@ from rlxf.experiments.sweep_report import (
     MIN_IMPORTANCE,
     best_table,
     counts,
+    importance_advice,
     option_importances,
     write_report,
 )
@@ -99,6 +103,41 @@ def test_a_pruned_trial_trains_no_further_seeds(tmp_path):
     trained = {end.number: len(list(tmp_path.glob(f"trial-{end.number:04}/seed-?"))) for end in ends}
     assert {trained[end.number] for end in ends if end.state == "complete"} == {3}
     assert {trained[end.number] for end in ends if end.state == "pruned"} == {1}
+
+
+def test_the_advice_names_what_an_importance_needs(tmp_path):
+    one_option = NO_PRUNING.replace("core.layers = [1, 2, 3]\n", "").replace("trials = 8", "trials = 12")
+    sweep, study, _ = make_sweep(tmp_path, one_option)
+    assert importance_advice(study) == "it needs 10 complete trials with different values"
+    sweep.run(1)
+    assert importance_advice(study) == "it needs two searched options that all complete trials have"
+
+
+def test_a_value_after_the_training_does_not_affect_pruning(tmp_path):
+    """The evaluation at the end is logged at the same step as the last one during the training."""
+    sweep, study, _ = make_sweep(tmp_path)
+    fake_run(job_of(tmp_path / "run", {"gamma": 1.0}, 0))
+    curve = module.LearningCurve(study.study.ask(), tmp_path / "run", sweep.plan, 0, study)
+    before = curve._values()
+    with open(tmp_path / "run" / "progress.csv", "a") as file:
+        file.write("-500,100\n")
+    np.testing.assert_array_equal(curve._values(), before)
+
+
+def test_a_full_disk_ends_the_sweep_and_the_trial_is_continued(tmp_path, monkeypatch):
+    def full(job, should_stop):
+        fake_run(job, should_stop)
+        return Outcome([], 2, f"cannot write x ({os.strerror(errno.ENOSPC)})")
+
+    monkeypatch.setattr(module, "run_job", full)
+    sweep, study, ends = make_sweep(tmp_path, NO_PRUNING)
+    with pytest.raises(OSError, match=r"No space left on device.*the same command continues the trial"):
+        sweep.run(1)
+    assert [trial.state.name for trial in study.trials()] == ["RUNNING"]
+    monkeypatch.setattr(module, "run_job", fake_run)
+    sweep, study, ends = make_sweep(tmp_path, NO_PRUNING)
+    sweep.run(1)
+    assert [end.state for end in ends] == ["complete"] * 8
 
 
 def test_failures_have_a_reason_and_do_not_end_the_sweep(tmp_path, monkeypatch):

@@ -34,6 +34,13 @@ def rich_output(content: object) -> list[str]:
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
+def test_names_with_brackets_and_colons_are_shown_as_they_are():
+    table = Table("PPO [small]", ":key:")
+    table.add_row("a[/b]", "x [bold]y[/bold]")
+    for text in (str(table), table._repr_html_()):
+        assert all(each in text for each in ("PPO [small]", ":key:", "a[/b]", "x [bold]y[/bold]"))
+
+
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_print_equals_rich_print(table, capsys):
     print(table)
