@@ -1,4 +1,4 @@
-"""Attention core: a transformer configured along seven axes. It depends on torch only, not on RL.
+"""Attention core: a transformer configured along seven axes. Its modules use torch only, no RL.
 
 Every import exports its name; the form ``name as name`` tells type checkers so (PEP 484).
 """

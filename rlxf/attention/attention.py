@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +127,20 @@ class Attention(nn.Module):
         self.query_norm, self.key_norm = build_qk_norms(options.qk_norm, self.size, heads, self.kv_heads)
         gate = options.attention_gate
         self.output_gate = None if gate is None else OutputGate(gate, width, heads)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute.
+
+        Raises:
+            TypeError: if the projection ``qkv`` is replaced by another module, e.g. by an adapter. Its weight
+                is read in parts, so the module would be called for some tokens only.
+        """
+        if name == "qkv" and type(value) is not Linear:
+            raise TypeError(
+                f"qkv cannot be replaced by a {type(value).__name__}: keys of the memory are computed from a "
+                f"part of its weight; adapt out and feed_forward, or change the weight itself"
+            )
+        super().__setattr__(name, value)
 
     def build_projection(self, key_matrices: int) -> Linear:
         """Build the projection of queries and of ``key_matrices`` matrices of keys or values."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rlxf.attention.linear import Linear, TokenFunction, bound, cast, keep_matmul_dtype, orthogonal_linear
+from rlxf.attention.linear import TokenFunction, bound, cast, is_plain, keep_matmul_dtype, orthogonal_linear
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -69,13 +69,16 @@ class FeedForward(nn.Module):
 
     def transform(self, x: Tensor) -> Tensor:
         """Apply the network to all tokens at once: x (B, T, C) -> (B, T, C)."""
+        if not is_plain(self.inner):
+            adapted: Tensor = self.outer(self.activation(self.inner(x)))
+            return adapted
         hidden = (cast(x.flatten(0, -2)) @ cast(self.inner.weight).T).add_(self.inner.bias)
         y: Tensor = self.outer(self.activation(hidden))
         return y.view_as(x).to(x.dtype)
 
     def bind(self) -> TokenFunction:
         """Return `transform` as a `bound` function."""
-        if type(self.inner) is not Linear:
+        if not is_plain(self.inner):
             return self.transform
         weight = self.inner.weight
         bias = self.inner.bias

@@ -85,6 +85,14 @@ class Linear(nn.Linear):
         return partial(F.linear, weight=self.weight, bias=self.bias)
 
 
+def is_plain(layer: nn.Module) -> bool:
+    """Return whether a layer is a `Linear` without hooks, whose weight and bias may be read instead.
+
+    An adapter that replaces the layer, or a hook that changes it, has to be called.
+    """
+    return type(layer) is Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
 def stacked_orthogonal(matrices: int, rows: int, columns: int) -> nn.Parameter:
     """Create a parameter (matrices * rows, columns) of stacked matrices, each initialized orthogonally.
 

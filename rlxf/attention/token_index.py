@@ -24,8 +24,8 @@ class TokenIndex:
     """Position and episode of every token of a batch.
 
     Tokens attend only to tokens of their own episode. Episode numbers are local to a row of
-    the batch. A slot with episode -1 is empty: no token attends to it and its output is 0. Its position is
-    arbitrary.
+    the batch. A slot with episode -1 is empty: no token attends to it, and its output is undefined. Its
+    position is arbitrary.
 
     Args:
         position: (B, T) int64, steps since the start of the episode, from 0.

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlxf.attention import (
+    CALM,
     FIRE,
     GLA,
     GRU,
@@ -743,3 +744,16 @@ def test_choices_for_recurrent_layers_only_are_refused(axis, choice):
     with pytest.raises(ValueError, match=message):
         TransformerSpec(layers=3, recurrence=GRU(), attention_layers=(1,), **{axis: choice})
     TransformerSpec(layers=3, recurrence=GRU(), attention_layers=(0, 1), **{axis: choice})
+
+
+def test_a_projection_of_queries_and_keys_cannot_be_replaced():
+    """Keys of the memory are computed from a part of its weight, without a call of the module."""
+    attention = TransformerSpec(width=16, heads=2, layers=1).build().blocks[0].attention
+    with pytest.raises(TypeError, match="qkv cannot be replaced by a Sequential"):
+        attention.qkv = torch.nn.Sequential(attention.qkv)
+
+
+def test_an_exit_by_the_confidence_of_outputs_needs_a_function():
+    model = TransformerSpec(width=8, heads=2, layers=3, depth=CALM("softmax", threshold=0.5)).build().eval()
+    with pytest.raises(ValueError, match="needs confidence_fn, a function"):
+        model.early_outputs(torch.randn(1, 3, 8), TokenIndex.range(1, 3))

@@ -1,13 +1,15 @@
 """Tests of the chunked feed-forward sublayer and its memory."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlxf.attention import TokenIndex, Transformer
-from rlxf.attention.feed_forward import FeedForward
+from rlxf.attention.feed_forward import FeedForward, build_feed_forward
+from rlxf.attention.linear import bound
 from tests.attention.largest_tensor import LargestTensor
 from tests.attention.oracle import close
 from tests.attention.specs import DEFAULT, new_model
@@ -50,3 +52,39 @@ def test_hidden_activations_exist_for_one_chunk_at_a_time(learning):
         if learning:
             y.sum().backward()
     assert chunk * inner <= largest.size <= max(chunk * inner, x.numel())
+
+
+class Adapter(nn.Module):
+    """Layer with a low-rank addition, which also has the weight and bias of the layer, as in LoRA."""
+
+    def __init__(self, base: nn.Linear):
+        super().__init__()
+        self.base = base
+        self.down = nn.Parameter(torch.randn(2, base.in_features))
+        self.up = nn.Parameter(torch.randn(base.out_features, 2))
+
+    weight = property(lambda self: self.base.weight)
+    bias = property(lambda self: self.base.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + x @ self.down.T @ self.up.T
+
+
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_an_adapter_of_the_inner_layer_is_called(activation):
+    network = build_feed_forward(8, 16, activation, None).eval()
+    x = numbers(2, TOKENS, 8).float()
+    merged = deepcopy(network)
+    network.inner = adapter = Adapter(network.inner)
+    with torch.no_grad():
+        merged.inner.weight += adapter.up @ adapter.down
+    torch.testing.assert_close(network(x), merged(x))
+    torch.testing.assert_close(bound(network)(x), merged(x))
+    network(x).sum().backward()
+    assert adapter.up.grad.any()
+
+
+def test_a_hook_of_the_inner_layer_is_called():
+    network = FeedForward(8, 16, "relu")
+    network.inner.register_forward_hook(lambda layer, arguments, y: y * 0)
+    torch.testing.assert_close(network(numbers(2, 3, 8).float()), torch.zeros(2, 3, 8))

@@ -159,6 +159,9 @@ class TrajectoryModel(OfflineModel):
         info: spaces of observations and actions.
         normalization: normalization layer of observations.
         config: arguments of the agent, with ``return_scale`` and ``episode_length``.
+
+    Raises:
+        ValueError: if a window has more tokens than the core has positions.
     """
 
     tokens_class: ClassVar[type[StepTokens]] = StepTokens
@@ -168,6 +171,7 @@ class TrajectoryModel(OfflineModel):
         super().__init__()
         self.context_length = config.context_length
         self.burn_in_steps = memory_steps(config.core)
+        check_window_positions(config.core, self.context_length + self.burn_in_steps)
         self.precision = config.precision
         self.features = ObservationFeatures(info.encoder.shape, normalization)
         self.tokens = self.tokens_class(self.features.width, action_encoder(info.action_space), config)
@@ -242,6 +246,20 @@ class TrajectoryModel(OfflineModel):
 def memory_steps(core: TransformerSpec) -> int:
     """Return the number of steps that fill the core's memory; 0 without memory."""
     return 0 if core.memory is None else -(-core.memory.capacity // TOKENS_PER_STEP)
+
+
+def check_window_positions(core: TransformerSpec, steps: int) -> None:
+    """Raise ValueError if a window of so many steps, burn-in included, has more tokens than positions.
+
+    Positions that count from the start of a segment, as those of `RMT`, are not checked.
+    """
+    tokens, most = TOKENS_PER_STEP * steps, core.max_positions
+    within_segments = core.memory is not None and core.memory.segment_length is not None
+    if most is not None and most < tokens and not within_segments:
+        raise ValueError(
+            f"a window has {steps} steps, including those that fill the memory, and so {tokens} tokens, but "
+            f"{core.position} has only {most} positions; use max_length={tokens} or a relative position"
+        )
 
 
 @torch.no_grad()

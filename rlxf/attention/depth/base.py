@@ -319,5 +319,9 @@ class EarlyExitController(DepthController, ABC):
 
 def _confidence(confidence_fn: ConfidenceFn | None, stream: Tensor) -> Tensor:
     """Return the confidence of a residual stream."""
-    assert confidence_fn is not None, "no output heads"
+    if confidence_fn is None:
+        raise ValueError(
+            "an exit by the confidence of the outputs needs confidence_fn, a function that returns the "
+            "confidence of outputs; or use another confidence, such as CALM('state')"
+        )
     return confidence_fn(stream)

@@ -306,11 +306,16 @@ class HeadKernelAttention(AttentionKernel):
 
 @dataclass(frozen=True)
 class SplitHeads:
-    """Function that returns the masks of the first ``number`` heads and of the others."""
+    """Function that returns the masks of the first ``number`` heads and of the others.
+
+    A mask with one head, such as that of a context, holds for all heads.
+    """
 
     number: int
 
     def __call__(self, mask: AttentionMask) -> tuple[AttentionMask, AttentionMask]:
+        if mask.heads == 1:
+            return mask, mask
         rules = repeat_for_heads(mask.pattern.for_heads(mask.heads), mask.heads)
         parts = rules[: self.number], rules[self.number :]
         first, second = (replace(mask, pattern=HeadRules(part), heads=len(part)) for part in parts)

@@ -264,10 +264,13 @@ class LayerCompression(nn.Module):
 
 
 def restrict_gradient(loss: Tensor, weights: Iterable[Tensor]) -> Tensor:
-    """Return a scalar loss of the same value whose gradient reaches only the given weights."""
-    if not loss.requires_grad:
-        return loss
+    """Return a scalar loss of the same value whose gradient reaches only the given weights.
+
+    It has no gradient if all of them are frozen.
+    """
     targets = [weight for weight in weights if weight.requires_grad]
+    if not loss.requires_grad or not targets:
+        return loss.detach()
     gradients = torch.autograd.grad(loss, targets, materialize_grads=True)
     value = loss.detach()
     for weight, gradient in zip(targets, gradients, strict=True):

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition, check_base, frequencies
 from rlxf.attention.positions.rope import check_pairs, rotate
-from rlxf.attention.technique import SpecView, check_positive
+from rlxf.attention.technique import MAX_INT, SpecView, check_positive
 from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing
 
 GAMMA = 0.4
@@ -86,7 +86,7 @@ class XPos(PairwisePosition):
     @property
     def max_span(self) -> int:
         """Number of positions for which scales of queries with a common origin do not overflow."""
-        return max(1, int(MAX_LOG_SCALE * self.scale_base / math.log((1 + GAMMA) / GAMMA)))
+        return max(1, int(min(MAX_INT, MAX_LOG_SCALE * self.scale_base / math.log((1 + GAMMA) / GAMMA))))
 
     def query_blocks(self, mask: AttentionMask) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Divide the queries of each episode into blocks of `max_span` positions, from the newest token.

@@ -71,6 +71,7 @@ class DeltaRuleMixer(RecurrentMixer):
         mixed, window = self.convolution(self.qkv(x), runs, state["window"])
         q, k, v = (split_heads(y, self.heads) for y in mixed.chunk(3, dim=-1))
         q, beta = unit_norm(q) * self.size**-0.5, self.spec.max_beta * self.beta(x).sigmoid()
+        q = q.to(v.dtype)  # the dtype of the outputs
         y, last = delta_rule(q, unit_norm(k), v, beta, self.log_decay(x), runs, state["state"])
         return self.output(self.gate(x, rms_norm(y).flatten(-2))), {"state": last, "window": window}
 

@@ -12,7 +12,7 @@ from rlxf.agents.decision_transformer import KZL, ODT, Imitation, MaximumEntropy
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
 from rlxf.agents.offline.sb3_arguments import OFFLINE_SB3_ARGUMENTS, SB3_LEARN_ARGUMENTS, SB3_ONLINE_ARGUMENTS
 from rlxf.agents.pretraining import MaskedPretraining
-from rlxf.attention import LearnedAbsolute
+from rlxf.attention import XL, LearnedAbsolute
 from rlxf.data import DatasetError
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
 from rlxf.envs.wrappers import ReturnToGo
@@ -175,7 +175,14 @@ def test_load_accepts_custom_objects(tmp_path):
         ({"seed": 2**40}, "seed must be at most 4294967295, got"),
         ({"core": TransformerSpec(causal=False)}, "its core needs causal=True"),
         ({"core": TransformerSpec(cross_attention=True)}, "cross_attention=False"),
-        ({"core": TransformerSpec(**SIZES, position=LearnedAbsolute(14))}, "position 14 has no vector"),
+        (
+            {"core": TransformerSpec(**SIZES, position=LearnedAbsolute(14))},
+            "a window has 5 steps, .* and so 15 tokens, but .* has only 14 positions; use max_length=15",
+        ),
+        (
+            {"core": TransformerSpec(**SIZES, position=LearnedAbsolute(26), memory=XL(12))},
+            "a window has 9 steps, including those that fill the memory, and so 27 tokens",
+        ),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

@@ -14,6 +14,7 @@ from rlxf.attention import (
     ALiBi,
     BigBird,
     Blockwise,
+    Context,
     Differential,
     Dilated,
     DynamicSpan,
@@ -265,3 +266,14 @@ def test_dropout_of_attention_weights_reaches_both_parts():
     assert [part.active_dropout for part in kernel.parts] == [0.3, 0.3]
     kernel.dropout = 0.1
     assert [part.dropout for part in kernel.parts] == [0.1, 0.1]
+
+
+def test_kernels_by_head_attend_to_a_context():
+    """Two equal kernels are one kernel."""
+    parts = HeadKernels(Softmax(), Softmax(), 1)
+    spec = TransformerSpec(width=16, heads=2, layers=2, cross_attention=True, kernel=parts)
+    split, whole = spec.build(), replace(spec, kernel=Softmax()).build()
+    whole.load_state_dict(split.state_dict())
+    index = TokenIndex.range(2, 5)
+    x, context = torch.randn(2, 5, 16), Context(torch.randn(2, 5, 16), index)
+    torch.testing.assert_close(split(x, index, None, context)[0], whole(x, index, None, context)[0])

@@ -269,3 +269,15 @@ def test_invalid_options_raise(wrong, error, message):
 def test_incompatible_settings_raise(other, message):
     with pytest.raises(ValueError, match=message):
         replace(SPEC, **other)
+
+
+def test_frozen_compression_has_a_penalty_without_gradient():
+    model = TransformerSpec(width=16, layers=2, heads=2, memory=MEMORY).build()
+    for block in model.blocks:
+        block.compression.requires_grad_(False)
+    x = torch.randn(2, 12, 16, requires_grad=True)
+    y, _ = model(x, TokenIndex.range(2, 12))
+    penalty = model.penalty()
+    (y.sum() + penalty).backward()
+    assert penalty > 0
+    assert x.grad.any()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlxf.attention import Full, TokenIndex, Window, XPos
+from rlxf.attention import Full, TokenIndex, TransformerSpec, Window, XPos
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.sparse import plan
 from tests.attention.oracle import close, load
@@ -61,3 +61,9 @@ def test_attention_over_long_passes_is_finite():
     close(module.average(q, k, k, mask, None), k[:, :, 2:], 1e-6)
     mask = AttentionMask(key.at(slice(1, 2)), key, Full(), True, torch.float32)
     assert module.average(q, k, k, mask, None).isfinite().all()
+
+
+def test_a_scale_base_without_a_decay():
+    """Its span exceeds an integer of torch."""
+    model = TransformerSpec(width=16, heads=2, layers=1, position=XPos(scale_base=1e18)).build()
+    assert model(torch.randn(1, 3, 16), TokenIndex.range(1, 3))[0].isfinite().all()
