@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlxf.cli.entry_point import main
-from rlxf.cli.shared_runs import load_shared_agent
+from rlxf.cli.shared_runs import load_shared_agent, training_command
 from rlxf.training import RunFolder
 
 ZOO = Path(__file__).parents[1] / "zoo"
@@ -32,7 +32,7 @@ def test_an_agent_is_small_loads_and_has_a_card(folder):
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
     card = (folder / "README.md").read_text()
     assert f"rlxf play zoo/{folder.name}" in card
-    assert "rlxf train gtrxl" in card
+    assert training_command(RunFolder.open(folder)) in card
     assert "(commit " in card
     assert "95% interval of the mean" in card
     agent = load_shared_agent(RunFolder.open(folder), "last")

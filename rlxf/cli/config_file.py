@@ -29,6 +29,7 @@ from rlxf.cli.runs import (
     PROGRAM,
     TRAINING_COMMANDS,
     check_config_types,
+    check_weights_trust,
     options_from_config,
 )
 from rlxf.cli.spec_options import bound_to_memory, given_techniques
@@ -223,6 +224,8 @@ def run_settings(
         own |= {"workers": 0} if given_options(args, "workers") else {}
         described = {"env": flat.get("env", given if kwargs else None), "env_kwargs": kwargs}
         command.check_trust(RunFolder(run.path, flat | described | own))
+        if not given_options(args, "pretrained"):
+            check_weights_trust(run)
     return flat
 
 

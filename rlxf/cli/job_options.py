@@ -52,7 +52,7 @@ def _one_line_error(text: str) -> str:
 
 def needs_trust(options: Mapping[str, Any]) -> bool:
     """Return whether a run with these options, see `read_options`, can be resumed with trust only."""
-    names = ("env_kwargs", "curriculum", "trust_data", "workers")
+    names = ("env_kwargs", "curriculum", "trust_data", "workers", "pretrained")
     return ":" in str(options.get("env", "")) or any(map(options.get, names))
 
 

@@ -217,6 +217,16 @@ def dataset_ids(run: RunFolder) -> list[str]:
     return ids
 
 
+def check_weights_trust(run: RunFolder) -> None:
+    """Raise ValueError if the ``config.json`` of a run names another run, with whose weights it begins."""
+    if run.config.get("pretrained") is not None:
+        raise ValueError(
+            f"the training of {run.path} begins with the weights of another folder, "
+            f"{reprlib.repr(run.config['pretrained'])}: add --trust if you trust the authors of the run, or "
+            f"choose the weights of a new run with rlxf train --config and --pretrained"
+        )
+
+
 def load_initial_weights(agent: Any, folder: Path | None) -> None:
     """Load the weights of the run in ``folder`` into an agent; do nothing if ``folder`` is None.
 

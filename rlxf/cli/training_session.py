@@ -14,6 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from rlxf.cli.env_options import resume_trust_option
 from rlxf.cli.output import ReceivedSignal, exit_with, print_out
+from rlxf.cli.runs import SOURCES, TRAINING_COMMANDS
 from rlxf.cli.torchrun_job import ignore_signals
 from rlxf.evaluation.callback import EvaluationCallback, PeriodicCallback
 from rlxf.training import (
@@ -66,10 +67,13 @@ class StartPoint:
         A run without any checkpoint starts from the beginning.
 
         Raises:
-            FileNotFoundError: if no checkpoint is intact, or there is only ``checkpoint.zip``.
+            FileNotFoundError: if no checkpoint is intact, or there is only ``checkpoint.zip``, as in a run
+                that was shared.
             CheckpointError: if the checkpoint was not written by a training command.
         """
-        if not run.resume_checkpoints.files() and not run.final_checkpoint.is_file():
+        if not run.resume_checkpoints.files():
+            if run.final_checkpoint.is_file():
+                raise FileNotFoundError(_only_weights(run))
             return cls()
         file = run.resume_checkpoints.newest()
         with checkpoint_errors():
@@ -83,6 +87,16 @@ class StartPoint:
     def needs_training(self, total: int) -> bool:
         """Return whether a run with ``total`` steps or updates has to be trained from this point."""
         return self.file is None or (self.steps < total and not self.ended_early)
+
+
+def _only_weights(run: RunFolder) -> str:
+    path, agent = quote(str(run.path)), run.config.get("agent", "")
+    weights = f" --pretrained {path}" if agent in SOURCES else ""
+    states = run.resume_checkpoints.path
+    return (
+        f"{run.path} has weights, but no training state to resume from in {states}, as a shared run: begin a "
+        f"new run with rlxf {TRAINING_COMMANDS[agent]} --config {path}{weights} --run NEW"
+    )
 
 
 def is_complete(run: RunFolder, total: int) -> bool:

@@ -97,7 +97,7 @@ def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
     return last is not None and data_equivalence(_wrapped(env, last), observation, exact=True)
 
 
-def _wrapped(env: VecEnv, observation: VecEnvObs) -> VecEnvObs:
+def _wrapped(env: VecEnv, observation: Any) -> Any:
     """Return an observation of the innermost environments as the wrappers around them return it."""
     if not isinstance(env, VecEnvWrapper):
         return observation
@@ -406,7 +406,7 @@ def _last_info(infos: Any, i: int, n_envs: int) -> dict[str, Any]:
     if not isinstance(infos, dict):
         return dict(infos[i] or {})
     info = info_of(infos, i)
-    if "_is_success" not in infos and np.shape(infos.get("is_success")) == (n_envs,):
+    if "_is_success" not in infos and np.shape(infos.get("is_success", ())) == (n_envs,):
         info["is_success"] = infos["is_success"][i]
     return info
 

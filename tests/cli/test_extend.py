@@ -256,5 +256,7 @@ def test_a_run_without_checkpoints_cannot_be_extended(capsys):
     run_training(BC, "--updates", 4, "run")
     shutil.rmtree("run/checkpoints")
     before = content("run")
-    assert "there is no valid checkpoint" in refused(capsys, "resume", "run", "--updates", "9")
+    message = refused(capsys, "resume", "run", "--updates", "9")
+    assert "run has weights, but no training state to resume from in run/checkpoints" in message
+    assert "begin a new run with rlxf train bc --config run --run NEW" in message
     assert content("run") == before

@@ -103,7 +103,15 @@ def test_folder_that_is_no_run_is_refused(capsys):
 
 def test_packed_agent_cannot_be_resumed(finished, capsys):
     main(["pack", str(finished), "maze"])
-    assert refused(capsys, "resume", "maze")
+    message = refused(capsys, "resume", "maze", "--total-timesteps", "999999")
+    assert "begin a new run with rlxf train gtrxl --config maze --pretrained maze --run NEW" in message
+
+
+def test_the_card_does_not_contain_the_absolute_path(finished, tmp_path):
+    main(["pack", str(finished), str(tmp_path / "shared" / "maze")])
+    card = (tmp_path / "shared" / "maze" / "README.md").read_text()
+    assert str(tmp_path) not in card
+    assert "rlxf evaluate maze" in card
 
 
 def test_a_checkpoint_that_changed_after_its_evaluation_has_no_results(finished, capsys):

@@ -3,6 +3,7 @@
 import inspect
 import json
 import shlex
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -60,6 +61,22 @@ def test_files_of_a_run_and_transfer_of_weights(pretraining, data):
     run = ["--pretrained", str(pretraining), "--run", "tuned", "--updates", "2", "--episodes", "2"]
     main(["train", "dt", "--dataset", data, *TINY, *run])
     assert json.loads(Path("tuned", "config.json").read_text())["pretrained"] == str(pretraining)
+
+
+def test_weights_that_only_the_file_of_a_run_names_need_trust(pretraining, data, capsys):
+    """Such a file may be a stranger's, and the weights private ones."""
+    run = ["--pretrained", str(pretraining), "--run", "tuned", "--updates", "2", "--episodes", "2"]
+    main(["train", "dt", "--dataset", data, *TINY, *run])
+    config = ["train", "dt", "--config", "tuned", "--run", "new"]
+    assert "begins with the weights of another folder" in refused(capsys, *config)
+    assert not Path("new").exists()
+    main([*config, "--pretrained", str(pretraining)])
+    main(["resume", "tuned", "--updates", "3"])  # it has a checkpoint
+    for name in ("checkpoint.zip", "completed.json"):
+        Path("tuned", name).unlink()
+    shutil.rmtree("tuned/checkpoints")
+    assert "add --trust" in refused(capsys, "resume", "tuned")
+    main(["resume", "tuned", "--trust"])
 
 
 @pytest.mark.parametrize(

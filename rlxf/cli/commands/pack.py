@@ -57,7 +57,7 @@ class Pack(Command):
             run,
             checkpoint=self.checkpoint,
             agent=agent,
-            folder=str(self.folder),
+            folder=self.folder.name if self.folder.is_absolute() else str(self.folder),
             video=self.video,
             trust=self.trust,
             commit=self.commit,

@@ -48,7 +48,7 @@ class Resume(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Read the options of the run, load its checkpoint, and return the training to run."""
-        from rlxf.cli.runs import PROGRAM, TRAINING_COMMANDS, training_command
+        from rlxf.cli.runs import PROGRAM, TRAINING_COMMANDS, check_weights_trust, training_command
         from rlxf.training import RunFolder
 
         run = RunFolder.reopen(self.run)
@@ -70,6 +70,8 @@ class Resume(Command):
         training = command.of_run(run, self.progress_bar, self.quiet)
         if not self.trust:
             command.check_trust(run)
+            if not run.resume_checkpoints.files():
+                check_weights_trust(run)
         training = self._extended(training, run)
         return (training.with_trust() if self.trust else training).prepare_resume(run)
 
