@@ -7,7 +7,8 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.action_replay import ActionReplay
-from rlxf.envs.vector import GymnasiumVecEnv, has_filler_rows
+from rlxf.envs.filler_rows import has_filler_rows
+from rlxf.envs.vector import GymnasiumVecEnv
 from rlxf.envs.worker_vec_env import WorkerVecEnv
 from rlxf.envs.wrapper_state import check_known_wrappers
 from rlxf.utils.errors import EpisodeLostError

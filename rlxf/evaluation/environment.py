@@ -19,10 +19,11 @@ from stable_baselines3.common.vec_env import (
 
 from rlxf.data.reference_scores import ReferenceScores, scores_from_table
 from rlxf.envs.curriculum import CurriculumEnv
+from rlxf.envs.filler_rows import check_frame_stack, has_filler_rows
 from rlxf.envs.make import EnvLike, as_vectorized
 from rlxf.envs.sb3_vec_env import calling_at_exit, resume_envs_at_exit
 from rlxf.envs.specs import spec_of
-from rlxf.envs.vector import check_frame_stack, has_filler_rows, innermost_env
+from rlxf.envs.vector import innermost_env
 from rlxf.evaluation.agents import (
     has_persistent_memory,
     own_env,

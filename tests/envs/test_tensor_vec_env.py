@@ -24,9 +24,9 @@ from rlxf.envs import (
     TMazeVector,
     as_vec_env,
 )
+from rlxf.envs.filler_rows import has_filler_rows
 from rlxf.envs.tensor_checks import TensorChecks, _limits
 from rlxf.envs.tensor_vec_env import SparseInfos
-from rlxf.envs.vector import has_filler_rows
 from tests.agents.gtrxl.worlds import ACTIONS, DICT, VECTOR, Scripted, shifted
 from tests.envs.tensor_envs import Overwriting, Tensors
 

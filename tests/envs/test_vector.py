@@ -16,10 +16,10 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage
 
 from rlxf.envs import TMaze, TMazeVector, as_vec_env
+from rlxf.envs.filler_rows import has_filler_rows, shows_filler_rows
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tmaze_tensor import TMazeTensor
-from rlxf.envs.vector import has_filler_rows, shows_filler_rows
 from tests.envs.small_envs import VIEW, Counter
 
 SB3_MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]

@@ -6,11 +6,11 @@ from gymnasium import Env
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlxf.envs.filler_rows import check_frame_stack, warn_of_counted_filler_rows
 from rlxf.envs.make import make_vec_env, maker_advice
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.vector import check_frame_stack, warn_of_counted_filler_rows
 from rlxf.training.distributed import process_group
 from rlxf.utils.warnings import warn_user
 

@@ -11,8 +11,8 @@ from rlxf.agents.common.cores import check_state, check_token_by_token
 from rlxf.attention import XL, GRUGate, TransformerSpec, Window, XLRelative
 from rlxf.attention.memory.base import NoMemory
 from rlxf.attention.residuals.base import Residual
+from rlxf.envs.filler_rows import has_filler_rows, shows_filler_rows
 from rlxf.envs.specs import spec_of
-from rlxf.envs.vector import has_filler_rows, shows_filler_rows
 from rlxf.utils.warnings import warn_user
 
 AGENT = "GTrXLPPO"
