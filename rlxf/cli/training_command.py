@@ -205,6 +205,7 @@ class TrainingCommand(Command):
         self.check()
         check_tracker(self.track)
         agent = self.build()
+        agent.check_processes()
         load_initial_weights(agent, self.pretrained)
         self.check_agent(agent)
         config = {"agent": self.agent_name} | options_to_config(self) | self.core_config(agent)

@@ -27,11 +27,13 @@ from rlxf.collection.storage import check_new, first_non_finite, stack, storage_
 from rlxf.data import ReferenceScores
 from rlxf.envs.make import EnvLike, as_vectorized
 from rlxf.envs.spaces import is_filler, row_of
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
 from rlxf.evaluation.environment import (
+    borrowed_env,
     warn_of_missing_statistics,
     with_training_normalization,
 )
+from rlxf.evaluation.episodes import check_target_is_given
 from rlxf.evaluation.rollout import play, quotas
 from rlxf.utils.errors import FaultyEnvironmentError
 from rlxf.utils.rng import preserve_rng_state
@@ -197,6 +199,11 @@ def _check_raw(env: VecEnv) -> None:
             "environments without VecNormalize. An agent that was trained with VecNormalize still gets "
             "normalized observations"
         )
+    if is_return_conditioned(env.observation_space):
+        raise ValueError(
+            "env has a ReturnToGo, but a dataset stores the observations of the task: pass the environments "
+            "without it, and target_returns=[...]"
+        )
 
 
 def collect(
@@ -249,9 +256,10 @@ def collect(
     Raises:
         FileExistsError: if the dataset exists.
         ValueError: if dataset_id is not a Minari id, a number is out of range, ``env`` has a
-            ``VecNormalize``, or its spaces differ from those of the training of an agent.
+            ``VecNormalize`` or a `ReturnToGo`, or its spaces differ from those of the training of an agent.
         TypeError: if a number is not an int, mix is not a sequence, an agent has no ``predict``, ``env`` is
-            not an environment or an id, or Minari does not support its observation space.
+            not an environment or an id, Minari does not support its observation space, or an agent that is
+            conditioned on a return has no target.
         FaultyEnvironmentError: if an environment raises, or returns NaN or infinity.
         OSError: if the disk is full or not writable.
 
@@ -267,6 +275,9 @@ def collect(
     with as_vectorized(env, min(n_envs, max(counts))) as vec_env:
         check_new(dataset_id)
         _check_raw(vec_env)
+        for policy in policies:
+            if policy.target_return is None and policy.agent is not None:
+                check_target_is_given(policy.agent, vec_env)
         for each in filter(_checks_envs, agents):
             each.check_env(vec_env)
         observation_space = storage_space(vec_env.observation_space)
@@ -279,6 +290,7 @@ def collect(
                 for number, (policy, count) in enumerate(zip(policies, counts, strict=True))
             )
             recorded = progress.track(played, episodes, description="collect")
-            return write_dataset(
-                dataset_id, recorded, observation_space, vec_env.action_space, spec, metadata
-            )
+            with borrowed_env(agents, vec_env):
+                return write_dataset(
+                    dataset_id, recorded, observation_space, vec_env.action_space, spec, metadata
+                )

@@ -153,13 +153,17 @@ def _flatten_parts(space: spaces.Dict | spaces.Tuple, values: Any) -> Rows:
 def unflatten_rows(space: spaces.Space[Any], rows: Rows) -> Any:
     """Invert `flatten_rows`: return an array (n, ...), for Dict a dict of arrays, for Tuple a tuple.
 
+    Text, which rows do not contain, is a tuple of n empty texts.
+
     Args:
-        space: as in `flatten_rows`, without text.
+        space: as in `flatten_rows`; parts may be text.
         rows: float32 (n, D).
 
     Raises:
-        TypeError: if the space is of an unsupported class, or contains text.
+        TypeError: if the space is of an unsupported class.
     """
+    if is_text(space):
+        return ("",) * len(rows)
     raise TypeError(f"vectors cannot be converted back to values of {space}; remove it with a wrapper")
 
 

@@ -15,6 +15,8 @@ COUNTED_VALUES = 4096
 """Maximum number of discrete actions that are counted, over all components."""
 SHOWN_VALUES = 8
 """Maximum number of discrete actions whose frequencies are shown."""
+MEDIAN_SAMPLE = 2**20
+"""Maximum number of rewards of which the median is computed, about."""
 NEARLY_ALL = 0.95
 """Share of equal rewards from which on rewards are nearly constant."""
 
@@ -27,7 +29,8 @@ class RewardStatistics:
         minimum: smallest reward.
         maximum: largest reward.
         mean: mean reward.
-        common: most frequent of the values 0, ``minimum`` and ``maximum``.
+        common: most frequent of the values 0, ``minimum``, ``maximum`` and the median, which is that of a
+            sample if there are many steps. A reward of more than half of the steps is the median.
         common_share: share of the steps with the reward ``common``, from 0 to 1.
     """
 
@@ -41,8 +44,10 @@ class RewardStatistics:
     def of(cls, rewards: NDArray[np.float32]) -> "RewardStatistics":
         """Compute the statistics of rewards (N,)."""
         low, high = float(rewards.min()), float(rewards.max())
-        values = np.array([0.0, low, high], np.float32)
-        counts = np.zeros(3, np.int64)
+        sample = np.sort(rewards[:: max(1, len(rewards) // MEDIAN_SAMPLE)])
+        median = sample[len(sample) // 2]
+        values = np.array([0.0, low, high, median], np.float32)
+        counts = np.zeros(len(values), np.int64)
         total = 0.0
         for piece in pieces(rewards):
             counts += (piece[:, None] == values).sum(axis=0)

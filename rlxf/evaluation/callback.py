@@ -100,7 +100,10 @@ class PeriodicCallback(BaseCallback):
         if lengths:
             return float(np.mean(lengths))
         env = self.model.get_env()
-        return 0.0 if env is None or self._has_ended else self.num_timesteps / env.num_envs
+        if env is None or self._has_ended:
+            return 0.0
+        n_envs: int = getattr(self.model, "n_envs_total", env.num_envs)
+        return self.num_timesteps / n_envs
 
     def write_picture(self, tag: str, value: Figure | Video, exclude: tuple[str, ...] = ()) -> None:
         """Write a picture now, with the present step, where the logger does not write text.

@@ -1,6 +1,6 @@
 """Preparation of environments for an evaluation: construction, seeds, normalization, and its warnings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from copy import deepcopy
 from functools import partial
@@ -63,19 +63,30 @@ def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None)
     """
     with _prepared(agent, env, n_envs) as vec_env:
         check_frame_stack(vec_env)
-        is_trained_in = _is_trained_in(agent, vec_env)
-        try:
-            with (
-                _frozen_statistics(unwrap_vec_normalize(vec_env)),
-                _task_of_curriculum(vec_env),
-                resume_envs_at_exit(vec_env),
-            ):
-                if seed is not None:
-                    vec_env.seed(seed)
-                yield vec_env
-        finally:
-            if is_trained_in:
-                agent.discard_episodes()
+        with (
+            borrowed_env([agent], vec_env),
+            _frozen_statistics(unwrap_vec_normalize(vec_env)),
+            resume_envs_at_exit(vec_env),
+        ):
+            if seed is not None:
+                vec_env.seed(seed)
+            yield vec_env
+
+
+@contextmanager
+def borrowed_env(agents: Iterable[Any], env: VecEnv) -> Iterator[None]:
+    """Context manager for episodes that are not those of a training, in environments of any wrappers.
+
+    Environments with a curriculum use its last stage, and do not advance. The agents that train in the
+    environments begin new episodes afterwards.
+    """
+    trained = [agent for agent in agents if _is_trained_in(agent, env)]
+    try:
+        with _task_of_curriculum(env):
+            yield
+    finally:
+        for agent in trained:
+            agent.discard_episodes()
 
 
 def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:

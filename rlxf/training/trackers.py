@@ -1,5 +1,6 @@
 """Experiment trackers: the output format of SB3's logger that sends values to W&B, Trackio or MLflow."""
 
+import atexit
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -56,8 +57,9 @@ class TrackerOutput(KVWriter):
 
     Text, histograms, images and hyperparameters are ignored, and so are the formats that a value excludes:
     they name the formats of SB3. A thread of its own calls the tracker, so a server that does not answer
-    delays the training only at the end, by at most `PATIENCE` seconds. Errors of the tracker do not end the
-    training: the first one is reported by one UserWarning.
+    delays the training only at the end, by at most `PATIENCE` seconds. A logger that is not closed is closed
+    at the end of the program. Errors of the tracker do not end the training: the first one is reported by one
+    UserWarning.
 
     Args:
         backend: the tracker.
@@ -79,6 +81,7 @@ class TrackerOutput(KVWriter):
         arguments = (run_id, on_start)
         self._thread = Thread(target=self._work, args=arguments, name="tracker", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # for a logger that is not closed: the thread ends with the program
 
     def write(
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
@@ -97,6 +100,7 @@ class TrackerOutput(KVWriter):
         if self._is_closed:
             return
         self._is_closed = True
+        atexit.unregister(self.close)
         self._put(None)
         self._thread.join(PATIENCE)
         if self._thread.is_alive():

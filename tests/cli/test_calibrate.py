@@ -103,6 +103,16 @@ def test_errors_are_one_line(offline, finished, capsys):
         assert message in refused(capsys, "calibrate", *args)
 
 
+def test_a_context_of_whole_episodes_is_refused_in_one_line(minari_root, capsys):
+    record_cartpole()
+    options = shlex.split("--updates 2 --episodes 0 --context-length 4 --batch-size 4 --no-progress-bar")
+    core = shlex.split(
+        "--context episode --core.width 8 --core.layers 2 --core.depth calm --core.recurrence gru"
+    )
+    main(["train", "dt", "--dataset", ID, "--run", "whole", *options, *core])
+    assert "context='episode'" in refused(capsys, "calibrate", "whole")
+
+
 def test_the_dataset_of_the_run_is_checked(offline, capsys):
     for dataset in (5, [5], [], None):
         change_config(Path(offline), dataset=dataset)

@@ -10,6 +10,7 @@ import pytest
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.attention import KNNLM
 from rlxf.cli import main
+from rlxf.cli.commands.distill import Distill
 from rlxf.training import RunFolder
 from tests.cli.running import TINY, change_config, refused, train
 from tests.datasets import ID, record_cartpole
@@ -82,6 +83,21 @@ def test_errors_are_one_line_and_no_folder_is_created(offline, capsys):
     ):
         assert message in refused(capsys, "distill", *args)
     assert not Path("dt-student").exists()
+
+
+def test_teachers_without_a_target_are_refused_before_a_run_is_made(minari_root, capsys):
+    record_cartpole()
+    options = shlex.split("--updates 2 --episodes 0 --context-length 4 --batch-size 4 --no-progress-bar")
+    sizes = shlex.split("--core.width 8 --core.layers 1")
+    main(["train", "dt", "--dataset", ID, "--run", "max", "--conditioning", "max-return", *options, *sizes])
+    assert "distill needs agents that act for a target return" in refused(capsys, "distill", "max")
+    assert not Path("max-student").exists()
+
+
+def test_the_teacher_may_be_the_working_folder(offline, capsys, monkeypatch):
+    monkeypatch.chdir("dt")
+    assert "steps must be at least 1" in refused(capsys, "distill", ".", "--steps", "0")
+    assert Distill(teacher=Path())._path.name == "dt-student"
 
 
 def test_configurations_of_teachers_are_checked(offline, capsys):

@@ -4,6 +4,7 @@ import inspect
 import re
 import shlex
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,6 +13,7 @@ from rlxf.cli import main
 from rlxf.cli.commands.estimate import Estimate
 from rlxf.off_policy_evaluation import estimate
 from rlxf.off_policy_evaluation.behavior import estimate_behavior
+from rlxf.training import NumericalError
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole, record_random
 
@@ -57,6 +59,15 @@ def test_perceptrons_are_estimated_on_their_data(kind, targets, minari_root, cap
     shown = capsys.readouterr().out
     assert "Last checkpoint, update 2" in shown
     assert ("target return" in shown) == (kind == "rvs")
+
+
+def test_divergence_is_reported_in_one_line(minari_root, capsys, monkeypatch):
+    record_cartpole()
+    options = shlex.split("--updates 2 --episodes 0 --batch-size 4 --hidden-sizes 8 --no-progress-bar")
+    main(["train", "bc", "--dataset", ID, "--run", "run", *options])
+    diverged = Mock(side_effect=NumericalError("the Q functions diverged: lower the discount"))
+    monkeypatch.setattr("rlxf.off_policy_evaluation.estimate_return", diverged)
+    assert "the Q functions diverged: lower" in refused(capsys, "estimate", "run", *TINY)
 
 
 def test_targets_of_behavior_cloning_are_refused(minari_root, capsys):

@@ -2,6 +2,7 @@
 
 import os
 import resource
+from unittest.mock import Mock
 
 import gymnasium
 import minari
@@ -13,11 +14,12 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from rlxf import GTrXLPPO
+from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.collection import collect, storage
 from rlxf.collection.recording import Recorder
 from rlxf.data import ReferenceScores, load_trajectories, reference_scores
-from rlxf.envs import FaultyEnvironmentError, make_vec_env
+from rlxf.envs import Curriculum, FaultyEnvironmentError, ReturnToGo, make_vec_env
+from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
 from tests.collection.worlds import Diary, Failing, Noise, Pointer
 from tests.evaluation.worlds import ActionRewardEnv, TargetFollower, vec
 
@@ -425,12 +427,41 @@ def test_existing_dataset_is_not_changed():
         ({"env": "Nope-v0"}, ValueError, "Nope-v0"),
         ({"env": Diary}, TypeError, r"got type: .*; pass make_vec_env\(FUNCTION_OR_CLASS, n_envs\)"),
         ({"env": VecNormalize(DummyVecEnv([Diary]))}, ValueError, "without VecNormalize"),
+        ({"env": ReturnToGo(DummyVecEnv([Diary]), 5)}, ValueError, "env has a ReturnToGo, .* target_returns"),
     ],
 )
 def test_invalid_arguments_raise(given, error, message, minari_root):
     with pytest.raises(error, match=message):
         record(**({"agent": Pointer()} | given))
     assert folders(minari_root) == []
+
+
+def test_an_agent_that_is_conditioned_on_a_return_needs_a_target(minari_root):
+    data = load_trajectories(record(Pointer()))
+    agent = DecisionTransformer(data, context_length=2, device="cpu")
+    minari.delete_dataset(ID)
+    with pytest.raises(TypeError, match="is conditioned on a return: pass target_returns, such as"):
+        record(agent)
+
+
+def test_the_task_of_a_curriculum_is_its_last_stage():
+    """A dataset names the task with the arguments of this stage."""
+    curriculum = Curriculum([{"corridor_length": 1}], advance_return=-100.0, episodes=1)
+    env = make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 20}, curriculum=curriculum)
+    data = load_trajectories(collect(None, env, ID, episodes=4))
+    assert data.env_spec.kwargs["corridor_length"] == 20
+    assert set(data.lengths) == {21}
+    assert env.get_attr("stage") == [1, 1]
+
+
+def test_training_begins_new_episodes_after_a_recording_in_its_environments():
+    agent = small_agent(scripts(shifted(2)), n_envs=2)
+    agent.learn(32)
+    agent.discard_episodes = Mock(wraps=agent.discard_episodes)
+    collect(agent, scripts(shifted(2)), ID, episodes=3, reference_scores=SCALE)
+    agent.discard_episodes.assert_not_called()
+    collect(agent, agent.get_env(), "test/own-v0", episodes=3, reference_scores=SCALE)
+    agent.discard_episodes.assert_called_once()
 
 
 @pytest.mark.parametrize("wrong", ["my data", "a/data-v0"], ids=["no version", "short namespace"])

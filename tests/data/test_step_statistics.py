@@ -32,7 +32,7 @@ def test_rewards_are_counted_as_in_a_loop(rewards):
     assert (statistics.minimum, statistics.maximum) == (min(rewards), max(rewards))
     assert statistics.mean == pytest.approx(sum(rewards) / len(rewards))
     counts = Counter(rewards)
-    candidates = {0.0, min(rewards), max(rewards)}
+    candidates = {0.0, min(rewards), max(rewards), sorted(rewards)[len(rewards) // 2]}
     assert counts[statistics.common] == max(counts[each] for each in candidates)
     assert statistics.common_share == counts[statistics.common] / len(rewards)
     assert statistics.constant == (len(counts) == 1)
@@ -43,6 +43,13 @@ def test_rewards_are_nearly_constant_if_nearly_all_are_equal(zeros, nearly):
     rewards = np.ones(100, np.float32)
     rewards[:zeros] = 0
     assert RewardStatistics.of(rewards).nearly_constant is nearly
+
+
+def test_a_common_reward_between_the_extremes_is_found():
+    """A penalty in each step, a goal and a trap."""
+    statistics = RewardStatistics.of(np.array([-0.01] * 98 + [1, -1], np.float32))
+    assert statistics.nearly_constant
+    assert (statistics.common, statistics.common_share) == (pytest.approx(-0.01), 0.98)
 
 
 def test_a_share_below_one_is_not_rounded_to_all_steps():

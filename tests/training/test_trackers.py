@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -52,6 +54,31 @@ class Recorder(TrackerBackend):
 
     def finish(self):
         self._call("finish")
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from rlxf.training.tracker_backends import TrackerBackend
+from rlxf.training.trackers import TrackerOutput
+
+class Slow(TrackerBackend):
+    package = "slow"
+    def start(self, run_id): time.sleep(1); return "id"
+    def log(self, scalars, media, step): self.write("log")
+    def table(self, name, columns, rows, step): pass
+    def finish(self): self.write("finish")
+    def write(self, text):
+        with open(self.folder / "calls", "a") as file: file.write(text + " ")
+
+output = TrackerOutput(Slow(Path(sys.argv[1]), {}))
+output.write({"a": 1.0}, {"a": ()}, 1)
+"""
+
+
+def test_a_logger_that_is_not_closed_sends_all_at_the_end_of_the_program(tmp_path):
+    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], check=True)
+    assert (tmp_path / "calls").read_text() == "log finish "
 
 
 @pytest.fixture

@@ -286,7 +286,7 @@ class DecisionTransformer(OnlineFinetuning):
                 has a datastore or ``context="episode"`` or predicts the return, or several processes run.
         """
         distillation = Distillation() if distillation is None else distillation
-        self._check_teacher(teacher, distillation)
+        self.check_teacher(teacher, distillation)
         update = DistillationUpdate(
             self._new_update(),
             teacher.policy,
@@ -306,7 +306,7 @@ class DecisionTransformer(OnlineFinetuning):
             progress_bar=progress_bar,
         )
 
-    def _check_teacher(self, teacher: Any, distillation: Any) -> None:
+    def check_teacher(self, teacher: Any, distillation: Any) -> None:
         """Raise an error unless this agent can be trained by `distill` with these arguments."""
         if not isinstance(teacher, DecisionTransformer):
             raise TypeError(

@@ -39,6 +39,8 @@ from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories
 from rlxf.data.spaces import space_mismatches, with_channels_first
 from rlxf.envs.make import as_vectorized
+from rlxf.evaluation.agents import training_normalizer
+from rlxf.evaluation.environment import borrowed_env
 from rlxf.export.files import check_target, export_step
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
@@ -233,8 +235,8 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
 
         Raises:
             ValueError: before the first step, if the depth of the core is not `CALM`, memory persists across
-                episodes, the environment has different spaces, thresholds do not decrease, or thresholds,
-                alpha, delta or episodes are out of range.
+                episodes, the environment has different spaces, the statistics of ``VecNormalize`` are
+                missing, thresholds do not decrease, or thresholds, alpha, delta or episodes are out of range.
             TypeError: if one of them is not a number.
         """
         self.ranks.check_single_process("calibrate")
@@ -251,8 +253,12 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
             if seed is not None:
                 set_random_seed(seed)
                 vec_env.seed(seed)
-            normalization = None if unwrap_vec_normalize(vec_env) else self.get_vec_normalize_env()
-            return measure_exits(self.policy, vec_env, thresholds, normalization, episodes)
+            normalization = None
+            if unwrap_vec_normalize(vec_env) is None:
+                normalization = self.get_vec_normalize_env()
+                self._check_statistics("calibrate")
+            with borrowed_env([self], vec_env):
+                return measure_exits(self.policy, vec_env, thresholds, normalization, episodes)
 
     def export(
         self,
@@ -313,8 +319,17 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
                 "attach_datastore encodes each episode with an empty memory, but the memory of this agent "
                 "persists across episodes; train with persist_memory_across_episodes=False"
             )
+        self._check_statistics("attach_datastore")
         self.policy.set_training_mode(False)
         return encode_dataset(self.policy, data, self.get_vec_normalize_env(), progress_bar)
+
+    def _check_statistics(self, method: str) -> None:
+        """Raise ValueError if observations were normalized in training, and the statistics are missing."""
+        if self.normalized_observations and training_normalizer(self) is None:
+            raise ValueError(
+                f"{method} needs the statistics of VecNormalize with which the agent was trained: load the "
+                f"agent with rlxf.training.load_normalizer(path, env) as env"
+            )
 
     def _action_head(self) -> PolicyBoxHead | PolicyDiscreteHead:
         return action_head(self.policy)

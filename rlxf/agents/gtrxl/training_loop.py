@@ -254,7 +254,7 @@ class TrainingLoop(GTrXLAgent):
             total_timesteps -= self.num_timesteps
             reset_num_timesteps = False
         done = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates}
-        self.core.kernel.check_processes(self.ranks.world_size)
+        self.check_processes()
         sync_processes(self.ranks, self.policy, self.order, self.set_logger, **done, n_envs=self.n_envs)
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
@@ -269,6 +269,10 @@ class TrainingLoop(GTrXLAgent):
         finally:
             self._between_rollouts = False
         return self
+
+    def check_processes(self) -> None:
+        """Raise ValueError if the core cannot be trained by the processes of a process group."""
+        self.core.kernel.check_processes(self.ranks.world_size)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         """Set the remaining progress as in SB3, but 0 where the last rollout exceeds ``total_timesteps``."""

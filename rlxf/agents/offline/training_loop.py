@@ -156,7 +156,7 @@ class OfflineTrainingLoop(ValidatedAlgorithm):
         log_interval = arguments.as_log_interval(log_interval)
         steps, run = self._restore_start(steps, resume_from, checkpoint.read_resumable_run)
         counts = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates, "steps": steps}
-        self.policy.check_processes(self.ranks.world_size)
+        self.check_processes()
         sync_processes(self.ranks, self._models(), self.generator, self.set_logger, **counts)
         total_timesteps, callback = self._setup_learn(
             steps, callback, reset_num_timesteps and run is None, tb_log_name, progress_bar
@@ -168,6 +168,10 @@ class OfflineTrainingLoop(ValidatedAlgorithm):
         self._run_updates(windows, total_timesteps, callback, log_interval)
         callback.on_training_end()
         return self
+
+    def check_processes(self) -> None:
+        """Raise ValueError if the agent cannot be trained by the processes of a process group."""
+        self.policy.check_processes(self.ranks.world_size)
 
     def _restore_start(
         self,

@@ -88,6 +88,9 @@ def mean_validation_losses(model: OfflineModel, batches: Iterable[Any]) -> dict[
     Args:
         model: model in evaluation mode.
         batches: batches on the device of the model.
+
+    Raises:
+        ValueError: if no step has a loss.
     """
     sums: dict[str, float] = defaultdict(float)
     count = 0
@@ -96,4 +99,9 @@ def mean_validation_losses(model: OfflineModel, batches: Iterable[Any]) -> dict[
         count += steps
         for name, loss in model.validation_losses(batch).items():
             sums[name] += steps * loss.item()
-    return {name: value / max(count, 1) for name, value in sums.items()}
+    if count == 0:
+        raise ValueError(
+            "no token of the held-out episodes is predicted, so there is no validation loss: hold out more "
+            "episodes, with a larger validation_share, or choose another validation_seed"
+        )
+    return {name: value / count for name, value in sums.items()}

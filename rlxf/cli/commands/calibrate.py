@@ -79,6 +79,8 @@ class Calibrate(Command):
         agents = {name: load(path) for name, path in checkpoints_of(run).items()}
         for agent in agents.values():
             calibratable_exit(agent.policy.transformer)
+            if offline:
+                agent.policy.check_window("calibrate")
         n_envs = min(self.n_envs, self.episodes or DEFAULT_EPISODES)
         env = None if offline else make_env(run, None, {}, n_envs, self.trust)
         return partial(self._calibrate, agents, env, run)

@@ -95,13 +95,18 @@ class Distill(Command):
         build = self._build_offline if agent_name(source, TRANSFORMERS) == OFFLINE else self._build_online
         teacher, student = build(source)
         check_no_datastore(teacher.datastore, TEACHER_REASON)
+        if isinstance(student, DecisionTransformer):
+            student.check_teacher(teacher, distillation)
         run = RunFolder.create(self._path, self._config(source, student))
         student.set_logger(attach_tracker(run.make_logger(), self.track, run.path, run.config))
         return partial(self._train, teacher, student, distillation, run)
 
     @property
     def _path(self) -> Path:
-        return self.teacher.with_name(f"{self.teacher.name}-student") if self.run is None else self.run
+        if self.run is not None:
+            return self.run
+        teacher = self.teacher.resolve() if self.teacher.name in ("", "..") else self.teacher
+        return teacher.with_name(f"{teacher.name}-student")
 
     def _build_offline(self, source: RunFolder) -> tuple[Any, Any]:
         """Return the teacher, and a student on the same datasets."""

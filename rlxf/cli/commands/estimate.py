@@ -83,22 +83,25 @@ class Estimate(Command):
     def _estimate(
         self, agents: "Mapping[str, Agent]", data: "Trajectories", targets: Sequence[float | None]
     ) -> None:
+        from rlxf.cli.output import report_errors
         from rlxf.cli.reports import print_titled
         from rlxf.off_policy_evaluation import estimate_return
+        from rlxf.training import NumericalError
 
         for name, agent in agents.items():
             for target in targets:
-                estimate = estimate_return(
-                    agent,
-                    data,
-                    self.method,
-                    target_return=target,
-                    discount=self.discount,
-                    updates=self.updates,
-                    members=self.members,
-                    deterministic=self.deterministic,
-                    seed=self.seed,
-                    device=self.device,
-                    progress_bar=self.progress_bar,
-                )
+                with report_errors(NumericalError):  # e.g. Q functions that diverge
+                    estimate = estimate_return(
+                        agent,
+                        data,
+                        self.method,
+                        target_return=target,
+                        discount=self.discount,
+                        updates=self.updates,
+                        members=self.members,
+                        deterministic=self.deterministic,
+                        seed=self.seed,
+                        device=self.device,
+                        progress_bar=self.progress_bar,
+                    )
                 print_titled(estimate.table(), name, agent)

@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from rlxf import GTrXLPPO
 from rlxf.agents.common.calibration import check_thresholds
 from rlxf.attention import CALM, DepthAdaptive
+from rlxf.envs import Curriculum, make_vec_env
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     RECURRENT_CORES,
@@ -81,6 +82,32 @@ def test_observations_are_normalised_as_in_training():
     wrapped = VecNormalize(scripts(shifted(3)), norm_reward=False, training=False)
     wrapped.obs_rms = env.obs_rms
     assert np.array_equal(raw.risk, one.calibrate(wrapped, thresholds=(0.5,), episodes=6, seed=0).risk)
+
+
+def test_missing_statistics_are_refused():
+    one = agent()
+    one.normalized_observations = True
+    with pytest.raises(ValueError, match="calibrate needs the statistics of VecNormalize"):
+        one.calibrate(scripts(shifted(3)), thresholds=(0.5,), episodes=6)
+
+
+def test_the_task_of_a_curriculum_is_its_last_stage():
+    """Its risk would be that of an easier task."""
+    lengths = []
+    curriculum = Curriculum([{"corridor_length": 1}], advance_return=100.0)
+    env = make_vec_env("rlxf/TMaze-v0", 2, env_kwargs={"corridor_length": 6}, curriculum=curriculum)
+    core = replace(small_core(), layers=3, depth=CALM("classifier"))
+    one = small_agent(scripts(shifted(1), env.observation_space, env.action_space), core=core)
+    step_wait = env.step_wait
+
+    def step():
+        results = step_wait()
+        lengths.extend(info["episode"]["l"] for info in results[3] if "episode" in info)
+        return results
+
+    env.step_wait = step
+    one.calibrate(env, thresholds=(0.5,), episodes=4)
+    assert set(lengths) == {7}
 
 
 def test_failure_keeps_threshold(monkeypatch):

@@ -144,6 +144,13 @@ def test_observations_are_normalised_as_in_training():
     assert (keys - replay(agent, data)[1]).abs().max() > 0.1
 
 
+def test_missing_statistics_are_refused():
+    agent = small_agent(scripts(shifted(2)))
+    agent.normalized_observations = True
+    with pytest.raises(ValueError, match="attach_datastore needs the statistics of VecNormalize"):
+        agent.attach_datastore(logged(), KNNLM(k=1))
+
+
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_full_weight_on_nearest_reproduces_logged_actions(actions):
     agent, data = agent_for(actions), logged(actions)
