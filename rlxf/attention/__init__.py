@@ -1,4 +1,4 @@
-"""Attention core: a transformer configured along seven axes. Its modules use torch only, no RL.
+"""Attention core: a transformer configured along seven axes. Its modules depend on torch only, and not on RL.
 
 Every import exports its name; the form ``name as name`` tells type checkers so (PEP 484).
 """

@@ -70,7 +70,8 @@ class FeedForward(nn.Module):
     def transform(self, x: Tensor) -> Tensor:
         """Apply the network to all tokens at once: x (B, T, C) -> (B, T, C)."""
         if not is_plain(self.inner):
-            adapted: Tensor = self.outer(self.activation(self.inner(x)))
+            hidden = self.inner(x).clone()  # which the activation may change in place
+            adapted: Tensor = self.outer(self.activation(hidden))
             return adapted
         hidden = (cast(x.flatten(0, -2)) @ cast(self.inner.weight).T).add_(self.inner.bias)
         y: Tensor = self.outer(self.activation(hidden))

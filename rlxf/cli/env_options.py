@@ -191,7 +191,12 @@ def trust_option(config: dict[str, Any]) -> str:
 
 
 def resume_trust_option(config: dict[str, Any]) -> str:
-    """Return `` --trust`` if ``rlxf resume`` needs it for this configuration, else an empty string."""
+    """Return `` --trust`` if ``rlxf resume`` may need it for this configuration, else an empty string.
+
+    Weights of another run need it before the first checkpoint.
+    """
+    if config.get("pretrained") is not None:
+        return " --trust"
     try:
         check_curriculum_trust(config)
         check_worker_trust(config)

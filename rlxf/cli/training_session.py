@@ -92,10 +92,10 @@ class StartPoint:
 def _only_weights(run: RunFolder) -> str:
     path, agent = quote(str(run.path)), run.config.get("agent", "")
     weights = f" --pretrained {path}" if agent in SOURCES else ""
-    states = run.resume_checkpoints.path
+    states, trust = run.resume_checkpoints.path, resume_trust_option({**run.config, "pretrained": None})
     return (
-        f"{run.path} has weights, but no training state to resume from in {states}, as a shared run: begin a "
-        f"new run with rlxf {TRAINING_COMMANDS[agent]} --config {path}{weights} --run NEW"
+        f"{run.path} has weights, but no training state in {states}, which is usual for a shared run: begin "
+        f"a new run with rlxf {TRAINING_COMMANDS[agent]} --config {path}{weights} --run NEW{trust}"
     )
 
 

@@ -16,7 +16,7 @@ COUNTED_VALUES = 4096
 SHOWN_VALUES = 8
 """Maximum number of discrete actions whose frequencies are shown."""
 MEDIAN_SAMPLE = 2**20
-"""Maximum number of rewards of which the median is computed, about."""
+"""Approximate number of rewards of which the median is computed."""
 NEARLY_ALL = 0.95
 """Share of equal rewards from which on rewards are nearly constant."""
 
@@ -30,7 +30,7 @@ class RewardStatistics:
         maximum: largest reward.
         mean: mean reward.
         common: most frequent of the values 0, ``minimum``, ``maximum`` and the median, which is that of a
-            sample if there are many steps. A reward of more than half of the steps is the median.
+            sample if there are many steps. A reward of more than half of the steps usually is the median.
         common_share: share of the steps with the reward ``common``, from 0 to 1.
     """
 

@@ -176,10 +176,12 @@ class EvaluationCallback(PeriodicCallback):
             has no training episodes.
 
     Attributes:
-        reports: `Report` of each evaluation, of the first target, by the number of steps before it.
+        reports: `Report` of each evaluation, of the first target, by the number of steps before it. Those of
+            an earlier training are removed when a new one begins.
         last: report of the last evaluation; a `TargetSweep` with ``target_returns``. None before the first.
         best: highest mean return so far; None before the first evaluation.
-        best_step: number of steps before the best evaluation; None before the first.
+        best_step: number of steps before the best evaluation, in the training that had it; None before the
+            first.
 
     Raises:
         ValueError: if episodes or every_steps is less than 1, or stop_return is NaN.

@@ -82,7 +82,7 @@ class Log(ABC):
             OSError: if a file cannot be read.
 
         Warns:
-            UserWarning: if a value is NaN or infinite, or a step occurs twice in a CSV file.
+            UserWarning: if a value is NaN or infinite, or steps occur twice in a CSV file.
         """
 
 
@@ -118,8 +118,9 @@ class TableLog(Log):
 
     def _warn_of_repeated_steps(self, lines: NDArray[np.int64], steps: NDArray[np.float64]) -> None:
         order = np.argsort(steps, kind="stable")
-        repeated = order[1:][np.diff(steps[order]) == 0]
-        if repeated.size:
+        repeats = np.diff(steps[order]) == 0
+        repeated, earlier = order[1:][repeats], order[:-1][repeats]
+        if repeated.size > 1 or (repeated - earlier > 1).any():  # two evaluations at the end are usual
             first = repeated.min()
             warn_user(
                 f"{self.path} line {lines[first]}: the step {steps[first]:g} occurs again, and its last "
@@ -207,10 +208,14 @@ class MonitorLog(Log):
 
 
 def _continued(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return times (n,) that do not decrease: later parts of a file begin at the end of the one before."""
-    restarts = np.diff(times) < 0
+    """Return times (n,) that do not decrease: later parts of a file begin at the end of the one before.
+
+    A part begins where the time falls to less than half. A smaller decrease is a correction of the clock.
+    """
+    restarts = times[1:] < 0.5 * times[:-1]
     offsets = np.cumsum(np.where(restarts, times[:-1], 0.0))
-    return times + np.concatenate([np.zeros(min(len(times), 1)), offsets])
+    continued = times + np.concatenate([np.zeros(min(len(times), 1)), offsets])
+    return np.maximum.accumulate(continued)
 
 
 UNREADABLE = (
@@ -264,30 +269,36 @@ class EvaluationsLog(Log):
         }
 
 
-def is_regular(path: Path) -> bool:
-    """Return whether a path is a file, and not a symbolic link, whose target may be outside of a run."""
-    return path.is_file() and not path.is_symlink()
+def _is_log(path: Path) -> bool:
+    """Return whether a path in a folder is a file; raise ValueError if it is a link to one.
+
+    A link in the folder of a stranger may lead to a file elsewhere.
+    """
+    if path.is_symlink() and path.is_file():
+        raise ValueError(
+            f"{path} is a symbolic link, and links in a folder are not followed: give the path of its "
+            f"target, or replace it by a copy"
+        )
+    return path.is_file()
 
 
 def open_logs(path: Path) -> list[Log]:
     """Return the logs in a folder, or that of a file; [] if a folder has none.
 
-    Symbolic links in a folder are left out.
-
     Of the logs in a folder that have a metric, the first one counts: ``progress.csv``, then
     ``evaluations.npz``, then the files of ``Monitor``.
 
     Raises:
-        ValueError: if a file has another name than that of a log.
+        ValueError: if a file has another name than that of a log, or a log in a folder is a symbolic link.
     """
     if path.is_dir():
-        monitors = sorted(file for file in path.glob(f"*{MONITOR}") if is_regular(file))
+        monitors = sorted(file for file in path.glob(f"*{MONITOR}") if _is_log(file))
         logs = [
             TableLog(path / PROGRESS),
             EvaluationsLog(path / EVALUATIONS),
             *[MonitorLog(*monitors)] * bool(monitors),
         ]
-        return [log for log in logs if is_regular(log.path)]
+        return [log for log in logs if _is_log(log.path)]
     if path.name.endswith(MONITOR):
         return [MonitorLog(path)]
     if path.suffix.lower() not in (".csv", ".npz"):

@@ -137,6 +137,9 @@ class TrackerOutput(KVWriter):
     def _work(self, run_id: str | None, on_start: Callable[[str], None]) -> None:
         """Start the run, call the entries of the queue, and finish the run."""
         is_started = self._attempt("start", lambda: on_start(self.backend.start(run_id)))
+        if not self._is_closed:  # before functions that the package has registered meanwhile
+            atexit.unregister(self.close)
+            atexit.register(self.close)
         self._fault = self._fault or self.backend.note
         while (entry := self._entries.get()) is not None:
             if is_started:

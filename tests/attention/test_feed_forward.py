@@ -84,6 +84,13 @@ def test_an_adapter_of_the_inner_layer_is_called(activation):
     assert adapter.up.grad.any()
 
 
+def test_the_output_of_an_adapter_is_not_changed_in_place():
+    network = FeedForward(8, 16, "relu")
+    network.inner = nn.Sequential(network.inner, nn.Tanh())
+    network(numbers(2, 3, 8).float()).sum().backward()
+    assert network.inner[0].weight.grad.any()
+
+
 def test_a_hook_of_the_inner_layer_is_called():
     network = FeedForward(8, 16, "relu")
     network.inner.register_forward_hook(lambda layer, arguments, y: y * 0)

@@ -257,6 +257,6 @@ def test_a_run_without_checkpoints_cannot_be_extended(capsys):
     shutil.rmtree("run/checkpoints")
     before = content("run")
     message = refused(capsys, "resume", "run", "--updates", "9")
-    assert "run has weights, but no training state to resume from in run/checkpoints" in message
+    assert "run has weights, but no training state in run/checkpoints" in message
     assert "begin a new run with rlxf train bc --config run --run NEW" in message
     assert content("run") == before

@@ -14,7 +14,9 @@ from rlxf import DecisionTransformer
 from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.cli import main
 from rlxf.cli.commands.train_offline import WindowOptions
+from rlxf.cli.env_options import resume_trust_option
 from rlxf.cli.runs import load_initial_weights
+from rlxf.training import RunFolder
 from tests.cli.running import TASK, refused
 from tests.cli.running import TINY as TINY_ONLINE
 from tests.datasets import ID, record_cartpole
@@ -69,6 +71,7 @@ def test_weights_that_only_the_file_of_a_run_names_need_trust(pretraining, data,
     main(["train", "dt", "--dataset", data, *TINY, *run])
     config = ["train", "dt", "--config", "tuned", "--run", "new"]
     assert "begins with the weights of another folder" in refused(capsys, *config)
+    assert resume_trust_option(RunFolder.open("tuned").config) == " --trust"
     assert not Path("new").exists()
     main([*config, "--pretrained", str(pretraining)])
     main(["resume", "tuned", "--updates", "3"])  # it has a checkpoint

@@ -16,7 +16,7 @@ from stable_baselines3.common.monitor import Monitor
 from rlxf.experiments import columns
 from rlxf.experiments.columns import trailing_mean
 from rlxf.experiments.curves import describe_metrics, find_curve, metrics_of
-from rlxf.experiments.log_files import MonitorLog, open_logs
+from rlxf.experiments.log_files import MonitorLog, _continued, open_logs
 from rlxf.utils import files
 from tests.experiments.logs import write_evaluations, write_monitor, write_run
 
@@ -253,7 +253,14 @@ def test_a_monitor_file_that_was_extended_keeps_its_order(tmp_path):
     assert find_curve(path, "r").values.tolist() == [*range(40)]
 
 
-def test_unordered_steps_do_not_warn(tmp_path):
+def test_a_correction_of_the_clock_is_no_restart():
+    assert _continued(np.array([1, 2, 3, 2.9, 4])).tolist() == [1, 2, 3, 3, 4]
+    assert _continued(np.array([1, 5, 1, 4])).tolist() == [1, 5, 6, 9]
+    assert _continued(np.empty(0)).size == 0
+
+
+def test_unordered_steps_and_two_values_at_the_end_do_not_warn(tmp_path):
+    assert find_curve(table(tmp_path, "step,x\n1,3\n2,1\n2,5\n"), "x").values.tolist() == [3, 5]
     assert find_curve(table(tmp_path, "step,x\n30,3\n10,1\n"), "x").values.tolist() == [1, 3]
 
 
@@ -295,13 +302,15 @@ def test_arrays_of_other_compression_methods_are_refused(tmp_path, method):
     refuse(path, EVAL, "compressed by another method")
 
 
-def test_symbolic_links_in_a_folder_are_left_out(tmp_path):
+def test_symbolic_links_in_a_folder_are_refused(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     table(tmp_path, "step,x\n1,2\n", "elsewhere.csv")
     for name in ("progress.csv", "0.monitor.csv"):
         (folder / name).symlink_to(tmp_path / "elsewhere.csv")
-    assert open_logs(folder) == []
+        with pytest.raises(ValueError, match=f"{name} is a symbolic link, .* give the path of its target"):
+            open_logs(folder)
+        (folder / name).unlink()
 
 
 def test_a_long_name_of_a_column_is_refused(tmp_path):

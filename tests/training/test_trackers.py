@@ -57,14 +57,17 @@ class Recorder(TrackerBackend):
 
 
 PROGRAM = """
-import sys, time
+import atexit, sys, time
 from pathlib import Path
 from rlxf.training.tracker_backends import TrackerBackend
 from rlxf.training.trackers import TrackerOutput
 
 class Slow(TrackerBackend):
     package = "slow"
-    def start(self, run_id): time.sleep(1); return "id"
+    def start(self, run_id):
+        time.sleep(1)
+        atexit.register(self.write, "end of the package")
+        return "id"
     def log(self, scalars, media, step): self.write("log")
     def table(self, name, columns, rows, step): pass
     def finish(self): self.write("finish")
@@ -73,12 +76,17 @@ class Slow(TrackerBackend):
 
 output = TrackerOutput(Slow(Path(sys.argv[1]), {}))
 output.write({"a": 1.0}, {"a": ()}, 1)
+time.sleep(float(sys.argv[2]))
 """
 
 
-def test_a_logger_that_is_not_closed_sends_all_at_the_end_of_the_program(tmp_path):
-    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], check=True)
-    assert (tmp_path / "calls").read_text() == "log finish "
+@pytest.mark.parametrize("seconds", ["0", "2"])
+def test_a_logger_that_is_not_closed_sends_all_at_the_end_of_the_program(tmp_path, seconds):
+    """If the tracker has started, it finishes before the package that it has imported ends."""
+    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), seconds], check=True)
+    calls = (tmp_path / "calls").read_text()
+    assert calls.startswith("log finish ")
+    assert seconds == "0" or calls == "log finish end of the package "
 
 
 @pytest.fixture

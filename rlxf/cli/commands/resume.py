@@ -70,7 +70,7 @@ class Resume(Command):
         training = command.of_run(run, self.progress_bar, self.quiet)
         if not self.trust:
             command.check_trust(run)
-            if not run.resume_checkpoints.files():
+            if not run.resume_checkpoints.files() and not run.final_checkpoint.is_file():
                 check_weights_trust(run)
         training = self._extended(training, run)
         return (training.with_trust() if self.trust else training).prepare_resume(run)
