@@ -56,7 +56,7 @@ def test_norm_of_zeros_in_float16_has_finite_gradients():
 @pytest.mark.parametrize("name", ["MinGRU", "SHM"])
 def test_states_of_bfloat16_weights_keep_their_time_constants(name):
     """In bfloat16, ``1 - z`` is 1 for gates below 2^-9, and a state would grow without limit."""
-    mixer = TECHNIQUES[name].build(WIDTH, HEADS).bfloat16()
+    mixer = initial(name).bfloat16()
     x, runs = torch.ones(1, 3000, WIDTH), EpisodeRuns.of(TokenIndex.range(1, 3000), torch.full((1,), EMPTY))
     with torch.no_grad():
         _, state = mixer(x.bfloat16(), runs, mixer.initial_state(1))
