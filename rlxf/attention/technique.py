@@ -86,6 +86,11 @@ class SpecView:
         return most
 
     @property
+    def counts_positions_by_segment(self) -> bool:
+        """True if positions count from the start of a segment of the memory, as those of `RMT`."""
+        return self.memory is not None and self.memory.segment_length is not None
+
+    @property
     def has_recurrence(self) -> bool:
         """True if at least one layer has a recurrent mixer in place of self-attention."""
         return any(map(self.is_recurrent, range(self.distinct_layers)))

@@ -118,10 +118,9 @@ class SweepRun:
         written = list(write_report(study, self.folder, to_arguments))  # outside: its errors are its own
         for path in written:
             print_out(f"written: {path}")
-        with storage_errors(study.place):
-            advice = importance_advice(study)
-        if advice:
-            print_out(f"no importance of options: {advice}")
+        if not any(path.name == "importance.png" for path in written):
+            with storage_errors(study.place):
+                print_out(f"no importance of options: {importance_advice(study)}")
 
 
 def _option(name: str) -> str:

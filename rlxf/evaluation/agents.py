@@ -57,6 +57,11 @@ def training_normalizer(agent: Any) -> VecNormalize | None:
     return found if found is not None and found.norm_obs else None
 
 
+def lacks_statistics(agent: Any) -> bool:
+    """Return whether an agent was trained on normalized observations, but has no ``VecNormalize``."""
+    return saw_normalized_observations(agent) and training_normalizer(agent) is None
+
+
 def own_env(agent: Any) -> VecEnv | None:
     """Return the environment that an agent has; None if it has none."""
     return agent.get_env() if hasattr(agent, "get_env") else None

@@ -161,11 +161,11 @@ def to_toml(value: Any) -> str:
 
 
 def importance_advice(study: SweepStudy) -> str:
-    """Return why a sweep has no importance of options; "" if it has one."""
+    """Return what a sweep without an importance of options lacks."""
     complete = study.complete()
     if len(complete) < MIN_IMPORTANCE or len({trial.value for trial in complete}) < 2:
         return f"it needs {MIN_IMPORTANCE} complete trials with different values"
-    return "" if option_importances(study) else "it needs two searched options that all complete trials have"
+    return "it needs two searched options that all complete trials have"
 
 
 def option_importances(study: SweepStudy) -> dict[str, float]:

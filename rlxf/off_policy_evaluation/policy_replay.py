@@ -21,7 +21,7 @@ from rlxf.evaluation.agents import (
     check_has_predict,
     has_persistent_memory,
     is_return_conditioned_agent,
-    saw_normalized_observations,
+    lacks_statistics,
     training_normalizer,
 )
 from rlxf.evaluation.rollout import selects_rows
@@ -76,7 +76,7 @@ def check_replayable(agent: Any, data: Trajectories) -> None:
             "logged episodes are replayed with an empty memory, but the memory of this agent persists across "
             "episodes; train with persist_memory_across_episodes=False"
         )
-    if saw_normalized_observations(agent) and training_normalizer(agent) is None:
+    if lacks_statistics(agent):
         raise ValueError(
             "the agent was trained on observations normalized by VecNormalize, whose statistics are missing: "
             "load it with rlxf.training.load_normalizer(path, env) as env"

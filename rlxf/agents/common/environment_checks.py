@@ -11,7 +11,6 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from rlxf.envs.step_checks import check_casts, check_finite, check_shapes, range_fault, warn_outside
-from rlxf.envs.vector import normalized_space
 from rlxf.utils.errors import FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -114,12 +113,23 @@ def check_observations(
     check_finite(name, obs, step, environments)
     space = space or env.observation_space
     check_shapes(space, obs, step)
-    check_casts(normalized_space(space, normalizer), obs, step)
+    _check_casts(space, normalizer, obs, step)
     _check_choices(space, obs, step)
     if normalizer is None:
         warn_outside(env, space, obs, step, environments)
     elif raw is not None:
         warn_outside(normalizer.venv, normalizer.venv.observation_space, raw, step, environments)
+
+
+def _check_casts(
+    space: spaces.Space[Any], normalizer: VecNormalize | None, obs: VecEnvObs, step: int
+) -> None:
+    """Apply `check_casts` to the parts that a ``VecNormalize`` does not normalize: the others are float32."""
+    if normalizer is None or not normalizer.norm_obs:
+        check_casts(space, obs, step)
+    elif isinstance(space, spaces.Dict):
+        for key in space.keys() - set(normalizer.norm_obs_keys or ()):
+            check_casts(space[key], obs[key], step)
 
 
 def check_not_reset_result(observation: Any) -> None:

@@ -229,8 +229,7 @@ def check_episode_core(core: TransformerSpec) -> None:
         check_token_by_token(core, AGENT)
     except ValueError as error:
         raise ValueError(f"{error}, {WINDOW_ADVICE}") from error
-    within_segments = core.memory is not None and core.memory.segment_length is not None
-    if core.position is None or within_segments:
+    if core.position is None or core.counts_positions_by_segment:
         return
     try:
         core.position.check_unlimited()

@@ -39,7 +39,7 @@ from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories
 from rlxf.data.spaces import space_mismatches, with_channels_first
 from rlxf.envs.make import as_vectorized
-from rlxf.evaluation.agents import training_normalizer
+from rlxf.evaluation.agents import lacks_statistics
 from rlxf.evaluation.environment import borrowed_env
 from rlxf.export.files import check_target, export_step
 from rlxf.training import Archive
@@ -325,7 +325,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
 
     def _check_statistics(self, method: str) -> None:
         """Raise ValueError if observations were normalized in training, and the statistics are missing."""
-        if self.normalized_observations and training_normalizer(self) is None:
+        if lacks_statistics(self):
             raise ValueError(
                 f"{method} needs the statistics of VecNormalize with which the agent was trained: load the "
                 f"agent with rlxf.training.load_normalizer(path, env) as env"

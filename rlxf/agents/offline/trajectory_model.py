@@ -254,8 +254,7 @@ def check_window_positions(core: TransformerSpec, steps: int) -> None:
     Positions that count from the start of a segment, as those of `RMT`, are not checked.
     """
     tokens, most = TOKENS_PER_STEP * steps, core.max_positions
-    within_segments = core.memory is not None and core.memory.segment_length is not None
-    if most is not None and most < tokens and not within_segments:
+    if most is not None and most < tokens and not core.counts_positions_by_segment:
         raise ValueError(
             f"a window has {steps} steps, including those that fill the memory, and so {tokens} tokens, but "
             f"{core.position} has only {most} positions; use max_length={tokens} or a relative position"
