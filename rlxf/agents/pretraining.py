@@ -164,6 +164,10 @@ class MaskedModel(TrajectoryModel):
         parts = {f"{kind}_loss": masked_mean(error, weight) for kind, error, weight in kinds}
         return {"loss": masked_mean(errors, chosen)} | parts
 
+    def product_size(self, batch: Any) -> int:
+        """Return the multiply-adds of a product of the tokens of a batch of `MaskedWindows`."""
+        return super().product_size(batch.windows)
+
     def loss_count(self, batch: MaskedWindows) -> Tensor:
         """Count the chosen tokens."""
         return batch.masking.chosen.sum()

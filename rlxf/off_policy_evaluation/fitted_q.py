@@ -23,6 +23,7 @@ from rlxf.off_policy_evaluation.networks import (
 )
 from rlxf.off_policy_evaluation.policy_replay import encoded_actions
 from rlxf.utils.errors import NumericalError
+from rlxf.utils.matrix_products import float32_products
 
 MAX_GRAD_NORM = 10.0
 """Largest gradient norm of the ensemble; larger gradients are clipped."""
@@ -144,7 +145,8 @@ def fit_q(
     limit = DIVERGENCE_FACTOR * batches.largest_return()
     for update in track(range(config.updates), "fitted Q", disable=not progress_bar):
         optimizer.param_groups[0]["lr"] = config.learning_rate * (1 - update / config.updates)
-        with numerical_error_context(f"fitted Q evaluation, update {update}"):
+        products = float32_products(config.batch_size * config.width**2)
+        with numerical_error_context(f"fitted Q evaluation, update {update}"), products:
             largest = _update(online, average, optimizer, batches.sample().to(device))
             if update % 100 == 0:
                 _check_divergence(float(largest), limit, batches)

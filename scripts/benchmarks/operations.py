@@ -6,6 +6,7 @@ import torch
 
 from benchmarks.machine import is_cuda, now
 from benchmarks.shapes import Shape
+from rlxf.utils.matrix_products import SMALLEST, float32_products
 
 MATRICES = ((1024, 384, 384), (2048, 384, 1152), (4096, 512, 512), (2048, 1024, 1024), (4096, 1024, 1024))
 """Timed products (n, k, m): from the projection of a minibatch to sizes that occupy all cores."""
@@ -47,10 +48,24 @@ def steps_per_second_at_most(shape: Shape, rate: float) -> float:
 def matrix_rate(
     device: str = "cpu", matrices: Sequence[tuple[int, int, int]] | None = None, seconds: float = 0.5
 ) -> float:
+    """Return the highest rate of float32 matrix products in operations per second, as updates compute them.
+
+    On a CPU, these are the products of `float32_products`. Other settings are those of torch: the number of
+    threads, and on a GPU float32 without TF32 by default.
+
+    Args:
+        device, matrices, seconds: see `torch_matrix_rate`.
+    """
+    with float32_products(SMALLEST):
+        return torch_matrix_rate(device, matrices, seconds)
+
+
+def torch_matrix_rate(
+    device: str = "cpu", matrices: Sequence[tuple[int, int, int]] | None = None, seconds: float = 0.5
+) -> float:
     """Return the highest rate of float32 matrix products in operations per second, with torch's settings.
 
-    These are the number of threads, and on a GPU float32 without TF32 by default. Each product (n, k) x
-    (k, m) is repeated for ``seconds``; the rate is 2 n k m over its shortest time.
+    Each product (n, k) x (k, m) is repeated for ``seconds``; the rate is 2 n k m over its shortest time.
 
     Args:
         device: device of the matrices.

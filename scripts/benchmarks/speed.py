@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks import cleanrl, gtrxl_agents
 from benchmarks.acting import acting_milliseconds
 from benchmarks.machine import machine
-from benchmarks.operations import matrix_rate, steps_per_second_at_most
+from benchmarks.operations import matrix_rate, steps_per_second_at_most, torch_matrix_rate
 from benchmarks.recurrent import recurrent_ppo
 from benchmarks.shapes import SMALL, Shape, cleanrl_shape
 from benchmarks.throughput import iteration_rates, typical
@@ -95,11 +95,13 @@ class Speed:
         peak["GTrXLPPO"] = getrusage(RUSAGE_SELF).ru_maxrss * 1024
         rate, memory = max(before, matrix_rate(self.device)), rollout_bytes(self.device)
         acting = {envs: acting_cost(envs, self.acting_steps, **own) for envs in ACTING_ENVS}
-        self.show(speed_table(rows, rate), memory_table(memory, peak), acting_table(acting))
+        torch_rate = torch_matrix_rate(self.device)
+        self.show(speed_table(rows, rate, torch_rate), memory_table(memory, peak), acting_table(acting))
         results = {
             "machine": machine(),
             **own,
             "matrix_rate": rate,
+            "torch_matrix_rate": torch_rate,
             "programs": [as_data(row, rate) for row in rows],
             "rollout_bytes": memory,
             "peak_bytes": peak,
@@ -178,9 +180,10 @@ def as_data(row: Row, matrix_rate: float) -> dict[str, Any]:
     return {**data, "rate": row.rate, "at_most": row.at_most(matrix_rate), "ratios": ratios}
 
 
-def speed_table(rows: list[Row], matrix_rate: float) -> Table:
+def speed_table(rows: list[Row], matrix_rate: float, torch_rate: float) -> Table:
     """Return a table with a row for each program; "at most" is the bound from its operation count."""
-    title = f"Rollout plus training, {matrix_rate / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads"
+    rates = f"{matrix_rate / 1e9:.0f} GFLOP/s ({torch_rate / 1e9:.0f} with torch's settings)"
+    title = f"Rollout plus training, {rates}, {torch.get_num_threads()} threads"
     columns = ("program", "setting", "steps/s", "all iterations", "at most", "reached", "compared with")
     table = Table(*columns, title=title)
     for row in rows:

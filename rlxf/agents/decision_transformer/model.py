@@ -28,6 +28,7 @@ from rlxf.attention.depth.calm import probability_margin
 from rlxf.attention.token_index import is_tracing
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.export.acting_step import ActingStep
+from rlxf.utils.matrix_products import float32_products
 
 DECISION_TOKENS = slice(1, None, TOKENS_PER_STEP)
 """Slice of the second token of each step, which predicts the action: it attends to return and state."""
@@ -215,9 +216,10 @@ class DecisionTransformerModel(TrajectoryModel):
         """
         inputs = self.decision_inputs(steps)
         newest = NEWEST_DECISION_TOKEN
-        y = self.transformer.early_outputs(
-            **inputs, output_slice=newest, confidence_fn=self.confidence_margin
-        )
+        with float32_products(inputs["x"].numel() * self.transformer.spec.width):
+            y = self.transformer.early_outputs(
+                **inputs, output_slice=newest, confidence_fn=self.confidence_margin
+            )
         self.check_outputs(y, inputs, newest)
         return y[:, 0]
 

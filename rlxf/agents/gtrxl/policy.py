@@ -19,7 +19,7 @@ from rlxf.agents.common.precision import Precision, mixed_precision
 from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.gtrxl.action_heads import make_action_head
 from rlxf.agents.gtrxl.core import check_exits
-from rlxf.agents.gtrxl.network_step import CompiledStep
+from rlxf.agents.gtrxl.network_step import CompiledStep, eager_step
 from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentPolicy, RecurrentPolicyState
 from rlxf.agents.gtrxl.sb3_arguments import SB3_POLICY_ARGUMENTS
 from rlxf.agents.gtrxl.state_dependent_noise import check_sde
@@ -27,6 +27,7 @@ from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.attention import KVCache, State, TokenIndex, TransformerSpec
 from rlxf.attention.depth.base import ExitOutputs
 from rlxf.attention.linear import orthogonal_linear
+from rlxf.utils.matrix_products import float32_products
 
 
 class GTrXLPolicy(RecurrentPolicy):
@@ -188,11 +189,9 @@ class GTrXLPolicy(RecurrentPolicy):
     ) -> tuple[Tensor, Tensor, OutputCheck]:
         """Run the transformer like `act`; also return the check of the outputs, for after the actions."""
         before = state.cache.recurrent
-        if self.network_step is None:
-            tokens = self.tokens(obs, state.action)
-            latent, hidden = self.transformer.step(tokens, index, state.cache)
-        else:
-            tokens, latent, hidden = self.network_step(self, obs, state.action, index, state.cache)
+        step = eager_step if self.network_step is None else self.network_step
+        with float32_products(self.product_size(len(index.position))):
+            tokens, latent, hidden = step(self, obs, state.action, index, state.cache)
         latent, check = check_outputs_later(
             self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent
         )
@@ -264,6 +263,15 @@ class GTrXLPolicy(RecurrentPolicy):
         encoded = preprocess_obs(actions, self.action_space)
         assert isinstance(encoded, Tensor)
         return encoded.flatten(1)[:, : self.encoded_action_width]
+
+    def acting_weights(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers on which actions depend, by name: not those of other heads."""
+        others = ("value_net.", "reconstruction_net.")
+        return {name: x for name, x in self.state_dict().items() if not name.startswith(others)}
+
+    def product_size(self, tokens: int) -> int:
+        """Return the multiply-adds of a product of N tokens with a weight of the transformer."""
+        return tokens * self.transformer.spec.width**2
 
     def heads(self, latent: Tensor) -> tuple[Distribution, Tensor]:
         """Return the action distribution and the values (N,) for outputs (N, C)."""

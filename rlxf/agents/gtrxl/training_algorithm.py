@@ -22,6 +22,7 @@ from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch, SegmentBuffer
 from rlxf.attention import TokenIndex
 from rlxf.training.distributed import process_group
 from rlxf.training.process_group import ProcessGroup
+from rlxf.utils.matrix_products import float32_products
 
 
 @dataclass
@@ -62,15 +63,21 @@ class PolicyUpdate:
             NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
         for batch in minibatches:
-            losses = self.ranks.fail_together(partial(self._losses, batch))
-            parts = self.ranks.reduce_means(losses, batch.weight.sum())
-            self._record(parts)
-            if self.target_kl is not None and parts["approx_kl"] > 1.5 * self.target_kl:
-                self.policy.transformer.skip_update()
-                self._discard_accumulated()
-                return False
-            with naming_output_faults(partial(self.objective, self.policy, batch)):
-                self._step(parts)
+            with float32_products(self.policy.product_size(batch.weight.numel() // self.accumulation_steps)):
+                if not self._update(batch):
+                    return False
+        return True
+
+    def _update(self, batch: Any) -> bool:
+        losses = self.ranks.fail_together(partial(self._losses, batch))
+        parts = self.ranks.reduce_means(losses, batch.weight.sum())
+        self._record(parts)
+        if self.target_kl is not None and parts["approx_kl"] > 1.5 * self.target_kl:
+            self.policy.transformer.skip_update()
+            self._discard_accumulated()
+            return False
+        with naming_output_faults(partial(self.objective, self.policy, batch)):
+            self._step(parts)
         return True
 
     def metrics(self) -> dict[str, float]:

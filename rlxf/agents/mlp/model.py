@@ -180,6 +180,10 @@ class MLPModel(OfflineModel):
         error = self.loss.head.error(y, batch.actions[:, -1])
         return {"loss": masked_mean(error, batch.mask[:, -1])}
 
+    def product_size(self, batch: WindowBatch) -> int:
+        """Return the multiply-adds of a product of a batch with the largest weight of a hidden layer."""
+        return len(batch.mask) * max((weight.numel() for weight in self.body.parameters()), default=0)
+
     def loss_count(self, batch: WindowBatch) -> Tensor:
         """Count the steps in the loss, one for each window."""
         return batch.mask[:, -1].sum()

@@ -40,12 +40,20 @@ class OfflineModel(nn.Module, ABC):
         averaged over `loss_count` steps or tokens.
         """
 
+    @abstractmethod
+    def product_size(self, batch: Any) -> int:
+        """Return the multiply-adds of a typical matrix product of a batch; see `float32_products`."""
+
     precision: Precision = "float32"
     """Precision of updates; acting and validation use float32."""
 
     def mixed_precision(self) -> AbstractContextManager[None]:
         """Return the context in which the model computes the outputs that its losses use."""
         return mixed_precision(self.precision, self.training)
+
+    def acting_weights(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers on which actions depend, by name; here all."""
+        return self.state_dict()
 
     def fit(self, data: Trajectories) -> None:  # optional
         """Set the buffers that depend on the training data."""

@@ -20,6 +20,7 @@ from rlxf.agents.offline.weight_averaging import WeightAverage
 from rlxf.attention.functional_step import named_tensors, with_tensors
 from rlxf.training.distributed import process_group
 from rlxf.training.process_group import ProcessGroup
+from rlxf.utils.matrix_products import float32_products
 
 JOINED_VALUES = 1024
 """Number of pending values of a metric that are joined to one tensor, which needs less memory."""
@@ -74,11 +75,12 @@ class OfflineUpdate:
         Raises:
             NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
-        losses = self.ranks.fail_together(partial(self._accumulate, batch))
-        self.after_losses()
-        parts = self.ranks.reduce_means(losses, self.loss_count(batch))
-        with naming_output_faults(partial(self.losses, batch)):
-            norm = self.step(parts)
+        with float32_products(self.trained.product_size(batch) // self.accumulation_steps):
+            losses = self.ranks.fail_together(partial(self._accumulate, batch))
+            self.after_losses()
+            parts = self.ranks.reduce_means(losses, self.loss_count(batch))
+            with naming_output_faults(partial(self.losses, batch)):
+                norm = self.step(parts)
         for name, value in (parts | {"grad_norm": norm}).items():
             self._record(name, value.detach().view(1))
 

@@ -192,6 +192,11 @@ class TrajectoryModel(OfflineModel):
         features = self.features(batch.observations)
         return ContextWindow(features, batch.actions, batch.return_to_go, batch.time_steps, batch.mask)
 
+    def product_size(self, batch: WindowBatch) -> int:
+        """Return the multiply-adds of a product of the tokens of a batch with a weight of the core."""
+        width: int = self.transformer.spec.width
+        return TOKENS_PER_STEP * batch.mask.numel() * width**2
+
     @abstractmethod
     def outputs(self, steps: ContextWindow) -> Tensor:
         """Return the transformer outputs that are the inputs of the heads."""

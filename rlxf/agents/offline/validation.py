@@ -11,6 +11,7 @@ from rlxf.agents.common.checkpoint import CheckpointedAlgorithm
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.data import Sampling, Trajectories, Windows
+from rlxf.utils.matrix_products import float32_products
 from rlxf.utils.rng import preserve_rng_state
 
 
@@ -97,7 +98,9 @@ def mean_validation_losses(model: OfflineModel, batches: Iterable[Any]) -> dict[
     for batch in batches:
         steps = int(model.loss_count(batch))
         count += steps
-        for name, loss in model.validation_losses(batch).items():
+        with float32_products(model.product_size(batch)):
+            losses = model.validation_losses(batch)
+        for name, loss in losses.items():
             sums[name] += steps * loss.item()
     if count == 0:
         raise ValueError(

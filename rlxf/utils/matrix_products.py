@@ -1,0 +1,111 @@
+"""Matrix products in float32 by the faster one of the libraries in torch."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+SMALLEST = 2**20
+"""Multiply-adds of a product from which oneDNN is faster than MKL; below, its calls take longer."""
+PERMISSION = "bf16"
+"""Setting of torch by which oneDNN computes products of float32 tensors; see `float32_products`."""
+UNSET = ("none", "ieee")
+"""Settings of torch by which MKL computes products of float32 tensors."""
+
+
+@contextmanager
+def float32_products(size: int) -> Iterator[None]:
+    """Compute large float32 matrix products on the CPU by oneDNN in this context, where MKL is slower.
+
+    torch computes them by MKL, which uses AVX-512 on processors of Intel only. On others that have it, the
+    products of oneDNN take half of the time. torch offers these for float32 only together with the permission
+    to round the operands to bfloat16, ``torch.backends.mkldnn.matmul.fp32_precision = "bf16"``. oneDNN makes
+    use of it on processors with AMX, and on other architectures. There, and if products that bfloat16 cannot
+    represent are not exact, this context changes nothing. Results differ by rounding in float32.
+
+    The setting is one of the process, and is restored at the end. A precision that the user set is kept.
+
+    Args:
+        size: multiply-adds of a typical product in the context. Below `SMALLEST`, MKL is faster.
+    """
+    if size < SMALLEST or not onednn_is_faster():
+        yield
+        return
+    _setting.enter()
+    try:
+        yield
+    finally:
+        _setting.leave()
+
+
+@cache
+def onednn_is_faster() -> bool:
+    """Return whether oneDNN's products in float32 are exact and faster than those of MKL here."""
+    backends: Any = torch.backends
+    if not (backends.mkl.is_available() and backends.mkldnn.is_available()):
+        return False
+    if not hasattr(torch.cpu, "get_capabilities") or not hasattr(backends.mkldnn, "matmul"):
+        return False  # an older version of torch
+    return _has_slow_mkl(torch.cpu.get_capabilities()) and _is_exact()
+
+
+def _has_slow_mkl(processor: Mapping[str, Any]) -> bool:
+    """Return whether MKL does not use AVX-512 on a processor that has it, and oneDNN does not round."""
+    if processor.get("architecture") != "x86_64" or not processor.get("avx512_f"):
+        return False
+    rounds = any(has for name, has in processor.items() if name.startswith("amx"))
+    return not rounds and "intel" not in str(processor.get("cpu_name", "intel")).lower()
+
+
+def _is_exact() -> bool:
+    """Compare products of integers up to 300, exact in float32 but not in bfloat16, with those in float64."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randint(-300, 301, (4, 96, 96), generator=generator).float() for _ in range(2))
+    _setting.enter()
+    try:
+        products = (x @ y, x[0] @ y[0], x[0].T @ y[0], F.linear(x, y[0], x[0, 0]))
+    finally:
+        _setting.leave()
+    x, y = x.double(), y.double()
+    exact = (x @ y, x[0] @ y[0], x[0].T @ y[0], F.linear(x, y[0], x[0, 0]))
+    return all(map(_equal, products, exact))
+
+
+def _equal(product: Tensor, exact: Tensor) -> bool:
+    return torch.equal(product.double(), exact)
+
+
+@dataclass
+class _Setting:
+    """Setting of torch in this process, which several threads may use at the same time."""
+
+    lock: Lock = field(default_factory=Lock)
+    users: int = 0
+    before: str = UNSET[0]
+
+    def enter(self) -> None:
+        """Permit oneDNN's products, unless the user set a precision."""
+        matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        with self.lock:
+            self.users += 1
+            if self.users == 1:
+                self.before = matmul.fp32_precision
+                if self.before in UNSET:
+                    matmul.fp32_precision = PERMISSION
+
+    def leave(self) -> None:
+        """Restore the setting, if no other thread needs it."""
+        matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        with self.lock:
+            self.users -= 1
+            if self.users == 0:
+                matmul.fp32_precision = self.before
+
+
+_setting = _Setting()
