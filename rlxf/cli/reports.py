@@ -134,7 +134,7 @@ def evaluate_checkpoints(
     progress_bar: bool,
     **arguments: Any,
 ) -> dict[str, Report | TargetSweep]:
-    """Evaluate and log the checkpoints of a run. A checkpoint that equals the first one shares its report.
+    """Evaluate and log the checkpoints of a run. One that acts like the first one shares its report.
 
     Args:
         run: folder of the run.
@@ -147,7 +147,7 @@ def evaluate_checkpoints(
     reports: dict[str, Report | TargetSweep] = {}
     for name, agent in agents.items():
         with open_logger(name) as logger:
-            if name != first and _equal_checkpoints(agents[first], agent):
+            if name != first and _act_alike(agents[first], agent):
                 reports[name] = reports[first]
                 reports[name].log(logger, agent.num_timesteps)
                 continue
@@ -156,17 +156,21 @@ def evaluate_checkpoints(
     return reports
 
 
-def _equal_checkpoints(one: Any, other: Any) -> bool:
-    """Return whether two agents have the same step and weights."""
+def _act_alike(one: Any, other: Any) -> bool:
+    """Return whether two agents have the same weights to act by, and the same statistics of observations.
+
+    Their steps may differ: the last update of a schedule that ends at 0 does not change the weights.
+    """
     one_core, other_core = (getattr(agent, "core", None) for agent in (one, other))
-    if one.num_timesteps != other.num_timesteps or one_core != other_core:
+    normalizes = one.get_vec_normalize_env() is not None and one.num_timesteps != other.num_timesteps
+    if one_core != other_core or normalizes:
         return False
-    weights, others = one.policy.state_dict(), other.policy.state_dict()
+    weights, others = one.policy.acting_weights(), other.policy.acting_weights()
     return weights.keys() == others.keys() and all(torch.equal(weights[key], others[key]) for key in weights)
 
 
 def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | TargetSweep]) -> None:
-    """Print one table for each report; checkpoints with the same weights share one.
+    """Print one table for each report; checkpoints that act alike share one.
 
     Args:
         agents: checkpoint name -> agent, the last checkpoint first.
@@ -179,9 +183,7 @@ def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | Targ
             print_titled(report.table(), name, agents[name])
     for name in equal:
         selected = name.removesuffix(DATASTORE_SUFFIX)
-        print_out(
-            f"the {selected} checkpoint has the same weights as the last one, so one table is shown for both"
-        )
+        print_out(f"the {selected} checkpoint acts like the last one, so one table is shown for both")
 
 
 def print_titled(table: Table, name: str, agent: Any) -> None:

@@ -11,6 +11,7 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from rich.progress import Progress
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -124,8 +125,21 @@ def test_equal_checkpoints_have_one_table(finished, capsys, tmp_path):
     main(["evaluate", "equal", "--episodes", "3", "--no-progress-bar"])
     shown = capsys.readouterr().out
     assert shown.count("Evaluation over 3 episodes") == 1
-    assert "the best checkpoint has the same weights as the last one" in shown
+    assert "the best checkpoint acts like the last one" in shown
     assert EventAccumulator("equal").Reload().Scalars("evaluation_best/mean_reward")
+
+
+@pytest.mark.parametrize(("changed", "tables"), [("value_net.mean", 1), ("action_net.bias", 2)])
+def test_checkpoints_that_differ_in_values_only_have_one_table(finished, capsys, tmp_path, changed, tables):
+    """The last update of a schedule that ends at 0 changes the statistics of the value head alone."""
+    shutil.copytree(finished, tmp_path / "alike")
+    agent = GTrXLPPO.load(finished / "checkpoint.zip", device="cpu")
+    agent.num_timesteps += 1
+    with torch.no_grad():
+        agent.policy.state_dict()[changed] += 1
+    agent.save(tmp_path / "alike/best.zip")
+    main(["evaluate", "alike", "--episodes", "3", "--no-progress-bar"])
+    assert capsys.readouterr().out.count("Evaluation over 3 episodes") == tables
 
 
 @pytest.fixture
@@ -141,7 +155,7 @@ def labels(monkeypatch):
 def test_equal_checkpoints_are_evaluated_once_at_the_end_of_a_run(minari_root, labels, capsys):
     record_cartpole()
     main(["train", "dt", "--dataset", ID, "--run", "equal", "--evaluate-every", "3", *TINY_OFFLINE])
-    assert "the best checkpoint has the same weights as the last one" in capsys.readouterr().out
+    assert "the best checkpoint acts like the last one" in capsys.readouterr().out
     evaluations = [label for label in labels if label.startswith("evaluate")]
     assert len(evaluations) == 2, "one evaluation during the training, and one at its end"
     assert EventAccumulator("equal").Reload().Scalars("evaluation_best/mean_reward")
