@@ -22,6 +22,7 @@ from rlxf.cli.env_options import EnvOptions
 from rlxf.cli.evaluated_training import default_interval
 from rlxf.cli.normalization import normalize_env
 from rlxf.cli.output import exit_with, print_out
+from rlxf.cli.progress import ONLINE_METRICS, progress
 from rlxf.cli.reports import save_reports, track_reports
 from rlxf.collection.behavior_policy import action_seed
 from rlxf.envs.curriculum import CurriculumCallback
@@ -30,6 +31,7 @@ from rlxf.evaluation import EvaluationCallback, evaluate
 from rlxf.training import RunFolder
 from rlxf.training.compat import BUILD_ERRORS
 from rlxf.training.json_rules import Rule, rule_of, whole
+from rlxf.training.run_folder import EVALUATION
 from rlxf.training.trackers import attach_tracker
 
 RESERVED = ("policy", "env", "seed", "device", "tensorboard_log", "verbose", "_init_setup_model")
@@ -88,6 +90,7 @@ class BaselineTraining:
         evaluation_episodes: number of episodes of an evaluation during training.
         stop_return: mean return of an evaluation at which the training ends.
         track: name of an experiment tracker.
+        verbose: show the progress, and how to read the result.
     """
 
     task: StackedTask
@@ -97,6 +100,7 @@ class BaselineTraining:
     evaluation_episodes: int
     stop_return: float | None
     track: str | None
+    verbose: bool
 
     def train(self, agent: Any, run: RunFolder) -> None:
         """Train and evaluate an agent, save the run, and print the result."""
@@ -115,18 +119,24 @@ class BaselineTraining:
         ended_early = self.stop_return is not None and 0 < agent.num_timesteps < self.total_timesteps
         run.complete(agent.num_timesteps, ended_early)
         print_out(report.table())
+        if self.verbose:
+            print_out(f"returns: {run.path / EVALUATION}; compare runs with: rlxf compare {run.path} RUN")
 
     def _learn(self, agent: Any) -> None:
         callbacks: list[BaseCallback] = [CurriculumCallback()] if self.task.options.curriculum else []
         every = default_interval(self.total_timesteps) if self.evaluate_every is None else self.evaluate_every
         if every == 0:
-            agent.learn(self.total_timesteps, callback=callbacks)
+            self._learn_with(agent, callbacks)
             return
         with closing(self.task.make_for_evaluation(self.evaluation_episodes)) as env:
             evaluation = EvaluationCallback(
                 env, self.evaluation_episodes, every, stop_return=self.stop_return
             )
-            agent.learn(self.total_timesteps, callback=[*callbacks, evaluation])
+            self._learn_with(agent, [*callbacks, evaluation])
+
+    def _learn_with(self, agent: Any, callbacks: list[BaseCallback]) -> None:
+        with progress(self.verbose, "steps", self.total_timesteps, ONLINE_METRICS, callbacks) as shown:
+            agent.learn(self.total_timesteps, callback=[*callbacks, *shown])
 
 
 @contextmanager

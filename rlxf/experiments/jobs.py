@@ -49,8 +49,7 @@ class Job:
         folder = Path(self.folder)
         if self.command.startswith(RESUMED) and (folder / CONFIG).is_file():
             return ["resume", self.folder, "--no-progress-bar", *(["--trust"] if self.trusted else [])]
-        bar = ["--no-progress-bar"] if self.command.startswith(RESUMED) else []
-        return [*self.command.split(), *self.arguments, "--run", self.folder, *bar]
+        return [*self.command.split(), *self.arguments, "--run", self.folder, "--no-progress-bar"]
 
     def sibling(self, suffix: str) -> Path:
         """Return the path of a file next to the folder of the run."""

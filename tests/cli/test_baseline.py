@@ -51,6 +51,14 @@ def test_a_run_has_the_files_that_comparisons_read(tmp_path, algorithm):
     assert evaluated == [32, 64, 64]
 
 
+@pytest.mark.parametrize("option", [[], ["--no-progress-bar"]])
+def test_progress_is_shown_unless_it_is_turned_off(tmp_path, capsys, option):
+    words = [word for word in PPO if word != "--quiet"]
+    baseline(tmp_path / "run", "ppo", *words, *SMALL, *option)
+    shown = capsys.readouterr().out
+    assert ("steps 64/64" in shown and "evaluation at 64" in shown) == (not option)
+
+
 def test_equal_seeds_give_equal_returns(tmp_path):
     words = ["ppo", *PPO, *SMALL, "--normalize-observations", "--frame-stack", "2", "--seed"]
     seeds = {"a": "5", "b": "5", "c": "6"}

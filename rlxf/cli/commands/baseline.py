@@ -72,6 +72,8 @@ class Baseline(Command):
     arguments: Json = field(default_factory=dict)
     """Arguments of the algorithm as a JSON object, e.g. '{"n_steps": 128, "batch_size": 256}'.
     Schedules are constant: numbers."""
+    progress_bar: bool = True
+    """Show steps, returns and losses every few seconds."""
     quiet: Quiet = False
     track: Track = None
     device: Device = "auto"
@@ -135,5 +137,6 @@ class Baseline(Command):
             self.evaluation_episodes,
             self.stop_return,
             self.track,
+            verbose=self.progress_bar and not self.quiet,
         )
         training.train(agent, run)
