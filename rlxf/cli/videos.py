@@ -49,5 +49,7 @@ def make_video_callbacks(
             stack.callback(env.close)
             return [VideoCallback(env, every, **options)]
     except Exception as error:  # training does not need videos: a driver or package may be missing
-        print_out(" ".join(f"no videos: {name} cannot render images: {error}".split()))
+        reason = " ".join(str(error).split())
+        hint = "; on a machine without a display, set MUJOCO_GL=egl" if "opengl" in reason.lower() else ""
+        print_out(f"no videos: {name} cannot render images: {reason}{hint}")
         return []

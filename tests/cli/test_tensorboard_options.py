@@ -56,13 +56,23 @@ def test_the_environment_of_videos_is_closed(monkeypatch):
     assert closed == [callbacks[-1].env.unwrapped]
 
 
-def test_missing_rendering_disables_videos_with_a_message(capsys, monkeypatch):
+def test_missing_rendering_disables_videos_with_a_message(capsys):
     assert len(make_callbacks(TensorBoardOptions(), EnvOptions(env="popgym-AutoencodeEasy-v0"))) == 3
     expected = "no videos: popgym-AutoencodeEasy-v0 has no render mode rgb_array\n"
     assert capsys.readouterr().out == expected
-    monkeypatch.setattr(TMaze, "render", lambda self: 1 / 0)
+
+
+@pytest.mark.parametrize("reason", ["no fonts", "an OpenGL platform library has not been loaded"])
+def test_failed_rendering_disables_videos_with_a_message(capsys, monkeypatch, reason):
+    def render(self):
+        raise RuntimeError(reason)
+
+    monkeypatch.setattr(TMaze, "render", render)
     assert len(make_callbacks(TensorBoardOptions(), TMAZE)) == 3
-    assert "no videos: rlxf/TMaze-v0 cannot render images: " in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no videos: rlxf/TMaze-v0 cannot render images: " in shown
+    assert reason in shown
+    assert ("set MUJOCO_GL=egl" in shown) == ("OpenGL" in reason)
 
 
 def test_a_run_writes_the_output_of_the_callbacks(finished):
