@@ -37,11 +37,11 @@ def float32_products(size: int) -> Iterator[None]:
     if size < SMALLEST or not onednn_is_faster():
         yield
         return
-    _setting.enter()
+    products.enter()
     try:
         yield
     finally:
-        _setting.leave()
+        products.leave()
 
 
 @cache
@@ -67,14 +67,14 @@ def _is_exact() -> bool:
     """Compare products of integers up to 300, exact in float32 but not in bfloat16, with those in float64."""
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randint(-300, 301, (4, 96, 96), generator=generator).float() for _ in range(2))
-    _setting.enter()
+    products.enter()
     try:
-        products = (x @ y, x[0] @ y[0], x[0].T @ y[0], F.linear(x, y[0], x[0, 0]))
+        found = (x @ y, x[0] @ y[0], x[0].T @ y[0], F.linear(x, y[0], x[0, 0]))
     finally:
-        _setting.leave()
+        products.leave()
     x, y = x.double(), y.double()
     exact = (x @ y, x[0] @ y[0], x[0].T @ y[0], F.linear(x, y[0], x[0, 0]))
-    return all(map(_equal, products, exact))
+    return all(map(_equal, found, exact))
 
 
 def _equal(product: Tensor, exact: Tensor) -> bool:
@@ -82,30 +82,36 @@ def _equal(product: Tensor, exact: Tensor) -> bool:
 
 
 @dataclass
-class _Setting:
-    """Setting of torch in this process, which several threads may use at the same time."""
+class ProductSetting:
+    """Setting of torch in this process, which several threads may use at the same time.
 
-    lock: Lock = field(default_factory=Lock)
-    users: int = 0
-    before: str = UNSET[0]
+    Args:
+        in_use: True in a context of `float32_products` with large products.
+    """
+
+    in_use: bool = False
+    _lock: Lock = field(default_factory=Lock)
+    _users: int = 0
+    _before: str = UNSET[0]
 
     def enter(self) -> None:
         """Permit oneDNN's products, unless the user set a precision."""
         matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-        with self.lock:
-            self.users += 1
-            if self.users == 1:
-                self.before = matmul.fp32_precision
-                if self.before in UNSET:
+        with self._lock:
+            self._users, self.in_use = self._users + 1, True
+            if self._users == 1:
+                self._before = matmul.fp32_precision
+                if self._before in UNSET:
                     matmul.fp32_precision = PERMISSION
 
     def leave(self) -> None:
         """Restore the setting, if no other thread needs it."""
         matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-        with self.lock:
-            self.users -= 1
-            if self.users == 0:
-                matmul.fp32_precision = self.before
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self.in_use, matmul.fp32_precision = False, self._before
 
 
-_setting = _Setting()
+products = ProductSetting()
+"""Setting of this process."""

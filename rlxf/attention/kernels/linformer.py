@@ -8,9 +8,9 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.dot_product import dot_product_attention
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import AttentionKernel, Kernel, one_hot
 from rlxf.attention.technique import SpecView, check_bool, check_choice, check_int
@@ -248,7 +248,7 @@ class LinformerAttention(AttentionKernel):
             allowed = allowed | ~allowed.any(-1, keepdim=True)
             mask = torch.where(allowed, 0.0, -torch.inf).to(q.dtype)
         if not self.active_dropout:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            return dot_product_attention(q, k, v, mask)
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         scores = scores if mask is None else scores + mask
         return drop_some(scores.softmax(dim=-1), self.active_dropout) @ v

@@ -9,10 +9,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.dot_product import LONGEST
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import AttentionKernel, PairwiseKernel, StepAverage
 from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.technique import check_bool
+from rlxf.utils.matrix_products import products
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class SoftmaxAttention(AttentionKernel):
         self.softmax1 = softmax1
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
-        if bias is None and not self.has_sink and not self.active_dropout:
+        is_plain = bias is None and not self.has_sink and not self.active_dropout
+        if is_plain and (not products.in_use or k.shape[2] > LONGEST):  # see `dot_product_attention`
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.mask)
         weights = self.weights(q, k, bias, mask)
         return weighted_average(weights, v)

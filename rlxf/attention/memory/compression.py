@@ -7,7 +7,8 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from rlxf.attention.dot_product import dot_product_attention
 
 Method = Literal["mean", "max", "convolution", "dilated", "most-used"]
 
@@ -101,7 +102,7 @@ def content_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = Non
         v: values, (B, H, Tk, V).
         seen: attention mask (B, Tq, Tk) bool with at least one key per query; None for no mask.
     """
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=None if seen is None else seen[:, None])
+    return dot_product_attention(q, k, v, None if seen is None else seen[:, None])
 
 
 def attention_received(q: Tensor, k: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from rlxf.attention.dot_product import dot_product_attention
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.recurrent.base import MixerState
@@ -203,5 +203,5 @@ class RetentionValve(MemoryTokens):
         new = new.relu()
         projected = (self.query(old), self.key(new), self.value(new))
         q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in projected)
-        y: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        y: Tensor = self.out(dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return y

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rlxf.attention.dot_product import dot_product_attention
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import (
     EpisodeRuns,
@@ -174,7 +175,7 @@ def _local_attention(q: Tensor, keys: Tensor, values: Tensor, part: "Part") -> T
     visible = (offset <= part.offset[..., None]) & (values[:, None, :, 0, -1] > 0)
     visible = visible | ~part.filled[..., None]  # a softmax over no keys is NaN
     q, k, v = (x.transpose(1, 2) for x in (q, keys, values[..., :-1]))
-    return F.scaled_dot_product_attention(q, k, v, visible[:, None]).transpose(1, 2)
+    return dot_product_attention(q, k, v, visible[:, None]).transpose(1, 2)
 
 
 def last_offset(values: Tensor) -> Tensor:
