@@ -176,6 +176,7 @@ class TrainingLoop(GTrXLAgent):
         sync_normalization_statistics(self.env, self.ranks)
         self.normalized_observations = normalizes_observations(self.env, self.normalized_observations)
         watch_processes(self.env)
+        self._agree_on_reset()
         resets = reset_num_timesteps or self._last_obs is None
         with restore_stats_on_error(self.env):
             result = super()._setup_learn(
@@ -199,6 +200,15 @@ class TrainingLoop(GTrXLAgent):
         if resets:
             self.collector.reset(self._last_obs)
         return result
+
+    def _agree_on_reset(self) -> None:
+        """Discard the episodes of this process if those of another one were discarded.
+
+        A reset of a ``VecNormalize`` communicates, so it has to take place in all processes.
+        """
+        discarded = self.ranks.all_reduce_max(int(self._last_obs is None))
+        if discarded and self._last_obs is not None:
+            self.discard_episodes()
 
     def learn(
         self,

@@ -13,6 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+from rlxf import evaluate
 from rlxf.attention import CALM, KNN, Compressive, Full, Performer, RoPE, Window
 from rlxf.envs import FaultyEnvironmentError
 from rlxf.envs.action_replay import ActionReplay
@@ -313,6 +314,22 @@ def test_all_processes_start_new_episodes_if_one_must(tmp_path):
     one, other = on_ranks(2, work)
     assert one == other
     assert one[1][0] == 2 * ROLLOUT
+
+
+def test_an_evaluation_in_one_process_resets_the_environments_of_all():
+    """The reset of a `VecNormalize` communicates; a process alone in it would read values of a step."""
+
+    def work():
+        env = normalised()
+        learner = agent(env).learn(ROLLOUT)
+        if process_group().is_main:
+            evaluate(learner, episodes=1)
+        learner.learn(ROLLOUT, reset_num_timesteps=False)
+        return learner.num_timesteps, statistics(env)
+
+    one, other = on_ranks(2, work)
+    assert one == other
+    assert one[0] == 2 * ROLLOUT
 
 
 class Faulty(Lively):
