@@ -163,6 +163,9 @@ class SyncedRunningMeanStd(RunningMeanStd):
     If a row of any process is not finite, no process updates its statistics. The process with that row then
     stops the training (`rlxf.agents.common.numerics`).
 
+    Copies, also those in files of pickle, are a plain ``RunningMeanStd``: only the training environments of
+    all processes update their statistics at the same time.
+
     Args:
         known: current statistics.
         ranks: the process group; each process contributes the same number of rows.
@@ -180,6 +183,9 @@ class SyncedRunningMeanStd(RunningMeanStd):
         every = self._ranks.all_gather(torch.as_tensor(arr)).numpy()
         if np.isfinite(every).all():
             super().update(every)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RunningMeanStd, (), {"mean": self.mean, "var": self.var, "count": self.count}
 
 
 def sync_normalization_statistics(env: VecEnv | None, ranks: ProcessGroup) -> None:

@@ -1,11 +1,15 @@
 """Tests of the transfer of pre-trained weights between agents."""
 
+import copy
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 
+from rlxf.agents.common.weights import SyncedRunningMeanStd
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.attention import (
     KNN,
@@ -19,6 +23,7 @@ from rlxf.attention import (
     Window,
     XLRelative,
 )
+from rlxf.training.process_group import ProcessGroup
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
     IMAGE,
@@ -242,3 +247,14 @@ def test_weights_for_other_spaces_or_episode_lengths_are_refused(data, settings,
 def test_sources_of_other_types_are_refused(source):
     with pytest.raises(TypeError, match="source of weights must be"):
         small_agent(core=TINY).load_pretrained(source)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])  # noqa: S301
+def test_copies_of_synchronized_statistics_belong_to_no_process_group(copied):
+    """An evaluation in one process with statistics that communicate would wait for the other processes."""
+    known = RunningMeanStd(shape=(3,))
+    known.update(np.arange(6.0).reshape(2, 3))
+    plain = copied(SyncedRunningMeanStd(known, ProcessGroup()))
+    assert type(plain) is RunningMeanStd
+    for name, value in vars(known).items():
+        np.testing.assert_array_equal(getattr(plain, name), value)
