@@ -48,7 +48,7 @@ STATE_ATTRIBUTES: dict[type[VecEnvWrapper], Callable[[Any], list[Place]]] = {
     VecCheckNan: _attributes(),
     ReturnToGo: _attributes("_target", "_return_to_go", "_time_step", "_previous"),
 }
-"""Attributes in which each wrapper class keeps state between steps."""
+"""Attributes in which each wrapper class, and its subclasses, keep state between steps."""
 
 
 def wrapper_state(env: VecEnv) -> dict[str, np.ndarray]:
@@ -78,9 +78,14 @@ def load_wrapper_state(env: VecEnv, arrays: Mapping[str, np.ndarray]) -> None:
 
 def _places(env: VecEnv) -> Iterator[tuple[str, Place]]:
     for depth, wrapper in enumerate(_wrappers(env)):
-        places = STATE_ATTRIBUTES.get(type(wrapper), _attributes())(wrapper)
-        for number, place in enumerate(places):
+        for number, place in enumerate(_wrapper_places(wrapper)):
             yield f"{depth}.{type(wrapper).__name__}.{number}.{place[1]}", place
+
+
+def _wrapper_places(wrapper: VecEnvWrapper) -> list[Place]:
+    """Return the places of the nearest known class of a wrapper; a subclass may keep further state."""
+    known = (STATE_ATTRIBUTES[base] for base in type(wrapper).__mro__ if base in STATE_ATTRIBUTES)
+    return next(known, _attributes())(wrapper)
 
 
 def _wrappers(env: VecEnv) -> Iterator[VecEnvWrapper]:
@@ -90,7 +95,7 @@ def _wrappers(env: VecEnv) -> Iterator[VecEnvWrapper]:
 
 
 def check_known_wrappers(env: VecEnv) -> None:
-    """Raise EpisodeLostError if the state of a wrapper class is not known."""
+    """Raise EpisodeLostError if the state of a wrapper class is not known, or not all of a subclass."""
     for wrapper in _wrappers(env):
         if type(wrapper) not in STATE_ATTRIBUTES:
             raise EpisodeLostError(

@@ -357,3 +357,26 @@ def test_episodes_of_environments_that_were_created_otherwise_are_lost(names):
         other.reset()
         with pytest.raises(EpisodeLostError, match="were created in another way than those of the run"):
             resume_episodes(other, *episode_state(saved))
+
+
+class OwnNormalize(VecNormalize):
+    """Subclass of a user, which may keep further state."""
+
+
+@pytest.mark.parametrize("kind", [VecNormalize, OwnNormalize])
+def test_statistics_of_subclasses_are_restored(kind):
+    env, other = (kind(make_vec_env("CartPole-v1", 2, seed=0)) for _ in range(2))
+    env.reset()
+    for _ in range(5):
+        env.step(np.zeros(2, np.int64))
+    load_wrapper_state(other, wrapper_state(env))
+    assert other.obs_rms.count == env.obs_rms.count > 10
+    np.testing.assert_array_equal(other.obs_rms.mean, env.obs_rms.mean)
+    np.testing.assert_array_equal(other.returns, env.returns)
+
+
+def test_episodes_inside_of_a_subclass_of_a_known_wrapper_are_lost():
+    env = OwnNormalize(make_vec_env("CartPole-v1", 2, seed=0))
+    env.reset()
+    with pytest.raises(EpisodeLostError, match="the state that the wrapper OwnNormalize keeps"):
+        episode_state(env)
