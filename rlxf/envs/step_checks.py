@@ -119,15 +119,14 @@ def warn_outside(
     """Warn once per vector environment, at its first observation outside a bounded Box.
 
     Args:
-        env: source of the observations.
+        env: source of the observations. Of stacked frames whose order is not certain, none is checked.
         space: space of one observation; of a Dict, only the parts that are a Box are checked.
         observations: one row for each environment, or a dict of such arrays.
         step: number of steps that each environment has taken.
         environments: index of the environment of each row; None for 0, 1, 2 ...
     """
     if env not in _LIMITS:
-        stack = unwrap_vec_wrapper(env, VecFrameStack)
-        _LIMITS[env] = _limits_of(space, None if stack is None else stack.stacked_obs)
+        _LIMITS[env] = _limits_of(space, unwrap_vec_wrapper(env, VecFrameStack))
     for key, (low, high) in _LIMITS[env].items():
         rows = observations if key is None else observations[key]
         inside = (rows >= low) & (rows <= high)
@@ -143,23 +142,35 @@ def warn_outside(
             return
 
 
-def _limits_of(space: spaces.Space[Any], stack: Any) -> _Limits:
+def _limits_of(space: spaces.Space[Any], stack: VecFrameStack | None) -> _Limits:
     """Return the bounds with tolerance of each bounded Box, by the key of a Dict, or None.
+
+    With a ``VecFrameStack``, parts whose order of frames is not certain are left out: those of nested stacks,
+    and those that a wrapper around it changes.
 
     Args:
         space: space of one observation.
-        stack: attribute ``stacked_obs`` of SB3's ``VecFrameStack``; None without it.
+        stack: the outermost ``VecFrameStack``; None without it.
     """
-    parts = space.spaces if isinstance(space, spaces.Dict) else {None: space}
-    boxes = {key: part for key, part in parts.items() if isinstance(part, spaces.Box)}
+    boxes = _boxes(space)
     limits = {key: _tolerant_bounds(box) for key, box in boxes.items() if not is_whole_range(box)}
     if stack is None:
         return limits
-    stacks = {key: stack if key is None else stack.sub_stacked_observations[key] for key in limits}
+    if unwrap_vec_wrapper(stack.venv, VecFrameStack) is not None:
+        return {}
+    stacked, frames = _boxes(stack.observation_space), stack.stacked_obs
+    parts = getattr(frames, "sub_stacked_observations", {None: frames})  # the first is that of a Dict
     return {
-        key: (_in_order(low, stacks[key]), _in_order(high, stacks[key]))
+        key: (_in_order(low, parts[key]), _in_order(high, parts[key]))
         for key, (low, high) in limits.items()
+        if boxes[key] == stacked.get(key)
     }
+
+
+def _boxes(space: spaces.Space[Any]) -> dict[Any, spaces.Box[Any]]:
+    """Return each Box of a Dict by its key; a space that is a Box itself has the key None."""
+    parts = space.spaces if isinstance(space, spaces.Dict) else {None: space}
+    return {key: part for key, part in parts.items() if isinstance(part, spaces.Box)}
 
 
 def _tolerant_bounds(space: spaces.Box[Any]) -> tuple[np.ndarray, np.ndarray]:

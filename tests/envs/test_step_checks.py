@@ -9,7 +9,14 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import OrderEnforcing
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecEnvWrapper,
+    VecExtractDictObs,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
 
 from rlxf import GTrXLPPO
 from rlxf.envs import FaultyEnvironmentError
@@ -334,3 +341,47 @@ def test_value_outside_the_bounds_of_stacked_frames_warns():
     agent = GTrXLPPO("MlpGTrXLPolicy", env, n_steps=8, segment_length=8, batch_size=8, device="cpu")
     with pytest.warns(UserWarning, match=r"is 1.5 at index \[4\], outside of its space"):
         agent.learn(8)
+
+
+class LastFrames(VecEnvWrapper):
+    """Wrapper that returns the last numbers of each observation."""
+
+    def __init__(self, venv, space):
+        super().__init__(venv, observation_space=space)
+
+    def reset(self):
+        return self._last(self.venv.reset())
+
+    def step_wait(self):
+        observations, *results = self.venv.step_wait()
+        return self._last(observations), *results
+
+    def _last(self, observations):
+        return observations[:, -self.observation_space.shape[0] :]
+
+
+def _frames_of(key=None):
+    """Return three stacked frames of an environment whose two numbers have other bounds."""
+    return VecFrameStack(DummyVecEnv([lambda: Uneven([1, 2], [0.5, 2], key)]), 3)
+
+
+CHANGED = {
+    "part of a Dict": lambda: VecExtractDictObs(_frames_of("place"), "place"),
+    "last frame": lambda: LastFrames(_frames_of(), Uneven([1, 2], [0, 0]).observation_space),
+    "size that no frames have": lambda: LastFrames(_frames_of(), spaces.Box(-2, 2, (5,))),
+    "frames of frames": lambda: VecFrameStack(_frames_of(), 2),
+    "none": lambda: VecMonitor(_frames_of()),
+}
+
+
+@pytest.mark.parametrize("make", CHANGED.values(), ids=CHANGED)
+def test_bounds_of_frames_in_other_wrappers(make):
+    env = make()
+    env.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(6):
+            warn_outside(env, env.observation_space, env.step(np.array([0]))[0], step)
+    if isinstance(env, VecMonitor):
+        with pytest.warns(UserWarning, match=r"is 1.5 at index \[4\], outside of its space"):
+            warn_outside(env, env.observation_space, np.array([[0, 0, 0, 0, 1.5, 0]]), 6)
