@@ -1,6 +1,8 @@
 """Training loop of the agent: alternating rollouts and updates, checkpoints of a run and their resumption."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Self
 
@@ -109,7 +111,7 @@ class TrainingLoop(GTrXLAgent):
         self.ranks.broadcast_rng_state()
         self._between_rollouts = False
         envs = rollout_envs(env, self.policy, self.collector.env_numbers)
-        with restore_stats_on_error(env):
+        with restore_stats_on_error(env), self._reset_after_error():
             for step in range(n_rollout_steps):
                 self._reset_noise(step)
                 if not self._take_step(envs, callback):
@@ -127,6 +129,18 @@ class TrainingLoop(GTrXLAgent):
         """Draw new exploration noise if it is due at a step of a rollout, counted from 0."""
         if step == 0 or (self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0):
             self.policy.reset_noise(self.n_envs_total)
+
+    @contextmanager
+    def _reset_after_error(self) -> Iterator[None]:
+        """Let the next `learn` reset the environments if a step of the body raises, e.g. in a callback.
+
+        The environments may have taken this step, which is then not stored.
+        """
+        try:
+            yield
+        except BaseException:  # also Ctrl-C
+            self._last_obs = None
+            raise
 
     def _take_step(self, envs: RolloutEnvs, callback: BaseCallback) -> bool:
         """Take a step in every environment; return False if a callback stops training."""

@@ -112,6 +112,23 @@ def test_interrupted_evaluation_ends_the_episodes_of_the_training():
     assert agent._last_obs is None
 
 
+def test_an_error_in_a_callback_ends_the_episodes_of_the_training():
+    """The environments have taken a step that is not stored; an episode without it would be wrong."""
+    agent = small_agent(make_vec_env("CartPole-v1", ENVS))
+
+    def interrupt(*_):
+        if agent.num_timesteps == 4 * ENVS:
+            raise KeyboardInterrupt
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        agent.learn(2 * ROLLOUT, interrupt)
+    agent.learn(ROLLOUT, reset_num_timesteps=False)
+    index = agent.rollout_buffer.steps_index
+    assert (index.position[:, 0] == 0).all(), "each environment starts a new episode"
+    assert agent.rollout_buffer.obs[:, 0].abs().max() < 0.05  # as the first observation of a CartPole
+
+
 def test_evaluation_in_other_environments_does_not_end_episodes():
     agent = small_agent(make_vec_env("CartPole-v1", ENVS, seed=0))
     agent.learn(2 * ROLLOUT)
