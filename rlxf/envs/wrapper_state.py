@@ -1,4 +1,4 @@
-"""State of the wrappers around a ``VecEnv``."""
+"""State of the wrappers around a ``VecEnv``, and a check that there is one ``VecNormalize`` at most."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -101,3 +101,16 @@ def check_known_wrappers(env: VecEnv) -> None:
             raise EpisodeLostError(
                 f"the state that the wrapper {type(wrapper).__name__} keeps between steps is not known"
             )
+
+
+def check_one_normalizer(env: VecEnv) -> None:
+    """Raise ValueError if a ``VecNormalize`` is around another one.
+
+    The functions of Stable-Baselines3 find only the outermost one, but evaluations need the statistics and
+    the raw values of all.
+    """
+    if sum(isinstance(wrapper, VecNormalize) for wrapper in _wrappers(env)) > 1:
+        raise ValueError(
+            "the environments have a VecNormalize around another one, whose statistics and scaling an "
+            "evaluation would not find: use one VecNormalize(norm_obs=..., norm_reward=...)"
+        )

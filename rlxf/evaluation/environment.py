@@ -24,6 +24,7 @@ from rlxf.envs.make import EnvLike, as_vectorized
 from rlxf.envs.sb3_vec_env import calling_at_exit, resume_envs_at_exit
 from rlxf.envs.specs import spec_of
 from rlxf.envs.vector import innermost_env
+from rlxf.envs.wrapper_state import check_one_normalizer
 from rlxf.evaluation.agents import (
     has_persistent_memory,
     own_env,
@@ -59,10 +60,11 @@ def prepared_env(agent: Any, env: EnvLike | None, n_envs: int, seed: int | None)
     Raises:
         TypeError: if ``env`` is not an environment or an id.
         ValueError: if ``env`` and the environment of the agent are None, if the spaces of ``env`` differ from
-            those of the agent's data, or by `check_frame_stack`.
+            those of the agent's data, or by `check_frame_stack` and `check_one_normalizer`.
     """
     with _prepared(agent, env, n_envs) as vec_env:
         check_frame_stack(vec_env)
+        check_one_normalizer(vec_env)
         with (
             borrowed_env([agent], vec_env),
             _frozen_statistics(unwrap_vec_normalize(vec_env)),

@@ -231,6 +231,14 @@ def test_stacked_frames_with_filler_rows_are_refused():
         GTrXLPPO("MlpPolicy", VecFrameStack(env, 2))
 
 
+def test_one_normalization_inside_of_another_is_refused():
+    """Statistics of the inner one would be updated, and its scaling would remain in the returns."""
+    env = VecMonitor(VecNormalize(VecNormalize(vec(Countdown(4)), norm_obs=False), norm_reward=False))
+    for work in (lambda: evaluate(Idle(), env, 1), lambda: GTrXLPPO("MlpPolicy", env)):
+        with pytest.raises(ValueError, match=r"use one VecNormalize\(norm_obs=..., norm_reward=...\)"):
+            work()
+
+
 def test_reward_normalization_is_undone_and_statistics_are_not_updated():
     env = VecNormalize(vec(Countdown(4), Countdown(6)))
     mean, count = env.obs_rms.mean.copy(), env.obs_rms.count

@@ -11,6 +11,7 @@ from rlxf.envs.make import make_vec_env, maker_advice
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tensor_vec_env import as_vec_env
+from rlxf.envs.wrapper_state import check_one_normalizer
 from rlxf.training.distributed import process_group
 from rlxf.utils.warnings import warn_user
 
@@ -21,7 +22,7 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
     For an id, this process's share of ``n_envs`` environments is created. A ``VectorEnv`` is wrapped.
 
     Raises:
-        ValueError: if the id is unknown, ``n_envs`` is less than 1, or by `check_frame_stack`.
+        ValueError: if the id is unknown, ``n_envs`` is less than 1, or by `checked_training_env`.
         TypeError: if a space is not supported, or ``env`` is not an environment.
     """
     if env is None:
@@ -40,7 +41,7 @@ def checked_training_env(env: Env | VecEnv) -> Any:
     """Return the environment with checks of its steps, after checks of its spaces and wrappers.
 
     Raises:
-        ValueError: by `check_frame_stack`.
+        ValueError: by `check_frame_stack` and `check_one_normalizer`.
         TypeError: if a space is not supported.
 
     Warns:
@@ -49,6 +50,7 @@ def checked_training_env(env: Env | VecEnv) -> Any:
     check_spaces(env.observation_space, env.action_space)
     if isinstance(env, VecEnv):
         check_frame_stack(env)
+        check_one_normalizer(env)
         warn_of_counted_filler_rows(env)
     return with_checked_steps(env)
 

@@ -140,7 +140,7 @@ def exportable_normalizer(env: VecEnv | None) -> VecNormalize | None:
     """Return the ``VecNormalize`` around environments that normalizes observations; None if there is none.
 
     Raises:
-        ValueError: if there are several, or one is inside of a wrapper that changes the observation space.
+        ValueError: if it is inside of a wrapper that changes the observation space.
 
     Warns:
         UserWarning: if it is inside of another wrapper, unless that is known to keep observations.
@@ -153,10 +153,9 @@ def exportable_normalizer(env: VecEnv | None) -> VecNormalize | None:
         if not isinstance(env, KEEPS_OBSERVATIONS):
             outside.append(env)
         env = env.venv
-    converts = any(each.observation_space != each.venv.observation_space for each in outside)
-    if converts or len(found) > 1:
+    if any(each.observation_space != each.venv.observation_space for each in outside):
         raise ValueError(
-            "only one VecNormalize, outside of other wrappers that change observations, can be exported: for "
+            "only a VecNormalize outside of other wrappers that change observations can be exported: for "
             "example VecNormalize(VecFrameStack(env, 4)) instead of VecFrameStack(VecNormalize(env), 4)"
         )
     for each in outside:
