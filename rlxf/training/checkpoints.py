@@ -227,6 +227,9 @@ class BackgroundWriter:
 class CheckpointWriter(BaseCallback):
     """Callback that saves the agent periodically during training, and at the end of `learn`.
 
+    A training of `GTrXLPPO` can be resumed between two rollouts. If another callback stops it within a
+    rollout, the newest file is one of an earlier moment, and a warning follows if it lacks updates.
+
     The callback copies the state of the agent and writes it in a background thread while training continues.
     A period in seconds keeps the relative cost independent of the duration of a step. The times of the
     checkpoints do not change the results of training.
@@ -252,7 +255,7 @@ class CheckpointWriter(BaseCallback):
 
     Warns:
         UserWarning: at the start of training, if it cannot be resumed, or if the folder has checkpoints with
-            more steps.
+            more steps; at its end, if updates are not saved.
 
     Raises:
         ValueError: if every_seconds is less than 0.
@@ -301,6 +304,12 @@ class CheckpointWriter(BaseCallback):
     def _on_training_end(self) -> None:
         if self.model.resumable and self._progress() != self._saved:
             self.save()
+        elif self.model.has_resumable_training and self.model._n_updates != self._saved[1]:
+            warn_user(
+                f"a callback stopped the training within a rollout, from which it cannot be resumed, so the "
+                f"checkpoints in {self.folder.path} lack the updates since step {self._saved[0]:,}: save the "
+                f"trained weights with agent.save(path)"
+            )
         self._writer.wait()
 
     def _save_if_due(self) -> None:

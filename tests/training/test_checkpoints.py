@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import warnings
 
 import pytest
 import torch
@@ -168,6 +169,20 @@ def test_stop_request_during_a_rollout_saves_after_the_rollout(tmp_path):
     assert not checkpoints.on_step()
     checkpoints.on_training_end()
     assert folder.files() == [folder.file(6)]
+
+
+@pytest.mark.parametrize("updates", [0, 2])
+def test_updates_that_no_checkpoint_has_are_reported(tmp_path, updates):
+    """A callback may stop a rollout in the middle; without updates, the last checkpoint has its weights."""
+    learner, saving = Learner(), CheckpointWriter(CheckpointFolder(tmp_path), every_seconds=1000)
+    saving.init_callback(learner)
+    saving.on_training_start({}, {})
+    learner.resumable, learner.num_timesteps, learner._n_updates = False, 5, updates
+    with warnings.catch_warnings(record=True) as caught:
+        saving.on_training_end()
+    assert [str(each.message).partition("lack ")[2] for each in caught] == [
+        "the updates since step 0: save the trained weights with agent.save(path)"
+    ] * bool(updates)
 
 
 def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
