@@ -61,7 +61,8 @@ def reject_unknown_arguments(
 def load_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the constructor arguments among the keywords of ``load``, without those of SB3's ``load``.
 
-    ``custom_objects`` holds constructor arguments; those passed as keywords take precedence.
+    ``custom_objects`` holds constructor arguments; those passed as keywords take precedence. In it, SB3's
+    ``lr_schedule`` is the ``learning_rate``, unless that is there, too.
     ``print_system_info=True`` prints the versions on this machine. ``force_reset=True`` has no effect.
 
     Raises:
@@ -78,6 +79,8 @@ def load_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     replaced = dict(given.pop("custom_objects", None) or {})
     if "policy_class" in replaced:
         replaced["policy"] = replaced.pop("policy_class")
+    if "lr_schedule" in replaced:
+        replaced = {"learning_rate": replaced.pop("lr_schedule")} | replaced
     return replaced | given
 
 

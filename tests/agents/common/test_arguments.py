@@ -62,6 +62,15 @@ def test_custom_objects_are_constructor_arguments_and_keywords_win():
     assert load_settings(given) == {"gamma": 0.9, "n_steps": 4, "policy": int}
 
 
+def test_learning_rate_of_custom_objects():
+    """Programs for SB3 pass both, as its warnings advise."""
+    only = {"lr_schedule": 0.1}
+    assert load_settings({"custom_objects": only}) == {"learning_rate": 0.1}
+    assert load_settings({"custom_objects": {"learning_rate": 0.2} | only}) == {"learning_rate": 0.2}
+    assert load_settings({"custom_objects": only, "learning_rate": 0.3}) == {"learning_rate": 0.3}
+    assert only == {"lr_schedule": 0.1}
+
+
 def test_system_info_is_printed(capsys):
     assert load_settings({"print_system_info": True}) == {}
     assert "PyTorch" in capsys.readouterr().out

@@ -92,11 +92,11 @@ def test_a_policy_of_sb3_is_refused():
 
 def test_custom_objects_replace_what_the_file_holds(tmp_path):
     small_agent("CartPole-v1").save(tmp_path / "agent")
-    replaced = {"learning_rate": 0.5, "clip_range": lambda _: 0.3}
+    replaced = {"learning_rate": 0.5, "lr_schedule": lambda _: 0.4, "clip_range": lambda _: 0.3}
     agent = GTrXLPPO.load(tmp_path / "agent", custom_objects=replaced, clip_range=0.1, force_reset=True)
     assert (agent.learning_rate, agent.clip_range) == (0.5, 0.1)
     with pytest.raises(TypeError, match=r"takes no argument 'lr_schedule': use learning_rate"):
-        GTrXLPPO.load(tmp_path / "agent", custom_objects={"lr_schedule": lambda _: 0.0})
+        GTrXLPPO.load(tmp_path / "agent", lr_schedule=lambda _: 0.0)
 
 
 def test_learning_after_loading_needs_an_environment(tmp_path):
