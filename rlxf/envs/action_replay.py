@@ -13,6 +13,36 @@ MAX_RECORDED_STEPS = 100_000
 """Longest episode whose actions are recorded: the replay of a longer one would take minutes."""
 
 
+class _ResultHash:
+    """Hash of the results of an episode; in contrast to an object of hashlib, deepcopy copies it."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_ResultHash":
+        copied = _ResultHash()
+        copied._hash = self._hash.copy()
+        return copied
+
+    def update(self, *values: Any) -> None:
+        """Add observations, rewards and flags, also nested ones."""
+        for value in values:
+            if isinstance(value, dict):
+                self.update(*(value[key] for key in sorted(value)))
+            elif isinstance(value, tuple):
+                self.update(*value)
+            else:
+                self._hash.update(_as_bytes(value))
+
+    def hexdigest(self) -> str:
+        """Return the hash as hexadecimal digits."""
+        return self._hash.hexdigest()
+
+
+def _as_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()
+
+
 class ActionReplay(TransparentWrapper):
     """Wrapper that resets each episode with its own seed and records the current episode for a replay.
 
@@ -53,7 +83,7 @@ class ActionReplay(TransparentWrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         if len(self._actions) <= MAX_RECORDED_STEPS:
             self._actions.append(recorded)
-            self._update_hash(observation, reward, terminated, truncated)
+            self._hash.update(observation, reward, terminated, truncated)
         return observation, reward, terminated, truncated, info
 
     def record(self) -> dict[str, Any]:
@@ -99,12 +129,12 @@ class ActionReplay(TransparentWrapper):
     def _reset_episode(self, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         self._actions = []
         self._options = options
-        self._hash = hashlib.blake2b(digest_size=16)
+        self._hash = _ResultHash()
         stateful = self.env.has_wrapper_attr("persistent_state")
         state = self.env.get_wrapper_attr("persistent_state")() if stateful else None
         self._state = json.loads(json.dumps(state, allow_nan=False))  # a copy, and only if it is JSON
         observation, info = self.reset_inner(self._seed_of_episode, options)
-        self._update_hash(observation)
+        self._hash.update(observation)
         return observation, info
 
     @property
@@ -113,16 +143,3 @@ class ActionReplay(TransparentWrapper):
         if self._episode == 0:
             return self._seed
         return int(np.random.SeedSequence([self._seed, self._episode]).generate_state(1)[0])
-
-    def _update_hash(self, *values: Any) -> None:
-        for value in values:
-            if isinstance(value, dict):
-                self._update_hash(*(value[key] for key in sorted(value)))
-            elif isinstance(value, tuple):
-                self._update_hash(*value)
-            else:
-                self._hash.update(_as_bytes(value))
-
-
-def _as_bytes(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()

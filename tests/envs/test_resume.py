@@ -1,5 +1,6 @@
 """Replayed episodes, and the resumption of vector environments, also with failures of worker processes."""
 
+import copy
 import os
 import signal
 from contextlib import closing, contextmanager
@@ -118,6 +119,18 @@ def test_replay_detects_a_different_episode(change):
     for action in ACTIONS[:5]:
         env.step(action)
     assert "results in a different episode" in cartpole().replay(env.record() | change)
+
+
+def test_a_copy_in_an_episode_continues_it_alone():
+    env = make_vec_env("CartPole-v1", 2, seed=0)
+    env.reset()
+    env.step(np.array([0, 1]))
+    copied = copy.deepcopy(env)
+    for each in (env, copied):
+        each.step(np.array([1, 1]))
+    for record, expected in zip(copied.env_method("record"), env.env_method("record"), strict=True):
+        np.testing.assert_equal(record, expected)
+        assert cartpole().replay(record) is None
 
 
 def test_reset_with_options_and_long_episodes_are_not_replayable(monkeypatch):
