@@ -11,6 +11,9 @@ _OWN_BUFFER = UnsupportedArgument(
     "segment_length and n_envs",
     neutral=(None, {}),
 )
+_NO_REPLAY_BUFFER = UnsupportedArgument(
+    "GTrXLPPO is on-policy and has no replay buffer; n_steps and n_envs set the size of a rollout"
+)
 _STORED_SPACE = UnsupportedArgument(
     "the file holds the spaces; pass env=... to use the agent in another environment with the same spaces"
 )
@@ -18,13 +21,26 @@ _LAYERS = "the transformer replaces {}; use core=gtrxl({})"
 _NET_ARCH = _LAYERS.format("the hidden layers", "width=..., layers=..., feed_forward=...")
 _SHARED = "actor and critic share the transformer; leave it out"
 
+_REPLAY_BUFFER_ARGUMENTS = (
+    *("buffer_size", "learning_starts", "replay_buffer_class", "replay_buffer_kwargs"),
+    "optimize_memory_usage",
+)
+_NO_TARGET_NETWORK = UnsupportedArgument("GTrXLPPO is on-policy and has no target network; leave it out")
+_EXPLORATION = UnsupportedArgument("GTrXLPPO explores by sampling actions; use ent_coef, or use_sde for Box")
+
 PPO_SB3_ARGUMENTS = {
     **dict.fromkeys(("rollout_buffer_class", "rollout_buffer_kwargs"), _OWN_BUFFER),
     "lr_schedule": UnsupportedArgument("use learning_rate, which may be a schedule"),
     **dict.fromkeys(("observation_space", "action_space"), _STORED_SPACE),
     "net_arch": UnsupportedArgument(_NET_ARCH),
+    **dict.fromkeys(_REPLAY_BUFFER_ARGUMENTS, _NO_REPLAY_BUFFER),
+    **dict.fromkeys(("tau", "target_update_interval"), _NO_TARGET_NETWORK),
+    "train_freq": UnsupportedArgument("use n_steps, the steps in each environment between two updates"),
+    "gradient_steps": UnsupportedArgument("use n_epochs and batch_size"),
+    **dict.fromkeys(("action_noise", "exploration_fraction"), _EXPLORATION),
+    **dict.fromkeys(("exploration_initial_eps", "exploration_final_eps"), _EXPLORATION),
 }
-"""Unsupported arguments of the constructor of `GTrXLPPO`."""
+"""Unsupported arguments of the constructor of `GTrXLPPO`, among them those of off-policy agents."""
 
 SB3_POLICY_ARGUMENTS = {
     "net_arch": UnsupportedArgument(_NET_ARCH, neutral=(None,)),

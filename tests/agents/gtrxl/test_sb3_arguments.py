@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
-from stable_baselines3 import PPO
+from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from rlxf import GTrXLPPO
@@ -54,6 +54,29 @@ def test_positional_arguments_have_order_of_sb3():
 def test_rejected_argument_names_alternative(name):
     with pytest.raises(TypeError, match=f"^GTrXLPPO takes no argument '{name}': [^\n]*$"):
         small_agent("CartPole-v1", **{name: object()})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("buffer_size", r"no replay buffer; n_steps and n_envs set the size of a rollout"),
+        ("learning_starts", "no replay buffer"),
+        ("replay_buffer_class", "no replay buffer"),
+        ("tau", "no target network"),
+        ("train_freq", "use n_steps"),
+        ("gradient_steps", "use n_epochs"),
+    ],
+)
+def test_arguments_of_off_policy_agents_are_rejected_with_a_reason(name, advice):
+    with pytest.raises(TypeError, match=f"^GTrXLPPO takes no argument '{name}': .*{advice}"):
+        GTrXLPPO("MlpPolicy", "CartPole-v1", **{name: 1})
+
+
+@pytest.mark.parametrize("algorithm", [DQN, SAC])
+def test_every_argument_of_off_policy_agents_is_known_or_has_no_counterpart(algorithm):
+    known = parameters(GTrXLPPO.__init__).keys() | PPO_SB3_ARGUMENTS.keys()
+    special = {"target_entropy", "use_sde_at_warmup"}
+    assert parameters(algorithm.__init__).keys() <= known | special
 
 
 @pytest.mark.parametrize("name", SB3_POLICY_ARGUMENTS)
