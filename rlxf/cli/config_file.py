@@ -26,7 +26,6 @@ from rlxf.cli.options import given_lists, given_options, with_dashes
 from rlxf.cli.runs import (
     NOT_SAVED,
     PRETRAINING,
-    PROGRAM,
     TRAINING_COMMANDS,
     check_config_types,
     check_weights_trust,
@@ -35,7 +34,7 @@ from rlxf.cli.runs import (
 from rlxf.cli.spec_options import bound_to_memory, given_techniques
 from rlxf.cli.training_command import TrainingCommand
 from rlxf.training import RunFolder
-from rlxf.training.file_contents import CONFIG
+from rlxf.training.file_contents import CONFIG, PROGRAM
 from rlxf.training.serialization import dump_json, load_json
 from rlxf.utils.names import did_you_mean
 from rlxf.utils.toml import MAX_PARTS, line_of, loads, read_text

@@ -52,8 +52,6 @@ TRAINING_COMMANDS = {
     RVS: "train rvs",
 }
 """Name of an agent -> words of the command that trains it."""
-PROGRAM = "program"
-"""Key in ``config.json`` with the name of the program that started a run, if it was not rlxf."""
 FLOAT32_BYTES = 4
 Agent = GTrXLPPO | OfflineAgent
 Options = TypeVar("Options")

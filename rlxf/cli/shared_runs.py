@@ -20,7 +20,6 @@ from rlxf.cli.playback import IMAGES, Task, play_episodes, prepare_agent
 from rlxf.cli.reports import checkpoints_of, select_checkpoints
 from rlxf.cli.runs import (
     AGENTS,
-    PROGRAM,
     TRAINING_COMMANDS,
     agent_name,
     options_to_config,
@@ -31,6 +30,7 @@ from rlxf.evaluation.video import MAX_STEPS, FrameRecorder
 from rlxf.sharing.card import ModelCard, Score, read_scores
 from rlxf.sharing.download import CARD, CHECKPOINT, CONFIG, FILES, VIDEO
 from rlxf.training import RunFolder, read_archive
+from rlxf.training.file_contents import PROGRAM
 from rlxf.training.run_folder import EVALUATION, NORMALIZER
 from rlxf.training.serialization import dump_json, load_json, load_json_object
 from rlxf.utils.gif import encode_gif

@@ -9,6 +9,10 @@ from rlxf.utils.errors import CheckpointError
 
 CONFIG = "config.json"
 CHECKPOINT = "checkpoint.zip"
+PROGRAM = "program"
+"""Key in ``config.json`` with the name of the program that started a run, if it was not rlxf."""
+BASELINE = "rlxf baseline"
+"""Program that trains agents of Stable-Baselines3, and saves no agent."""
 LOADERS = {
     "GTrXLPPO": "GTrXLPPO.load",
     "DecisionTransformer": "DecisionTransformer.load",

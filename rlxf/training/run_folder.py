@@ -10,7 +10,14 @@ from typing import Any, Self
 from stable_baselines3.common.logger import Logger
 
 from rlxf.training.checkpoints import CheckpointFolder
-from rlxf.training.file_contents import CHECKPOINT, CONFIG, describe_file, no_run_folder_message
+from rlxf.training.file_contents import (
+    BASELINE,
+    CHECKPOINT,
+    CONFIG,
+    PROGRAM,
+    describe_file,
+    no_run_folder_message,
+)
 from rlxf.training.resumed_logger import LOG, LogFiles, LogPosition, ProgressCSV
 from rlxf.training.serialization import dump_json, load_json_file, load_json_object
 from rlxf.training.tensorboard import described_output, resumed_output
@@ -128,9 +135,7 @@ class RunFolder:
         """
         run = cls.reopen(path)
         if not run.final_checkpoint.is_file():
-            raise FileNotFoundError(
-                f"the run {run.path} has no {CHECKPOINT}, as it ended before it saved one; train it again"
-            )
+            raise FileNotFoundError(f"the run {run.path} has no {CHECKPOINT}{run._reason_without_checkpoint}")
         return run
 
     @classmethod
@@ -144,6 +149,16 @@ class RunFolder:
         """
         _check_folder(Path(path))
         return cls(Path(path), load_json_object(Path(path) / CONFIG, "restore it"))
+
+    @property
+    def _reason_without_checkpoint(self) -> str:
+        """Reason for a missing final checkpoint and the remedy, for the end of a message."""
+        if self.config.get(PROGRAM) == BASELINE:
+            return (
+                f": it was made by {BASELINE}, which saves no agent. Only rlxf plot, rlxf compare and rlxf "
+                "experiment read it; train an agent with rlxf train"
+            )
+        return ", as it ended before it saved one; train it again"
 
     @property
     def resume_checkpoints(self) -> CheckpointFolder:

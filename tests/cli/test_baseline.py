@@ -86,6 +86,14 @@ def test_a_baseline_cannot_be_resumed(tmp_path, capsys):
     )
 
 
+@pytest.mark.parametrize("command", ["evaluate", "play"])
+def test_a_baseline_has_no_agent_to_evaluate(tmp_path, capsys, command):
+    baseline(tmp_path / "run", "random", *TASK)
+    message = refused(capsys, command, str(tmp_path / "run"))
+    assert "has no checkpoint.zip: it was made by rlxf baseline, which saves no agent" in message
+    assert "Only rlxf plot, rlxf compare and rlxf experiment read it" in message
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

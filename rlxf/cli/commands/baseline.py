@@ -82,6 +82,7 @@ class Baseline(Command):
         """Check the options, make the agent and the run, and return the training to run."""
         from rlxf.cli.runs import options_to_config
         from rlxf.training import RunFolder
+        from rlxf.training.file_contents import BASELINE, PROGRAM
         from rlxf.training.trackers import check_tracker
 
         check_tracker(self.track)
@@ -90,7 +91,7 @@ class Baseline(Command):
         json_object(self.arguments, "--arguments")
         check_stop_return(self.stop_return, self.evaluate_every, self.episodes)
         path = self.run or default_run_path(f"{self.algorithm}-{self.task.env}", self.seed)
-        names = {"program": "rlxf baseline", "agent": self.algorithm}
+        names = {PROGRAM: BASELINE, "agent": self.algorithm}
         check_new_folder(path)
         agent = self._build()
         return partial(self._train, agent, RunFolder.create(path, names | options_to_config(self)))

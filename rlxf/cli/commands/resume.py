@@ -48,8 +48,9 @@ class Resume(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Read the options of the run, load its checkpoint, and return the training to run."""
-        from rlxf.cli.runs import PROGRAM, TRAINING_COMMANDS, check_weights_trust, training_command
+        from rlxf.cli.runs import TRAINING_COMMANDS, check_weights_trust, training_command
         from rlxf.training import RunFolder
+        from rlxf.training.file_contents import PROGRAM
 
         run = RunFolder.reopen(self.run)
         if "teacher" in run.config:
