@@ -87,7 +87,7 @@ class EpisodeFile:
         with self._error_context(episode):
             fault = _episode_mismatch(group, self.source)
         if fault:
-            raise self._damaged(fault, episode)
+            raise self._mismatch(fault, episode)
         with self._error_context(episode):
             check_budget({"a chunk of an array": max(map(_chunk_bytes, arrays))}, self._size)
 
@@ -149,6 +149,17 @@ class EpisodeFile:
 
     def _place(self, episode: int | None) -> str:
         return f"{self.source.file}" if episode is None else f"{self.source.file}, episode {episode}"
+
+    def _mismatch(self, fault: str, episode: int) -> DatasetError:
+        """Return the error for arrays of other shapes or dtypes than in the metadata.
+
+        Minari writes such files without an error if a buffer contains arrays that do not fit its space.
+        """
+        return DatasetError(
+            f"{self._place(episode)}: {fault}. If you created {self.source.id}, convert its arrays or "
+            f"correct its spaces, and create it again after minari delete {self.source.id}; otherwise the "
+            f"file is altered: download it again"
+        )
 
     def _damaged(self, fault: str, episode: int | None = None) -> DatasetError:
         return DatasetError(

@@ -10,9 +10,11 @@ import sys
 from itertools import pairwise
 
 import h5py
+import minari
 import numpy as np
 import pytest
 from gymnasium import spaces
+from minari.data_collector import EpisodeBuffer
 from PIL import Image
 
 from rlxf.data import DatasetError, conversion, load_trajectories
@@ -253,10 +255,24 @@ def test_shapes_and_dtypes_that_differ_from_the_metadata_are_reported(dataset, n
     check_refused(f"main_data.hdf5, episode 2: .*{match}")
 
 
-def test_float_actions_of_discrete_spaces_are_refused(minari_root):
-    dataset = record_random((4,))
-    replaced(dataset, "episode_0/actions", np.zeros(4, np.float64))
-    check_refused("actions are of float64, but the metadata state int64")
+def test_float_actions_of_discrete_spaces_are_refused_with_the_remedy(minari_root):
+    episode = EpisodeBuffer(
+        observations=np.zeros((4, 3), np.float32),
+        actions=np.zeros(3, np.float32),
+        rewards=[1.0] * 3,
+        terminations=[False, False, True],
+        truncations=[False] * 3,
+    )
+    spaces_of_data = {"observation_space": VECTOR, "action_space": spaces.Discrete(2)}
+    minari.create_dataset_from_buffers(ID, [episode], **spaces_of_data)
+    with pytest.raises(DatasetError) as refused:
+        load_trajectories(ID)
+    message = str(refused.value)
+    assert "episode 0: actions are of float32, but the metadata state int64 (Discrete(2))" in message
+    assert (
+        f"convert its arrays or correct its spaces, and create it again after minari delete {ID}" in message
+    )
+    assert "truncated" not in message
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])
