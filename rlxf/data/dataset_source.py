@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ _UNREADABLE = (
     *(NotImplementedError, RecursionError, OverflowError, MemoryError, IndexError),
 )
 """Exceptions that Minari and Gymnasium raise for invalid metadata."""
+_FILE_SUFFIX = re.compile(r"\.[A-Za-z]\w*")
+"""Suffix of the name of a file."""
+_CONVERSION_GUIDE = "docs/how-to/record-and-convert-datasets.md"
 Dataset: TypeAlias = str | minari.MinariDataset
 
 
@@ -147,7 +151,10 @@ def open_source(dataset: Dataset, download_missing: bool = False) -> Source:
     """
     opened = _find(dataset, download_missing) if isinstance(dataset, str) else dataset
     if not isinstance(opened, minari.MinariDataset):
-        raise TypeError(f"a dataset must be a Minari id or a MinariDataset, got {dataset!r}")
+        raise TypeError(
+            "a dataset must be a Minari id, a MinariDataset, or a list of these, got "
+            f"{type(dataset).__name__}; convert your own arrays first: see {_CONVERSION_GUIDE}"
+        )
     check_format(opened.id, opened.storage.metadata)
     total = int(opened.storage.total_episodes)
     selected = _checked_selection(opened, total)
@@ -171,7 +178,11 @@ def _checked_selection(dataset: minari.MinariDataset, total: int) -> tuple[int, 
 
 
 def _find(dataset_id: str, download_missing: bool) -> minari.MinariDataset:
-    check_id(dataset_id)
+    try:
+        check_id(dataset_id)
+    except DatasetError:
+        _check_no_file(dataset_id)
+        raise
     folder = get_dataset_path(dataset_id)
     damage = find_damage(folder)
     if damage is not None and download_missing:
@@ -198,6 +209,15 @@ def _missing_message(dataset_id: str, folder: Path, damage: str) -> str:
         f"dataset {dataset_id!r} is not in {get_dataset_path()} (similar names: {similar}). Download it with "
         f"download=True (--download), or set MINARI_DATASETS_PATH to the folder that contains it"
     )
+
+
+def _check_no_file(dataset_id: str) -> None:
+    """Raise DatasetError if the name of a file, such as ``data.npz``, was given in place of an id."""
+    if _FILE_SUFFIX.fullmatch(Path(dataset_id).suffix) or os.path.isfile(dataset_id):
+        raise DatasetError(
+            f"{dataset_id!r} is the name of a file, not a Minari id; convert it to a Minari dataset first: "
+            f"see {_CONVERSION_GUIDE}"
+        )
 
 
 def check_id(dataset_id: str) -> None:

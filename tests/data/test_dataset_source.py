@@ -34,8 +34,30 @@ def test_invalid_ids_are_refused(minari_root, wrong):
         load_trajectories(wrong)
 
 
+@pytest.mark.parametrize("name", ["steps.npz", "folder/log.csv", "steps"])
+def test_files_are_refused_with_the_guide(minari_root, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "steps").touch()
+    with pytest.raises(DatasetError, match=f"'{name}' is the name of a file.*record-and-convert-datasets.md"):
+        load_trajectories(name)
+
+
+def test_a_file_with_the_name_of_a_dataset_does_not_matter(minari_root, tmp_path, monkeypatch):
+    record_random((3,), dataset_id="small-v0")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small-v0").touch()
+    assert load_trajectories("small-v0").steps == 3
+
+
+def test_the_message_for_another_type_does_not_contain_its_values(minari_root):
+    with pytest.raises(TypeError) as refused:
+        load_trajectories({"observations": np.full((9, 3), 0.125)})
+    assert "got dict" in str(refused.value)
+    assert "0.125" not in str(refused.value)
+
+
 def test_other_types_are_refused(minari_root):
-    with pytest.raises(TypeError, match="a Minari id or a MinariDataset, got 3"):
+    with pytest.raises(TypeError, match="a Minari id, a MinariDataset, or a list of these, got int; convert"):
         load_trajectories(3)
 
 
