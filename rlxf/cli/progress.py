@@ -194,7 +194,7 @@ class Progress(BaseCallback):
 
     @property
     def _evaluation_text(self) -> str:
-        return "" if self.evaluation is None else describe_evaluation(self.evaluation)
+        return "" if self.evaluation is None else describe_evaluation(self.evaluation, self.unit)
 
     def _show(self) -> None:
         self._shown_at, state = time.monotonic(), self._state()
@@ -226,18 +226,23 @@ class Progress(BaseCallback):
         return texts + [f"{label} {factor * logged[tag]:.3g}" for label, (tag, factor) in shown.items()]
 
 
-def describe_evaluation(evaluation: EvaluationCallback) -> str:
-    """Return the text of the last evaluation, at each target return if there are any, and of the best one."""
-    last = evaluation.last
-    best = "" if evaluation.best is None else f"best {evaluation.best:.4g} at {evaluation.best_step:,}"
+def describe_evaluation(evaluation: EvaluationCallback, unit: str) -> str:
+    """Return the text of the last evaluation, at each target return if there are any, and of the best one.
+
+    Args:
+        evaluation: callback of the evaluations.
+        unit: unit of progress, "steps" or "updates".
+    """
+    last, at = evaluation.last, f"at {unit.removesuffix('s')}"
+    has_best = evaluation.best is not None
+    best = f"best return {evaluation.best:.4g} {at} {evaluation.best_step:,}" if has_best else ""
     if last is None:
         return best
-    step = max(evaluation.reports)
+    returns = [f"return {last.mean:.4g}"]
     if isinstance(last, TargetSweep):
-        reached = ", ".join(f"{target:g} -> {report.mean:.4g}" for target, report in last.reports.items())
-    else:
-        reached = f"{last.mean:.4g}"
-    return f"evaluation at {step:,}: {reached}; {best}"
+        reports = last.reports.items()
+        returns = [f"target {target:g}, return {report.mean:.4g}" for target, report in reports]
+    return f"evaluation {at} {max(evaluation.reports):,}: {'; '.join([*returns, best])}"
 
 
 @contextmanager

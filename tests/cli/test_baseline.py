@@ -56,7 +56,7 @@ def test_progress_is_shown_unless_it_is_turned_off(tmp_path, capsys, option):
     words = [word for word in PPO if word != "--quiet"]
     baseline(tmp_path / "run", "ppo", *words, *SMALL, *option)
     shown = capsys.readouterr().out
-    assert ("steps 64/64" in shown and "evaluation at 64" in shown) == (not option)
+    assert ("steps 64/64" in shown and "evaluation at step 64" in shown) == (not option)
 
 
 def test_equal_seeds_give_equal_returns(tmp_path):

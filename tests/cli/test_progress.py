@@ -58,7 +58,7 @@ def test_progress_of_an_online_training(capsys):
     for part in (" | success ", "% | explained variance ", " | entropy ", " steps/s | 0:00:00 left | "):
         assert part in found[-1]
     # the last evaluation is at the given total, because the rest of the rollout has the same weights
-    assert re.search(r"evaluation at 70: \S+; best \S+ at (32|64|70)$", found[-1])
+    assert re.search(r"evaluation at step 70: return \S+; best return \S+ at step (32|64|70)$", found[-1])
 
 
 def test_a_single_rollout_shows_its_update_without_repeated_lines(capsys):
@@ -76,7 +76,8 @@ def test_progress_of_an_offline_training(data, capsys):
     main([*OFFLINE, "--target-returns", "9", "3", "--evaluate-every", "1"])
     found = lines(capsys.readouterr().out)
     assert found[-1].startswith("updates 4/4 | loss ")
-    assert re.search(r"evaluation at 4: 9 -> \S+, 3 -> \S+; best \S+ at [1-4]$", found[-1])
+    returns = r"target 9, return \S+; target 3, return \S+; best return \S+"
+    assert re.search(rf"evaluation at update 4: {returns} at update [1-4]$", found[-1])
 
 
 def test_each_step_has_one_line_if_the_training_is_stopped(data, capsys, monkeypatch):
@@ -120,7 +121,7 @@ def test_panel_is_redrawn_in_place():
     with Live(console=terminal, auto_refresh=False) as live:
         for done in (10, 20):
             PanelDisplay(live).show(
-                ProgressState("steps", done, 40, 10.0, figures, "evaluation at 10: 0.4; best 0.4 at 10")
+                ProgressState("steps", done, 40, 10.0, figures, "evaluation at step 10: return 0.4")
             )
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
     assert "steps 20/40" in plain
