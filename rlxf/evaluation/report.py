@@ -147,7 +147,7 @@ class Report(Tabular):
         """Return the statistics as a table that ``print`` renders."""
         table = Table(title=f"Evaluation over {self.episodes} episodes", show_header=False)
         spread = f"{float(f'{self.std:.2g}'):.6g}"  # two significant digits, without an exponent
-        table.add_row("mean return", f"{self.mean:.4g} ± {spread}")
+        table.add_row("mean return ± std", f"{self.mean:.4g} ± {spread}")
         table.add_row("95% interval of the mean", "{:.4g} to {:.4g}".format(*self.ci))
         table.add_row("interquartile mean", f"{self.iqm:.4g}")
         table.add_row("mean episode length", f"{self.mean_length:.4g}")

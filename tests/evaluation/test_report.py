@@ -77,7 +77,7 @@ def test_report_without_reference_scores(report):
 
 def test_table_shows_the_numbers(report):
     text = rendered(report.table())
-    for part in ("4 episodes", "4 ± 3.1", "3", "25", "75.0%"):
+    for part in ("4 episodes", "mean return ± std", "4 ± 3.1", "3", "25", "75.0%"):
         assert part in text
 
 
