@@ -58,7 +58,13 @@ def test_images_are_written_as_a_gif(run, capsys):
         durations = [frame.info["duration"] for frame in ImageSequence.Iterator(gif)]
     assert min(durations) == 200
     assert all(duration % 200 == 0 for duration in durations)  # equal frames in a row are one that is longer
-    assert f"{sum(steps) + 2} frames, at most 500, are written to run/play.gif" in shown
+    assert f"{sum(steps) + 2} frames are written to run/play.gif" in shown
+
+
+def test_the_limit_of_frames_is_named(run, capsys, monkeypatch):
+    monkeypatch.setattr("rlxf.evaluation.video.MAX_STEPS", 3)
+    main(["play", "run", *IMAGES])
+    assert "3 frames (the limit) are written to run/play.gif" in capsys.readouterr().out
 
 
 def test_checkpoint_files_are_played_in_a_named_environment(run, capsys):

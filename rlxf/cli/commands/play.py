@@ -85,7 +85,8 @@ class Play(PlaybackCommand):
         frames = recorder.frames(self.episodes)
         gif = encode_gif(frames, self.fps or fps)
         atomic_write(path, lambda handle: handle.write(gif))
-        print_out(f"{len(frames):,} frames, at most {MAX_STEPS}, are written to {path}")
+        limit = " (the limit)" if len(frames) >= MAX_STEPS else ""
+        print_out(f"{len(frames):,} frames{limit} are written to {path}")
 
 
 def _print_last(report: "Report") -> None:
