@@ -114,7 +114,7 @@ def test_long_episodes_are_cut(run, capsys):
     assert len(data["steps"]) == 2
     assert data["notice"] == "The episode went on: the page shows its first 2 steps only."
     assert "in the first 2 steps" in data["summary"]
-    assert "2 steps of an episode that went on are written to cut.html" in capsys.readouterr().out
+    assert "the first 2 steps of the episode are written to cut.html" in capsys.readouterr().out
     assert not (run / "attention.html").exists()
 
 

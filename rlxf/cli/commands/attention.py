@@ -89,8 +89,9 @@ class AttentionPage(PlaybackCommand):
         episode = self._episode(inspector, recording, about)
         text = page(episode).encode("utf-8")
         atomic_write(self._path, lambda handle: handle.write(text))
-        cut = " of an episode that went on" * (episode.end == "cut")
-        print_out(f"{len(episode.steps):,} steps{cut} are written to {self._path}")
+        steps = f"{len(episode.steps):,} steps"
+        written = f"the first {steps} of the episode" if episode.end == "cut" else steps
+        print_out(f"{written} are written to {self._path}")
 
     def _episode(self, inspector: "EpisodeInspector", recording: "Recording", about: str) -> "Episode":
         from rlxf.cli.attention_page.page import Episode
