@@ -26,7 +26,7 @@ from rlxf.utils.tables import Table
 
 STATISTICS = ("mean", "iqm", "median")
 HEADINGS = ("seeds", "steps", "mean (95% interval)", "IQM (95% interval)", "median (95% interval)", "AUC")
-NO_INTERVAL = "A group with one seed has no interval, and neither has a probability that compares it."
+NO_INTERVAL = "Groups with one seed have no intervals; neither do probabilities computed from them."
 
 
 @dataclass(frozen=True)

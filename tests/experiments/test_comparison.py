@@ -91,7 +91,7 @@ def test_one_seed_has_no_interval():
     assert found.record() | {"mean": 3, "mean_low": None, "mean_high": None} == found.record()
     text = str(comparison_table([found], "x"))
     assert " to " not in text
-    assert "A group with one seed has no interval" in text
+    assert "Groups with one seed have no intervals" in text
 
 
 def test_the_table_names_task_metric_seeds_and_the_first_group():
