@@ -111,7 +111,7 @@ class GTrXLPolicy(RecurrentPolicy):
             _scaled(orthogonal_linear(actions, core.width, bias=False), 0.1) if previous_action else None
         )
         self.transformer = core.build()
-        self._build_heads(log_std_init)
+        self.build_heads(log_std_init)
         flat = spaces.utils.flatdim(observation_space)
         self.reconstruction_net = nn.Linear(core.width, flat) if reconstruct else None
         self.optimizer = optimizer_class(self.parameters(), lr=lr_schedule(1), **optimizer_kwargs)  # type: ignore
@@ -141,7 +141,18 @@ class GTrXLPolicy(RecurrentPolicy):
                 "images, or pass another features_extractor_class in policy_kwargs"
             ) from error
 
-    def _build_heads(self, log_std_init: float) -> None:
+    def build_heads(self, log_std_init: float) -> None:
+        """Create the heads on the outputs (N, C) of the transformer; the constructor calls it.
+
+        A subclass overrides it to replace a head:
+
+        - ``action_net`` returns the parameters (N, P) of the action distribution.
+        - ``log_std`` is the log standard deviation of Box actions, and None for discrete actions.
+        - ``value_net`` returns the values (N, 1). It must be a `PopArtHead`, or derive from it.
+
+        Args:
+            log_std_init: initial log standard deviation of Box actions.
+        """
         self.action_head = make_action_head(self.action_space, self.use_sde)
         self.action_net, log_std = self.action_head.build(self.core.width, log_std_init)
         self.register_parameter("log_std", log_std)

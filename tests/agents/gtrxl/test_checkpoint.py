@@ -479,6 +479,28 @@ def test_user_defined_policy_must_be_passed_again(tmp_path):
     assert acts_alike(GTrXLPPO.load(tmp_path / "agent", policy=OwnPolicy, device="cpu"), agent)
 
 
+class DeepHeads(MlpGTrXLPolicy):
+    """Policy with a hidden layer in the action head."""
+
+    def build_heads(self, log_std_init):
+        super().build_heads(log_std_init)
+        hidden = torch.nn.Linear(self.core.width, self.core.width)
+        self.action_net = torch.nn.Sequential(hidden, torch.nn.Tanh(), self.action_net)
+
+
+@pytest.mark.parametrize("kind", ["Discrete", "Box of two axes"])
+def test_user_defined_heads_are_trained_and_stored(tmp_path, kind):
+    env = scripts(shifted(3), action_space=ACTIONS[kind])
+    sizes = {"n_steps": 16, "segment_length": 4, "batch_size": 16, "learning_rate": 1e-2}
+    agent = GTrXLPPO(DeepHeads, env, core=small_core(), device="cpu", seed=0, **sizes)
+    hidden = agent.policy.action_net[0].weight
+    before = hidden.detach().clone()
+    agent.learn(2 * ROLLOUT)
+    assert not torch.equal(hidden, before)
+    agent.save(tmp_path / "agent")
+    assert acts_alike(GTrXLPPO.load(tmp_path / "agent", policy=DeepHeads, device="cpu"), agent)
+
+
 def test_user_defined_schedule_must_be_passed_again(tmp_path):
     def schedule(progress):
         return 1e-3 * progress**2
