@@ -52,6 +52,7 @@ FOREIGN_NAMES = {
     *("TORCH_DISABLE_SHARE_RDZV_TCP_STORE",),
     *("JaxToTorch", "NumpyToTorch", "VectorWrapper", "final_observation"),  # Gymnasium and ManiSkill
     *("CnnPolicy", "MultiInputPolicy", "get_parameters"),  # Stable-Baselines3
+    *("CallbackList", "save_freq", "eval_freq"),  # Stable-Baselines3
     *("AdroitHandPenSparse", "MemoryS7", "xml_file"),  # environments
     *("MyEnv", "MyPolicy", "my_schedule"),  # placeholders
     *("first_cases",),  # mark of pytest
