@@ -53,7 +53,7 @@ FOREIGN_NAMES = {
     *("JaxToTorch", "NumpyToTorch", "VectorWrapper", "final_observation"),  # Gymnasium and ManiSkill
     *("CnnPolicy", "MultiInputPolicy", "get_parameters"),  # Stable-Baselines3
     *("CallbackList", "save_freq", "eval_freq"),  # Stable-Baselines3
-    *("AdroitHandPenSparse", "MemoryS7", "xml_file"),  # environments
+    *("AdroitHandPenSparse", "BreakoutNoFrameskip", "MemoryS7", "ale_py", "xml_file"),  # environments
     *("MyEnv", "MyPolicy", "my_schedule"),  # placeholders
     *("first_cases",),  # mark of pytest
     *("action_loss", "feed_forward_gate", "attention_gate", "return_loss", "state_loss"),  # tags, composed
