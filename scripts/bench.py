@@ -27,6 +27,7 @@ from benchmarks.offline_updates import OfflineUpdates
 from benchmarks.online import Online
 from benchmarks.phases import Phases
 from benchmarks.pretraining import Pretraining
+from benchmarks.products import Products
 from benchmarks.ranking import Ranking
 from benchmarks.ranks import Ranks
 from benchmarks.retrieval import Retrieval
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Any] = {
     "speed": Speed,
     "phases": Phases,
     "tensors": Tensors,
+    "products": Products,
     "acting": Acting,
     "attention": Attention,
     "learning": Learning,

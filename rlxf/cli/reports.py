@@ -183,7 +183,8 @@ def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | Targ
             print_titled(report.table(), name, agents[name])
     for name in equal:
         selected = name.removesuffix(DATASTORE_SUFFIX)
-        print_out(f"the {selected} checkpoint acts like the last one, so one table is shown for both")
+        step = f"{getattr(agents[name], 'progress_unit', 'step')} {agents[name].num_timesteps:,}"
+        print_out(f"the {selected} checkpoint ({step}) acts like the last one, so both have one table")
 
 
 def print_titled(table: Table, name: str, agent: Any) -> None:

@@ -1,5 +1,6 @@
 """Videos of episodes that a training records for TensorBoard."""
 
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -50,6 +51,7 @@ def make_video_callbacks(
             return [VideoCallback(env, every, **options)]
     except Exception as error:  # training does not need videos: a driver or package may be missing
         reason = " ".join(str(error).split())
-        hint = "; on a machine without a display, set MUJOCO_GL=egl" if "opengl" in reason.lower() else ""
+        has_hint = "opengl" in reason.lower() and "MUJOCO_GL" not in os.environ
+        hint = "; on a machine without a display, set MUJOCO_GL=egl for MuJoCo" if has_hint else ""
         print_out(f"no videos: {name} cannot render images: {reason}{hint}")
         return []

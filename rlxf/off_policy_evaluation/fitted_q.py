@@ -145,7 +145,7 @@ def fit_q(
     limit = DIVERGENCE_FACTOR * batches.largest_return()
     for update in track(range(config.updates), "fitted Q", disable=not progress_bar):
         optimizer.param_groups[0]["lr"] = config.learning_rate * (1 - update / config.updates)
-        products = float32_products(config.batch_size * config.width**2)
+        products = float32_products(config.batch_size * config.width**2, device)
         with numerical_error_context(f"fitted Q evaluation, update {update}"), products:
             largest = _update(online, average, optimizer, batches.sample().to(device))
             if update % 100 == 0:

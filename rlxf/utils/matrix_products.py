@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 SMALLEST = 2**20
 """Multiply-adds of a product from which oneDNN is faster than MKL; below, its calls take longer."""
 PERMISSION = "bf16"
 """Setting of torch by which oneDNN computes products of float32 tensors; see `float32_products`."""
-UNSET = ("none", "ieee")
-"""Settings of torch by which MKL computes products of float32 tensors."""
+UNSET = "none"
+"""Setting of torch if no precision was set; MKL then computes products of float32 tensors."""
 
 
 @contextmanager
-def float32_products(size: int) -> Iterator[None]:
+def float32_products(size: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Compute large float32 matrix products on the CPU by oneDNN in this context, where MKL is slower.
 
     torch computes them by MKL, which uses AVX-512 on processors of Intel only. On others that have it, the
@@ -29,13 +30,16 @@ def float32_products(size: int) -> Iterator[None]:
     use of it on processors with AMX, and on other architectures. There, and if products that bfloat16 cannot
     represent are not exact, this context changes nothing. Results differ by rounding in float32.
 
-    The setting is one of the process, and is restored at the end. A precision that the user set is kept.
+    The setting is one of the process, and is restored at the end. If a precision was set, it is kept. In the
+    context, ``torch.get_float32_matmul_precision`` raises RuntimeError.
 
     Args:
         size: multiply-adds of a typical product in the context. Below `SMALLEST`, MKL is faster.
+        device: device of the products; on others than the CPU, this context changes nothing.
     """
-    if size < SMALLEST or not onednn_is_faster():
-        yield
+    is_large = size >= SMALLEST and torch.device(device).type == "cpu"
+    if not is_large or _get_current_dispatch_mode() is not None or not onednn_is_faster():
+        yield  # under a dispatch mode, operations are traced
         return
     products.enter()
     try:
@@ -65,20 +69,20 @@ def _has_slow_mkl(processor: Mapping[str, Any]) -> bool:
 
 def _is_exact() -> bool:
     """Compare products of integers up to 300, exact in float32 but not in bfloat16, with those in float64."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randint(-300, 301, (4, 96, 96), generator=generator).float() for _ in range(2))
-    products.enter()
-    try:
-        found = (x @ y, x[0] @ y[0], x[0].T @ y[0], F.linear(x, y[0], x[0, 0]))
-    finally:
-        products.leave()
-    x, y = x.double(), y.double()
-    exact = (x @ y, x[0] @ y[0], x[0].T @ y[0], F.linear(x, y[0], x[0, 0]))
-    return all(map(_equal, found, exact))
+    generator = torch.Generator("cpu").manual_seed(0)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        x, y = torch.randint(-300, 301, (2, 4, 96, 96), generator=generator, device="cpu").double()
+        products.enter()
+        try:
+            found = _several_products(x.float(), y.float())
+        finally:
+            products.leave()
+        return all(map(torch.equal, map(Tensor.double, found), _several_products(x, y)))
 
 
-def _equal(product: Tensor, exact: Tensor) -> bool:
-    return torch.equal(product.double(), exact)
+def _several_products(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Return a batch of products, single ones, and one with a bias."""
+    return x @ y, x[0] @ y[0], x[0].T @ y[0], F.linear(x, y[0], x[0, 0])
 
 
 @dataclass
@@ -86,31 +90,31 @@ class ProductSetting:
     """Setting of torch in this process, which several threads may use at the same time.
 
     Args:
-        in_use: True in a context of `float32_products` with large products.
+        in_use: True if products are computed by oneDNN, in a context of `float32_products`.
     """
 
     in_use: bool = False
     _lock: Lock = field(default_factory=Lock)
     _users: int = 0
-    _before: str = UNSET[0]
 
     def enter(self) -> None:
-        """Permit oneDNN's products, unless the user set a precision."""
+        """Permit oneDNN's products, unless a precision was set."""
         matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
         with self._lock:
-            self._users, self.in_use = self._users + 1, True
-            if self._users == 1:
-                self._before = matmul.fp32_precision
-                if self._before in UNSET:
-                    matmul.fp32_precision = PERMISSION
+            if self._users == 0 and matmul.fp32_precision == UNSET:
+                matmul.fp32_precision = PERMISSION
+                self.in_use = True
+            self._users += 1
 
     def leave(self) -> None:
-        """Restore the setting, if no other thread needs it."""
+        """Restore the setting, if no other thread needs it and nobody has set another one."""
         matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
         with self._lock:
             self._users -= 1
-            if self._users == 0:
-                self.in_use, matmul.fp32_precision = False, self._before
+            if self._users == 0 and self.in_use:
+                self.in_use = False
+                if matmul.fp32_precision == PERMISSION:
+                    matmul.fp32_precision = UNSET
 
 
 products = ProductSetting()

@@ -216,7 +216,8 @@ class DecisionTransformerModel(TrajectoryModel):
         """
         inputs = self.decision_inputs(steps)
         newest = NEWEST_DECISION_TOKEN
-        with float32_products(inputs["x"].numel() * self.transformer.spec.width):
+        x = inputs["x"]
+        with float32_products(x.numel() * self.transformer.spec.width, x.device):
             y = self.transformer.early_outputs(
                 **inputs, output_slice=newest, confidence_fn=self.confidence_margin
             )

@@ -201,7 +201,7 @@ class GTrXLPolicy(RecurrentPolicy):
         """Run the transformer like `act`; also return the check of the outputs, for after the actions."""
         before = state.cache.recurrent
         step = eager_step if self.network_step is None else self.network_step
-        with float32_products(self.product_size(len(index.position))):
+        with float32_products(self.product_size(len(index.position)), index.position.device):
             tokens, latent, hidden = step(self, obs, state.action, index, state.cache)
         latent, check = check_outputs_later(
             self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent
@@ -227,7 +227,8 @@ class GTrXLPolicy(RecurrentPolicy):
             return self.act(obs, state, index)[0]
         tokens = self.tokens(obs, state.action)
         before = state.cache.recurrent
-        latent = self.transformer.early_step(tokens, index, state.cache, self._exit_margin)
+        with float32_products(self.product_size(len(index.position)), index.position.device):
+            latent = self.transformer.early_step(tokens, index, state.cache, self._exit_margin)
         check_outputs(self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent)
         return latent
 

@@ -63,7 +63,8 @@ class PolicyUpdate:
             NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
         for batch in minibatches:
-            with float32_products(self.policy.product_size(batch.weight.numel() // self.accumulation_steps)):
+            size = self.policy.product_size(batch.weight.numel() // self.accumulation_steps)
+            with float32_products(size, batch.weight.device):
                 if not self._update(batch):
                     return False
         return True

@@ -75,7 +75,8 @@ class OfflineUpdate:
         Raises:
             NumericalError: before the optimizer step, if the loss or a gradient is not finite.
         """
-        with float32_products(self.trained.product_size(batch) // self.accumulation_steps):
+        size = self.trained.product_size(batch) // self.accumulation_steps
+        with float32_products(size, next(self.trained.parameters()).device):
             losses = self.ranks.fail_together(partial(self._accumulate, batch))
             self.after_losses()
             parts = self.ranks.reduce_means(losses, self.loss_count(batch))

@@ -98,7 +98,7 @@ def mean_validation_losses(model: OfflineModel, batches: Iterable[Any]) -> dict[
     for batch in batches:
         steps = int(model.loss_count(batch))
         count += steps
-        with float32_products(model.product_size(batch)):
+        with float32_products(model.product_size(batch), next(model.parameters()).device):
             losses = model.validation_losses(batch)
         for name, loss in losses.items():
             sums[name] += steps * loss.item()

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.dot_product import dot_product_attention
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import AttentionKernel, Kernel, one_hot
+from rlxf.attention.kernels.softmax import dot_product_attention
 from rlxf.attention.technique import SpecView, check_bool, check_choice, check_int
 from rlxf.attention.token_index import EMPTY, PositionBlocks, TokenIndex
 

@@ -9,12 +9,16 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
-from rlxf.attention.dot_product import LONGEST
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import AttentionKernel, PairwiseKernel, StepAverage
 from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.technique import check_bool
 from rlxf.utils.matrix_products import products
+
+LONGEST = 512
+"""Number of keys up to which products of whole score matrices are faster than torch's fused kernel."""
+LARGEST = 2**22
+"""Largest number of scores for which they are used, 16 MiB in float32, since backward needs all scores."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class SoftmaxAttention(AttentionKernel):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
         is_plain = bias is None and not self.has_sink and not self.active_dropout
-        if is_plain and (not products.in_use or k.shape[2] > LONGEST):  # see `dot_product_attention`
+        if is_plain and not prefers_whole_matrices(q, k):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.mask)
         weights = self.weights(q, k, bias, mask)
         return weighted_average(weights, v)
@@ -81,6 +85,35 @@ class SoftmaxAttention(AttentionKernel):
     def append_sink(self, scores: Tensor) -> Tensor:
         """Append the logit of the sink to scores (B, H, Tq, Tk): (B, H, Tq, Tk + 1); by default 0."""
         return F.pad(scores, (0, 1))
+
+
+def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Compute ``softmax(q k^T / sqrt(D) + mask) v``, like ``F.scaled_dot_product_attention``.
+
+    Args:
+        q, k: queries (B, H, Tq, D) and keys (B, H, Tk, D).
+        v: values, (B, H, Tk, V).
+        mask: terms of the scores, or True for visible pairs; broadcast to (B, H, Tq, Tk). None for all pairs.
+    """
+    if not prefers_whole_matrices(q, k):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
+    y: Tensor = torch.ops.aten._scaled_dot_product_attention_math(q, k, v, mask)[0]
+    return y
+
+
+def prefers_whole_matrices(q: Tensor, k: Tensor) -> bool:
+    """Return whether products of whole score matrices are faster than torch's fused kernel.
+
+    That kernel multiplies small blocks, for which a call of oneDNN takes longer than the product.
+
+    Args:
+        q, k: queries (B, H, Tq, D) and keys (B, H, Tk, D).
+    """
+    if not products.in_use or q.device.type != "cpu" or q.dtype != torch.float32:
+        return False
+    return k.shape[2] <= LONGEST and q.shape[:3].numel() * k.shape[2] <= LARGEST
 
 
 def weighted_average(weights: Tensor, v: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.dot_product import dot_product_attention
+from rlxf.attention.kernels.softmax import dot_product_attention
 
 Method = Literal["mean", "max", "convolution", "dilated", "most-used"]
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.dot_product import dot_product_attention
+from rlxf.attention.kernels.softmax import dot_product_attention
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.recurrent.base import MixerState

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.dot_product import dot_product_attention
+from rlxf.attention.kernels.softmax import dot_product_attention
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import (
     EpisodeRuns,

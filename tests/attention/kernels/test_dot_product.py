@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rlxf.attention.dot_product import LONGEST, dot_product_attention
-from rlxf.attention.kernels.softmax import SoftmaxAttention
-from rlxf.utils.matrix_products import SMALLEST, float32_products, onednn_is_faster, products
+from rlxf.attention.kernels import softmax
+from rlxf.attention.kernels.softmax import LONGEST, SoftmaxAttention, dot_product_attention
+from rlxf.utils.matrix_products import products
 
 B, H, T, D = 2, 3, 5, 4
 
@@ -38,28 +38,44 @@ def test_both_forms_have_the_same_results_and_gradients(monkeypatch, name):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize(("keys", "used"), [(LONGEST, True), (LONGEST + 1, False)])
-def test_whole_matrices_are_multiplied_for_few_keys_only(monkeypatch, keys, used):
-    """In `Softmax` and in the function; the fused kernel is called otherwise."""
+@pytest.fixture
+def fused_calls(monkeypatch):
+    """Calls of torch's fused attention, while products use oneDNN."""
     calls, fused = [], F.scaled_dot_product_attention
 
     def count(*args, **options):
-        calls.append(torch.backends.cuda.flash_sdp_enabled())
+        calls.append(args)
         return fused(*args, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", count)
     monkeypatch.setattr(products, "in_use", True)
-    q, k = torch.ones(1, 1, 2, D), torch.ones(1, 1, keys, D)
+    return calls
+
+
+def attend(keys, queries=2, device="cpu", dtype=torch.float32):
+    """Attend by `Softmax` and by the function."""
+    q, k = (torch.ones(1, 1, length, D, device=device, dtype=dtype) for length in (queries, keys))
+    mask = torch.zeros(1, 1, queries, keys, device=device, dtype=dtype)
+    SoftmaxAttention()(q, k, k, None, SimpleNamespace(mask=mask, dtype=dtype))
     dot_product_attention(q, k, k)
-    assert calls == [not used]
-    SoftmaxAttention()(q, k, k, None, SimpleNamespace(mask=torch.zeros(1, 1, 2, keys), dtype=torch.float32))
-    assert len(calls) == (1 if used else 2)
 
 
-def test_setting_is_in_use_within_large_products_only():
-    assert not products.in_use
-    with float32_products(SMALLEST - 1):
-        assert not products.in_use
-    with float32_products(SMALLEST):
-        assert products.in_use == onednn_is_faster()
-    assert not products.in_use
+@pytest.mark.parametrize(("keys", "used"), [(LONGEST, True), (LONGEST + 1, False)])
+def test_whole_matrices_are_multiplied_for_few_keys_only(fused_calls, keys, used):
+    attend(keys)
+    assert len(fused_calls) == (0 if used else 2)
+
+
+def test_memory_of_the_scores_is_limited(fused_calls, monkeypatch):
+    """Backward needs all scores, which the fused kernel computes again."""
+    monkeypatch.setattr(softmax, "LARGEST", 20)
+    attend(keys=10)
+    assert not fused_calls
+    attend(keys=10, queries=3)
+    assert len(fused_calls) == 2
+
+
+@pytest.mark.parametrize("other", [{"device": "meta"}, {"dtype": torch.float64}])
+def test_other_devices_and_types_use_the_fused_kernel(fused_calls, other):
+    attend(keys=4, **other)
+    assert len(fused_calls) == 2
