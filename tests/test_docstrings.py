@@ -45,6 +45,7 @@ FOREIGN_NAMES = {
         "ReLU",
         "exp_avg",
         "flex_attention",
+        "get_float32_matmul_precision",
         "use_deterministic_algorithms",
     ),  # torch
     *("sync_tensorboard",),  # W&B
