@@ -19,7 +19,7 @@ from rlxf.agents.common.precision import Precision, mixed_precision
 from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.gtrxl.action_heads import make_action_head
 from rlxf.agents.gtrxl.core import check_exits
-from rlxf.agents.gtrxl.network_step import CompiledStep, eager_step
+from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentPolicy, RecurrentPolicyState
 from rlxf.agents.gtrxl.sb3_arguments import SB3_POLICY_ARGUMENTS
 from rlxf.agents.gtrxl.state_dependent_noise import check_sde
@@ -200,9 +200,12 @@ class GTrXLPolicy(RecurrentPolicy):
     ) -> tuple[Tensor, Tensor, OutputCheck]:
         """Run the transformer like `act`; also return the check of the outputs, for after the actions."""
         before = state.cache.recurrent
-        step = eager_step if self.network_step is None else self.network_step
         with float32_products(self.product_size(len(index.position)), index.position.device):
-            tokens, latent, hidden = step(self, obs, state.action, index, state.cache)
+            if self.network_step is None:
+                tokens = self.tokens(obs, state.action)
+                latent, hidden = self.transformer.step(tokens, index, state.cache)
+            else:
+                tokens, latent, hidden = self.network_step(self, obs, state.action, index, state.cache)
         latent, check = check_outputs_later(
             self, latent, index.episode[:, 0], tokens, before, lambda: state.cache.recurrent
         )
