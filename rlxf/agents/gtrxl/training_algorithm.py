@@ -70,6 +70,7 @@ class PolicyUpdate:
         return True
 
     def _update(self, batch: Any) -> bool:
+        """Take an optimizer step for a minibatch, or return False if ``target_kl`` stops the update."""
         losses = self.ranks.fail_together(partial(self._losses, batch))
         parts = self.ranks.reduce_means(losses, batch.weight.sum())
         self._record(parts)
