@@ -183,16 +183,20 @@ def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | Targ
             print_titled(report.table(), name, agents[name])
     for name in equal:
         selected = name.removesuffix(DATASTORE_SUFFIX)
-        step = f"{getattr(agents[name], 'progress_unit', 'step')} {agents[name].num_timesteps:,}"
+        step = _progress(agents[name])
         print_out(f"the {selected} checkpoint ({step}) acts like the last one, so both have one table")
 
 
 def print_titled(table: Table, name: str, agent: Any) -> None:
     """Print a table of a checkpoint below its name and its steps or, offline, its updates."""
-    unit = getattr(agent, "progress_unit", "step")
     _, heading = CHECKPOINTS[name]
-    table.title = f"{heading.format(f'{unit} {agent.num_timesteps:,}')}\n{table.title}"
+    table.title = f"{heading.format(_progress(agent))}\n{table.title}"
     print_out(table)
+
+
+def _progress(agent: Any) -> str:
+    """Return the step or, offline, the update of a checkpoint, e.g. "step 8,192"."""
+    return f"{getattr(agent, 'progress_unit', 'step')} {agent.num_timesteps:,}"
 
 
 def save_reports(run: RunFolder, reports: Mapping[str, Report | TargetSweep]) -> None:

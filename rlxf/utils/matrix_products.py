@@ -107,7 +107,7 @@ class ProductSetting:
             self._users += 1
 
     def leave(self) -> None:
-        """Restore the setting, if no other thread needs it and nobody has set another one."""
+        """Restore the setting, unless another thread needs it or another precision was set."""
         matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
         with self._lock:
             self._users -= 1

@@ -112,7 +112,7 @@ def measure(name: str, length: int, repeats: int, device: str) -> Point:
     attend(x[:, : subject.begins_with]).sum().backward()
     baseline = reset_peak(device)
     size = 0 if name.startswith(OTHERS) else length * (HEADS * SIZE) ** 2
-    with float32_products(size):  # as in an agent
+    with float32_products(size, device):  # as in an agent
         seconds = min([timed_pass(attend, x, subject.layers, device) for _ in range(2 + repeats)][2:])
     return Point(name, length, seconds, peak(device) - baseline)
 

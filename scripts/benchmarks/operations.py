@@ -56,7 +56,7 @@ def matrix_rate(
     Args:
         device, matrices, seconds: see `torch_matrix_rate`.
     """
-    with float32_products(SMALLEST):
+    with float32_products(SMALLEST, device):
         return torch_matrix_rate(device, matrices, seconds)
 
 
