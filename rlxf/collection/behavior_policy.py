@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.data import ReferenceScores
 from rlxf.envs.specs import single_spec, spec_of
 from rlxf.evaluation import evaluate
+from rlxf.evaluation.agents import has_compiled_step
 from rlxf.evaluation.environment import reference_scores_of, with_training_normalization
 from rlxf.evaluation.episodes import validate_targets
 from rlxf.utils.warnings import warn_user
@@ -119,6 +120,11 @@ class RandomizedPolicy:
         self._space = deepcopy(action_space)
         self._space.seed(action_seed(seed))
         self._rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
+
+    @property
+    def has_compiled_step(self) -> bool:
+        """True if the acting step of the agent is compiled for a number of environments."""
+        return has_compiled_step(self._agent)
 
     def predict(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 import minari
 import numpy as np
 import torch
+from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -25,8 +26,11 @@ from rlxf.collection.behavior_policy import (
 )
 from rlxf.collection.storage import check_new, first_non_finite, stack, storage_space, write_dataset
 from rlxf.data import ReferenceScores
+from rlxf.data.spaces import tolerant_bounds
 from rlxf.envs.make import EnvLike, as_vectorized
+from rlxf.envs.sb3_vec_env import resume_envs_at_exit
 from rlxf.envs.spaces import is_filler, row_of
+from rlxf.envs.step_checks import range_fault
 from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
 from rlxf.evaluation.environment import (
     borrowed_env,
@@ -88,13 +92,22 @@ class Recorder(VecEnvWrapper):
     It must be inside all wrappers that change observations and rewards for the agent, such as
     ``VecNormalize``, in order to record raw values. Filler rows (`GymnasiumVecEnv`) are left out.
 
+    Args:
+        venv: the environments.
+
+    Attributes:
+        recording: mask (E,) of the environments whose steps are recorded, by default all.
+
     Raises:
         FaultyEnvironmentError: from ``step``, if an environment raises, or an observation or a reward of an
             episode is NaN or infinite.
+        ValueError: from ``step``, if a recorded action is outside of the action space.
     """
 
     def __init__(self, venv: VecEnv):
         super().__init__(venv)
+        self.recording = np.ones(venv.num_envs, dtype=bool)
+        self._check_actions = ActionCheck(venv.action_space)
         self._episodes: list[EpisodeRecord] = []
         self._finished: list[tuple[int, EpisodeBuffer]] = []
 
@@ -113,6 +126,7 @@ class Recorder(VecEnvWrapper):
     def step_async(self, actions: NDArray[Any]) -> None:
         """Convert actions (E, ...) to the dtype of their space, keep a copy, and pass them on."""
         self._actions = np.array(actions, self.action_space.dtype)
+        self._check_actions(self._actions[self.recording])
         self.venv.step_async(self._actions.copy())
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -124,7 +138,7 @@ class Recorder(VecEnvWrapper):
         fillers = is_filler(infos)
         for i, info in enumerate(infos):
             row = row_of(observations, i)
-            is_step = not fillers[i]
+            is_step = self.recording[i] and not fillers[i]
             if is_step:
                 next_observation = info["terminal_observation"] if dones[i] else row
                 self._episodes[i].add(self._actions[i], float(rewards[i]), next_observation)
@@ -134,6 +148,35 @@ class Recorder(VecEnvWrapper):
             if dones[i] or not is_step:
                 self._episodes[i] = EpisodeRecord(row)
         return observations, rewards, dones, infos
+
+
+class ActionCheck:
+    """Check that actions are in their space, as those of a dataset must be.
+
+    Args:
+        space: action space of one environment.
+    """
+
+    def __init__(self, space: spaces.Space[Any]):
+        self._space = space
+        self._bounds = tolerant_bounds(space) if isinstance(space, spaces.Box) else None
+
+    def __call__(self, actions: NDArray[Any]) -> None:
+        """Raise ValueError if one of the actions (N, ...) is outside of the space, except for rounding."""
+        fault = self._fault(actions)
+        if fault is not None:
+            raise ValueError(
+                f"an action {fault}. Datasets contain only actions of the action space: clip them in "
+                f"predict, or use an environment with a wider action space"
+            )
+
+    def _fault(self, actions: NDArray[Any]) -> str | None:
+        if self._bounds is None:
+            return range_fault(self._space, actions)
+        low, high = self._bounds
+        outside = ~((actions >= low) & (actions <= high))  # also NaN
+        row = np.flatnonzero(outside.reshape(len(actions), -1).any(axis=1))
+        return f"is {actions[row[0]].tolist()}, outside of {self._space}" if len(row) else None
 
 
 def rollout_episodes(
@@ -155,11 +198,13 @@ def rollout_episodes(
         agent_env = ReturnToGo(agent_env, policy.target_return)
     env.seed(seed)
     remaining = quotas(episodes, env.num_envs)
-    for _ in play(policy.make_policy(env.action_space, seed), agent_env, deterministic):
+    recorder.recording = remaining > 0
+    player = policy.make_policy(env.action_space, seed)
+    for _ in play(player, agent_env, deterministic, lambda: recorder.recording):
         for i, episode in recorder.pop_finished():
-            if remaining[i]:
-                remaining[i] -= 1
-                yield episode
+            remaining[i] -= 1
+            yield episode
+        recorder.recording = remaining > 0
         if not remaining.any():
             return
 
@@ -256,7 +301,8 @@ def collect(
     Raises:
         FileExistsError: if the dataset exists.
         ValueError: if dataset_id is not a Minari id, a number is out of range, ``env`` has a
-            ``VecNormalize`` or a `ReturnToGo`, or its spaces differ from those of the training of an agent.
+            ``VecNormalize`` or a `ReturnToGo`, its spaces differ from those of the training of an agent, or
+            an action of an agent is outside of the action space.
         TypeError: if a number is not an int, mix is not a sequence, an agent has no ``predict``, ``env`` is
             not an environment or an id, Minari does not support its observation space, or an agent that is
             conditioned on a return has no target.
@@ -290,7 +336,7 @@ def collect(
                 for number, (policy, count) in enumerate(zip(policies, counts, strict=True))
             )
             recorded = progress.track(played, episodes, description="collect")
-            with borrowed_env(agents, vec_env):
+            with borrowed_env(agents, vec_env), resume_envs_at_exit(vec_env):
                 return write_dataset(
                     dataset_id, recorded, observation_space, vec_env.action_space, spec, metadata
                 )

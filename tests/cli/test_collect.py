@@ -8,6 +8,7 @@ import pytest
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.vec_env import VecNormalize
 
+from rlxf import collection as recording
 from rlxf.cli import main
 from rlxf.envs import make_vec_env
 from tests.cli.running import refused, train
@@ -22,7 +23,7 @@ def _root(minari_root):
 
 
 def collect(*args: str) -> minari.MinariDataset:
-    main(["collect", *args, "--dataset", ID, *QUIET])
+    main(["collect", "--dataset", ID, *QUIET, *args])
     return minari.load_dataset(ID)
 
 
@@ -165,3 +166,15 @@ def test_invalid_and_existing_ids_are_rejected(capsys):
         assert "not a Minari id" in refused(capsys, "collect", "--env", "CartPole-v1", "--dataset", invalid)
     collect("--env", "CartPole-v1", "--episodes", "1")
     assert f"{ID} exists" in refused(capsys, "collect", "--env", "CartPole-v1", "--dataset", ID)
+
+
+def test_the_command_records_the_same_dataset_as_the_function():
+    """Both make two environments, as many as each of the three policies has episodes."""
+    options = ("--env", "CartPole-v1", "--episodes", "6", "--mix", "0", "0.5", "1", "--n-envs", "5")
+    recorded = collect(*options)
+    expected = recording.collect(
+        None, "CartPole-v1", "test/function-v0", 6, mix=(0, 0.5, 1), n_envs=5, seed=0
+    )
+    for one, other in zip(recorded.iterate_episodes(), expected.iterate_episodes(), strict=True):
+        np.testing.assert_array_equal(one.observations, other.observations)
+        np.testing.assert_array_equal(one.actions, other.actions)

@@ -19,6 +19,7 @@ from rlxf.collection import collect, storage
 from rlxf.collection.recording import Recorder
 from rlxf.data import ReferenceScores, load_trajectories, reference_scores
 from rlxf.envs import Curriculum, FaultyEnvironmentError, ReturnToGo, make_vec_env
+from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
 from tests.collection.worlds import Diary, Failing, Noise, Pointer
 from tests.evaluation.worlds import ActionRewardEnv, TargetFollower, vec
@@ -193,6 +194,49 @@ def test_recorded_actions_are_those_of_the_environments():
     assert received[0].tolist() == recorder._actions.tolist() == [[2]]
 
 
+class CountedDiary(Diary):
+    """`Diary` that counts its steps."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        return super().step(action)
+
+
+def test_environments_are_paused_after_their_last_episode():
+    env = make_sync_vec_env([CountedDiary, CountedDiary])
+    dataset = record(Pointer(), env, episodes=5)
+    assert sorted(numbers(dataset)) == [0, 0, 1, 1, 2]
+    assert env.get_attr("steps") == [2 + 3, 2 + 3 + 4]
+    env.reset()
+    env.step(np.zeros((2, 1)))
+    assert env.get_attr("steps") == [2 + 3 + 1, 2 + 3 + 4 + 1]
+
+
+def test_an_agent_with_a_compiled_step_acts_for_all_environments():
+    class Compiled(Pointer):
+        has_compiled_step = True
+
+        def predict(self, observation, *rest):
+            assert len(observation) == 2
+            return super().predict(observation, *rest)
+
+    record(Compiled(), make_sync_vec_env([Diary, Diary]), episodes=5, mix=(0.0, 0.5))
+
+
+@pytest.mark.parametrize("action", [9.1, -np.inf, np.nan])
+def test_actions_outside_of_their_space_are_refused(action, minari_root):
+    class Wrong(Pointer):
+        def predict(self, observation, *rest):
+            actions, state = super().predict(observation, *rest)
+            return np.where(actions == 2, action, actions), state
+
+    with pytest.raises(ValueError, match=r"an action is \[.*\], outside of Box\(-9.0, 9.0"):
+        record(Wrong())
+    assert not list(minari_root.iterdir())
+
+
 # Behavior policies
 
 
@@ -211,12 +255,18 @@ def test_fraction_of_random_actions():
 @pytest.mark.parametrize("n_envs", [1, 32])
 def test_random_actions_are_uniform_and_independent_of_the_environment(n_envs):
     """Correlations of 2,000 independent numbers are below 0.1 except with probability 1e-5."""
+
+    class WithinBounds(Pointer):
+        def predict(self, observation, *rest):
+            actions, state = super().predict(observation, *rest)
+            return actions % 4, state
+
     envs = vec(*(Noise(1000 // n_envs) for _ in range(n_envs)))
-    dataset = record(Pointer(), envs, episodes=4 * n_envs, mix=(0.5, 1.0), seed=3)
+    dataset = record(WithinBounds(), envs, episodes=4 * n_envs, mix=(0.5, 1.0), seed=3)
     episodes = [*dataset.iterate_episodes()]
     actions = np.concatenate([episode.actions[:, 0] for episode in episodes])
     rewards = np.concatenate([episode.rewards for episode in episodes])
-    is_random = actions % 1 != 0  # the actions of `Pointer` are whole numbers
+    is_random = actions % 1 != 0  # the actions of the agent are whole numbers
     drawn = actions[is_random]
     assert scipy.stats.kstest(drawn, "uniform", (-4, 8)).pvalue > 1e-4
     assert abs(np.corrcoef(drawn, rewards[is_random])[0, 1]) < 0.1
@@ -381,7 +431,7 @@ def test_full_disk_leaves_no_files(limit, minari_root):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # the kernel rejects larger files
     try:
         with pytest.raises(OSError, match=rf"cannot write dataset {ID} to .*its files were removed"):
-            record(Pointer(), episodes=100)
+            record(None, episodes=100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert folders(minari_root) == []

@@ -269,7 +269,7 @@ class Collect(Command):
     def _env(self, runs: list["RunFolder"]) -> "VecEnv":
         from rlxf.cli.runs import make_env
 
-        n_envs = min(self.n_envs, self.episodes)
+        n_envs = min(self.n_envs, self._most_episodes(runs))
         if runs:
             return make_env(runs[0], self.env, self.env_kwargs, n_envs, self.trust)
         if self.env is None:
@@ -277,6 +277,12 @@ class Collect(Command):
                 "no environment given: pass the folder of a run, or --env for random actions and --sb3.files"
             )
         return EnvOptions(env=self.env, env_kwargs=self.env_kwargs).make(n_envs, None)
+
+    def _most_episodes(self, runs: list["RunFolder"]) -> int:
+        """Return the largest number of episodes of one policy: more environments have nothing to record."""
+        agents = max(1, len(runs) + len(self.sb3.files))
+        policies = agents * max(1, len(self.mix)) * max(1, len(self.target_returns))
+        return -(-self.episodes // policies)
 
     def _agents(
         self, runs: list["RunFolder"], env: "VecEnv"
