@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
+from rlxf.attention.autograd import first_derivative_only
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.kernels.softmax import SoftmaxAttention, weighted_average
 from rlxf.attention.sparse.plan import BlockGroup, round_up_size
@@ -261,7 +261,7 @@ class _OnlineSoftmax(torch.autograd.Function):
         return out[:-1].to(v.dtype), seen
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only("attention in buckets")
     def backward(ctx: Any, grad_out: Tensor, _: None) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, out, total = ctx.saved_tensors
         grad_out = _padded(grad_out)

@@ -4,8 +4,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from rlxf.attention.autograd import first_derivative_only
 
 LOWEST_SCALE = -1e30
 """Scale of absent keys: in a sum with any other key, their contribution is 0."""
@@ -188,7 +189,7 @@ class _ChunkScan(torch.autograd.Function):
         return result, *after
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only("causal linear attention")
     def backward(
         ctx: Any, grad_result: Tensor, grad_total: Tensor, _: Tensor, grad_energy: Tensor
     ) -> tuple[Tensor | None, ...]:

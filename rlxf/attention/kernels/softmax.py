@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
@@ -67,7 +66,7 @@ class SoftmaxAttention(AttentionKernel):
 
     def weights(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
         bias = torch.zeros_like(mask.mask) if bias is None else bias
-        terms = q, k, bias.expand(*q.shape[:3], k.shape[2]), mask.mask
+        terms = q.flatten(0, 1), k.flatten(0, 1), bias.expand(*q.shape[:3], k.shape[2]), mask.mask
         dtype = torch.promote_types(q.dtype, mask.dtype)  # they differ under torch.autocast
         scores: Tensor = _Scores.apply(*(x.to(dtype) for x in terms))  # type: ignore[no-untyped-call]
         if self.has_sink:
@@ -130,25 +129,23 @@ def _step_average(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 
 class _Scores(torch.autograd.Function):
-    """``q_i . k_j / sqrt(D) + b_ij + m_ij`` in one buffer, (B, H, Tq, Tk).
+    """``q_i . k_j / sqrt(D) + b_ij + m_ij`` in one buffer, (B, H, Tq, Tk), for q and k of (B H) heads.
 
     torch computes the gradient of k as ``q^T ds`` and transposes it, which is slow for narrow heads.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-        rows, columns = q.flatten(0, 1), k.flatten(0, 1)
-        ctx.save_for_backward(rows, columns)
-        ctx.shapes, ctx.scale = (q.shape, k.shape), q.shape[-1] ** -0.5
+        ctx.save_for_backward(q, k)
+        ctx.scale = q.shape[-1] ** -0.5
         scores = (bias + mask).contiguous()
-        scores.flatten(0, 1).baddbmm_(rows, columns.transpose(1, 2), alpha=ctx.scale)
+        scores.flatten(0, 1).baddbmm_(q, k.transpose(1, 2), alpha=ctx.scale)
         return scores
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_scores: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        rows, columns = ctx.saved_tensors
+        q, k = ctx.saved_tensors
         grad = grad_scores.flatten(0, 1)
-        grad_q = torch.bmm(grad, columns).mul_(ctx.scale).view(ctx.shapes[0])
-        grad_k = torch.bmm(grad.transpose(1, 2), rows).mul_(ctx.scale).view(ctx.shapes[1])
+        grad_q = torch.bmm(grad, k).mul_(ctx.scale)
+        grad_k = torch.bmm(grad.transpose(1, 2), q).mul_(ctx.scale)
         return grad_q, grad_k, grad_scores, None

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rlxf.attention.recurrent.base import EpisodeRuns, unsqueeze_like
 
@@ -96,7 +95,6 @@ class _LinearScan(torch.autograd.Function):
         return states
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         decay, states, state = ctx.saved_tensors
         decay = decay.conj()

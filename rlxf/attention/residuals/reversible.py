@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from rlxf.attention.autograd import first_derivative_only
 from rlxf.attention.layer_stack import SegmentStack, discarded_inputs
 from rlxf.attention.linear import keep_matmul_dtype
 from rlxf.attention.norm import NormType, PreNorm
@@ -263,6 +264,7 @@ class _ReversibleFunction(torch.autograd.Function):
         return y
 
     @staticmethod
+    @first_derivative_only("Reversible")
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved_tensors
         halves, gradients = list(y.chunk(2, dim=-1)), list(gradient.chunk(2, dim=-1))
