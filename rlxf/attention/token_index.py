@@ -25,7 +25,7 @@ class TokenIndex:
 
     Tokens attend only to tokens of their own episode. Episode numbers are local to a row of
     the batch. A slot with episode -1 is empty: no token attends to it, and its output is undefined. Its
-    position is arbitrary.
+    position is arbitrary, and its token must be finite: masked weights are 0, and 0 times NaN is NaN.
 
     Args:
         position: (B, T) int64, steps since the start of the episode, from 0.
@@ -54,7 +54,13 @@ class TokenIndex:
     def range(
         cls, batch: int, length: int, start: int = 0, device: torch.device | None = None
     ) -> "TokenIndex":
-        """Create an index with one episode per row and positions start ... start + length - 1."""
+        """Create an index with one episode per row and positions start ... start + length - 1.
+
+        Raises:
+            ValueError: if ``start`` is negative.
+        """
+        if start < 0:
+            raise ValueError(f"positions count from 0, got start={start}")
         position = torch.arange(start, start + length, device=device).expand(batch, length)
         return cls(position, torch.zeros_like(position))
 

@@ -219,8 +219,10 @@ class Transformer(TransformerLayers):
         return {}
 
     def _check_step(self, x: Tensor, index: TokenIndex, cache: KVCache) -> None:
-        """Raise ValueError unless x is (B, C) and the index (B, 1) for the rows of the cache."""
+        """Raise ValueError unless x is (B, C) and the index (B, 1) for the rows B > 0 of the cache."""
         rows = cache.index.position.shape[0]
+        if not rows:
+            raise ValueError("a step needs at least one row, got a cache of 0 rows")
         if x.shape != (rows, self.spec.width) or index.position.shape != (rows, 1):
             raise ValueError(
                 f"a step with this cache needs tokens of shape ({rows}, {self.spec.width}) and an index of "

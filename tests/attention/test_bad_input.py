@@ -678,6 +678,18 @@ def test_steps_of_other_shapes_are_refused(core, x, index):
     assert (cache.index.episode == EMPTY).sum() == 2 * (cache.index.shape[1] - cache.fixed_slots)
 
 
+def test_a_step_of_no_rows_is_refused():
+    transformer = DEFAULT.build()
+    cache = transformer.cache(transformer.initial_state(2), 4).rows(torch.tensor([], dtype=torch.long))
+    with pytest.raises(ValueError, match="at least one row"):
+        transformer.step(torch.zeros(0, 8), TokenIndex.range(0, 1), cache)
+
+
+def test_an_index_begins_at_position_0_or_later():
+    with pytest.raises(ValueError, match="positions count from 0, got start=-3"):
+        TokenIndex.range(2, 6, start=-3)
+
+
 @pytest.mark.parametrize(
     ("layers", "error"),
     [(1, TypeError), ("12", TypeError), (None, TypeError), ([-1], ValueError), ([0, 0], ValueError)],

@@ -277,12 +277,21 @@ class KNNCache(KVCache):
     written: WriteCounter
 
     def write(self, index: TokenIndex) -> int:
-        if self.far_slot < self.written.slots or self.far_slot == self.far.shape[1]:
+        if self._must_move:
             self._move()
         slot = self.far_slot
         self.far.write(slice(None), slot, index)
         self.far_slot = self.written.slots = slot + 1
         return super().write(index)
+
+    @property
+    def _must_move(self) -> bool:
+        """True if the next slot does not exist, was written by a copy, or cannot be modified in this mode."""
+        if self.far_slot < self.written.slots or self.far_slot == self.far.shape[1]:
+            return True
+        layers: Sequence[Any] = self.layers
+        keys: Tensor = layers[self.knn_pass].far.keys
+        return keys.is_inference() and not torch.is_inference_mode_enabled()
 
     @torch.inference_mode(False)
     def _move(self) -> None:

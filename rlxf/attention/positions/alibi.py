@@ -10,14 +10,14 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
 
 
-def slopes(heads: int) -> Tensor:
-    """Return the slopes, (H,) float64: ``2^(-8h/H)`` for h = 1 ... H if H is a power of two.
+def slopes(heads: int, device: torch.device | None = None) -> Tensor:
+    """Return the slopes on a device, (H,) float64: ``2^(-8h/H)`` for h = 1 ... H if H is a power of two.
 
     Otherwise they are the slopes of the next lower power of two, then every second slope of twice that power.
     """
     power = 1 << (heads.bit_length() - 1)
-    exact = 2.0 ** (-8.0 / power * torch.arange(1, power + 1, dtype=torch.float64))
-    between = 2.0 ** (-4.0 / power * torch.arange(1, 2 * power, 2, dtype=torch.float64))
+    exact = 2.0 ** (-8.0 / power * torch.arange(1, power + 1, dtype=torch.float64, device=device))
+    between = 2.0 ** (-4.0 / power * torch.arange(1, 2 * power, 2, dtype=torch.float64, device=device))
     return torch.cat([exact, between[: heads - power]])
 
 
@@ -38,17 +38,15 @@ class ALiBi(PairwisePosition):
 
 
 class ALiBiPenalty(PositionEmbedding):
-    """Module of `ALiBi` for all layers."""
-
-    slopes: Tensor
+    """Module of `ALiBi` for all layers. It computes the slopes, as a buffer would be cast with the model."""
 
     def __init__(self, heads: int):
         super().__init__()
-        self.register_buffer("slopes", slopes(heads), persistent=False)
+        self.heads = heads
 
     def table(self, distances: Tensor, causal: bool) -> Tensor:
         """Return ``-slope_h * |distance|`` (H, R) for distances (R,)."""
-        return -self.slopes[:, None] * distances.abs()
+        return -slopes(self.heads, distances.device)[:, None] * distances.abs()
 
     def bias(self, mask: AttentionMask) -> Tensor:
         """Return ``-slope_h * |i - j|`` (B or 1, H, Tq, Tk)."""

@@ -211,8 +211,8 @@ def test_copies_of_a_cache_are_independent(age):
             for continuation, one in zip(continuations, caches, strict=True)
         ]
         results.append(torch.stack(steps))
-    for result, result in zip(torch.cat(results, dim=2), expected, strict=True):
-        assert_close_for_dtype(result, result)
+    for result, alone in zip(torch.cat(results, dim=2), expected, strict=True):
+        assert_close_for_dtype(result, alone)
 
 
 def test_cache_compacted_in_inference_mode_is_writable_outside():
@@ -225,6 +225,17 @@ def test_cache_compacted_in_inference_mode_is_writable_outside():
             results.append(act(model, run.part(t, t + 1), cache)[0].clone())
     expected = act(model, run, other)[0]
     assert_close_for_dtype(torch.cat(results, dim=1), expected)
+
+
+def test_a_cache_from_a_copy_in_inference_mode_is_writable_outside():
+    """A step in inference mode may create the buffer of far tokens, which other copies share."""
+    model = shared_model(SPEC)
+    x, index = numbers(2, 8), TokenIndex.range(2, 1)
+    with torch.inference_mode():
+        cache = model.cache(model.initial_state(2), MEMORY.length + 1)
+    y, _ = model.step(x, index, cache.copy())
+    expected, _ = model.step(x, index, model.cache(model.initial_state(2), MEMORY.length + 1))
+    assert_close_for_dtype(y, expected)
 
 
 def test_repeated_copies_rarely_move_the_buffer():
