@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Lock
 from typing import BinaryIO
 from uuid import uuid4
+
+from rlxf.utils.shared_context import SharedContext
 
 MAX_LOG_BYTES = 64 * 2**20
 """Largest size of a log file; a ``progress.csv`` of 100,000 rows has about 50 MB."""
@@ -18,43 +19,26 @@ GROUP_AND_OTHERS_WRITE = 0o022
 """Mode bits that give write permission to group and others."""
 
 
-class _Umask:
-    """Umask of the process, restricted while at least one thread needs it."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._users = 0
-        self._before = 0
-
-    def restrict(self) -> None:
-        with self._lock:
-            if self._users == 0:
-                self._before = os.umask(GROUP_AND_OTHERS_WRITE)
-                os.umask(self._before | GROUP_AND_OTHERS_WRITE)
-            self._users += 1
-
-    def restore(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                os.umask(self._before)
-
-
-_UMASK = _Umask()
-
-
 @contextmanager
-def not_writable_by_others() -> Iterator[None]:
+def _restricted_umask() -> Iterator[None]:
+    before = os.umask(GROUP_AND_OTHERS_WRITE)
+    os.umask(before | GROUP_AND_OTHERS_WRITE)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+_RESTRICTED_UMASK = SharedContext(_restricted_umask)
+
+
+def not_writable_by_others() -> SharedContext:
     """Limit the mode of new files to 0o644 and of new folders to 0o755 in this context, for any umask.
 
     The umask belongs to the process, so the limit also applies to files that other threads create meanwhile.
     The context manager also works as a decorator.
     """
-    _UMASK.restrict()
-    try:
-        yield
-    finally:
-        _UMASK.restore()
+    return _RESTRICTED_UMASK
 
 
 @not_writable_by_others()

@@ -11,6 +11,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import FrameType
 
+from rlxf.utils.shared_context import SharedContext
+
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 """Folders of Python's modules and of installed packages."""
@@ -46,9 +48,16 @@ def _is_in(frame: FrameType, folders: tuple[str, ...]) -> bool:
     return frame.f_code.co_filename.startswith(folders)
 
 
+def silenced() -> SharedContext:
+    """Hide what torch prints and logs about its own functions and, after a failure, about the graph.
+
+    Output and log of the whole process are hidden meanwhile, those of other threads too.
+    """
+    return _SILENCED
+
+
 @contextmanager
-def silenced() -> Iterator[None]:
-    """Hide what torch prints and logs about its own functions and, after a failure, about the graph."""
+def _without_output() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -57,3 +66,6 @@ def silenced() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+_SILENCED = SharedContext(_without_output)
