@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlxf.cli.entry_point import main
-from rlxf.cli.shared_runs import load_shared_agent, training_command
+from rlxf.cli.shared_commands import training_command
+from rlxf.cli.shared_runs import load_shared_agent
 from rlxf.training import RunFolder
 
 ZOO = Path(__file__).parents[1] / "zoo"

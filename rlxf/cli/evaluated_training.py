@@ -134,7 +134,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
             )
         save_reports(run, reports)
         track_reports(agent.logger, reports, agent.num_timesteps)
-        print_reports(agents, reports)
+        print_reports(run, agents, reports)
         if agent.num_timesteps < self.total:
             print_out(
                 f"an evaluation reached --stop-return {self.stop_return:g}: the training ended after "

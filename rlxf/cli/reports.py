@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from reprlib import repr as short_repr
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from rlxf.evaluation import Report, TargetSweep, evaluate
 from rlxf.evaluation.agents import is_return_conditioned_agent
 from rlxf.evaluation.episodes import validate_targets
 from rlxf.training import RunFolder
-from rlxf.training.run_folder import EVALUATION
+from rlxf.training.file_contents import CHECKPOINT
+from rlxf.training.run_folder import EVALUATION, SHARED
+from rlxf.training.serialization import load_json_object
 from rlxf.training.trackers import tracker_outputs
 from rlxf.utils.files import atomic_write, make_folder
 
@@ -43,8 +46,36 @@ SELECTED_BY = {"best": "evaluations", "validation": "--validation-share"}
 """Name of a selected checkpoint -> what a training needs to select it."""
 
 
+def shared_checkpoint(run: RunFolder, name: str = "last") -> str:
+    """Return the name that a checkpoint had in its training.
+
+    In a shared folder, "last" may be the best checkpoint of the training, as the file `SHARED` says.
+
+    Args:
+        run: the run, or a shared folder.
+        name: name in this folder, as in `checkpoints_of`; also with `DATASTORE_SUFFIX`.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    path = run.path / SHARED
+    if not path.is_file():
+        return name
+    shared = load_json_object(path, "remove it").get("checkpoint")
+    if shared not in ("last", "best"):
+        raise ValueError(
+            f"{path} has checkpoint = {short_repr(shared)}, which must be last or best; remove it"
+        )
+    return name.replace("last", shared)
+
+
 def checkpoints_of(run: RunFolder) -> dict[str, Path]:
-    """Return name -> path of the checkpoints: "last", and those of `SELECTED_BY` that training selected."""
+    """Return name -> path of the checkpoints: "last", and those of `SELECTED_BY` that training selected.
+
+    Raises:
+        ValueError: if the file of `shared_checkpoint` is damaged.
+    """
+    shared_checkpoint(run)  # a damaged file is reported here, and not after an evaluation
     files = {"last": run.final_checkpoint} | _selected(run)
     return {name: file for name, file in files.items() if name == "last" or file.is_file()}
 
@@ -67,9 +98,11 @@ def select_checkpoints(run: RunFolder, which: str) -> dict[str, Path]:
     if which == "all":
         return files
     if which not in files:
+        reason = f"it was trained without {SELECTED_BY[which]}; evaluate the last checkpoint"
+        if shared_checkpoint(run) == which:
+            reason = f"its {CHECKPOINT} is the {which} checkpoint; use it"
         raise FileNotFoundError(
-            f"{run.path} has no {_selected(run)[which].name}: it was trained without {SELECTED_BY[which]}; "
-            f"evaluate the last checkpoint with --checkpoint last"
+            f"{run.path} has no {_selected(run)[which].name}: {reason} with --checkpoint last"
         )
     return {which: files[which]}
 
@@ -169,10 +202,13 @@ def _act_alike(one: Any, other: Any) -> bool:
     return weights.keys() == others.keys() and all(torch.equal(weights[key], others[key]) for key in weights)
 
 
-def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | TargetSweep]) -> None:
+def print_reports(
+    run: RunFolder, agents: Mapping[str, Any], reports: Mapping[str, Report | TargetSweep]
+) -> None:
     """Print one table for each report; checkpoints that act alike share one.
 
     Args:
+        run: the run.
         agents: checkpoint name -> agent, the last checkpoint first.
         reports: checkpoint name -> report.
     """
@@ -180,16 +216,16 @@ def print_reports(agents: Mapping[str, Any], reports: Mapping[str, Report | Targ
     equal = [name for name in reports if name != first and reports[name] is reports[first]]
     for name, report in reports.items():
         if name not in equal:
-            print_titled(report.table(), name, agents[name])
+            print_titled(report.table(), run, name, agents[name])
     for name in equal:
         selected = name.removesuffix(DATASTORE_SUFFIX)
         step = _progress(agents[name])
         print_out(f"the {selected} checkpoint ({step}) acts like the last one, so both have one table")
 
 
-def print_titled(table: Table, name: str, agent: Any) -> None:
-    """Print a table of a checkpoint below its name and its steps or, offline, its updates."""
-    _, heading = CHECKPOINTS[name]
+def print_titled(table: Table, run: RunFolder, name: str, agent: Any) -> None:
+    """Print a table of a checkpoint of a run below its name and its steps or, offline, its updates."""
+    _, heading = CHECKPOINTS[shared_checkpoint(run, name)]
     table.title = f"{heading.format(_progress(agent))}\n{table.title}"
     print_out(table)
 

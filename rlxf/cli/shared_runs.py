@@ -2,42 +2,26 @@
 
 import json
 import math
-import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
-import gymnasium
-
-from rlxf.cli.commands import COMMANDS
-from rlxf.cli.config_file import run_settings, to_arguments
-from rlxf.cli.entry_point import parse
-from rlxf.cli.env_options import trust_option
 from rlxf.cli.output import print_out
 from rlxf.cli.playback import IMAGES, Task, play_episodes, prepare_agent
-from rlxf.cli.reports import checkpoints_of, select_checkpoints
-from rlxf.cli.runs import (
-    AGENTS,
-    TRAINING_COMMANDS,
-    agent_name,
-    options_to_config,
-)
+from rlxf.cli.reports import checkpoints_of, select_checkpoints, shared_checkpoint
+from rlxf.cli.runs import AGENTS, agent_name
+from rlxf.cli.shared_commands import teacher_of, training_command, trust_of
 from rlxf.evaluation.agents import is_return_conditioned_agent
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.video import MAX_STEPS, FrameRecorder
 from rlxf.sharing.card import ModelCard, Score, read_scores
 from rlxf.sharing.download import CARD, CHECKPOINT, CONFIG, FILES, VIDEO
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.file_contents import PROGRAM
-from rlxf.training.run_folder import EVALUATION, NORMALIZER
-from rlxf.training.serialization import dump_json, load_json, load_json_object
+from rlxf.training.run_folder import EVALUATION, NORMALIZER, SHARED
+from rlxf.training.serialization import load_json_object
 from rlxf.utils.gif import encode_gif
 from rlxf.utils.warnings import warn_user
-
-REQUIRED_OPTIONS = ("env", "dataset")
-"""Options without a default, of commands that train."""
 
 
 def check_shared_run(folder: Path) -> None:
@@ -85,6 +69,8 @@ def shared_files(run: RunFolder, checkpoint: str) -> dict[str, Path | bytes]:
     report = _report(run, checkpoint)
     if report is not None:
         files[EVALUATION] = json.dumps({"last": report}).encode()
+    if (name := shared_checkpoint(run, checkpoint)) != "last":
+        files[SHARED] = json.dumps({"checkpoint": name}).encode()
     return files
 
 
@@ -168,13 +154,14 @@ def model_card(run: RunFolder, folder: str, checkpoint: str, agent: Any, **other
         type(agent).__name__,
         run.config.get("env") or getattr(info, "env_id", None),
         f"{agent.num_timesteps:,} {getattr(agent, 'progress_unit', 'step')}s",
-        checkpoint,
+        shared_checkpoint(run, checkpoint),
         scores,
         training_command(run),
         () if info is None else tuple(info.dataset_ids),
         make_env=make_env_expression(run, agent),
         target=_target(agent, scores),
         trust=trust_of(run),
+        teacher=teacher_of(run),
         **others,
     )
     return card.text().encode()
@@ -212,66 +199,6 @@ def make_env_expression(run: RunFolder, agent: Any) -> str | None:
         if info is None and run.config.get(name) is True:
             arguments.append(f"{name}=True")
     return f"make_vec_env({', '.join(arguments)})"
-
-
-def trust_of(run: RunFolder) -> str:
-    """Return `` --trust`` if commands on a run need it; else, or if a package is missing, an empty string."""
-    try:
-        return trust_option(run.config)
-    except gymnasium.error.Error:
-        return ""
-
-
-def training_command(run: RunFolder) -> str | None:
-    """Return the command that trains an agent as in a run, without options that have their default.
-
-    It is None if the run is not one of ``rlxf train``, or was written by another version.
-    """
-    words = TRAINING_COMMANDS.get(run.config["agent"])
-    if words is None or PROGRAM in run.config or "teacher" in run.config:
-        return None
-    try:
-        arguments = _arguments(run, words)
-    except (ValueError, TypeError, KeyError):
-        return None
-    lines = [shlex.join(option) for option in _by_option(arguments)]
-    return " \\\n    ".join([f"rlxf {words}", *lines])
-
-
-def _arguments(run: RunFolder, words: str) -> list[str]:
-    full = _settings_arguments(run, words)
-    names = [f"--{name}" for name in REQUIRED_OPTIONS]
-    required = [option for option in _by_option(full) if option[0] in names and option[1:] != ["None"]]
-    default = RunFolder(run.path, _parsed_config(run, words, _joined(required)))
-    defaults = _by_option(_settings_arguments(default, words))
-    short = _joined([option for option in _by_option(full) if option in required or option not in defaults])
-    parsed = _parsed_config(run, words, short)
-    return short if parsed == run.config else full
-
-
-def _parsed_config(run: RunFolder, words: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the ``config.json`` that a command with these arguments would write."""
-    config = {"agent": run.config["agent"]} | options_to_config(parse([*words.split(), *arguments]))
-    return dict(load_json(dump_json(config)))
-
-
-def _settings_arguments(run: RunFolder, words: str) -> list[str]:
-    command = resolve_name(COMMANDS[words])
-    return to_arguments(run_settings(run, run.path / CONFIG, command, ["--trust"]))
-
-
-def _by_option(arguments: Sequence[str]) -> list[list[str]]:
-    """Return the words of the command line, grouped by option."""
-    groups: list[list[str]] = []
-    for word in arguments:
-        if word.startswith("--"):
-            groups.append([])
-        groups[-1].append(word)
-    return groups
-
-
-def _joined(groups: Sequence[Sequence[str]]) -> list[str]:
-    return [word for group in groups for word in group]
 
 
 def record_video(run: RunFolder, checkpoint: str, trust: bool) -> bytes | None:

@@ -31,6 +31,11 @@ RunScores = Sequence[NDArray[np.float64]]
 """For each task, the scores of its runs in a batch of resamples, (count, N)."""
 Statistic = Callable[[RunScores], NDArray[np.float64]]
 """Function of the scores of a batch -> values (count, ...)."""
+Reduction = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""Function of the scores of the episodes of a batch, (count, N, E) -> scores of the runs, (..., count, N)."""
+TIE = 1e-12
+"""Difference up to which the scores of two runs are equal, relative to the mean absolute score of their
+episodes. It exceeds the rounding error of a mean of float64 numbers."""
 
 
 def mean_score(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
@@ -131,6 +136,9 @@ def probability_of_improvement(x: Sequence[ArrayLike], y: Sequence[ArrayLike], s
     x > y, 1/2 if x = y, and 0 otherwise. N K P is the Mann-Whitney U statistic. The value is 1/2 for equal
     methods, and does not measure the size of an improvement. Runs of X and Y are resampled independently.
 
+    The means of equal episodes in another order or number differ by rounding. Two runs therefore are equal
+    if their scores differ by at most 1e-12 of the mean absolute score of the episodes of one of them.
+
     Source: Agarwal et al. 2021, section 4.3, and Mann and Whitney 1947, "On a test of whether one of two
     random variables is stochastically larger than the other".
 
@@ -152,13 +160,20 @@ def probability_of_improvement(x: Sequence[ArrayLike], y: Sequence[ArrayLike], s
         each = [_win_rate(a, b) for a, b in zip(runs[:tasks], runs[tasks:], strict=True)]
         return np.stack(each, axis=1).mean(axis=1)
 
-    return _interval([*tables, *others], probability, seed, pairs)
+    return _interval([*tables, *others], probability, seed, 2 * pairs, _means_and_magnitudes)
+
+
+def _means_and_magnitudes(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the means over episodes (count, N, E) of scores and of their absolute values, (2, count, N)."""
+    return np.stack([table.mean(axis=2), np.abs(table).mean(axis=2)])
 
 
 def _win_rate(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean of S(x_i, y_j) over all pairs of x (count, N) and y (count, K) -> (count,)."""
-    difference = np.sign(x[:, :, None] - y[:, None, :])
-    rate: NDArray[np.float64] = 0.5 + 0.5 * difference.mean(axis=(1, 2))
+    """Return the mean of S(x_i, y_j) over all pairs of x (2, count, N) and y (2, count, K) -> (count,)."""
+    (scores, size), (others, other_size) = x[..., None], y[:, :, None, :]
+    difference = scores - others
+    difference[np.abs(difference) <= TIE * np.maximum(size, other_size)] = 0
+    rate: NDArray[np.float64] = 0.5 + 0.5 * np.sign(difference).mean(axis=(1, 2))
     return rate
 
 
@@ -186,10 +201,22 @@ def performance_profile(scores: Sequence[ArrayLike], thresholds: ArrayLike, seed
         return np.mean([(each[:, :, None] > tau).mean(axis=1) for each in runs], axis=0)
 
     resampled = _resampled(tables, above, seed, tau.size * max(len(table) for table in tables))
-    return Band.of_resamples(above(_run_scores(tables))[0], resampled)
+    return Band.of_resamples(above([_means(table[None]) for table in tables])[0], resampled)
 
 
-def _interval(scores: Sequence[ArrayLike], statistic: Statistic, seed: int, numbers: int = 0) -> Interval:
+def _means(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the means over episodes, (count, N, E) -> (count, N)."""
+    means: NDArray[np.float64] = table.mean(axis=2)
+    return means
+
+
+def _interval(
+    scores: Sequence[ArrayLike],
+    statistic: Statistic,
+    seed: int,
+    numbers: int = 0,
+    reduce: Reduction = _means,
+) -> Interval:
     """Return a statistic of the scores with its 95% interval.
 
     Args:
@@ -197,19 +224,24 @@ def _interval(scores: Sequence[ArrayLike], statistic: Statistic, seed: int, numb
         statistic: function of the scores of runs.
         seed: seed of the resamples.
         numbers: number of values that ``statistic`` takes for one resample, besides the scores.
+        reduce: function that computes the scores of runs from those of their episodes.
     """
     tables = _tables(scores)
-    value = float(statistic(_run_scores(tables))[0])
-    return Interval.of_resamples(value, _resampled(tables, statistic, seed, numbers))
+    value = float(statistic([reduce(table[None]) for table in tables])[0])
+    return Interval.of_resamples(value, _resampled(tables, statistic, seed, numbers, reduce))
 
 
 def _resampled(
-    tables: Sequence[NDArray[np.float64]], statistic: Statistic, seed: int, numbers: int
+    tables: Sequence[NDArray[np.float64]],
+    statistic: Statistic,
+    seed: int,
+    numbers: int,
+    reduce: Reduction = _means,
 ) -> NDArray[np.float64]:
     rng = np.random.default_rng(seed)
 
     def resample(count: int) -> NDArray[np.float64]:
-        return statistic([resample_stratum(table, count, rng).mean(axis=2) for table in tables])
+        return statistic([reduce(resample_stratum(table, count, rng)) for table in tables])
 
     return in_batches(resample, numbers + sum(table.size for table in tables))
 
@@ -220,10 +252,6 @@ def _tables(scores: Sequence[ArrayLike]) -> list[NDArray[np.float64]]:
     tables = [array[:, None] if array.ndim == 1 else array for array in arrays]
     check_strata(tables)
     return tables
-
-
-def _run_scores(tables: Sequence[NDArray[np.float64]]) -> RunScores:
-    return [table.mean(axis=1)[None] for table in tables]
 
 
 def _task_means(runs: RunScores) -> NDArray[np.float64]:

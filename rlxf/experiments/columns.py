@@ -28,11 +28,23 @@ Points = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def trailing_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Return the mean of each value and the ones before it, at most ``window`` values, (n,) -> (n,)."""
-    padded = np.concatenate([np.zeros(1), np.cumsum(values - values[:1].sum())])
-    end = np.arange(1, len(values) + 1)
-    start = np.maximum(end - window, 0)
-    means: NDArray[np.float64] = values[:1].sum() + (padded[end] - padded[start]) / (end - start)
+    """Return the mean of each value and the ones before it, at most ``window`` values, (n,) -> (n,).
+
+    A window that begins in a block of ``window`` values ends in the next one. Its sum is that of the end of
+    the first block and the start of the second one. Without differences of cumulative sums, a large value, or
+    one that is NaN, affects the windows that contain it only.
+
+    Source: van Herk 1992, "A fast algorithm for local minimum and maximum filters on rectangular and
+    octagonal kernels", with sums in place of minima.
+    """
+    size, count = min(window, len(values)) or 1, len(values)
+    blocks = np.zeros((-(-count // size) + 2, size))
+    blocks.ravel()[size - 1 : size - 1 + count] = values  # the zeros before the first value add nothing
+    ends = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
+    starts = np.zeros_like(blocks)
+    starts[:, 1:] = np.cumsum(blocks[:, :-1], axis=1)
+    sums = ends.ravel()[:count] + starts.ravel()[size : size + count]
+    means: NDArray[np.float64] = sums / np.minimum(np.arange(1, count + 1), size)
     return means
 
 

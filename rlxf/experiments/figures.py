@@ -30,6 +30,8 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 LINE_STYLES = ("-", "--", ":", "-.")
 FORMATS = (".png", ".pdf", ".svg")
 """Suffixes of the files of figures."""
+UNTRAINED = (0, (9, 3))
+"""Style of the line of an agent without training: longer dashes than those of `LINE_STYLES`."""
 MAX_LINES = len(COLORS) * len(LINE_STYLES)
 MAX_PANELS = 24
 DPI = 120
@@ -55,8 +57,9 @@ def learning_curves(groups: Sequence[Group], metric: str) -> Figure:
     """Plot the mean of each group over the steps, with its 95% interval over seeds; a panel for each task.
 
     A line ends at the last step that all seeds of its group reached, where a training that ended early keeps
-    its last value (`Group.lines`). A group with one seed has no interval,
-    and the legend says so.
+    its last value (`Group.lines`). A group with one seed has no interval, and the legend says so. The legend
+    has the number of unfinished trainings, too. An agent without training, whose curves have one value at
+    step 0, has a dashed line over the whole panel.
 
     Args:
         groups: groups of one or several tasks.
@@ -66,13 +69,15 @@ def learning_curves(groups: Sequence[Group], metric: str) -> Figure:
         ValueError: if there is no group, or there are more groups or tasks than a figure can show.
     """
     tasks = by_task(groups)
-    styles = line_styles(groups)
+    untrained = {group.label: {"linestyle": UNTRAINED} for group in groups if _is_untrained(group)}
+    styles = {label: style | untrained.get(label, {}) for label, style in line_styles(groups).items()}
     columns = min(2, len(tasks))
     width, height = PANEL if columns == 1 else SMALL_PANEL
     figure, panels = _panels(len(tasks), columns, width, height)
     for (task, members), axes in zip(tasks.items(), panels, strict=True):
         for group in members:
-            _draw_curve(axes, group.lines(metric), styles[group.label])
+            draw = _draw_level if _is_untrained(group) else _draw_curve
+            draw(axes, group.lines(metric), styles[group.label])
         axes.set(xlabel=" or ".join(dict.fromkeys(group.unit for group in members)), ylabel=plain(metric))
         axes.set_title(fill(plain(task), TITLE_WIDTH), fontsize="medium")
         axes.set_xlim(left=0)
@@ -102,7 +107,7 @@ def final_score_figure(groups: Sequence[Group], metric: str, last: int = 1) -> F
     for (task, members), axes in zip(tasks.items(), panels, strict=True):
         for row, group in enumerate(members):
             _draw_scores(axes, row, final_scores(group, last), styles[group.label]["color"])
-        names = [_with_seeds(group.label, [len(group.curves)]) for group in members]
+        names = [_with_seeds(group.label, [group]) for group in members]
         axes.set_yticks(range(len(members)), names, fontsize="small")
         axes.set_ylim(len(members) - 0.5, -0.5)
         axes.set_xlabel(plain(metric if last == 1 else f"{metric}, mean of the last {last} values"))
@@ -191,6 +196,19 @@ def _draw_curve(axes: "Axes", curves: Sequence[Curve], style: Mapping[str, Any])
         axes.fill_between(grid, found.low, found.high, color=style["color"], alpha=0.2, linewidth=width)
 
 
+def _is_untrained(group: Group) -> bool:
+    """Return whether the agent of a group does not learn: its curves have one value, at step 0."""
+    return all(curve.steps.tolist() == [0] for curve in group.curves)
+
+
+def _draw_level(axes: "Axes", curves: Sequence[Curve], style: Mapping[str, Any]) -> None:
+    """Draw the mean of curves with one value each, and its interval, over the width of a panel."""
+    found = band([curve.values for curve in curves])
+    axes.axhline(found.value[0], **style)
+    if len(curves) > 1:
+        axes.axhspan(found.low[0], found.high[0], color=style["color"], alpha=0.2, linewidth=0)
+
+
 def _draw_scores(axes: "Axes", row: int, scores: NDArray[np.float64], color: str) -> None:
     mean = mean_score([scores])
     axes.plot(scores, np.full(len(scores), row), ".", color=color, alpha=0.4, markersize=5)
@@ -220,20 +238,25 @@ def _add_legend(
 
 
 def _labels_with_seeds(groups: Sequence[Group]) -> dict[str, str]:
-    """Return label -> label with the number of seeds, which may differ between tasks."""
-    seeds: dict[str, list[int]] = {}
+    """Return label -> label with the numbers of seeds, which may differ between tasks."""
+    members: dict[str, list[Group]] = {}
     for group in groups:
-        seeds.setdefault(group.label, []).append(len(group.curves))
-    return {label: _with_seeds(label, counts) for label, counts in seeds.items()}
+        members.setdefault(group.label, []).append(group)
+    return {label: _with_seeds(label, each) for label, each in members.items()}
 
 
-def _with_seeds(label: str, counts: Sequence[int]) -> str:
+def _with_seeds(label: str, groups: Sequence[Group]) -> str:
+    """Return a label with the numbers of seeds and of unfinished trainings of its groups."""
+    counts = [len(group.curves) for group in groups]
     low, high = min(counts), max(counts)
     if high == 1:
         seeds = "1 seed, no interval"
     else:
         seeds = f"{high} seeds" if low == high else f"{low} to {high} seeds"
-    return fill(plain(f"{label} ({seeds.replace(' ', NO_BREAK)})"), LABEL_WIDTH)
+    unfinished = sum(group.unfinished for group in groups)
+    parts = [seeds, *([f"{unfinished} unfinished"] if unfinished else [])]
+    counted = ", ".join(part.replace(" ", NO_BREAK) for part in parts)
+    return fill(plain(f"{label} ({counted})"), LABEL_WIDTH)
 
 
 def _run_means(scores: ArrayLike) -> NDArray[np.float64]:

@@ -30,10 +30,11 @@ class Group:
         label: name of the method.
         task: name of the task; "" if unknown.
         curves: the curves, at least one.
-        unfinished: number of trainings that did not end.
+        unfinished: number of trainings that did not end, with and without a curve.
         unit: unit of the steps.
         ended_early: for each curve, whether its training ended early because an evaluation reached a return.
             Empty means that none did.
+        finished: for each curve, whether its training ended, or may have. Empty means that all did.
     """
 
     label: str
@@ -42,6 +43,7 @@ class Group:
     unfinished: int = 0
     unit: str = "steps"
     ended_early: Sequence[bool] = ()
+    finished: Sequence[bool] = ()
 
     def lines(self, metric: str, last: float | None = None) -> Sequence[Curve]:
         """Return the curves with the last value of trainings that ended early, for a metric of episodes.
@@ -53,6 +55,18 @@ class Group:
         if not (self.ended_early and metric.startswith(HELD_METRICS)):
             return self.curves
         return hold_last_values(self.curves, self.ended_early, last)
+
+    def finished_only(self) -> "Group":
+        """Return the group with the curves of finished trainings; the group itself if there are none.
+
+        A line ends at the last step of all its curves, so one training that was killed would hide the others.
+        """
+        rows = [row for row, finished in enumerate(self.finished) if finished]
+        if not rows:
+            return self
+        curves = [self.curves[row] for row in rows]
+        early = [self.ended_early[row] for row in rows] if self.ended_early else ()
+        return replace(self, curves=curves, ended_early=early, finished=[True] * len(rows))
 
     def smooth(self, window: int) -> "Group":
         """Return the group with smoothed curves, see `Curve.smooth`."""
@@ -155,9 +169,10 @@ def _group(
             f"{listed([str(run.path) for run in runs], 3)} have no config.json, and count as seeds of one "
             f"method, because their names differ by a number only; other groups: --groups NAME=PATTERN"
         )
-    unfinished = sum(run.finished is False for run in runs)
+    finished = [run.finished is not False for run in runs]
     early = [run.ended_early for run in runs]
-    return Group(label, task, [curves[run.path] for run in runs], unfinished, runs[0].unit, early)
+    found = [curves[run.path] for run in runs]
+    return Group(label, task, found, finished.count(False), runs[0].unit, early, finished)
 
 
 def _given_names(runs: Sequence[Run], patterns: Mapping[str, str]) -> dict[Path, str]:

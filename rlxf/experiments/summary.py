@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from rlxf.evaluation.aggregates import (
     interquartile_mean_over_runs,
     mean_score,
-    median_over_runs,
     median_over_tasks,
     optimality_gap,
     probability_of_improvement,
 )
-from rlxf.evaluation.intervals import Interval, stratified_interquartile_mean
+from rlxf.evaluation.intervals import Interval
 from rlxf.experiments.curves import find_curve
 from rlxf.experiments.figures import (
     MAX_LINES,
@@ -30,17 +29,15 @@ from rlxf.experiments.figures import (
 )
 from rlxf.experiments.groups import Group
 from rlxf.experiments.jobs import ExperimentError
-from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Plan, Task
+from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Cell, Plan
 from rlxf.experiments.results import Results
+from rlxf.experiments.task_table import agents_of, can_end_early, task_table
 from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import atomic_write
 from rlxf.utils.tables import Table, printable
 
 METRIC = "eval/mean_reward"
 """Metric of the learning curves."""
-TASK_COLUMNS = ("agent", "seeds", "IQM (95% interval)", "mean", "median", "worst seed", "minutes")
-STEPS = "steps"
-"""Additional column of a task whose trainings can end early."""
 ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap")
 TABLE, NUMBERS, CURVES, PROFILE = RESULT_FILES
 FIGURES = CURVES, PROFILE
@@ -69,12 +66,21 @@ class Summary:
     def tables(self) -> list[Table]:
         """A table for each task, and tables of normalized scores over all tasks that have them.
 
-        Agents of environments and agents of datasets have a table each. An agent that lacks one of its tasks
-        is left out.
+        Agents of environments and agents of datasets have a table each. The caption names the agents that are
+        left out, because they have no complete run on one of their tasks. Without other agents, there is no
+        table.
         """
-        tables = [_task_table(self.results, task) for task in self.results.plan.tasks]
-        kinds = {tuple(self.tasks(agent)): None for agent in self.results.plan.agents}
-        return [*tables, *(_score_table(self, tasks) for tasks in kinds if tasks)]
+        tables = [task_table(self.results, task) for task in self.results.plan.tasks]
+        scores = [_score_table(self, tasks) for tasks in self.kinds]
+        return [*tables, *(table for table in scores if table.row_count)]
+
+    @property
+    def kinds(self) -> dict[tuple[str, ...], list[str]]:
+        """Names of tasks with normalized scores -> names of the agents that train on exactly these."""
+        kinds: dict[tuple[str, ...], list[str]] = {}
+        for agent in self.results.plan.agents:
+            kinds.setdefault(tuple(self.tasks(agent)), []).append(agent.name)
+        return {tasks: agents for tasks, agents in kinds.items() if tasks}
 
     def tasks(self, agent: Agent) -> list[str]:
         """Return the names of the tasks with normalized scores on which an agent trains."""
@@ -101,58 +107,14 @@ class Summary:
         return {agent: _statistics(tables) for agent, tables in self.scores.items()}
 
 
-def _task_table(results: Results, task: Task) -> Table:
-    added = [STEPS] if _can_end_early(results, task) else []
-    table = Table(*TASK_COLUMNS, *added, title=f"{task.name}: returns, {results.plan.checkpoint} checkpoint")
-    for agent in _agents(results.plan, task):
-        steps = [_steps(results, task, agent)] if added else []
-        table.add_row(results.label(agent, [task.name]), *_task_cells(results, task, agent), *steps)
-    return table
-
-
-def _can_end_early(results: Results, task: Task) -> bool:
-    """Return whether a run on a task has a return at which its training ends."""
-    cells = [run.cell for run in results.runs if run.cell.task == task.name]
-    return any(cell.settings.get("stop_return") is not None for cell in cells)
-
-
-def _steps(results: Results, task: Task, agent: str) -> str:
-    """Return the median number of steps or updates of the complete runs as text; "" if there are none."""
-    runs = results.of(task.name, agent)
-    steps = [run.completion.steps for run in runs if run.completion is not None]
-    return f"{np.median(steps):,.0f}" if steps else ""
-
-
-def _agents(plan: Plan, task: Task) -> list[str]:
-    return [agent.name for agent in plan.agents if agent.trains_on(task)]
-
-
-def _task_cells(results: Results, task: Task, agent: str) -> list[str]:
-    runs = results.of(task.name, agent)
-    returns = results.returns(task.name, agent)
-    failed = sum(bool(run.failure) for run in runs)
-    count = 0 if returns is None else len(returns)
-    seeds = f"{count} of {len(runs)}" + (f", {failed} failed" if failed else "")
-    if returns is None:
-        return [seeds, "", "", "", "", ""]
-    seconds = [run.outcome.seconds for run in runs if run.outcome and run.returns is not None]
-    return [
-        seeds,
-        f"{stratified_interquartile_mean([returns]):.4g}",
-        f"{returns.mean():.4g}",
-        f"{median_over_runs([returns]).value:.4g}",
-        f"{returns.mean(axis=1).min():.4g}",
-        f"{np.median(seconds) / 60:.1f}" if seconds else "",
-    ]
-
-
 def _score_table(summary: Summary, names: Sequence[str]) -> Table:
     """Return the table of the agents that train on the named tasks, which have normalized scores."""
-    members = [agent.name for agent in summary.results.plan.agents if summary.tasks(agent) == [*names]]
+    members = summary.kinds[tuple(names)]
     scored = [agent for agent in members if agent in summary.scores]
     over = f"over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
     title = f"Normalized scores {over} (95% intervals)"
     table = Table(*ALL_COLUMNS, *(f"P(this > {first})" for first in scored[:1]), title=title)
+    table.caption = " ".join([*_without_scores(summary, names), *_changed_reference(members, scored)]) or None
     for agent in scored:
         tables, reference = summary.scores[agent], summary.scores[scored[0]]
         table.add_row(
@@ -162,6 +124,22 @@ def _score_table(summary: Summary, names: Sequence[str]) -> Table:
             "" if tables is reference else f"{probability_of_improvement(tables, reference):.2f}",
         )
     return table
+
+
+def _without_scores(summary: Summary, names: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each agent that trains on the named tasks, and has no complete run on one."""
+    for agent in summary.kinds[tuple(names)]:
+        missing = [name for name in names if summary.results.returns(name, agent) is None]
+        if missing:
+            reason = f"no complete run on {', '.join(missing)}"
+            yield f"{agent} is left out of the normalized scores and of {PROFILE}: {reason}."
+
+
+def _changed_reference(members: Sequence[str], scored: Sequence[str]) -> list[str]:
+    """Return a sentence if the agent with which others are compared is not the first one of the file."""
+    if scored[:1] in ([], members[:1]):
+        return []
+    return [f"The probabilities compare with {scored[0]} in place of {members[0]}."]
 
 
 def _statistics(tables: Sequence[NDArray[np.float64]]) -> dict[str, Interval]:
@@ -186,8 +164,8 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
     tables = [table.markdown() for table in summary.tables]
     figures = dict(_figures(summary, folder))
     results = summary.results
-    left_out = _left_out(results.plan, figures)
-    early = any(_can_end_early(results, task) for task in results.plan.tasks)
+    left_out = [*_without_table(summary), *_left_out(results.plan, figures)]
+    early = any(can_end_early(results, task) for task in results.plan.tasks)
     note = f"{NOTE} {STEPS_NOTE}" if early else NOTE
     text = "\n\n".join([*tables, note, *left_out, *_failures(results)])
     numbers = json.dumps(_as_json(summary), indent=1, allow_nan=False)  # of any size, unlike `dump_json`
@@ -209,6 +187,13 @@ def _written(path: Path, content: bytes) -> Path:
 def _drawn(plan: Plan) -> list[str]:
     """Return the names of the agents in the figures."""
     return [agent.name for agent in plan.agents][:MAX_LINES]
+
+
+def _without_table(summary: Summary) -> Iterator[str]:
+    """Yield the sentences of `_without_scores` that no caption has, as there is no table of scores."""
+    for names, agents in summary.kinds.items():
+        if not summary.scores.keys() & {*agents}:
+            yield " ".join(_without_scores(summary, names))
 
 
 def _left_out(plan: Plan, figures: Collection[str]) -> Iterator[str]:
@@ -252,21 +237,25 @@ def _as_json(summary: Summary) -> dict[str, Any]:
     }
 
 
-def other_results(folder: Path, named: Collection[tuple[str, str]]) -> list[str]:
-    """Return "TASK/AGENT" of the results in the folder of an experiment that are not among ``named``.
+def other_results(folder: Path, cells: Collection[Cell]) -> list[str]:
+    """Return the names of the results in the folder of an experiment that do not belong to ``cells``.
 
-    A damaged file counts as one without results, since it will be replaced.
+    They are "TASK/AGENT", and "TASK/AGENT/seed-N" if only this seed is not among the cells. A damaged file
+    counts as one without results, since it will be replaced.
 
     Args:
         folder: folder of the experiment.
-        named: tasks and agents of the experiment file.
+        cells: runs of the experiment file.
     """
     try:
         runs = load_json_file(folder / NUMBERS)["runs"]
-        found = {(run["task"], run["agent"]) for run in runs}
+        found = {(run["task"], run["agent"], run["seed"]) for run in runs if run["returns"] is not None}
     except (OSError, ValueError, TypeError, KeyError):
         return []
-    return sorted(printable(f"{task}/{agent}") for task, agent in found - {*named})
+    others = found - {(cell.task, cell.agent, cell.seed) for cell in cells}
+    pairs = {(cell.task, cell.agent) for cell in cells}
+    ends = {other: f"/seed-{other[2]}" if other[:2] in pairs else "" for other in others}
+    return sorted({printable(f"{task}/{agent}{ends[task, agent, seed]}") for task, agent, seed in others})
 
 
 def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
@@ -276,7 +265,7 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
     groups = [
         group
         for task in results.plan.tasks[:MAX_PANELS]
-        for agent in _agents(results.plan, task)
+        for agent in agents_of(results.plan, task)
         if agent in drawn and (group := _group(results, folder, task.name, agent)).curves
     ]
     if groups:
@@ -286,15 +275,17 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
-    """Return the learning curves of an agent on a task; those of incomplete runs end earlier."""
+    """Return the learning curves of the complete runs of an agent on a task; of all if none is complete."""
     runs = results.of(task, agent)
     logged = [run for run in runs if (folder / run.cell.name / "progress.csv").is_file()]
     try:
-        found = [(run.ended_early, find_curve(folder / run.cell.name, METRIC)) for run in logged]
+        curves = [find_curve(folder / run.cell.name, METRIC) for run in logged]
     except ValueError as error:
         raise ExperimentError(f"{error}; remove the folder of the run to repeat it") from None
-    curves = [(early, curve) for early, curve in found if curve is not None]
+    drawn = [(run, curve) for run, curve in zip(logged, curves, strict=True) if curve is not None]
     unfinished = sum(run.returns is None for run in runs)
     unit = "updates" if "dataset" in runs[0].cell.settings else "environment steps"
-    early = [early for early, _ in curves]
-    return Group(agent, task, [curve for _, curve in curves], unfinished, unit, early)
+    early = [run.ended_early for run, _ in drawn]
+    finished = [run.returns is not None for run, _ in drawn]
+    group = Group(agent, task, [curve for _, curve in drawn], unfinished, unit, early, finished)
+    return group.finished_only()

@@ -86,6 +86,7 @@ class ModelCard:
         repository: name of the repository, ``OWNER/NAME``, from which ``rlxf pull`` downloads the folder;
             None if the folder is shared in another way.
         commit: commit of rlxf that trained the agent; None if it is unknown.
+        teacher: folder of the teacher's run; None if the agent was not distilled.
     """
 
     folder: str
@@ -103,6 +104,7 @@ class ModelCard:
     video: bool = False
     repository: str | None = None
     commit: str | None = None
+    teacher: str | None = None
 
     def text(self) -> str:
         """Return the text of the card: for a repository the YAML header of the Hub, then Markdown."""
@@ -161,9 +163,11 @@ class ModelCard:
         return "\n".join(["## Evaluation\n", head, *(score.row for score in self.scores)])
 
     def _training(self) -> str:
+        command = f"```bash\n{self.command}\n```"
         if self.command is None:
-            return "## Training\n\nThe command of the training is unknown; `config.json` has its settings."
-        return f"## Training\n\n```bash\n{self.command}\n```"
+            command = "The command of the training is unknown; `config.json` has its settings."
+        student = f"The agent is a student, distilled from the agent of the run `{self.teacher}`."
+        return "\n\n".join(["## Training", *([] if self.teacher is None else [student]), command])
 
     @property
     def _evaluate(self) -> str:

@@ -27,6 +27,7 @@ FILES = {
     "best.zip": CHECKPOINT_BYTES,
     "best-normalizer.zip": CHECKPOINT_BYTES,
     "evaluation.json": TEXT_BYTES,
+    "shared.json": TEXT_BYTES,
     CARD: TEXT_BYTES,
 }
 """Names of the files that are downloaded -> their maximum size in bytes."""

@@ -26,6 +26,9 @@ from rlxf.utils.files import atomic_write, create_folder, file_sha256, not_writa
 COMPLETED = "completed.json"
 EVALUATION = "evaluation.json"
 """Name of the file with the episodes and statistics of the final evaluation."""
+SHARED = "shared.json"
+"""Name of the file in a shared folder with the name of the checkpoint that ``checkpoint.zip`` is, unless it
+is the last one: ``{"checkpoint": "best"}``."""
 
 
 @dataclass(frozen=True)

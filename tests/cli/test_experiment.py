@@ -220,7 +220,7 @@ def test_outcomes_of_earlier_versions_have_no_options(tmp_path):
 @pytest.mark.parametrize("content", ["[", "3", '{"runs": 3}', '{"runs": [{"task": []}]}', '{"runs": []}'])
 def test_results_that_are_no_results_name_nothing(tmp_path, content):
     (tmp_path / "results.json").write_text(content)
-    assert other_results(tmp_path, set()) == []
+    assert other_results(tmp_path, []) == []
 
 
 @pytest.mark.slow
@@ -233,6 +233,15 @@ def test_results_of_another_file_are_named(folder, capsys):
         main(["experiment", "small.toml"])
     error = capsys.readouterr().err
     assert "runs/small has results of pole/random, which small.toml does not name" in error
+
+
+@pytest.mark.slow
+def test_results_of_seeds_that_the_file_no_longer_has_are_named(folder, capsys):
+    run(capsys, "--tasks", "pole")
+    Path("small.toml").write_text(FILE.replace("seeds = 2", "seeds = 1"))
+    main(["experiment", "small.toml", "--tasks", "pole"])
+    error = capsys.readouterr().err
+    assert "runs/small has results of pole/random/seed-1, which small.toml does not name" in error
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import ast
 import json
 import runpy
+import shlex
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from rlxf import GTrXLPPO
 from rlxf.cli import main
+from rlxf.cli.shared_commands import training_command
 from rlxf.cli.shared_runs import make_env_expression, python_literal
 from rlxf.training import RunFolder
 from tests.cli.running import TASK, TINY, refused, returns_of, train
@@ -42,6 +44,71 @@ def test_packed_agent_is_played_and_evaluated(finished, capsys):
     shown = capsys.readouterr().out
     assert "episode 1: return" in shown
     assert "Evaluation over 2 episodes" in shown
+
+
+def test_a_copy_of_the_best_checkpoint_remains_the_best_one(finished, capsys):
+    main(["pack", str(finished), "a", "--checkpoint", "best"])
+    main(["pack", "a", "b"])
+    main(["pack", str(finished), "c"])
+    main(["pack", "c", "d"])
+    for folder, name in (("a", "best"), ("b", "best"), ("c", "last"), ("d", "last")):
+        assert (
+            f"`checkpoint.zip` is the {name} checkpoint of its run" in Path(folder, "README.md").read_text()
+        )
+        capsys.readouterr()
+        main(["evaluate", folder, "--episodes", "2", "--no-progress-bar"])
+        assert f"{name.title()} checkpoint, step" in capsys.readouterr().out
+    assert not Path("d/shared.json").exists()
+    message = refused(capsys, "pack", "a", "e", "--checkpoint", "best")
+    assert (
+        "a has no best.zip: its checkpoint.zip is the best checkpoint; use it with --checkpoint last"
+        in message
+    )
+
+
+@pytest.mark.parametrize(
+    "content", ['{"checkpoint": "best.zip"}', '{"checkpoint": ["best"]}', "{}", "[]", "{"]
+)
+@pytest.mark.parametrize("command", [["pack", "copy", "maze"], ["evaluate", "copy", "--episodes", "2"]])
+def test_a_damaged_name_of_the_checkpoint_is_refused(finished, capsys, content, command):
+    shutil.copytree(finished, "copy")
+    Path("copy/shared.json").write_text(content)
+    assert "copy/shared.json" in refused(capsys, *command)
+
+
+def command_of(folder):
+    """Return the words of the command in the card of a folder."""
+    block = Path(folder, "README.md").read_text().partition("## Training")[2]
+    return shlex.split(block.partition("```bash\n")[2].partition("\n```")[0].replace("\\\n", " "))
+
+
+def test_the_card_of_a_student_has_its_teacher_and_the_command_of_the_distillation(tmp_path):
+    train("--run", "maze")
+    options = ["--steps", "32", "--layers", "1", "--temperature", "1.5", "--actor", "teacher"]
+    main(["distill", "maze", "--run", "student", *options, "--no-progress-bar", "--trust"])
+    main(["pack", "student", "small"])
+    assert "distilled from the agent of the run `maze`" in Path("small/README.md").read_text()
+    rlxf, *words = command_of("small")
+    assert rlxf == "rlxf"
+    assert not {"--seed", "--hidden-coef"} & {*words}, "options with their default are left out"
+    main([*words, "--run", "again", "--no-progress-bar"])
+    for name in ("config.json", "checkpoint.zip"):
+        assert Path("again", name).read_bytes() == Path("student", name).read_bytes()
+    main(["distill", str(tmp_path / "maze"), "--run", "other", *options, "--no-progress-bar", "--trust"])
+    main(["pack", "other", "hidden"])
+    assert str(tmp_path) not in Path("hidden/README.md").read_text()
+    assert command_of("hidden")[:3] == ["rlxf", "distill", "maze"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"teacher": 3}, {"teacher": "a\n```"}, {"steps": "x"}, {"core": {}}, {"core": {"width": []}}]
+)
+def test_the_command_of_a_damaged_student_is_unknown(changes):
+    config = {"agent": "gtrxl", "env": "CartPole-v1", "env_kwargs": {}, "teacher": "maze", "steps": 3}
+    config |= {"temperature": 2.0, "hidden_coef": 1.0, "actor": "student", "seed": 0, "device": "auto"}
+    config |= {"core": {"width": 8, "layers": 1, "heads": 1}}
+    assert training_command(RunFolder(Path("run"), config)).startswith("rlxf distill maze ")
+    assert training_command(RunFolder(Path("run"), config | changes)) is None
 
 
 def test_statistics_are_those_of_the_checkpoint():

@@ -63,7 +63,7 @@ def test_normalization_is_shared(hub, capsys):
     assert Path("pulled/normalizer.zip").read_bytes() == Path("runs/own/normalizer.zip").read_bytes()
 
 
-def test_best_checkpoint_becomes_the_checkpoint_of_the_repository(finished, hub):
+def test_best_checkpoint_becomes_the_checkpoint_of_the_repository(finished, hub, capsys):
     main(["push", str(finished), "me/maze", "--checkpoint", "best"])
     shared = hub.repositories["me/maze"].files
     assert shared["checkpoint.zip"] == (finished / "best.zip").read_bytes()
@@ -71,6 +71,12 @@ def test_best_checkpoint_becomes_the_checkpoint_of_the_repository(finished, hub)
     assert "the best checkpoint" in shared["README.md"].decode()
     reports = json.loads((finished / "evaluation.json").read_text())
     assert json.loads(shared["evaluation.json"]) == {"last": reports["best"]}
+    main(["pull", "me/maze"])
+    assert "ignored files" not in capsys.readouterr().out
+    main(["push", "runs/maze", "me/copy"])
+    assert "the best checkpoint" in hub.repositories["me/copy"].files["README.md"].decode()
+    main(["push", str(finished), "me/maze"])
+    assert "shared.json" not in hub.repositories["me/maze"].files
 
 
 def test_card_names_the_command_that_trains_the_agent(finished, hub):
@@ -104,7 +110,7 @@ def test_second_push_replaces_the_run_and_keeps_other_files(finished, hub):
     assert "![One episode](replay.gif)" in repository.files["README.md"].decode()
     first = repository.commit(repository.files | {"notes.txt": b"own"})
     main(["push", str(finished), "me/maze", "--checkpoint", "best"])
-    assert set(repository.files) == set(repository.commits[first]) - {"replay.gif"}
+    assert set(repository.files) == set(repository.commits[first]) - {"replay.gif"} | {"shared.json"}
     main(["pull", "me/maze", "--revision", first, "--output", "first"])
     assert Path("first/checkpoint.zip").read_bytes() == (finished / "checkpoint.zip").read_bytes()
 
@@ -181,6 +187,10 @@ HOSTILE = {
         "is no valid run",
     ),
     "evaluation": (lambda files: {"evaluation.json": b"[]"}, "evaluation.json contains a list"),
+    "name of the checkpoint": (
+        lambda files: {"shared.json": b'{"checkpoint": "../ran"}'},
+        "shared.json has checkpoint = '../ran', which must be last or best",
+    ),
 }
 
 

@@ -108,6 +108,22 @@ def test_probability_of_improvement_equals_its_formula_and_complements(pairs):
     assert 0 <= found.low <= found.value <= found.high <= 1
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-9, 1.0, 1e9, 1e300])
+@pytest.mark.parametrize("episodes", [[0.95], [0.1, 0.2, 0.3], [0.7, -0.4, -0.2, -0.1]])
+def test_means_of_equal_episodes_are_equal_scores_at_any_scale(episodes, scale):
+    """The order and the number of the episodes change the rounding of their mean."""
+    x, y = scale * np.tile(episodes, (5, 20)), scale * np.tile(episodes[::-1], (5, 7))
+    found = probability_of_improvement([x], [y])
+    assert found.value == 0.5
+    if len(episodes) == 1:
+        assert (found.low, found.high) == (0.5, 0.5)
+    assert probability_of_improvement([x + 1e-9 * scale], [y]).value == 1
+
+
+def test_an_outlier_does_not_make_the_scores_of_other_runs_equal():
+    assert probability_of_improvement([[3.0, 4.0]], [[1.0, 2.0, -1e18]]).value == 1
+
+
 @few
 @given(tasks, st.lists(st.integers(-25, 25).map(float), min_size=1, max_size=9))
 def test_performance_profile_equals_its_formula_and_does_not_increase(scores, thresholds):

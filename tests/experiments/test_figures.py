@@ -1,6 +1,7 @@
 """Tests of figures: what is drawn, and files."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,6 +79,45 @@ def test_the_legend_has_the_number_of_seeds_and_says_that_one_has_no_interval():
     shown = [text.replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ") for text in legend(figure)]
     assert shown == ["a (3 seeds)", "b (1 seed, no interval)", "c (2 to 5 seeds)"]
     assert [len(axes.collections) for axes in figure.axes] == [2, 1]
+
+
+def test_the_legend_has_the_number_of_unfinished_trainings():
+    groups = [replace(group("a", 3), unfinished=2), replace(group("b", 1), unfinished=1), group("c")]
+    shown = [text.replace("\N{NO-BREAK SPACE}", " ") for text in legend(learning_curves(groups, "x"))]
+    assert [text.replace("\n", " ") for text in shown] == [
+        "a (3 seeds, 2 unfinished)",
+        "b (1 seed, no interval, 1 unfinished)",
+        "c (3 seeds)",
+    ]
+
+
+def handles(axes):
+    return {handle.get_linestyle() for handle in axes.get_legend().legend_handles}
+
+
+def test_an_agent_without_training_has_a_dashed_line_over_the_panel():
+    random = Group("random", "T-v0", [Curve.of_points([0], [value]) for value in (1.0, 2.0, 6.0)])
+    (axes,) = learning_curves([group("a"), random], "x").axes
+    learned, level = axes.lines
+    assert level.get_xdata() == [0, 1]
+    assert level.get_transform() == axes.get_yaxis_transform(which="grid")
+    assert set(level.get_ydata()) == {3.0}
+    assert level.get_linestyle() == "--" != learned.get_linestyle()
+    (box,) = axes.patches
+    assert 1 <= box.get_y() < 3 < box.get_y() + box.get_height() <= 6
+    assert handles(axes) == {"-", "--"}
+    assert axes.get_xlim()[1] == learning_curves([group("a")], "x").axes[0].get_xlim()[1]
+
+
+def test_an_agent_without_training_and_with_one_seed_has_no_band():
+    (axes,) = learning_curves([Group("random", "T-v0", [Curve.of_points([0], [2.0])])], "x").axes
+    assert (len(axes.lines), len(axes.patches)) == (1, 0)
+
+
+def test_a_single_evaluation_of_a_training_is_a_point():
+    (axes,) = learning_curves([group("a", steps=(10,))], "x").axes
+    assert axes.lines[0].get_xdata().tolist() == [10]
+    assert axes.lines[0].get_linestyle() == "-"
 
 
 def test_all_styles_differ():

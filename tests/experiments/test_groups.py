@@ -220,6 +220,26 @@ def test_unfinished_runs_are_counted():
     assert [group.unfinished for group in groups("runs")] == [1]
 
 
+def test_a_killed_run_does_not_shorten_the_line_of_finished_runs():
+    solved = write_run("runs/a", (1.0, 9.0), seed=0, stop_return=8)
+    (solved / "completed.json").write_text('{"steps": 200, "ended_early": true, "sha256": {}}')
+    write_run("runs/b", (1.0,), seed=1, finished=False, stop_return=8)
+    write_run("runs/c", (1.0, 2.0, 3.0), seed=2, stop_return=8)
+    (whole,) = groups("runs")
+    assert [curve.steps[-1] for curve in whole.curves] == [200, 100, 300]
+    finished = whole.finished_only()
+    assert [curve.steps[-1] for curve in finished.lines(EVAL)] == [300, 300]
+    assert finished.unfinished == 1
+    assert finished.finished_only() == finished
+
+
+def test_killed_runs_have_a_line_if_no_run_finished():
+    for seed in range(2):
+        write_run(f"runs/{seed}", (1.0, 2.0), seed=seed, finished=False)
+    (group,) = groups("runs")
+    assert group.finished_only() is group
+
+
 def test_a_run_that_ended_early_keeps_its_last_value():
     solved = write_run("runs/a", (1.0, 9.0), seed=0, stop_return=8)
     write_run("runs/b", (1.0, 2.0, 3.0, 4.0), seed=1, stop_return=8)

@@ -402,9 +402,18 @@ def test_a_small_file_needs_little_memory(tmp_path):
     assert peak < 12 * path.stat().st_size
 
 
-@pytest.mark.parametrize("window", [1, 3, 100])
+@pytest.mark.parametrize("window", [1, 3, 7, 19, 20, 100])
 def test_trailing_means_equal_a_loop(window):
     values = np.random.default_rng(0).normal(1e6, 1, size=20)
     slow = [values[max(0, i - window + 1) : i + 1].mean() for i in range(20)]
     assert trailing_mean(values, window) == pytest.approx(slow, rel=1e-12)
     assert trailing_mean(np.empty(0), window).shape == (0,)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("spike", [1e18, -1e100, np.inf, np.nan])
+def test_a_spike_affects_the_means_of_its_window_only(window, spike):
+    values = np.array([0.5, spike, 0.7, 0.8, 0.1, 0.3, 0.2, 0.9])
+    slow = [values[max(0, i - window + 1) : i + 1].mean() for i in range(8)]
+    assert trailing_mean(values, window) == pytest.approx(slow, rel=1e-12, nan_ok=True)
+    assert np.array_equal(trailing_mean(values, 1), values, equal_nan=True)

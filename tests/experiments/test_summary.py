@@ -14,7 +14,7 @@ from rlxf.experiments.figures import MAX_LINES
 from rlxf.experiments.jobs import ExperimentError, Outcome
 from rlxf.experiments.plan import Plan
 from rlxf.experiments.results import Results, RunResult
-from rlxf.experiments.summary import Summary, write_summary
+from rlxf.experiments.summary import Summary, other_results, write_summary
 from rlxf.training.run_folder import Completion
 from tests.experiments.logs import write_run
 
@@ -107,8 +107,23 @@ def test_curves_of_trainings_that_ended_early_are_continued(plan, tmp_path, monk
     monkeypatch.setattr(module, "learning_curves", lambda groups, metric: drawn.extend(groups) or Figure())
     list(write_summary(Summary(Results(plan, tuple(runs))), tmp_path))
     lines = drawn[0].lines("eval/mean_reward")
-    assert [curve.steps[-1] for curve in lines] == [300, 300, 200]
+    assert [curve.steps[-1] for curve in lines] == [300, 300]
     assert lines[0].values.tolist() == [1, 9, 9]
+
+
+@pytest.mark.parametrize(
+    ("failed", "ends"), [((2,), [300, 300]), ((0, 1), [100]), ((0, 1, 2), [300, 300, 100])]
+)
+def test_curves_of_runs_that_failed_are_drawn_only_without_complete_runs(
+    plan, tmp_path, monkeypatch, failed, ends
+):
+    for seed, count in enumerate((3, 3, 1)):
+        write_run(tmp_path / f"pole/ppo/seed-{seed}", [1.0] * count, seed)
+    drawn = []
+    monkeypatch.setattr(module, "learning_curves", lambda groups, metric: drawn.extend(groups) or Figure())
+    list(write_summary(summary(plan, tuple(f"pole/ppo/seed-{seed}" for seed in failed)), tmp_path))
+    assert [curve.steps[-1] for curve in drawn[0].lines("eval/mean_reward")] == ends
+    assert drawn[0].unfinished == len(failed)
 
 
 def test_failed_runs_are_counted_and_named(plan, tmp_path):
@@ -125,6 +140,44 @@ def test_an_agent_without_results_on_a_task_is_left_out_of_the_scores(plan):
     absent = tuple(f"pole/ppo/seed-{seed}" for seed in range(3))
     assert list(summary(plan, absent).scores) == ["random"]
     assert rows(summary(plan, absent).tables[0])["ppo"][1] == ""
+
+
+def absent(*pairs):
+    return tuple(f"{pair}/seed-{seed}" for pair in pairs for seed in range(3))
+
+
+def test_the_table_of_scores_names_the_agents_that_it_leaves_out(plan, tmp_path):
+    sentence = "{} is left out of the normalized scores and of profile.png: no complete run on pole."
+    second, first = summary(plan, absent("pole/random")), summary(plan, absent("pole/ppo"))
+    assert second.tables[2].caption == sentence.format("random")
+    assert rows(second.tables[2])["agent"][-1] == "P(this > ppo)"
+    replaced = "The probabilities compare with random in place of ppo."
+    assert first.tables[2].caption == f"{sentence.format('ppo')} {replaced}"
+    assert rows(first.tables[2])["agent"][-1] == "P(this > random)"
+    assert summary(plan).tables[2].caption is None
+    for each in (first, second):
+        list(write_summary(each, tmp_path))
+        assert (tmp_path / "table.md").read_text().count("is left out") == 1
+
+
+def test_without_any_score_there_is_no_table_of_scores(plan, tmp_path):
+    empty = summary(plan, absent("pole/ppo", "pole/random"))
+    assert [table.title.partition(":")[0] for table in empty.tables] == ["pole", "maze"]
+    list(write_summary(empty, tmp_path))
+    assert not (tmp_path / "profile.png").exists()
+    text = (tmp_path / "table.md").read_text()
+    for agent in ("ppo", "random"):
+        assert text.count(f"{agent} is left out of the normalized scores") == 1
+    assert "The probabilities compare" not in text
+
+
+def test_results_that_new_tables_lack_are_named(plan, tmp_path):
+    written = summary(plan, ("pole/ppo/seed-2",))
+    list(write_summary(written, tmp_path))
+    assert other_results(tmp_path, plan.cells()) == []
+    fewer = replace(plan, seeds=(0, 1)).selection(["pole"], [])
+    assert other_results(tmp_path, fewer.cells()) == ["maze/ppo", "maze/random", "pole/random/seed-2"]
+    assert other_results(tmp_path, []) == ["maze/ppo", "maze/random", "pole/ppo", "pole/random"]
 
 
 def test_agents_of_environments_and_of_datasets_have_a_table_of_scores_each(tmp_path):

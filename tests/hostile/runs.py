@@ -44,6 +44,17 @@ def linked(name: str, run: str = "gtrxl", command: str = RESUME, folder: bool = 
     return Attack(prepare, LINK)
 
 
+def shared(content: str, message: str) -> Attack:
+    """Evaluate a run whose ``shared.json`` has this content."""
+
+    def prepare(world: World) -> Action:
+        path = world.copy("gtrxl", str(len(list(Path("runs").iterdir()))))
+        (path / "shared.json").write_text(content)
+        return lambda: world.run(EVALUATE.format(run=path))
+
+    return Attack(prepare, message)
+
+
 def hard_linked(
     name: str, run: str, command: str, change: Callable[[Path], None] = lambda path: None
 ) -> Attack:
@@ -94,6 +105,10 @@ ATTACKS = {
     "objective that is code": config("dt", RESUME, "", objective="stranger.notes"),
     "context that is code": config("dt", RESUME, "context", context="stranger.notes"),
     "weights of another folder": config("gtrxl", RESUME, None, pretrained="victims"),
+    "name of a checkpoint that is a path": shared(
+        '{"checkpoint": "../../victims/text"}', "must be last or best"
+    ),
+    "name of a checkpoint that is deep": shared("[" * 10**5, "shared.json cannot be read"),
     "best checkpoint elsewhere": linked("best.zip", "dt", EVALUATE),
     "checkpoint elsewhere": linked("checkpoint.zip"),
     "log elsewhere": linked("progress.csv"),

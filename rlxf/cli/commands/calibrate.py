@@ -118,7 +118,7 @@ class Calibrate(Command):
                         normalized, self.alpha, self.delta, episodes=episodes, seed=self.seed
                     )
                 agent.save(path)
-                print_titled(calibration.table(), name, agent)
+                print_titled(calibration.table(), run, name, agent)
                 print_out(_describe(calibration, path))
 
 

@@ -12,6 +12,7 @@ from rlxf.cli.options import Command, Device, Trust, check_counts, check_not_neg
 if TYPE_CHECKING:
     from rlxf.cli.runs import Agent
     from rlxf.data import Trajectories
+    from rlxf.training import RunFolder
 
 
 @options
@@ -78,10 +79,14 @@ class Estimate(Command):
         for agent in agents.values():
             check_replayable(agent, data)
         targets = default_target_returns(list(agents.values()), self.target_returns)
-        return partial(self._estimate, agents, data, targets or (None,))
+        return partial(self._estimate, run, agents, data, targets or (None,))
 
     def _estimate(
-        self, agents: "Mapping[str, Agent]", data: "Trajectories", targets: Sequence[float | None]
+        self,
+        run: "RunFolder",
+        agents: "Mapping[str, Agent]",
+        data: "Trajectories",
+        targets: Sequence[float | None],
     ) -> None:
         from rlxf.cli.output import report_errors
         from rlxf.cli.reports import print_titled
@@ -104,4 +109,4 @@ class Estimate(Command):
                         device=self.device,
                         progress_bar=self.progress_bar,
                     )
-                print_titled(estimate.table(), name, agent)
+                print_titled(estimate.table(), run, name, agent)

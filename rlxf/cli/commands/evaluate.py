@@ -98,5 +98,5 @@ class Evaluate(Command):
                 deterministic=self.deterministic,
                 seed=self.seed,
             )
-        print_reports(agents, reports)
+        print_reports(run, agents, reports)
         plot_targets(reports, folders)

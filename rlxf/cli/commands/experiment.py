@@ -82,7 +82,7 @@ class Experiment(Command):
             ValueError: if they are not those of an experiment.
 
         Warns:
-            UserWarning: if they have results of other tasks or agents.
+            UserWarning: if they have results of other tasks, agents or seeds.
         """
         from rlxf.experiments.execution import FOLDER_LOCK, check_replaceable
         from rlxf.experiments.plan import RESULT_FILES
@@ -90,7 +90,7 @@ class Experiment(Command):
 
         markers = [self.folder / FOLDER_LOCK, *(job.sibling("json") for _, job in jobs)]
         check_replaceable(self.folder, RESULT_FILES, markers)
-        if outside := other_results(self.folder, {(cell.task, cell.agent) for cell in plan.cells()}):
+        if outside := other_results(self.folder, plan.cells()):
             warn_user(
                 f"{self.folder} has results of {listed(outside, 3)}, which {self.file} does not name: their "
                 f"runs are kept, but the new tables lack them; choose another folder with --output"

@@ -21,7 +21,8 @@ class Plot(RunsCommand):
 
     Runs whose settings differ by the seed only are one line, their mean. The labels name the settings that
     differ between the lines. Each task has its own panel. A line ends at the last step that all of its seeds
-    reached; a run that ended early by --stop-return keeps its last value.
+    reached; a run that ended early by --stop-return keeps its last value. Runs that did not end are counted
+    in the legend, and are part of a line only if no run of the line ended.
 
     Example: rlxf plot runs --output learning-curves.png
     """
@@ -38,7 +39,7 @@ class Plot(RunsCommand):
         check_counts(self, "smooth")
         check_figure_path("--output", self.output, FORMATS)
         metric, groups = self.read_groups()
-        groups = [group.smooth(self.smooth) for group in groups]
+        groups = [group.finished_only().smooth(self.smooth) for group in groups]
         lines = [_last_value(group, metric) for group in groups]
         return partial(self._write, learning_curves(groups, metric), lines)
 

@@ -41,7 +41,8 @@ class Pull(Command):
         return partial(self._pull, remote, path)
 
     def _pull(self, remote: object, path: Path) -> None:
-        from rlxf.cli.shared_runs import check_shared_run, trust_of
+        from rlxf.cli.shared_commands import trust_of
+        from rlxf.cli.shared_runs import check_shared_run
         from rlxf.sharing.download import RemoteRun, download
         from rlxf.training import RunFolder
 
