@@ -23,6 +23,11 @@ from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 END_FLAGS = ("terminations", "truncations")
 ARRAY_NAMES = ("observations", "actions", "rewards", *END_FLAGS)
 """Names of the arrays that are read from an episode."""
+SUM_TOLERANCE = 1e-3
+"""Allowed error of a stated sum of rewards, relative to 1 plus the sum of their absolute values.
+
+Writers may sum in float32. Its rounding errors grow with the rewards, also if these cancel.
+"""
 
 
 class EpisodeFile:
@@ -73,23 +78,42 @@ class EpisodeFile:
             steps = len(group["rewards"])
             counts = [(name, len(array)) for name, array in arrays]
             stated = int(group.number("total_steps", steps))
+        self._check_counts(counts, steps, stated, episode)
+        self._check_form(group, [array for _, array in arrays], episode)
+        return steps
+
+    def _check_counts(self, counts: Sequence[tuple[str, int]], steps: int, stated: int, episode: int) -> None:
+        """Raise DatasetError if arrays have another number of rows than an episode with these steps.
+
+        Args:
+            counts: name and number of rows of each array.
+            steps: number of rewards.
+            stated: number of steps that the file states.
+            episode: index of the episode.
+        """
+        if not steps:
+            raise self._damaged("it has no steps", episode)
+        if stated == steps and all(rows == steps for _, rows in counts):
+            raise self._mistake(
+                f"it has {steps} steps and as many observations, but an episode of T steps has T + 1 "
+                f"observations",
+                "append the observation after the last action to each episode, or the last observation again "
+                "if it was not recorded",
+                episode,
+            )
         faults = [
             f"{rows} rows of {name}" for name, rows in counts if rows != steps + (name == "observations")
         ]
         faults += [f"total_steps is {stated}"] * (stated != steps)
-        if not steps:
-            raise self._damaged("it has no steps", episode)
         if faults:
             raise self._damaged(f"it has {steps} rewards, but {', '.join(faults)}", episode)
-        self._check_form(group, [array for _, array in arrays], episode)
-        return steps
 
     def _check_form(self, group: LocalGroup, arrays: Sequence[h5py.Dataset], episode: int) -> None:
         """Raise DatasetError if shapes or dtypes differ from the metadata, or chunks exceed the budget."""
         with self._error_context(episode):
             fault = _episode_mismatch(group, self.source)
         if fault:
-            raise self._mismatch(fault, episode)
+            raise self._mistake(fault, "convert its arrays or correct its spaces", episode)
         with self._error_context(episode):
             check_budget({"a chunk of an array": max(map(chunk_bytes, arrays))}, self._size)
 
@@ -99,7 +123,8 @@ class EpisodeFile:
             rewards = np.asarray(group["rewards"][()], np.float64).reshape(-1)
             stated = float(group.number("rewards_sum", np.nan))
         total = rewards.sum()
-        if np.isfinite(stated + total) and not np.isclose(total, stated, rtol=1e-3, atol=1e-3):
+        tolerance = SUM_TOLERANCE * (1 + np.abs(rewards).sum())
+        if np.isfinite(stated + total) and abs(total - stated) > tolerance:
             raise self._damaged(f"its rewards sum to {total}, but rewards_sum is {stated}", episode)
         return rewards
 
@@ -109,8 +134,10 @@ class EpisodeFile:
             ends = [np.asarray(group[name][()]).reshape(-1).astype(bool) for name in END_FLAGS]
         for name, each in zip(END_FLAGS, ends, strict=True):
             if each[:-1].any():
-                raise self._damaged(
-                    f"its {name} are True at step {int(np.argmax(each))} of {len(each)}, before the last",
+                raise self._mistake(
+                    f"its {name} are True at step {int(np.argmax(each))} of {len(each)}, before the last, "
+                    f"but an episode ends at its first flag",
+                    "split the episode after each flag",
                     episode,
                 )
         return bool(ends[0][-1]), bool(ends[1][-1])
@@ -153,15 +180,15 @@ class EpisodeFile:
     def _place(self, episode: int | None) -> str:
         return f"{self.source.file}" if episode is None else f"{self.source.file}, episode {episode}"
 
-    def _mismatch(self, fault: str, episode: int) -> DatasetError:
-        """Return the error for arrays of other shapes or dtypes than in the metadata.
+    def _mistake(self, fault: str, remedy: str, episode: int) -> DatasetError:
+        """Return the error for arrays that the author of a dataset may have recorded in this way.
 
-        Minari writes such files without an error if a buffer contains arrays that do not fit its space.
+        Minari writes such files without an error: it does not compare the arrays of a buffer with the spaces,
+        or with each other.
         """
         return DatasetError(
-            f"{self._place(episode)}: {fault}. If you created {self.source.id}, convert its arrays or "
-            f"correct its spaces, and create it again after minari delete {self.source.id}; otherwise the "
-            f"file is altered: download it again"
+            f"{self._place(episode)}: {fault}. If you created {self.source.id}, {remedy}, and create it "
+            f"again after minari delete {self.source.id}; otherwise the file is altered: download it again"
         )
 
     def _damaged(self, fault: str, episode: int | None = None) -> DatasetError:
