@@ -16,7 +16,7 @@ from rlxf.utils.files import file_sha256, not_writable_by_others, temporary_fold
 
 MANIFEST = "manifest.json"
 FORMAT = "rlxf trajectories"
-VERSION = 2
+VERSION = 3
 """Version of the array format; caches of other versions are converted again."""
 ATTEMPTS = 5
 

@@ -15,7 +15,15 @@ from numpy.typing import DTypeLike, NDArray
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from rlxf.data.dataset_source import Source
-from rlxf.data.encoders import DiscreteEncoder, Encoder, VectorEncoder, action_encoder, observation_encoder
+from rlxf.data.encoders import (
+    DiscreteEncoder,
+    Encoder,
+    ImageEncoder,
+    VectorEncoder,
+    action_encoder,
+    has_image_extractor,
+    observation_encoder,
+)
 from rlxf.data.episode_file import EpisodeFile
 from rlxf.data.spaces import check_rows_inside, discrete_sizes, tolerant_bounds
 from rlxf.data.trajectories import return_to_go
@@ -145,8 +153,7 @@ class _Arrays:
         is_box = isinstance(source.action_space, spaces.Box)
         self._act = (_BoundedEncoder if is_box else action_encoder)(source.action_space)
         self._check_size(source, file_bytes)
-        is_vector = isinstance(self._observe, VectorEncoder)
-        self._moments = RunningStats(self._observe.shape[0]) if is_vector else None
+        self._moments = _observation_stats(self._observe)
         self._observations = self._new("observations", (steps, *self._observe.shape), self._observe.dtype)
         self._actions = self._new("actions", (steps, *self._act.shape), self._act.dtype)
         self._rewards = self._new("rewards", (steps,), np.float32)
@@ -180,12 +187,20 @@ class _Arrays:
         observe = observation_encoder(file.source.observation_space)  # its image channel axis may differ
         for rows in _pieces(read, observe, length, f"{where}: the observation"):
             self._observations.append(rows)
-            if self._moments is not None:
-                self._moments.update(rows.astype(np.float64))
+            self._add_moments(rows)
         for rows in _pieces(partial(file.actions, episode), self._act, length, f"{where}: the action"):
             self._actions.append(rows)
         self._offsets.append(self._offsets[-1] + length)
         self._endings.append(file.ending(episode))
+
+    def _add_moments(self, rows: NDArray[Any]) -> None:
+        """Add observations to the statistics, of bytes in parts: a float64 takes eight times their memory."""
+        if self._moments is None:
+            return
+        part = -(-len(rows) * rows.itemsize // 4)
+        for start in range(0, len(rows), part):
+            values = rows[start : start + part]
+            self._moments.update(values.reshape(len(values), -1).astype(np.float64))
 
     def finish(self) -> None:
         """Write the arrays that are known only after the last episode."""
@@ -194,8 +209,9 @@ class _Arrays:
         self._write("terminated", terminated)
         self._write("truncated", truncated)
         if self._moments is not None:
-            self._write("observation_mean", self._moments.mean.astype(np.float32))
-            self._write("observation_std", self._moments.std)
+            shape = self._observe.shape
+            self._write("observation_mean", self._moments.mean.astype(np.float32).reshape(shape))
+            self._write("observation_std", self._moments.std.reshape(shape))
 
     def _write(self, name: str, array: NDArray[Any]) -> None:
         self._new(name, array.shape, array.dtype).append(array)
@@ -206,7 +222,19 @@ class _Arrays:
         return file
 
 
-SMALLEST_STD = 1e-6
+def _observation_stats(encode: VectorEncoder | ImageEncoder) -> "RunningStats | None":
+    """Return empty statistics of observations; None for images that pass through a convolution.
+
+    The standard deviation of constant values of images is the range of a byte, so that other values, which
+    an agent may meet, are scaled to [-1, 1].
+    """
+    if has_image_extractor(encode.shape):
+        return None
+    constant = 255.0 if isinstance(encode, ImageEncoder) else 1.0
+    return RunningStats(math.prod(encode.shape), constant)
+
+
+FLOAT32 = np.finfo(np.float32)
 
 
 class RunningStats(RunningMeanStd):
@@ -218,20 +246,36 @@ class RunningStats(RunningMeanStd):
 
     Args:
         columns: number of columns D.
+        constant_std: ``std`` of constant columns.
     """
 
-    def __init__(self, columns: int):
+    def __init__(self, columns: int, constant_std: float = 1.0):
         super().__init__(epsilon=0.0, shape=(columns,))
+        self.constant_std = constant_std
+        self.largest = np.zeros(columns)
+
+    def update(self, arr: NDArray[Any]) -> None:
+        """Add rows (n, D)."""
+        self.largest = np.maximum(self.largest, np.abs(arr).max(axis=0))
+        super().update(arr)
+
+    @property
+    def constant(self) -> NDArray[np.bool_]:
+        """True for columns without variation beyond the rounding of float32, (D,).
+
+        Their standard deviation is at most 1.2e-7 times their largest absolute value. Columns of any scale
+        are therefore treated alike, down to the smallest normal number of float32.
+        """
+        return np.sqrt(self.var) <= np.maximum(FLOAT32.eps * self.largest, FLOAT32.tiny)
 
     @property
     def std(self) -> NDArray[np.float32]:
-        """Population standard deviation of the columns, (D,); 1 for constant columns (below 1e-6).
+        """Population standard deviation of the columns, (D,); ``constant_std`` for constant ones.
 
-        The reference implementation of Decision Transformer adds 1e-6 instead, which scales any deviation
-        from a constant by a million.
+        The reference implementation of Decision Transformer adds 1e-6 instead. This scales any deviation
+        from a constant by a million, and removes columns of a small scale.
         """
-        std = np.sqrt(self.var)
-        return np.where(std < SMALLEST_STD, 1.0, std).astype(np.float32)
+        return np.where(self.constant, self.constant_std, np.sqrt(self.var)).astype(np.float32)
 
 
 class _BoundedEncoder(VectorEncoder):
