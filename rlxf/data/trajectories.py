@@ -85,7 +85,8 @@ class Trajectories:
         observation_mean: float32 (D,), mean over the steps; (C, H, W) for images below 36 x 36 pixels, None
             for larger images.
         observation_std: population standard deviation, of the same shape or None. It is 1 for constant
-            features of vectors and 255 for constant values of images (`rlxf.data.conversion.RunningStats`).
+            features of vectors and 255 for constant values of images; see
+            `rlxf.data.running_stats.RunningStats.constant`.
         observation_space: observation space of the dataset, before encoding.
         action_space: action space of the dataset.
         env_spec: spec of the recorded environment; None if it is unknown or differs between joined datasets.

@@ -9,8 +9,9 @@ import torch
 from gymnasium import spaces
 
 from rlxf.data import DatasetError, conversion, load_trajectories, observation_encoder
-from rlxf.data.conversion import RunningStats, convert
+from rlxf.data.conversion import convert
 from rlxf.data.dataset_source import open_source
+from rlxf.data.running_stats import RunningStats
 from tests.datasets import ID, VECTOR, opened, random_episodes, record, record_random
 
 LENGTHS = (4, 1, 9, 2)
