@@ -91,11 +91,10 @@ def _open(group: h5py.Group, name: str) -> Any:
 
 
 def _check_link(group: h5py.Group, name: str, key: bytes) -> None:
-    try:
-        kind = group.id.links.get_info(key).type
-    except KeyError:
-        raise KeyError(f"{name} is missing") from None
-    if kind != h5py.h5l.TYPE_HARD:
+    links = group.id.links
+    if not links.exists(key):
+        raise KeyError(f"{name} is missing")
+    if links.get_info(key).type != h5py.h5l.TYPE_HARD:
         link = type(group.get(name, getlink=True)).__name__
         raise ValueError(f"{name} is a link ({link}), which is not followed")
 
