@@ -5,7 +5,9 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,17 @@ from rlxf.utils.files import file_sha256, not_writable_by_others, temporary_fold
 
 MANIFEST = "manifest.json"
 FORMAT = "rlxf trajectories"
-VERSION = 2
+VERSION = 3
 """Version of the array format; caches of other versions are converted again."""
 ATTEMPTS = 5
+UNUSED_SECONDS = 7 * 24 * 3600
+"""Time in seconds since the last load after which an outdated conversion is removed.
+
+A process may still read an outdated conversion. On a network file system, it would crash if another machine
+removed the files.
+"""
+INVALID = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""Exceptions that a missing or malformed manifest raises."""
 
 
 def cache_root() -> Path:
@@ -44,7 +54,8 @@ def ensure_converted(sources: Sequence[Source], verify: bool = False, progress_b
 
     Arrays are written to a temporary folder, synced to the disk, and renamed. An incomplete folder, left by
     a crash, a full disk or an interruption, is therefore never used. If two processes convert the same
-    sources at once, the second to finish uses the folder of the first.
+    sources at once, the second to finish uses the folder of the first. After a conversion, those of earlier
+    versions of the sources are removed if they were not loaded for `UNUSED_SECONDS`.
 
     Args:
         sources: datasets with equal spaces.
@@ -55,9 +66,10 @@ def ensure_converted(sources: Sequence[Source], verify: bool = False, progress_b
         DatasetError, TypeError: as `convert`.
         OSError: if the disk is full or the cache is not writable.
     """
-    folder = cache_folder(sources)
-    if _is_intact(folder, sources, verify):
+    folder = find_converted(sources, verify)
+    if folder is not None:
         return folder
+    folder = cache_folder(sources)
     try:
         with not_writable_by_others(), temporary_folder(folder.parent) as temporary:
             description = _manifest_of(sources)
@@ -66,12 +78,30 @@ def ensure_converted(sources: Sequence[Source], verify: bool = False, progress_b
                 raise DatasetError(f"dataset {sources[0].id} was replaced while it was read; try again")
             write_manifest(temporary, description, files)
             _publish(temporary, folder, sources, verify)
+        _remove_outdated(folder, description)
     except OSError as error:
         raise OSError(
             error.errno,
             f"cannot write the converted dataset {sources[0].id} to {folder} ({error.strerror or error}); "
             f"partial files were deleted. Free some space, or set RLXF_CACHE to a folder on another disk",
         ) from error
+    return folder
+
+
+def find_converted(sources: Sequence[Source], verify: bool = False) -> Path | None:
+    """Return the folder with the arrays of the sources; None if it is missing, damaged or outdated.
+
+    The modification time of its manifest becomes the present time, as a mark of its last use.
+
+    Args:
+        sources: datasets with equal spaces.
+        verify: as in `ensure_converted`.
+    """
+    folder = cache_folder(sources)
+    if not _is_intact(folder, sources, verify):
+        return None
+    with suppress(OSError):  # the cache may belong to another user
+        os.utime(folder / MANIFEST)
     return folder
 
 
@@ -87,7 +117,7 @@ def _is_intact(folder: Path, sources: Sequence[Source], verify: bool) -> bool:
         return manifest == _manifest_of(sources) and all(
             _is_array_intact(folder / f"{name}.npy", entry, verify) for name, entry in arrays
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except INVALID:
         return False
 
 
@@ -109,6 +139,27 @@ def _publish(temporary: Path, folder: Path, sources: Sequence[Source], verify: b
                 return None
             _remove(folder)
     return os.rename(temporary, folder)
+
+
+def _remove_outdated(folder: Path, description: Mapping[str, Any]) -> None:
+    """Remove unused conversions of earlier versions of the sources, with the same selected episodes.
+
+    Args:
+        folder: folder of the current conversion.
+        description: manifest of the current conversion, without its arrays.
+    """
+    name = folder.name.rpartition("-")[0]
+    for path in folder.parent.glob(f"{name}-*/{MANIFEST}"):
+        with suppress(*INVALID):
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            unused = time.time() - path.stat().st_mtime > UNUSED_SECONDS
+            if unused and path.parent != folder and _selections(manifest) == _selections(description):
+                _remove(path.parent)
+
+
+def _selections(manifest: Mapping[str, Any]) -> list[Any]:
+    """Return the format, and id and selection of episodes of each source, without their version."""
+    return [manifest["format"], *((each["id"], each["episodes_sha256"]) for each in manifest["sources"])]
 
 
 def _remove(folder: Path) -> None:

@@ -7,8 +7,9 @@ import numpy as np
 from minari.storage.datasets_root_dir import get_dataset_path
 from numpy.typing import NDArray
 
-from rlxf.data.conversion import checked_lengths
-from rlxf.data.dataset_source import open_source
+from rlxf.data.cache import find_converted
+from rlxf.data.conversion import checked_lengths, open_array
+from rlxf.data.dataset_source import Source, open_source
 from rlxf.data.episode_file import EpisodeFile
 
 
@@ -41,15 +42,30 @@ def local_folder() -> Path:
 def summarize(dataset_id: str) -> DatasetSummary:
     """Summarize a dataset; observations and actions are counted but not read.
 
+    Lengths and returns are those of the converted dataset, in float32, if the cache contains it.
+
     Raises:
         DatasetError: if the dataset is unknown, empty, truncated, altered or not stored as HDF5.
     """
     source = open_source(dataset_id)
+    lengths, returns = _read_converted(source) or _read_episodes(source)
+    spec = source.dataset.env_spec
+    size = source.file.stat().st_size
+    return DatasetSummary(dataset_id, spec and spec.id, lengths, returns, size, source.has_jpeg)
+
+
+def _read_converted(source: Source) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+    """Return the lengths and returns of the episodes from the cache; None if they are not in it."""
+    folder = find_converted([source])
+    if folder is None:
+        return None
+    offsets, return_to_go = (open_array(folder / f"{name}.npy") for name in ("offsets", "return_to_go"))
+    return np.diff(offsets), return_to_go[offsets[:-1]].astype(np.float64)
+
+
+def _read_episodes(source: Source) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the lengths and returns of the episodes from the file of the dataset."""
     with EpisodeFile(source) as file:
         lengths = checked_lengths(file)
         returns = [file.rewards(episode).sum() for episode in source.episodes]
-    spec = source.dataset.env_spec
-    size = source.file.stat().st_size
-    return DatasetSummary(
-        dataset_id, spec and spec.id, np.array(lengths), np.array(returns), size, source.has_jpeg
-    )
+    return np.array(lengths), np.array(returns)

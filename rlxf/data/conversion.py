@@ -12,11 +12,17 @@ import numpy as np
 from gymnasium import spaces
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from rlxf.data.dataset_source import Source
-from rlxf.data.encoders import DiscreteEncoder, Encoder, VectorEncoder, action_encoder, observation_encoder
+from rlxf.data.encoders import (
+    DiscreteEncoder,
+    Encoder,
+    VectorEncoder,
+    action_encoder,
+    observation_encoder,
+)
 from rlxf.data.episode_file import EpisodeFile
+from rlxf.data.running_stats import observation_stats
 from rlxf.data.spaces import check_rows_inside, discrete_sizes, tolerant_bounds
 from rlxf.data.trajectories import return_to_go
 from rlxf.utils.errors import DatasetError, RowError
@@ -145,8 +151,7 @@ class _Arrays:
         is_box = isinstance(source.action_space, spaces.Box)
         self._act = (_BoundedEncoder if is_box else action_encoder)(source.action_space)
         self._check_size(source, file_bytes)
-        is_vector = isinstance(self._observe, VectorEncoder)
-        self._moments = RunningStats(self._observe.shape[0]) if is_vector else None
+        self._moments = observation_stats(self._observe)
         self._observations = self._new("observations", (steps, *self._observe.shape), self._observe.dtype)
         self._actions = self._new("actions", (steps, *self._act.shape), self._act.dtype)
         self._rewards = self._new("rewards", (steps,), np.float32)
@@ -180,12 +185,20 @@ class _Arrays:
         observe = observation_encoder(file.source.observation_space)  # its image channel axis may differ
         for rows in _pieces(read, observe, length, f"{where}: the observation"):
             self._observations.append(rows)
-            if self._moments is not None:
-                self._moments.update(rows.astype(np.float64))
+            self._add_moments(rows)
         for rows in _pieces(partial(file.actions, episode), self._act, length, f"{where}: the action"):
             self._actions.append(rows)
         self._offsets.append(self._offsets[-1] + length)
         self._endings.append(file.ending(episode))
+
+    def _add_moments(self, rows: NDArray[Any]) -> None:
+        """Add observations to the statistics, of bytes in parts: a float64 takes eight times their memory."""
+        if self._moments is None:
+            return
+        part = -(-len(rows) * rows.itemsize // 4)
+        for start in range(0, len(rows), part):
+            values = rows[start : start + part]
+            self._moments.update(values.reshape(len(values), -1).astype(np.float64))
 
     def finish(self) -> None:
         """Write the arrays that are known only after the last episode."""
@@ -194,8 +207,9 @@ class _Arrays:
         self._write("terminated", terminated)
         self._write("truncated", truncated)
         if self._moments is not None:
-            self._write("observation_mean", self._moments.mean.astype(np.float32))
-            self._write("observation_std", self._moments.std)
+            shape = self._observe.shape
+            self._write("observation_mean", self._moments.mean.astype(np.float32).reshape(shape))
+            self._write("observation_std", self._moments.std.reshape(shape))
 
     def _write(self, name: str, array: NDArray[Any]) -> None:
         self._new(name, array.shape, array.dtype).append(array)
@@ -204,34 +218,6 @@ class _Arrays:
         file = self._stack.enter_context(ArrayFile(self.folder / f"{name}.npy", shape, dtype))
         self.files.append(file)
         return file
-
-
-SMALLEST_STD = 1e-6
-
-
-class RunningStats(RunningMeanStd):
-    """Running ``mean``, ``var`` and ``std`` per column, (D,), of the rows passed to ``update``, (n, D).
-
-    The statistics are exact: SB3's base class starts with a small weight for mean 0 and variance 1, which is
-    0 here. Pieces are combined as in Chan, Golub and LeVeque 1983, "Algorithms for computing the sample
-    variance". Columns far from zero therefore lose no precision, if the rows are float64.
-
-    Args:
-        columns: number of columns D.
-    """
-
-    def __init__(self, columns: int):
-        super().__init__(epsilon=0.0, shape=(columns,))
-
-    @property
-    def std(self) -> NDArray[np.float32]:
-        """Population standard deviation of the columns, (D,); 1 for constant columns (below 1e-6).
-
-        The reference implementation of Decision Transformer adds 1e-6 instead, which scales any deviation
-        from a constant by a million.
-        """
-        std = np.sqrt(self.var)
-        return np.where(std < SMALLEST_STD, 1.0, std).astype(np.float32)
 
 
 class _BoundedEncoder(VectorEncoder):

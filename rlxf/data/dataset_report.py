@@ -17,7 +17,7 @@ from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import FINDINGS
 from rlxf.data.loading import load_trajectories
 from rlxf.data.reference_scores import ReferenceScores
-from rlxf.data.step_statistics import ActionStatistics, RewardStatistics
+from rlxf.data.step_statistics import ActionStatistics, RewardStatistics, nearly_constant_features
 from rlxf.data.trajectories import Trajectories, count_best
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.tables import Table, Tabular, printable
@@ -61,6 +61,8 @@ class DatasetReport(Tabular):
         truncated: bool (E,), True if the episode was truncated.
         rewards: statistics of the rewards.
         actions: statistics of the actions.
+        nearly_constant_features: features of vector observations that vary by no more than the rounding of
+            float32, counted from 0.
         reference_scores: scores for the normalization of returns; None if they are not known.
         lossy_images: True if images are stored as JPEG.
     """
@@ -77,6 +79,7 @@ class DatasetReport(Tabular):
     truncated: NDArray[np.bool_]
     rewards: RewardStatistics
     actions: ActionStatistics
+    nearly_constant_features: list[int]
     reference_scores: ReferenceScores | None
     lossy_images: bool
 
@@ -107,6 +110,7 @@ class DatasetReport(Tabular):
             truncated=np.array(data.truncated),
             rewards=RewardStatistics.of(data.rewards),
             actions=ActionStatistics.of(data.actions, data.action_space),
+            nearly_constant_features=nearly_constant_features(data.observations),
             reference_scores=data.reference_scores,
             lossy_images=data.lossy_images,
         )

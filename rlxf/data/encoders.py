@@ -26,6 +26,8 @@ from rlxf.utils.errors import RowError
 Space = spaces.Space[Any]
 LARGEST_IMAGE = 4096
 """Largest number of values in an image that is part of a vector observation; each becomes a float32."""
+MIN_IMAGE_SIZE = 36
+"""Smallest height and width, in pixels, of an image for SB3's ``NatureCNN``."""
 
 
 def observation_encoder(space: Space) -> "VectorEncoder | ImageEncoder":
@@ -49,6 +51,14 @@ def observation_encoder(space: Space) -> "VectorEncoder | ImageEncoder":
         raise TypeError(f"observation space {space} contains only text, which is not supported")
     _check_vector(space, "observation space")
     return VectorEncoder(space)
+
+
+def has_image_extractor(shape: tuple[int, ...]) -> bool:
+    """Return whether encoded observations of this shape are images that pass through ``NatureCNN``.
+
+    Smaller images are standardized and flattened, as vectors.
+    """
+    return len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIZE
 
 
 def action_encoder(space: Space) -> "VectorEncoder | DiscreteEncoder":

@@ -15,6 +15,7 @@ from PIL import Image
 
 from rlxf.data.dataset_source import Source
 from rlxf.data.dataset_validation import DAMAGE, raise_if_inaccessible
+from rlxf.data.hdf5_nodes import LocalGroup, chunk_bytes
 from rlxf.data.spaces import is_text, parts_of
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
@@ -22,6 +23,11 @@ from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
 END_FLAGS = ("terminations", "truncations")
 ARRAY_NAMES = ("observations", "actions", "rewards", *END_FLAGS)
 """Names of the arrays that are read from an episode."""
+SUM_TOLERANCE = 1e-3
+"""Allowed error of a stated sum of rewards, relative to 1 plus the sum of their absolute values.
+
+Writers may sum in float32. Its rounding errors grow with the rewards, also if these cancel.
+"""
 
 
 class EpisodeFile:
@@ -40,6 +46,7 @@ class EpisodeFile:
     def __enter__(self) -> "EpisodeFile":
         with self._error_context():
             self._file = h5py.File(self.source.file, "r")
+            self._opened: tuple[int, LocalGroup] | None = None
             self._size = self.source.file.stat().st_size
         return self
 
@@ -67,50 +74,70 @@ class EpisodeFile:
 
     def _length(self, episode: int) -> int:
         with self._group(episode) as group:
-            arrays = [(name, array) for name in ARRAY_NAMES for array in _local_arrays(group, name)]
+            arrays = [(name, array) for name in ARRAY_NAMES for array in group.arrays(name)]
             steps = len(group["rewards"])
             counts = [(name, len(array)) for name, array in arrays]
-            stated = int(_number_attribute(group, "total_steps", steps))
+            stated = int(group.number("total_steps", steps))
+        self._check_counts(counts, steps, stated, episode)
+        self._check_form(group, [array for _, array in arrays], episode)
+        return steps
+
+    def _check_counts(self, counts: Sequence[tuple[str, int]], steps: int, stated: int, episode: int) -> None:
+        """Raise DatasetError if arrays have another number of rows than an episode with these steps.
+
+        Args:
+            counts: name and number of rows of each array.
+            steps: number of rewards.
+            stated: number of steps that the file states.
+            episode: index of the episode.
+        """
+        if not steps:
+            raise self._damaged("it has no steps", episode)
+        if stated == steps and all(rows == steps for _, rows in counts):
+            raise self._mistake(
+                f"it has {steps} steps and as many observations, but an episode of T steps has T + 1 "
+                f"observations",
+                "append the observation after the last action to each episode, or the last observation again "
+                "if it was not recorded",
+                episode,
+            )
         faults = [
             f"{rows} rows of {name}" for name, rows in counts if rows != steps + (name == "observations")
         ]
         faults += [f"total_steps is {stated}"] * (stated != steps)
-        if not steps:
-            raise self._damaged("it has no steps", episode)
         if faults:
             raise self._damaged(f"it has {steps} rewards, but {', '.join(faults)}", episode)
-        self._check_form(group, [array for _, array in arrays], episode)
-        return steps
 
-    def _check_form(self, group: Any, arrays: Sequence[h5py.Dataset], episode: int) -> None:
+    def _check_form(self, group: LocalGroup, arrays: Sequence[h5py.Dataset], episode: int) -> None:
         """Raise DatasetError if shapes or dtypes differ from the metadata, or chunks exceed the budget."""
         with self._error_context(episode):
             fault = _episode_mismatch(group, self.source)
         if fault:
-            raise self._mismatch(fault, episode)
+            raise self._mistake(fault, "convert its arrays or correct its spaces", episode)
         with self._error_context(episode):
-            check_budget({"a chunk of an array": max(map(_chunk_bytes, arrays))}, self._size)
+            check_budget({"a chunk of an array": max(map(chunk_bytes, arrays))}, self._size)
 
     def rewards(self, episode: int) -> NDArray[np.float64]:
         """Return the rewards of an episode, (T,); check their sum if the file has ``rewards_sum``."""
         with self._group(episode) as group:
-            rewards = np.asarray(_open_local_node(group, "rewards")[()], np.float64).reshape(-1)
-            stated = float(_number_attribute(group, "rewards_sum", np.nan))
+            rewards = np.asarray(group["rewards"][()], np.float64).reshape(-1)
+            stated = float(group.number("rewards_sum", np.nan))
         total = rewards.sum()
-        if np.isfinite(stated + total) and not np.isclose(total, stated, rtol=1e-3, atol=1e-3):
+        tolerance = SUM_TOLERANCE * (1 + np.abs(rewards).sum())
+        if np.isfinite(stated + total) and abs(total - stated) > tolerance:
             raise self._damaged(f"its rewards sum to {total}, but rewards_sum is {stated}", episode)
         return rewards
 
     def ending(self, episode: int) -> tuple[bool, bool]:
         """Return the terminated and truncated flags of the last step; the earlier flags must be False."""
         with self._group(episode) as group:
-            ends = [
-                np.asarray(_open_local_node(group, name)[()]).reshape(-1).astype(bool) for name in END_FLAGS
-            ]
+            ends = [np.asarray(group[name][()]).reshape(-1).astype(bool) for name in END_FLAGS]
         for name, each in zip(END_FLAGS, ends, strict=True):
             if each[:-1].any():
-                raise self._damaged(
-                    f"its {name} are True at step {int(np.argmax(each))} of {len(each)}, before the last",
+                raise self._mistake(
+                    f"its {name} are True at step {int(np.argmax(each))} of {len(each)}, before the last, "
+                    f"but an episode ends at its first flag",
+                    "split the episode after each flag",
                     episode,
                 )
         return bool(ends[0][-1]), bool(ends[1][-1])
@@ -120,7 +147,7 @@ class EpisodeFile:
         source = self.source
         steps = slice(start, stop)
         with self._group(episode) as group:
-            node = _open_local_node(group, "observations")
+            node = group["observations"]
             return _read(node, source.observation_space, steps, self._decode if source.has_jpeg else None)
 
     def _decode(self, array: h5py.Dataset, steps: slice, space: spaces.Space[Any]) -> NDArray[np.uint8]:
@@ -130,12 +157,15 @@ class EpisodeFile:
     def actions(self, episode: int, start: int, stop: int) -> Any:
         """Return the actions of these steps, (n, ...)."""
         with self._group(episode) as group:
-            return _open_local_node(group, "actions")[start:stop]
+            return group["actions"][start:stop]
 
     @contextmanager
-    def _group(self, episode: int) -> Iterator[Any]:
+    def _group(self, episode: int) -> Iterator[LocalGroup]:
+        """Yield the group of an episode, which stays open until another one is opened."""
         with self._error_context(episode):
-            yield _open_local_node(self._file, f"episode_{episode}")
+            if self._opened is None or self._opened[0] != episode:
+                self._opened = episode, LocalGroup(self._file)[f"episode_{episode}"]
+            yield self._opened[1]
 
     @contextmanager
     def _error_context(self, episode: int | None = None) -> Iterator[None]:
@@ -150,15 +180,15 @@ class EpisodeFile:
     def _place(self, episode: int | None) -> str:
         return f"{self.source.file}" if episode is None else f"{self.source.file}, episode {episode}"
 
-    def _mismatch(self, fault: str, episode: int) -> DatasetError:
-        """Return the error for arrays of other shapes or dtypes than in the metadata.
+    def _mistake(self, fault: str, remedy: str, episode: int) -> DatasetError:
+        """Return the error for arrays that the author of a dataset may have recorded in this way.
 
-        Minari writes such files without an error if a buffer contains arrays that do not fit its space.
+        Minari writes such files without an error: it does not compare the arrays of a buffer with the spaces,
+        or with each other.
         """
         return DatasetError(
-            f"{self._place(episode)}: {fault}. If you created {self.source.id}, convert its arrays or "
-            f"correct its spaces, and create it again after minari delete {self.source.id}; otherwise the "
-            f"file is altered: download it again"
+            f"{self._place(episode)}: {fault}. If you created {self.source.id}, {remedy}, and create it "
+            f"again after minari delete {self.source.id}; otherwise the file is altered: download it again"
         )
 
     def _damaged(self, fault: str, episode: int | None = None) -> DatasetError:
@@ -182,7 +212,7 @@ def _read(node: Any, space: spaces.Space[Any], steps: slice, decode: _Decode | N
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = _stored_parts(space).items()
-        values = {name: _read(_open_local_node(node, name), part, steps, decode) for name, part in parts}
+        values = {name: _read(node[name], part, steps, decode) for name, part in parts}
         return values if isinstance(space, spaces.Dict) else tuple(values.values())
     if is_text(space):
         return None
@@ -226,99 +256,7 @@ def _decode_frame(frame: bytes, space: spaces.Space[Any]) -> NDArray[np.uint8]:
         return np.asarray(image).reshape(space.shape or ())
 
 
-def _number_attribute(group: h5py.Group, name: str, default: float) -> Any:
-    """Return an attribute of a group that is a single number; the default if it does not exist.
-
-    Raises:
-        ValueError: if it is not a single number. Its value, which can be large, is then not read.
-    """
-    if name not in group.attrs:
-        return default
-    attribute = group.attrs.get_id(name)
-    if attribute.shape != () or attribute.dtype.kind not in "biuf":
-        raise ValueError(f"{name} is not a single number")
-    return group.attrs[name]
-
-
-FILTERS = {
-    *(h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SZIP),
-    *(h5py.h5z.FILTER_NBIT, h5py.h5z.FILTER_SCALEOFFSET, h5py.h5z.FILTER_LZF),
-}
-"""Filters built into HDF5 and h5py. HDF5 searches folders for the library of any other filter."""
-
-
-def _open_local_node(group: Any, name: str) -> Any:
-    """Return the group or array of this name, if all of its data are in the same file.
-
-    External links, external storage and virtual datasets could expose other files on the machine.
-
-    Args:
-        group: an ``h5py.Group``.
-        name: name of a member; "/" separates the names of nested groups.
-
-    Raises:
-        KeyError: if the member does not exist.
-        ValueError: if it is a soft or external link, or an array with external or virtual storage or a
-            filter plugin.
-    """
-    node = group
-    for part in filter(None, name.split("/")):
-        node = _member(node, part)
-    if isinstance(node, h5py.Dataset):
-        _check_storage(name, node)
-    return node
-
-
-def _member(group: Any, name: str) -> Any:
-    link = group.get(name, getlink=True)
-    if link is None:
-        raise KeyError(f"{name} is missing")
-    if not isinstance(link, h5py.HardLink):
-        raise ValueError(f"{name} is a link ({type(link).__name__}), which is not followed")
-    return group[name]
-
-
-def _check_storage(name: str, array: Any) -> None:
-    if array.is_virtual or array.external:
-        raise ValueError(f"{name} is stored in other files, which are not read")
-    properties = array.id.get_create_plist()
-    for number in range(properties.get_nfilters()):
-        code = properties.get_filter(number)[0]
-        if code not in FILTERS:
-            raise ValueError(f"{name} needs the filter plugin {code}, which is not loaded")
-
-
-def _local_arrays(group: h5py.Group, name: str, seen: set[int] | None = None) -> Iterator[h5py.Dataset]:
-    """Yield the array of this name in a group, or all arrays below the group of this name.
-
-    Args:
-        group: group that contains the name.
-        name: name of an array or of a group.
-        seen: addresses of the nodes that were found before; None at the start.
-
-    Raises:
-        ValueError: if a node occurs twice: hard links to common groups would take exponential time.
-        ValueError, KeyError: as `_open_local_node`.
-    """
-    node = _open_local_node(group, name)
-    seen = set() if seen is None else seen
-    address = h5py.h5o.get_info(node.id).addr
-    if address in seen:
-        raise ValueError(f"{node.name} has several hard links")
-    seen.add(address)
-    if isinstance(node, h5py.Group):
-        for key in node:
-            yield from _local_arrays(node, key, seen)
-    else:
-        yield node
-
-
-def _chunk_bytes(array: h5py.Dataset) -> int:
-    """Return the bytes of memory for reading a single value: a chunk is decompressed as a whole."""
-    return 0 if array.chunks is None else math.prod(array.chunks) * array.dtype.itemsize
-
-
-def _episode_mismatch(group: h5py.Group, source: Source) -> str | None:
+def _episode_mismatch(group: LocalGroup, source: Source) -> str | None:
     """Describe an array of an episode whose shape or dtype differs from the metadata; None if all match."""
     faults = {
         "observations": _array_mismatch(group["observations"], source.observation_space, source.has_jpeg),

@@ -5,14 +5,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlxf.data.spaces import is_text, leaves
+from rlxf.data.step_statistics import NARROW_SHARE, ActionStatistics
 from rlxf.utils.env_ids import is_other_version
 from rlxf.utils.warnings import warn_user
 
 if TYPE_CHECKING:
     from rlxf.data.dataset_report import DatasetReport
+    from rlxf.data.trajectories import Trajectories
 
 FEW_EPISODES = 10
 """With fewer episodes, the best 10% are less than one episode."""
@@ -176,6 +179,38 @@ def constant_actions(report: "DatasetReport") -> str | None:
     )
 
 
+def narrow_actions(report: "DatasetReport") -> str | None:
+    """Find components of Box actions that use a small share of the range between their bounds."""
+    return _describe_narrow(report.actions)
+
+
+def warn_of_narrow_actions(data: "Trajectories") -> None:
+    """Warn about training data with the finding `narrow_actions`.
+
+    Warns:
+        UserWarning: if there are such components.
+    """
+    if isinstance(data.action_space, spaces.Box):
+        sentence = _describe_narrow(ActionStatistics.of(data.actions, data.action_space))
+        if sentence:
+            warn_user(sentence)
+
+
+def _describe_narrow(actions: ActionStatistics) -> str | None:
+    if not actions.narrow:
+        return None
+    first = actions.narrow[0]
+    used = f"{actions.minimum[first]:g} to {actions.maximum[first]:g}"
+    return (
+        f"the action components {_listed(actions.narrow)}, counted from 0, use less than {NARROW_SHARE:.0%} "
+        f"of the range between their bounds; component {first} has values from {used}, and the bounds "
+        f"{actions.low[first]:g} and {actions.high[first]:g}: agents scale actions by the bounds, so a small "
+        f"error of a scaled action is large compared with the actions of the data; give the dataset an "
+        f"action_space with narrower bounds, and the environment, too, for example with "
+        f"gymnasium.wrappers.TransformAction"
+    )
+
+
 def unused_actions(report: "DatasetReport") -> str | None:
     """Find discrete actions that never occur."""
     unused = report.actions.unused
@@ -186,6 +221,18 @@ def unused_actions(report: "DatasetReport") -> str | None:
     else:
         what = f"some values of the action components {_listed(list(unused))}, counted from 0, never occur"
     return f"{what}: the data do not show their consequences, and a trained agent hardly ever takes them"
+
+
+def nearly_constant_features(report: "DatasetReport") -> str | None:
+    """Find features of observations whose variation is lost in the rounding of float32."""
+    features = report.nearly_constant_features
+    if not features:
+        return None
+    return (
+        f"the observation features {_listed(features)}, counted from 0, vary by no more than the rounding of "
+        f"float32: agents do not scale them, and hardly see the variation; if it matters, record the "
+        f"difference from a reference value"
+    )
 
 
 def lossy_images(report: "DatasetReport") -> str | None:
@@ -259,6 +306,7 @@ def _listed(values: list[int]) -> str:
 
 FINDINGS: tuple[Callable[["DatasetReport"], str | None], ...] = (
     *(equal_returns, missing_ends, few_episodes, no_terminations, uniform_rewards, constant_actions),
-    *(unused_actions, lossy_images, text_observations, no_environment, other_versions, long_episodes),
+    *(narrow_actions, unused_actions, nearly_constant_features, lossy_images, text_observations),
+    *(no_environment, other_versions, long_episodes),
 )
 """Functions that return a sentence about a report, or None."""

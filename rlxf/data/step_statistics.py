@@ -1,4 +1,4 @@
-"""Statistics of the rewards and the actions of all steps of a dataset, computed piece by piece."""
+"""Statistics of the observations, rewards and actions of all steps of a dataset, computed piece by piece."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlxf.data.conversion import PIECE_BYTES
+from rlxf.data.running_stats import RunningStats
 from rlxf.data.spaces import discrete_sizes, discrete_start
 
 COUNTED_VALUES = 4096
@@ -19,6 +20,27 @@ MEDIAN_SAMPLE = 2**20
 """Approximate number of rewards of which the median is computed."""
 NEARLY_ALL = 0.95
 """Share of equal rewards from which on rewards are nearly constant."""
+NARROW_SHARE = 0.05
+"""Share of the range between the bounds below which the actions of a component are narrow."""
+
+
+def nearly_constant_features(observations: NDArray[Any]) -> list[int]:
+    """Return the features of vectors that vary, but by no more than the rounding of float32.
+
+    `rlxf.data.running_stats.RunningStats.constant` defines the limit; features without any variation are left
+    out.
+
+    Args:
+        observations: vectors (N, D), or images (N, C, H, W), which have none.
+    """
+    if observations.ndim != 2:
+        return []
+    stats = RunningStats(observations.shape[1])
+    varying = np.zeros(observations.shape[1], np.bool_)
+    for piece in pieces(observations):
+        stats.update(piece.astype(np.float64))
+        varying |= (piece != observations[0]).any(axis=0)
+    return np.flatnonzero(stats.constant & varying).tolist()
 
 
 @dataclass(frozen=True)
@@ -84,12 +106,16 @@ class ActionStatistics:
         frequencies: for Discrete, MultiDiscrete and MultiBinary, the share of the steps with each value of a
             component, one array for each component. None for Box, and for more than `COUNTED_VALUES` values.
         start: value to which the first frequency of each component belongs, int64 (A,); 0 for Box.
+        low: lower bound of each component of a Box, float64 (A,); -inf for other spaces.
+        high: upper bound of each component of a Box, float64 (A,); inf for other spaces.
     """
 
     minimum: NDArray[np.float64]
     maximum: NDArray[np.float64]
     frequencies: tuple[NDArray[np.float64], ...] | None
     start: NDArray[np.int64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
 
     @classmethod
     def of(cls, actions: NDArray[Any], space: spaces.Space[Any]) -> "ActionStatistics":
@@ -108,7 +134,7 @@ class ActionStatistics:
             for column, count in enumerate(counts or ()):
                 count += np.bincount(piece[:, column], minlength=len(count))
         frequencies = None if counts is None else tuple(count / len(rows) for count in counts)
-        return cls(low + start, high + start, frequencies, start)
+        return cls(low + start, high + start, frequencies, start, *_bounds(space, rows.shape[1]))
 
     @property
     def constant(self) -> list[int]:
@@ -124,6 +150,18 @@ class ActionStatistics:
         }
         return {component: values for component, values in absent.items() if values}
 
+    @property
+    def narrow(self) -> list[int]:
+        """Components of a Box that vary over less than `NARROW_SHARE` of the range between their bounds.
+
+        Constant components are left out, since an agent repeats their value, and components that agents do
+        not scale: those without bounds, or with a range beyond float32.
+        """
+        with np.errstate(over="ignore"):
+            limit = NARROW_SHARE * (self.high - self.low).astype(np.float32)
+        used = self.maximum - self.minimum
+        return np.flatnonzero((used > 0) & (used < limit) & np.isfinite(limit)).tolist()
+
     def __str__(self) -> str:
         shares = self.frequencies or ()
         if len(shares) == 1 and len(shares[0]) <= SHOWN_VALUES:
@@ -132,6 +170,13 @@ class ActionStatistics:
             )
         unit = "component" if len(self.minimum) == 1 else "components"
         return f"{len(self.minimum)} {unit}, from {self.minimum.min():.4g} to {self.maximum.max():.4g}"
+
+
+def _bounds(space: Any, components: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the lower and the upper bounds of a Box; infinity for other spaces."""
+    if isinstance(space, spaces.Box):
+        return np.ravel(space.low).astype(np.float64), np.ravel(space.high).astype(np.float64)
+    return np.full(components, -np.inf), np.full(components, np.inf)
 
 
 def _empty_counts(space: Any) -> list[NDArray[np.int64]] | None:

@@ -11,18 +11,18 @@ from gymnasium.envs.registration import EnvSpec
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from rlxf.data.encoders import ImageEncoder, VectorEncoder, observation_encoder
+from rlxf.data.encoders import ImageEncoder, VectorEncoder, has_image_extractor, observation_encoder
 from rlxf.data.reference_scores import ReferenceScores
 
 
 class Standardize(nn.Module):
-    """Standardization ``(x - mean) / std`` of vector observations.
+    """Standardization ``(x - mean) / std`` of vectors, and of images too small for a convolution.
 
     Mean and std are buffers: they are saved with the model and move to its device.
 
     Args:
-        mean: (D,).
-        std: (D,), nonzero.
+        mean: (D,) or (C, H, W).
+        std: of the same shape, nonzero.
     """
 
     mean: Tensor
@@ -34,7 +34,7 @@ class Standardize(nn.Module):
         self.register_buffer("std", torch.tensor(std))
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Standardize observations (..., D)."""
+        """Standardize observations (..., D) or uint8 (..., C, H, W)."""
         return (observations - self.mean) / self.std
 
 
@@ -44,6 +44,21 @@ class ScaleImages(nn.Module):
     def forward(self, observations: Tensor) -> Tensor:
         """Scale images (..., C, H, W)."""
         return observations / 255
+
+
+def default_normalization(encoder: VectorEncoder | ImageEncoder) -> nn.Module:
+    """Create the normalization layer for data without statistics: images are divided by 255.
+
+    It has the type and the shapes of a layer with statistics.
+
+    Args:
+        encoder: encoder of the observations.
+    """
+    shape = encoder.shape
+    if has_image_extractor(shape):
+        return ScaleImages()
+    scale = 255.0 if isinstance(encoder, ImageEncoder) else 1.0
+    return Standardize(np.zeros(shape, np.float32), np.full(shape, scale, np.float32))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,9 +82,11 @@ class Trajectories:
         offsets: int64 (E + 1,): episode e has the steps ``offsets[e]`` to ``offsets[e + 1]`` (exclusive).
         terminated: bool (E,), True if the last step of the episode led to a terminal state.
         truncated: bool (E,), True if the episode was truncated at its last step.
-        observation_mean: float32 (D,), mean over the steps; None for images.
-        observation_std: float32 (D,), population standard deviation, 1 for constant features; None for
-            images.
+        observation_mean: float32 (D,), mean over the steps; (C, H, W) for images below 36 x 36 pixels, None
+            for larger images.
+        observation_std: population standard deviation, of the same shape or None. It is 1 for constant
+            features of vectors and 255 for constant values of images; see
+            `rlxf.data.running_stats.RunningStats.constant`.
         observation_space: observation space of the dataset, before encoding.
         action_space: action space of the dataset.
         env_spec: spec of the recorded environment; None if it is unknown or differs between joined datasets.
@@ -178,11 +195,13 @@ class Trajectories:
     def normalization(self) -> nn.Module:
         """Create the normalization layer of observations (..., D) or (..., C, H, W).
 
-        It is `Standardize` with the mean and std over the steps, or `ScaleImages`. It is part of the model
-        and saved with it.
+        It is `Standardize` with the mean and std over the steps, or `ScaleImages` for images of at least 36
+        x 36 pixels. It is part of the model and saved with it. Without statistics, see
+        `default_normalization`.
         """
-        if self.observation_mean is None or self.observation_std is None:
-            return ScaleImages()
+        large = has_image_extractor(self.encoder.shape)
+        if large or self.observation_mean is None or self.observation_std is None:
+            return default_normalization(self.encoder)
         return Standardize(self.observation_mean, self.observation_std)
 
 

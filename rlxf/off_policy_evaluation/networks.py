@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.agents.offline.model import MIN_IMAGE_SIZE
 from rlxf.data import Trajectories
+from rlxf.data.encoders import MIN_IMAGE_SIZE, has_image_extractor
 
 HIDDEN_LAYERS = 2
 """Number of hidden layers."""
@@ -119,7 +119,7 @@ def q_class(space: spaces.Space) -> type[DiscreteQ | ContinuousQ]:
 def check_no_large_images(data: Trajectories) -> None:
     """Raise TypeError if observations are images of at least 36 x 36 pixels, which need a convolution."""
     shape = data.encoder.shape
-    if len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIZE:
+    if has_image_extractor(shape):
         raise TypeError(
             f"off-policy evaluation needs vector observations, or images below {MIN_IMAGE_SIZE} x "
             f"{MIN_IMAGE_SIZE} pixels, got images {shape}: evaluate the agent in its environment instead"

@@ -1,14 +1,17 @@
 """Tests of the conversion of datasets to arrays, against Minari's own reader."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from rlxf.data import DatasetError, conversion, load_trajectories, observation_encoder
-from rlxf.data.conversion import RunningStats, convert
+from rlxf.data.conversion import convert
 from rlxf.data.dataset_source import open_source
+from rlxf.data.running_stats import RunningStats
 from tests.datasets import ID, VECTOR, opened, random_episodes, record, record_random
 
 LENGTHS = (4, 1, 9, 2)
@@ -103,11 +106,31 @@ def test_mean_and_standard_deviation_are_over_the_steps(minari_root):
     np.testing.assert_allclose(trajectories.observation_std, trajectories.observations.std(axis=0), rtol=1e-5)
 
 
-def test_images_have_no_mean(minari_root):
-    record_random(observation_space=OBSERVATIONS["image"])
+def test_images_for_a_convolution_have_no_mean(minari_root):
+    record_random(observation_space=spaces.Box(0, 255, (36, 37, 3), np.uint8), jpeg_encoding=False)
     trajectories = load_trajectories(ID)
     assert trajectories.observation_mean is None
     assert trajectories.observation_std is None
+
+
+@pytest.mark.parametrize("piece", [40, 2**23], ids=["many pieces", "one piece"])
+def test_small_images_are_normalized_as_in_a_dict(minari_root, monkeypatch, piece):
+    """The first value is constant; the episodes of both datasets are equal."""
+    monkeypatch.setattr(conversion, "PIECE_BYTES", piece)
+    space = spaces.Box(0, 255, (3, 4, 5), np.uint8)
+    episodes = random_episodes((9, 6), space)
+    for episode in episodes:
+        episode.observations[:, 0, 0, 0] = 7
+    nested = [replace(episode, observations={"view": episode.observations}) for episode in episodes]
+    record(episodes, observation_space=space, jpeg_encoding=False)
+    inside = record(nested, "test/b-v0", spaces.Dict(view=space), jpeg_encoding=False)
+    image, vector = load_trajectories(ID), load_trajectories(inside)
+    assert image.observation_mean.shape == image.observation_std.shape == (3, 4, 5)
+    normalized, expected = (
+        data.normalization()(torch.tensor(np.array(data.observations))) for data in (image, vector)
+    )
+    torch.testing.assert_close(normalized.flatten(1), expected, rtol=1e-5, atol=1e-5)
+    assert image.observation_std[0, 0, 0] == 255
 
 
 @pytest.mark.parametrize("jpeg", [True, False])
@@ -236,8 +259,26 @@ def test_stats_of_pieces_equal_those_of_the_whole(cuts):
 
 
 def test_columns_far_from_zero_keep_their_precision():
-    rows = 1e7 + np.random.default_rng(0).normal(size=(1000, 1))
+    rows = 1e6 + np.random.default_rng(0).normal(size=(1000, 1))
     np.testing.assert_allclose(stats_of(rows, 10, 500).std, rows.std(), rtol=1e-6)
+
+
+def test_columns_of_any_scale_keep_their_standard_deviation():
+    """The smallest scale is near the smallest normal number of float32."""
+    rows = np.random.default_rng(0).normal(size=(1000, 4)) * [5e-7, 1e-12, 1e-30, 2e-37]
+    moments = stats_of(rows.astype(np.float32), 10, 500)
+    assert not moments.constant.any()
+    np.testing.assert_allclose(moments.std, rows.std(axis=0), rtol=1e-5)
+
+
+def test_columns_that_vary_by_their_rounding_only_are_constant():
+    """Neighboring numbers of float32 differ by at most 1.2e-7 of their size; denormal numbers are 0."""
+    constants = np.array([1.0, -3e8, 2e-20, 0], np.float32)
+    rows = np.where(np.arange(40)[:, None] % 2, constants, np.nextafter(constants, np.float32(9e9)))
+    assert (rows[0] != rows[1]).all()
+    moments = stats_of(rows, 3)
+    assert moments.constant.all()
+    np.testing.assert_array_equal(moments.std, [1, 1, 1, 1])
 
 
 def test_constant_columns_have_standard_deviation_1():

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import h5py
@@ -21,7 +22,7 @@ from rlxf.data import DatasetError, conversion, load_trajectories
 from rlxf.data.cache import cache_root
 from rlxf.data.catalog import summarize
 from rlxf.utils.memory_budget import memory_budget
-from tests.datasets import ID, VECTOR, data_file, opened, record_random
+from tests.datasets import ID, VECTOR, data_file, opened, random_episodes, record, record_random
 
 pytestmark = pytest.mark.faults
 ACTIONS = spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 200.0], np.float32))
@@ -108,6 +109,22 @@ def test_an_empty_episode_is_reported(dataset):
 def test_rewards_that_differ_from_rewards_sum_are_reported(dataset):
     with opened(dataset) as file:
         file["episode_0"].attrs["rewards_sum"] = dataset[0].rewards.sum() + 1
+    check_damaged("its rewards sum to")
+
+
+def test_rewards_that_cancel_have_the_tolerance_of_their_sizes(minari_root):
+    """Minari stores the sum in float32, whose rounding error does not shrink with the sum."""
+    rewards = np.random.default_rng(0).normal(size=1000) * 1e5
+    rewards = (rewards - rewards.mean()).astype(np.float32)
+    dataset = record([replace(episode, rewards=rewards) for episode in random_episodes((1000,))])
+    exact, rounded = rewards.sum(dtype=np.float64), np.cumsum(rewards)[-1]
+    assert abs(rounded - exact) > 1e-3 * abs(exact) + 1e-3
+    with opened(dataset) as file:
+        file["episode_0"].attrs["rewards_sum"] = rounded
+    assert load_trajectories(ID).steps == 1000
+    with opened(dataset) as file:
+        file["episode_0"].attrs["rewards_sum"] = exact + 0.01 * np.abs(rewards).sum()
+    shutil.rmtree(cache_root())
     check_damaged("its rewards sum to")
 
 
@@ -285,7 +302,34 @@ def test_castable_dtypes_are_accepted(dataset, dtype):
 def test_an_end_before_the_last_step_is_reported(dataset, name):
     with opened(dataset) as file:
         file[f"episode_0/{name}"][7] = True
-    check_refused(f"episode 0: .*its {name} are True at step 7 of 30, before the last")
+    check_refused(
+        f"episode 0: its {name} are True at step 7 of 30, before the last, but an episode ends at its first "
+        f"flag. If you created {ID}, split the episode after each flag, and create it again after minari "
+        f"delete {ID}; otherwise the file is altered: download it again"
+    )
+
+
+@pytest.mark.parametrize(
+    "space", [VECTOR, spaces.Dict(a=VECTOR, b=spaces.Tuple([VECTOR]))], ids=["Box", "Dict"]
+)
+def test_episodes_without_the_last_observation_are_refused_with_the_remedy(minari_root, space):
+    """Many logs have as many observations as actions; Minari writes them without an error."""
+    dataset = record_random((4, 3), observation_space=space)
+    with opened(dataset) as file:
+        node = file["episode_1/observations"]
+        arrays = [node] if isinstance(node, h5py.Dataset) else [node["a"], node["b/_index_0"]]
+        for array in arrays:
+            array.resize(3, axis=0)
+    check_refused(
+        "main_data.hdf5, episode 1: it has 3 steps and as many observations, but an episode of T steps has T "
+        rf"\+ 1 observations. If you created {ID}, append .*, or the last observation again"
+    )
+
+
+def test_too_many_observations_are_damage(dataset):
+    with opened(dataset) as file:
+        file["episode_1/observations"].resize(3, axis=0)
+    check_damaged("it has 1 rewards, but 3 rows of observations")
 
 
 def test_an_external_link_is_not_followed(dataset, tmp_path):

@@ -18,6 +18,10 @@ NAMED = {
 TEXT = spaces.Dict({"mission": spaces.Text(5), "view": spaces.Box(-1.0, 1.0, (3,))})
 UNUSED = {"actions": np.arange(54) % 2, "action_space": spaces.Discrete(3, start=1)}
 CONSTANT = {"actions": np.ones((54, 1), np.float32), "action_space": spaces.Box(-1.0, 1.0, (1,))}
+ROUNDED = np.stack(
+    [np.linspace(0, 1e-9, 54), 9 + np.arange(54) % 2 * 1e-6, np.full(54, 9)], axis=1, dtype="f4"
+)
+"""Observations of a small scale, of a variation lost in their rounding, and without variation."""
 HALF = np.stack([np.linspace(-1, 1, 54), np.full(54, 0.5)], axis=1)
 
 
@@ -66,11 +70,22 @@ def test_usual_data_have_no_findings():
             r"1 of 2 action components are constant \(1, counted from 0\)",
             {"actions": HALF, "action_space": spaces.Box(-1.0, 1.0, (2,))},
         ),
+        (
+            "narrow_actions",
+            "the action components 0, counted from 0, use less than 5% of .*; component 0 has values from "
+            "-1 to 1, and the bounds -25 and 25: agents scale",
+            {"actions": HALF, "action_space": spaces.Box(-25.0, 25.0, (2,))},
+        ),
         ("unused_actions", "the actions 3 never occur", UNUSED),
         (
             "unused_actions",
             "some values of the action components 1, counted",
             {"actions": np.arange(108).reshape(54, 2) // 2 % 2, "action_space": spaces.MultiDiscrete([2, 3])},
+        ),
+        (
+            "nearly_constant_features",
+            "the observation features 1, counted from 0, vary by no more",
+            {"observations": ROUNDED},
         ),
         ("lossy_images", "images are stored as JPEG", {"lossy_images": True}),
         ("text_observations", r"observation\['mission'\] is text", {"observation_space": TEXT}),

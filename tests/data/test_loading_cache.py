@@ -13,8 +13,10 @@ import time
 import numpy as np
 import pytest
 
-from rlxf.data import DatasetError, cache, load_trajectories
+from rlxf.data import DatasetError, cache, catalog, load_trajectories
 from rlxf.data.cache import cache_root
+from rlxf.data.catalog import summarize
+from rlxf.data.dataset_source import open_source
 from rlxf.utils import files
 from tests.datasets import ID, data_file, opened, random_episodes, record_random
 from tests.sources import ROOT
@@ -86,6 +88,62 @@ def test_a_modified_file_is_converted_again(dataset, conversions):
         file["episode_0/rewards"][0] = 7
     assert load_trajectories(ID).rewards[0] == 7
     assert (len(conversions), len(caches())) == (2, 1)
+
+
+def unused_for(folder, days):
+    """Set the time since the last load of a conversion."""
+    then = time.time() - days * 24 * 3600
+    os.utime(folder / "manifest.json", (then, then))
+
+
+def test_unused_conversions_of_earlier_versions_are_removed(dataset):
+    """Those of other datasets and of other selections of episodes are kept."""
+    other = record_random((2,), "test/small-v1")
+    selected = dataset.filter_episodes(lambda episode: len(episode) > 1)
+    for each in (other, selected, [dataset, other], dataset):
+        load_trajectories(each)
+    for folder in caches():
+        unused_for(folder, 8)
+    kept = {folder for folder in caches() if folder != cache.cache_folder([open_source(ID)])}
+    dataset.update_dataset_from_buffer(random_episodes((4,)))
+    load_trajectories(ID)
+    assert set(caches()) == kept | {cache.cache_folder([open_source(ID)])}
+    load_trajectories([ID, other])
+    assert len(caches()) == len(kept) + 1
+
+
+def test_conversions_of_earlier_versions_are_kept_for_a_week_after_their_last_load(dataset):
+    load_trajectories(ID)
+    unused_for(only_cache(), 8)
+    earlier = load_trajectories(ID)
+    observations = earlier.observations.copy()
+    unused_for(only_cache(), 6)
+    dataset.update_dataset_from_buffer(random_episodes((4,)))
+    load_trajectories(ID)
+    assert len(caches()) == 2
+    for folder in caches():
+        unused_for(folder, 8)
+    dataset.update_dataset_from_buffer(random_episodes((2,)))
+    assert load_trajectories(ID).episodes == 5
+    assert len(caches()) == 1
+    np.testing.assert_array_equal(earlier.observations, observations)
+
+
+def test_each_load_is_a_use(dataset):
+    load_trajectories(ID)
+    unused_for(only_cache(), 8)
+    load_trajectories(ID)
+    assert time.time() - (only_cache() / "manifest.json").stat().st_mtime < 3600
+
+
+def test_summaries_equal_those_of_the_file_and_read_the_cache(dataset, monkeypatch):
+    before = summarize(ID)
+    load_trajectories(ID)
+    monkeypatch.setattr(catalog, "EpisodeFile", None)
+    after = summarize(ID)
+    np.testing.assert_array_equal(after.lengths, before.lengths)
+    np.testing.assert_allclose(after.returns, before.returns, rtol=1e-6)
+    assert (after.lengths.dtype, after.returns.dtype) == (before.lengths.dtype, before.returns.dtype)
 
 
 @pytest.mark.faults

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from rlxf.data import action_encoder, step_statistics
-from rlxf.data.step_statistics import ActionStatistics, RewardStatistics, pieces
+from rlxf.data.step_statistics import ActionStatistics, RewardStatistics, nearly_constant_features, pieces
 from tests.data.reports import SPACES
 
 
@@ -81,6 +81,24 @@ def test_constant_components_and_unused_values_are_found():
     statistics = ActionStatistics.of(encoded, space)
     assert statistics.constant == [0]
     assert statistics.unused == {0: [6], 1: [1]}
+
+
+def test_components_are_narrow_below_a_twentieth_of_their_bounds():
+    """Not constant ones, and not those that agents do not scale."""
+    high = np.array([10, 9, 1000, np.inf, 3e38], np.float32)
+    low = -np.array([10, 9, 1000, 5, 3e38], np.float32)
+    actions = np.array([[0, 0, 3, 0, 0], [0.9, 0.95, 3, 0.1, 1]], np.float32)
+    assert ActionStatistics.of(actions, spaces.Box(low, high)).narrow == [0]
+    assert ActionStatistics.of(np.array([0, 1]), spaces.Discrete(1000)).narrow == []
+
+
+def test_features_are_nearly_constant_if_they_vary_by_their_rounding():
+    size = np.array([1e-30, 1, 1e9, 1, 0], np.float32)
+    change = np.array([1e-30, 1e-7, 100, 1e-5, 0], np.float32)
+    rows = np.stack([size, size + change])
+    assert ((rows[0] != rows[1]) == [True, True, True, True, False]).all()
+    assert nearly_constant_features(rows) == [1, 2]
+    assert nearly_constant_features(np.zeros((2, 1, 3, 3), np.uint8)) == []
 
 
 def test_values_of_huge_spaces_are_not_counted():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from rlxf.data import return_to_go
 from rlxf.data.trajectories import ScaleImages, Standardize
@@ -54,6 +55,16 @@ def test_mean_and_std_are_buffers():
 def test_images_are_scaled_to_0_and_1():
     scaled = ScaleImages()(torch.tensor([0, 51, 255], dtype=torch.uint8))
     torch.testing.assert_close(scaled, torch.tensor([0.0, 0.2, 1.0]))
+
+
+@pytest.mark.parametrize("pixels", [5, 36])
+def test_images_without_statistics_are_divided_by_255(data, pixels):
+    space = spaces.Box(0, 255, (3, pixels, pixels), np.uint8)
+    image = torch.from_numpy(space.sample())
+    layer = replace(
+        data, observation_space=space, observation_mean=None, observation_std=None
+    ).normalization()
+    assert torch.equal(layer(image[None])[0], image / 255)
 
 
 @pytest.mark.parametrize("length", [1, 2, 50])

@@ -23,6 +23,7 @@ from rlxf.agents.offline.training_loop import OfflineTrainingLoop
 from rlxf.agents.offline.weight_averaging import WeightAverage
 from rlxf.data import Trajectories, as_trajectories, check_spaces_match
 from rlxf.data.dataset_source import Dataset
+from rlxf.data.findings import warn_of_narrow_actions
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.distributed import process_group
@@ -92,6 +93,7 @@ class OfflineAlgorithm(OfflineTrainingLoop):
         """Set the training data, and derive from it the settings that are None."""
         self.dataset_info = DatasetInfo.of(trajectories)
         warn_of_other_returns(trajectories)
+        warn_of_narrow_actions(trajectories)
         self.trajectories = trajectories
         vars(self).update(self.config.settings_from_data(trajectories))
 
@@ -225,6 +227,7 @@ class OfflineAlgorithm(OfflineTrainingLoop):
         check_spaces_match(self.dataset_info, trajectories.observation_space, trajectories.action_space)
         self.policy.check_episodes(trajectories, np.arange(trajectories.episodes))
         self.policy.check_data(trajectories, self.device)
+        warn_of_narrow_actions(trajectories)
         self.trajectories = trajectories
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

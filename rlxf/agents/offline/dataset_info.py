@@ -12,7 +12,7 @@ from torch import nn
 from rlxf.data import DatasetError, ReferenceScores, Trajectories, observation_encoder
 from rlxf.data.encoders import ImageEncoder, VectorEncoder
 from rlxf.data.spaces import space_mismatches
-from rlxf.data.trajectories import ScaleImages, Standardize
+from rlxf.data.trajectories import default_normalization
 from rlxf.envs.described_env import DescribedEnv
 from rlxf.envs.specs import find_spec, registered_spec
 from rlxf.training.json_rules import MAPPING, NOTHING, TEXT, TEXTS, Rule, check_fields, number, whole
@@ -170,10 +170,7 @@ class DatasetInfo:
 
     def uninitialized_normalization(self) -> nn.Module:
         """Return a normalization layer for these observations with placeholder statistics."""
-        if isinstance(self.encoder, ImageEncoder):
-            return ScaleImages()
-        width = self.encoder.shape
-        return Standardize(np.zeros(width, np.float32), np.ones(width, np.float32))
+        return default_normalization(self.encoder)
 
     def to_json(self) -> dict[str, Any]:
         """Return the information as plain data."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.precision import Precision, mixed_precision
 from rlxf.data import Trajectories, Windows
+from rlxf.data.encoders import has_image_extractor
 
 
 class OfflineModel(nn.Module, ABC):
@@ -94,15 +95,8 @@ class OfflineModel(nn.Module, ABC):
         """Update state that depends on the weights, after each optimizer step."""
 
 
-MIN_IMAGE_SIZE = 36
-"""Smallest height and width, in pixels, of an image for SB3's `NatureCNN`."""
 IMAGE_FEATURES = 512
 """Number of features of `NatureCNN`."""
-
-
-def has_image_extractor(shape: tuple[int, ...]) -> bool:
-    """Return whether encoded observations of this shape are images that pass through `NatureCNN`."""
-    return len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIZE
 
 
 def feature_width(shape: tuple[int, ...]) -> int:

@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import CallbackList, CheckpointCallback,
 from stable_baselines3.common.logger import configure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlxf import DecisionTransformer
+from rlxf import BehaviorCloning, DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import CosineSchedule, linear
@@ -249,6 +249,19 @@ def test_equal_returns_and_missing_ends_warn_when_the_data_are_given(tmp_path):
         returns, ends = warned_of(build)
         assert returns.startswith("all 2 episodes have the return 3, so the data do not show")
         assert ends.startswith("2 of 2 episodes end neither terminated nor truncated")
+
+
+@pytest.mark.parametrize(
+    ("agent", "sizes"), [(DecisionTransformer, {"core": TINY}), (BehaviorCloning, {"hidden_sizes": (4,)})]
+)
+def test_actions_that_use_a_small_part_of_their_bounds_warn_when_the_data_are_given(tmp_path, agent, sizes):
+    used = some_trajectories(lengths=(2, 3))
+    narrow = replace(used, action_space=spaces.Box(-1000, 1000, (2,)))
+    settings = {"context_length": 2, "device": "cpu", **sizes}
+    assert warned_of(lambda: agent(used, **settings)) == []
+    (message,) = warned_of(lambda: agent(narrow, **settings).save(tmp_path / "agent"))
+    assert message.startswith("the action components 0, 1, counted from 0, use less than 5% of the range")
+    assert warned_of(lambda: agent.load(tmp_path / "agent", narrow, device="cpu")) == [message]
 
 
 def test_returns_of_other_rewards_warn():

@@ -27,6 +27,7 @@ from rlxf.attention import (
     XLRelative,
 )
 from rlxf.data import Trajectories, action_encoder, observation_encoder, return_to_go
+from rlxf.data.encoders import has_image_extractor
 from rlxf.data.spaces import discrete_sizes
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -79,7 +80,7 @@ def some_trajectories(
     steps = sum(lengths)
     rewards = rng.normal(size=steps).astype(np.float32)
     observations = rows(observation_space, steps, rng)
-    vector = observations.ndim == 2
+    large = has_image_extractor(observations.shape[1:])
     offsets = np.cumsum([0, *lengths])
     values: dict[str, Any] = {
         "observations": observations,
@@ -89,8 +90,8 @@ def some_trajectories(
         "offsets": offsets,
         "terminated": np.ones(len(lengths), bool),
         "truncated": np.zeros(len(lengths), bool),
-        "observation_mean": observations.mean(0) if vector else None,
-        "observation_std": observations.std(0) + 0.1 if vector else None,
+        "observation_mean": None if large else observations.mean(0, np.float32),
+        "observation_std": None if large else observations.std(0, np.float32) + 0.1,
         "observation_space": observation_space,
         "action_space": action_space,
         "dataset_ids": ("test/small-v0",),
