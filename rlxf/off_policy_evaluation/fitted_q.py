@@ -24,6 +24,7 @@ from rlxf.off_policy_evaluation.networks import (
 )
 from rlxf.utils.errors import NumericalError
 from rlxf.utils.matrix_products import float32_products
+from rlxf.utils.python_numbers import PythonNumbers
 
 MAX_GRAD_NORM = 10.0
 """Largest gradient norm of the ensemble; larger gradients are clipped."""
@@ -36,7 +37,7 @@ LARGEST_OUTPUT = 2**24
 
 
 @dataclass(frozen=True)
-class FittedQConfig:
+class FittedQConfig(PythonNumbers):
     """Settings of fitted Q evaluation.
 
     Args:
