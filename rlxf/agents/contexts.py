@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.technique import check_finite_number
+from rlxf.utils.python_numbers import PythonNumbers
 
 
 @dataclass(frozen=True)
-class ContextMerger(ABC):
+class ContextMerger(PythonNumbers, ABC):
     """Base of the methods that merge the action distributions of several contexts."""
 
     paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9617"

@@ -36,13 +36,14 @@ from rlxf.attention.technique import (
     check_layer_numbers,
 )
 from rlxf.attention.transformer import Transformer
+from rlxf.utils.python_numbers import PythonNumbers
 
 MAX_LAYERS = 1000
 """Depth of the deepest trained transformer: Wang et al. 2022, arXiv:2203.00555."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerSpec(SpecView):
+class TransformerSpec(PythonNumbers, SpecView):
     """Configuration of a `Transformer`: a technique for each of seven axes, and the sizes.
 
     A Gated Transformer-XL is ``TransformerSpec(position=XLRelative(), pattern=Window(M + 1),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rlxf.attention.attention_options import AttentionArguments, AttentionOptions
 from rlxf.attention.feed_forward import default_inner_width
 from rlxf.attention.token_index import TokenIndex
+from rlxf.utils.python_numbers import PythonNumbers, to_python_number
 
 AttentionFactory = Callable[[AttentionArguments], nn.Module]
 """Constructor of an attention module, such as `Attention`."""
@@ -156,7 +157,7 @@ class PendingTerms(list[Item]):
         return type(self), ()
 
 
-class Technique:
+class Technique(PythonNumbers):
     """Base of all techniques: frozen dataclasses, one per option of an axis of a transformer.
 
     ``paper`` is the source. ``causal_form`` is the origin of the causal form: the paper, this library or
@@ -198,12 +199,13 @@ MIN_FLOAT, MAX_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 def check_int(name: str, value: Any, least: int = 1, most: int = MAX_INT) -> None:
-    """Check that ``value`` is an int from ``least`` to ``most``.
+    """Check that ``value`` is an int, or an integer of NumPy, from ``least`` to ``most``.
 
     Raises:
-        TypeError: if it is not an int.
+        TypeError: if it is not an integer, or a bool.
         ValueError: if it is out of range.
     """
+    value = to_python_number(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if value < least:
@@ -241,10 +243,13 @@ def check_seed(name: str, value: Any) -> None:
 def check_finite_number(name: str, value: Any) -> None:
     """Check that ``value`` is a finite number that float32 represents without overflow or underflow.
 
+    Numbers of NumPy are accepted.
+
     Raises:
-        TypeError: if it is not a number.
+        TypeError: if it is not a real number, or a bool.
         ValueError: if it is NaN, infinite, or outside the range of normal float32 numbers and not 0.
     """
+    value = to_python_number(value)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if isinstance(value, float) and not math.isfinite(value):

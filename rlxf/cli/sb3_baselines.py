@@ -24,10 +24,10 @@ from rlxf.cli.normalization import normalize_env
 from rlxf.cli.output import exit_with, print_out
 from rlxf.cli.progress import ONLINE_METRICS, progress
 from rlxf.cli.reports import save_reports, track_reports
-from rlxf.collection.behavior_policy import action_seed
 from rlxf.envs.curriculum import CurriculumCallback
 from rlxf.envs.spaces import map_parts
 from rlxf.evaluation import EvaluationCallback, evaluate
+from rlxf.evaluation.seeding import action_seed
 from rlxf.training import RunFolder
 from rlxf.training.compat import BUILD_ERRORS
 from rlxf.training.json_rules import Rule, rule_of, whole

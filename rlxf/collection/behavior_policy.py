@@ -21,6 +21,7 @@ from rlxf.evaluation import evaluate
 from rlxf.evaluation.agents import has_compiled_step
 from rlxf.evaluation.environment import reference_scores_of, with_training_normalization
 from rlxf.evaluation.episodes import validate_targets
+from rlxf.evaluation.seeding import action_seed
 from rlxf.utils.warnings import warn_user
 
 Agent = PolicyPredictor | None
@@ -91,15 +92,6 @@ def plan_policies(
             f"random actions and target return, got {episodes}"
         )
     return policies
-
-
-def action_seed(seed: int) -> int:
-    """Return the seed of random actions for the seed of a run.
-
-    Generators of equal seeds give equal numbers, so actions with the seed of the environments, or of the
-    choice of steps, would depend on them.
-    """
-    return int(np.random.SeedSequence(seed, spawn_key=(0,)).generate_state(1)[0])
 
 
 class RandomizedPolicy:

@@ -1,24 +1,20 @@
 """Recording of episodes of vector environments into a Minari dataset."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 import minari
 import numpy as np
-import torch
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 from numpy.typing import NDArray
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from rlxf.collection.behavior_policy import (
     Agent,
     BehaviorPolicy,
-    action_seed,
     build_metadata,
     measure_reference_scores,
     plan_policies,
@@ -39,8 +35,8 @@ from rlxf.evaluation.environment import (
 )
 from rlxf.evaluation.episodes import check_target_is_given
 from rlxf.evaluation.rollout import play, quotas
+from rlxf.evaluation.seeding import seeded_sampling
 from rlxf.utils.errors import FaultyEnvironmentError
-from rlxf.utils.rng import preserve_rng_state
 from rlxf.utils.tables import counting_bar
 
 
@@ -209,22 +205,6 @@ def rollout_episodes(
             return
 
 
-@contextmanager
-def _seeded_sampling(policies: Sequence[BehaviorPolicy], seed: int) -> Iterator[None]:
-    """Context manager that seeds the sampling of actions and restores the global generators at the end.
-
-    Agents sample with the global generator of torch; DQN uses that of NumPy. The random actions of DQN come
-    from its action space, which is seeded, too, but not restored.
-    """
-    for policy in policies:
-        if isinstance(policy.agent, BaseAlgorithm):
-            policy.agent.action_space.seed(action_seed(seed))
-    with preserve_rng_state():
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002  # the generator that SB3 draws from
-        yield
-
-
 def _checks_envs(agent: Any) -> bool:
     return hasattr(agent, "check_env")
 
@@ -327,7 +307,7 @@ def collect(
         for each in filter(_checks_envs, agents):
             each.check_env(vec_env)
         observation_space = storage_space(vec_env.observation_space)
-        with _seeded_sampling(policies, seed), counting_bar(progress_bar) as progress:
+        with seeded_sampling(agents, seed), counting_bar(progress_bar) as progress:
             references = reference_scores or measure_reference_scores(policies[0], vec_env, seed)
             spec = recreatable_spec(vec_env)
             metadata = build_metadata(policies, counts, spec, references, seed, author, algorithm_name)

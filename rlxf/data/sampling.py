@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlxf.data.findings import EQUAL_RETURNS, FEW_EPISODES, differ_beyond_rounding
+from rlxf.utils.python_numbers import PythonNumbers
 from rlxf.utils.warnings import warn_user
 
 
-class SamplingScheme(ABC):
+class SamplingScheme(PythonNumbers, ABC):
     """Base class of the probabilities with which training windows are drawn from episodes.
 
     A window is drawn in two stages: an episode, then one of its steps with equal probability.

@@ -96,6 +96,16 @@ class Windows:
         windows._sampler = None
         return windows
 
+    def trimmed(self) -> Self:
+        """Return these windows without the leading columns that are padding in every window of the data.
+
+        A batch has ``min(burn_in + K, longest episode)`` columns. Use it if a model does not depend on
+        padding, to save time where K exceeds all episodes.
+        """
+        windows = copy(self)
+        windows._columns = self._columns[-int(self.trajectories.lengths.max()) :]
+        return windows
+
     def split(self, share: float, seed: int) -> tuple[Self, Self]:
         """Split the episodes at random: return windows to train on, and windows of held-out episodes.
 

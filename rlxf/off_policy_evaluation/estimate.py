@@ -178,7 +178,7 @@ def estimate_return(
             of the episodes.
         deterministic: evaluate the most likely actions; False for the stochastic policy.
         behavior_probabilities: probability of each logged action under the policy that took it, (N,), for
-            "dr" and "wdr". None to estimate it by behavior cloning of the data.
+            "dr" and "wdr". None to estimate it by behavior cloning of the episodes of the other folds.
         seed: seed of all random numbers, from 0 to 2^32 - 1.
         device: "auto", "cpu" or "cuda", for the Q functions.
         progress_bar: show progress bars.
@@ -216,7 +216,7 @@ def estimate_return(
     values = _fit_values(data, replayed, config, folds, seed, get_device(device), progress_bar)
     ratios = None
     if chosen != "fqe":
-        ratios = _ratios(replayed, data, behavior_probabilities, seed, get_device(device))
+        ratios = _ratios(replayed, data, behavior_probabilities, folds, seed, get_device(device))
     log = LoggedEpisodes.of(data, discount, ratios)
     effective_size = None if ratios is None else effective_sample_size(log.corrected_log_ratios)
     if effective_size is not None and effective_size < FEW_SAMPLES:
@@ -323,13 +323,14 @@ def _ratios(
     replayed: Replay,
     data: Trajectories,
     behavior_probabilities: NDArray[np.float64] | None,
+    folds: NDArray[np.int64] | None,
     seed: int,
     device: torch.device,
 ) -> NDArray[np.float64]:
     """Return the importance ratios of the steps; the probabilities of the data are estimated if unknown."""
     assert replayed.probability is not None
     if behavior_probabilities is None:
-        behavior_probabilities = estimate_behavior(data, seed, device)
+        behavior_probabilities = estimate_behavior(data, seed, device, folds=folds)
     return replayed.probability / behavior_probabilities
 
 

@@ -17,24 +17,27 @@ from rlxf.data.findings import UNUSED_REWARDS
 from rlxf.off_policy_evaluation.networks import (
     ContinuousQ,
     DiscreteQ,
+    StepActions,
     StepFeatures,
     check_no_large_images,
     q_class,
 )
-from rlxf.off_policy_evaluation.policy_replay import encoded_actions
 from rlxf.utils.errors import NumericalError
 from rlxf.utils.matrix_products import float32_products
+from rlxf.utils.python_numbers import PythonNumbers
 
 MAX_GRAD_NORM = 10.0
 """Largest gradient norm of the ensemble; larger gradients are clipped."""
 DIVERGENCE_FACTOR = 10.0
 """Values above this multiple of the largest possible return count as divergence."""
 PREDICTED_AT_ONCE = 8192
-"""Number of steps in one forward pass of a trained ensemble."""
+"""Largest number of steps in one forward pass of a trained ensemble."""
+LARGEST_OUTPUT = 2**24
+"""Largest number of outputs of that pass, which reduces its steps if there are many actions: 64 MiB."""
 
 
 @dataclass(frozen=True)
-class FittedQConfig:
+class FittedQConfig(PythonNumbers):
     """Settings of fitted Q evaluation.
 
     Args:
@@ -114,7 +117,7 @@ def fit_q(
 
     Args:
         data: logged episodes.
-        policy_actions: actions of the policy at the logged steps, see `Replay`.
+        policy_actions: actions of the policy at the logged steps, as in `Replay`.
         config: settings.
         return_to_go: return-to-go that a return-conditioned policy observes, (N,); None for other policies.
         seed: seed of weights, resamples and batches; equal seeds give equal results on one device.
@@ -136,7 +139,7 @@ def fit_q(
     online = q_class(data.action_space)(
         members=config.members,
         features=batches.features.width,
-        actions=policy_actions.shape[1],
+        actions=batches.policy.width,
         width=config.width,
         generator=generator,
     ).to(device)
@@ -222,7 +225,7 @@ class TransitionBatches:
 
     Args:
         data: logged episodes.
-        policy_actions: actions of the policy at each step, (N, A).
+        policy_actions: actions of the policy at each step, as in `Replay`.
         features: network inputs of the steps.
         config: settings.
         generator: source of resamples and batches.
@@ -241,8 +244,8 @@ class TransitionBatches:
     ):
         self.features = features
         self._config, self._generator = config, generator
-        self._logged = encoded_actions(data)
-        self._policy = policy_actions
+        self._logged = StepActions.logged(data)
+        self.policy = StepActions(policy_actions, data.action_space)
         self._horizon = _horizon(data, config.discount)
         self._rewards = data.rewards.astype(np.float64)
         counts = resample_counts(data.episodes, config.members, generator)
@@ -269,9 +272,9 @@ class TransitionBatches:
         rewards = (self._rewards[steps] - self.center + discount * self.center) / self.scale
         return TransitionBatch(
             states=self.features(steps),
-            actions=self._logged[torch.from_numpy(steps)],
+            actions=self._logged(torch.from_numpy(steps)),
             next_states=self.features(following),
-            next_actions=self._policy[torch.from_numpy(following)],
+            next_actions=self.policy(torch.from_numpy(following)),
             rewards=torch.from_numpy(rewards).float(),
             discount=torch.from_numpy(discount).float(),
         )
@@ -289,9 +292,11 @@ class TransitionBatches:
     ) -> StepValues:
         """Return the values of all steps in units of the rewards."""
         parts: list[Tensor] = []
-        for steps in torch.arange(len(self._rewards)).split(PREDICTED_AT_ONCE):
+        outputs = self._config.members * self.policy.width
+        at_once = min(PREDICTED_AT_ONCE, max(1, LARGEST_OUTPUT // outputs))
+        for steps in torch.arange(len(self._rewards)).split(at_once):
             states = self.features(steps.numpy()).to(device).expand(self._config.members, -1, -1)
-            actions = torch.stack([self._logged[steps], self._policy[steps]])[:, None].to(device)
+            actions = torch.stack([self._logged(steps), self.policy(steps)])[:, None].to(device)
             each = [networks(states, one.expand(len(states), -1, -1)) for one in actions]
             parts.append(torch.stack(each).cpu())
         q, v = self.center + self.scale * torch.cat(parts, dim=-1).double().numpy()

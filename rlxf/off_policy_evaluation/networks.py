@@ -1,4 +1,4 @@
-"""Ensembles of networks that run as batched matrix products, and the features of logged steps."""
+"""Ensembles of networks that run as batched matrix products; features and actions of logged steps."""
 
 import math
 from itertools import pairwise
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rlxf.agents.common.actions import action_encoder
 from rlxf.data import Trajectories
 from rlxf.data.encoders import MIN_IMAGE_SIZE, has_image_extractor
 
@@ -153,3 +154,29 @@ class StepFeatures:
         if self._condition is None:
             return features
         return torch.cat([features, torch.from_numpy(self._condition[steps])[..., None]], dim=-1)
+
+
+class StepActions:
+    """Network inputs of the actions of N steps. Discrete choices are encoded when they are requested.
+
+    Args:
+        actions: int64 choices in the format of the data, (N,) or (N, n), or float32 inputs (N, A).
+        space: action space.
+    """
+
+    def __init__(self, actions: Tensor, space: spaces.Space):
+        self._actions = actions
+        encoder = action_encoder(space)
+        self._encode = nn.Identity() if actions.is_floating_point() else encoder
+        self.width = encoder.width
+
+    @classmethod
+    def logged(cls, data: Trajectories) -> "StepActions":
+        """Return the logged actions of a dataset."""
+        encoder, actions = action_encoder(data.action_space), torch.from_numpy(np.array(data.actions))
+        return cls(encoder.select(encoder, nn.Identity())(actions), data.action_space)
+
+    def __call__(self, steps: Tensor) -> Tensor:
+        """Return the inputs (..., A) of steps, int64 (...); one-hot for choices."""
+        encoded: Tensor = self._encode(self._actions[steps])
+        return encoded

@@ -10,10 +10,10 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from rich.progress import track
 from stable_baselines3.common.policies import ActorCriticPolicy
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlxf.agents.common.actions import DiscreteActions, to_environment
 from rlxf.agents.common.actions import action_encoder as network_encoder
+from rlxf.agents.common.actions import to_environment
 from rlxf.data import Trajectories, action_encoder
 from rlxf.data.spaces import discrete_start, space_mismatches
 from rlxf.envs.wrappers import is_return_conditioned
@@ -25,6 +25,7 @@ from rlxf.evaluation.agents import (
     training_normalizer,
 )
 from rlxf.evaluation.rollout import selects_rows
+from rlxf.evaluation.seeding import seeded_sampling
 from rlxf.utils.errors import DatasetError
 
 EPISODES_PER_BATCH = 256
@@ -32,7 +33,7 @@ EPISODES_PER_BATCH = 256
 ObservationLoader = Callable[[NDArray[np.int64], int], Any]
 """Maps step indices (B,) in the data and their common time step to observations for ``predict``."""
 StepFunction = Callable[[Any, Any, NDArray[np.bool_]], tuple[Tensor, Any]]
-"""Maps observation, state and episode starts (B,) to encoded actions (B, A) and the next state."""
+"""Maps observation, state and episode starts (B,) to actions (B, ...) as in `Replay` and the next state."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +41,9 @@ class Replay:
     """Actions of an agent at the N logged steps, given the logged history of each step.
 
     Args:
-        actions: float32 (N, A). For Discrete the probability of each action, one-hot if the agent is
-            deterministic or its probabilities are unknown; else actions encoded as inputs of a network
-            (`rlxf.agents.common.actions`).
+        actions: chosen actions in the format of the data, int64 (N,) for Discrete, (N, n) for MultiDiscrete
+            and MultiBinary. For a stochastic agent with known probabilities of Discrete actions the
+            probability of each, float32 (N, A). For Box actions scaled to [-1, 1], float32 (N, A).
         probability: float64 (N,), probability of the logged action; None if it is unknown or not defined.
         return_to_go: float64 (N,), target return minus the rewards before each step, in units of the
             rewards; None for agents that are not conditioned on a return.
@@ -121,7 +122,8 @@ def replay(
         target_return: G_0 of a return-conditioned agent; None for other agents.
         deterministic: use the most likely actions. If False, probabilities of Discrete actions come from
             ``action_logits`` of the agent or the distribution of SB3's policy; other actions are samples.
-        seed: seed of the samples. torch's global generator is restored afterwards.
+        seed: seed of the samples, see `rlxf.evaluation.seeding.seeded_sampling`. All generators are restored
+            afterwards.
         progress_bar: show a progress bar.
 
     Raises:
@@ -136,10 +138,8 @@ def replay(
     load = _raw_observations(agent, data) if returns is None else _conditioned(data, returns)
     step = probability_function(agent, data.action_space) if not deterministic else None
     act = step or _predicted(agent, data.action_space, deterministic)
-    encoder = network_encoder(data.action_space)
-    actions = torch.zeros(data.steps, encoder.width)
-    with torch.random.fork_rng(_cuda_devices(agent)):
-        torch.manual_seed(seed)
+    actions = _empty_actions(data, step is not None)
+    with seeded_sampling([agent], seed):
         for steps, chosen in _replay_batches(agent, data, load, act, progress_bar):
             actions[torch.from_numpy(steps)] = chosen
     exact = step is not None or (deterministic and not isinstance(data.action_space, spaces.Box))
@@ -147,25 +147,19 @@ def replay(
     return Replay(actions, probability, returns)
 
 
-def _cuda_devices(agent: Any) -> list[torch.device]:
-    """Return the GPU of an agent, whose generator samples its actions; nothing for other agents."""
-    device = torch.device(getattr(agent, "device", "cpu"))
-    return [device] if device.type == "cuda" else []
-
-
-def encoded_actions(data: Trajectories) -> Tensor:
-    """Encode the logged actions as inputs of a network, float32 (N, A); one-hot for discrete choices."""
-    encoded: Tensor = network_encoder(data.action_space)(torch.from_numpy(np.array(data.actions)))
-    return encoded
+def _empty_actions(data: Trajectories, has_probabilities: bool) -> Tensor:
+    """Return a tensor for the actions of a `Replay`."""
+    if has_probabilities or isinstance(data.action_space, spaces.Box):
+        return torch.zeros(data.steps, network_encoder(data.action_space).width)
+    return torch.zeros(data.actions.shape, dtype=torch.int64)
 
 
 def probability_of_logged(actions: Tensor, data: Trajectories) -> NDArray[np.float64]:
-    """Return the probability (N,) of the logged actions under independent choices ``actions`` (N, A)."""
-    encoder = network_encoder(data.action_space)
-    logged = encoded_actions(data).double()
-    assert isinstance(encoder, DiscreteActions)
-    parts = zip(actions.double().split(encoder.sizes, 1), logged.split(encoder.sizes, 1), strict=True)
-    return torch.stack([(own * other).sum(1) for own, other in parts]).prod(0).numpy()
+    """Return the probability (N,) of the logged discrete actions, given the actions of a `Replay`."""
+    logged = torch.from_numpy(np.array(data.actions))
+    if actions.is_floating_point():
+        return actions.gather(1, logged[:, None])[:, 0].double().numpy()
+    return (actions == logged).reshape(data.steps, -1).all(dim=1).double().numpy()
 
 
 def logged_return_to_go(data: Trajectories, target: float) -> NDArray[np.float64]:
@@ -178,7 +172,7 @@ def logged_return_to_go(data: Trajectories, target: float) -> NDArray[np.float64
 def _replay_batches(
     agent: Any, data: Trajectories, load: ObservationLoader, act: StepFunction, progress_bar: bool
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-    """Yield step indices (n,) and encoded actions (n, A) of all steps."""
+    """Yield step indices (n,) and actions (n, ...) of all steps."""
     longest_first = np.argsort(-data.lengths, kind="stable")  # so that running episodes are a prefix
     batches = range(0, data.episodes, EPISODES_PER_BATCH)
     logged = torch.from_numpy(np.array(data.actions))
@@ -212,13 +206,14 @@ def _replay_episodes(
 
 
 def _predicted(agent: Any, space: spaces.Space[Any], deterministic: bool) -> StepFunction:
-    """Return a step function that encodes the actions of ``predict``."""
-    encode_rows, encode = action_encoder(space), network_encoder(space)
+    """Return a step function with the actions of ``predict``."""
+    encode_rows = action_encoder(space)
+    scale = network_encoder(space).select(network_encoder(space), nn.Identity())
 
     def act(observation: Any, state: Any, start: NDArray[np.bool_]) -> tuple[Tensor, Any]:
         actions, state = agent.predict(observation, state, start, deterministic)
-        encoded: Tensor = encode(torch.from_numpy(encode_rows(np.asarray(actions))))
-        return encoded, state
+        chosen: Tensor = scale(torch.from_numpy(encode_rows(np.asarray(actions))))
+        return chosen, state
 
     return act
 

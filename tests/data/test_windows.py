@@ -107,3 +107,26 @@ def test_a_length_less_than_1_is_refused(data, length):
 def test_a_start_out_of_range_is_refused(data, start):
     with pytest.raises(IndexError, match=rf"steps from 0 to 23, got .*{start}"):
         Windows(data, CONTEXT).starting_at([3, start])
+
+
+@pytest.mark.parametrize(("length", "burn_in"), [(1, 0), (3, 2), (CONTEXT, 30), (12, 0), (30, 0), (30, 5)])
+def test_trimmed_windows_lack_only_columns_of_padding(data, length, burn_in):
+    windows = Windows(data, length, burn_in)
+    trimmed = windows.trimmed()
+    full, batch = (each.starting_at(np.arange(data.steps)) for each in (windows, trimmed))
+    columns = min(length + burn_in, 12)
+    assert batch.mask.shape == (data.steps, columns)
+    assert not full.mask[:, :-columns].any()
+    assert batch.mask[:, 0].any()
+    for name in ("observations", "actions", "rewards", "return_to_go", "time_steps", "mask"):
+        assert torch.equal(getattr(batch, name), getattr(full, name)[:, -columns:]), name
+    assert torch.equal(batch.terminated, full.terminated)
+
+
+def test_trimmed_windows_of_some_episodes_have_the_columns_of_all(data):
+    """The shape of a batch depends neither on held-out episodes nor on the drawn windows."""
+    windows = Windows(data, 30)
+    parts = [part.trimmed() for part in windows.split(0.5, seed=1)] + [*windows.trimmed().split(0.5, seed=1)]
+    assert {batch.mask.shape[1] for part in parts for batch in part.iterate_once(3)} == {12}
+    one, same = (each.draw(50, torch.Generator().manual_seed(3)) for each in (windows, windows.trimmed()))
+    assert torch.equal(one, same)

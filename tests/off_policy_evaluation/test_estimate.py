@@ -14,7 +14,6 @@ from rlxf import DecisionTransformer, estimate_return
 from rlxf.agents.decision_transformer import MaxReturn, decision_transformer
 from rlxf.data import DatasetError, load_trajectories
 from rlxf.off_policy_evaluation import FittedQConfig, estimate, fitted_q
-from rlxf.off_policy_evaluation.behavior import estimate_behavior
 from rlxf.utils.errors import NumericalError
 from tests.datasets import ID, record_random
 from tests.off_policy_evaluation.worlds import TabularAgent, TabularMDP, episodes_of, scaled, states_of
@@ -28,7 +27,7 @@ AGENT = TabularAgent([0, 1, 1, 0])
 def _small(monkeypatch):
     """Use small networks and few updates without a warning about them."""
     monkeypatch.setattr(estimate, "PROPAGATION", 0.0)
-    monkeypatch.setattr(estimate, "estimate_behavior", lambda data, seed, device: np.full(data.steps, 0.5))
+    monkeypatch.setattr(estimate, "estimate_behavior", lambda data, *_, folds: np.full(data.steps, 0.5))
     small = partial(FittedQConfig, batch_size=64, learning_rate=5e-3, width=32, target_rate=0.1)
     monkeypatch.setattr(estimate, "FittedQConfig", small)
 
@@ -70,12 +69,18 @@ def test_estimates_scale_with_the_rewards_and_repeat():
     assert large.logged_value / 1e6 == pytest.approx(one.logged_value, rel=1e-5)
 
 
-def test_a_clone_estimates_the_probabilities_of_the_behavior_policy():
-    policy = np.array([[0.9, 0.1], [0.3, 0.7], [0.5, 0.5], [0.2, 0.8]])
-    data = MDP.record(policy, 400, 0)
-    found, states = estimate_behavior(data, updates=200), states_of(data)
-    assert np.abs(found - policy[states, data.actions]).mean() < 0.08
-    assert np.array_equal(found, estimate_behavior(data, updates=200))
+def test_probabilities_and_q_functions_have_the_same_folds(monkeypatch):
+    seen = {}
+    fit, held_out = estimate.fit_q, "held_out"
+    monkeypatch.setattr(estimate, "fit_q", lambda *args: seen.update({held_out: args[-1]}) or fit(*args))
+
+    def probabilities(data, seed, device, folds):
+        seen["folds"] = folds
+        return np.full(data.steps, 0.5)
+
+    monkeypatch.setattr(estimate, "estimate_behavior", probabilities)
+    estimated(MDP.record(BEHAVIOR, 10, 0), "dr", updates=5)
+    np.testing.assert_array_equal(seen["held_out"], seen["folds"] == np.arange(3)[:, None])
 
 
 def test_an_unknown_behavior_policy_is_stated():

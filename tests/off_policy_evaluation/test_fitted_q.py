@@ -102,6 +102,26 @@ def test_equal_seeds_give_equal_bits():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_many_actions_are_predicted_in_smaller_parts(monkeypatch):
+    """Parts of the steps have the values of a single pass, and no pass has more outputs than allowed."""
+    data, config, sizes = MDP.record(BEHAVIOR, 10, 0), replace(FAST, updates=2), []
+    choices = torch.from_numpy(data.actions)
+    base = fit_q(data, choices, config)
+    features = StepFeatures.__call__
+    record = lambda self, steps: sizes.append(len(steps)) or features(self, steps)  # noqa: E731
+    monkeypatch.setattr(fitted_q, "LARGEST_OUTPUT", 12)
+    monkeypatch.setattr(StepFeatures, "__call__", record)
+    np.testing.assert_allclose(fit_q(data, choices, config).v, base.v, rtol=1e-5)
+    assert sizes[-2] * FAST.members * 2 == 12
+
+
+def test_choices_have_the_values_of_their_one_hot_vectors():
+    data, config = MDP.record(BEHAVIOR, 10, 0), replace(FAST, updates=5)
+    choices = torch.from_numpy(1 - data.actions)
+    one, other = (fit_q(data, actions, config).v for actions in (choices, torch.eye(2)[choices]))
+    np.testing.assert_array_equal(one, other)
+
+
 def test_divergence_is_reported_with_advice(monkeypatch):
     monkeypatch.setattr(fitted_q, "DIVERGENCE_FACTOR", 1e-3)
     data = MDP.record(BEHAVIOR, 10, 0)

@@ -1,5 +1,6 @@
 """Tests of `replay`: actions, states and conditions equal those of acting step by step."""
 
+import random
 from functools import partial
 
 import gymnasium
@@ -10,11 +11,13 @@ from gymnasium import spaces
 from stable_baselines3 import DQN, PPO
 
 from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.agents.common.actions import action_encoder
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.data import DatasetError, load_trajectories
 from rlxf.envs import make_vec_env
 from rlxf.off_policy_evaluation import replay
+from rlxf.off_policy_evaluation.networks import StepActions
 from rlxf.off_policy_evaluation.policy_replay import logged_return_to_go
 from tests.datasets import ID, record_cartpole, record_random
 
@@ -64,11 +67,11 @@ def test_a_decision_transformer_observes_logged_actions_and_returns(data):
                 "time_step": np.array([[t]]),
             }
             action, state = agent.predict(observation, state)
-            assert result.actions[step].argmax() == action[0]
+            assert result.actions[step] == action[0]
             assert result.return_to_go[step] == pytest.approx(to_go)
             to_go -= float(data.rewards[step])
     assert set(result.probability) <= {0.0, 1.0}
-    np.testing.assert_array_equal(result.probability == 1, result.actions.argmax(1).numpy() == data.actions)
+    np.testing.assert_array_equal(result.probability == 1, result.actions.numpy() == data.actions)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -82,7 +85,7 @@ def test_a_recurrent_agent_observes_logged_actions(data, deterministic):
             logits, state = agent.policy.action_logits(data.observations[[step]], state, start)
             state = agent.policy.observe_action(state, torch.tensor(data.actions[[step]]))
             expected = logits[0].softmax(0)
-            expected = torch.eye(2)[expected.argmax()] if deterministic else expected
+            expected = expected.argmax() if deterministic else expected
             torch.testing.assert_close(result.actions[step], expected, atol=1e-5, rtol=1e-5)
 
 
@@ -135,11 +138,11 @@ def test_images_of_a_dict_are_replayed_with_the_axes_of_the_environment(minari_r
             observation = {key: x[step : step + 1] for key, x in episode.observations.items()}
             action, state = agent.predict(observation, state, np.array([step == 0]), deterministic=True)
             chosen.append(action.item())
-    assert replay(agent, load_trajectories(ID)).actions.argmax(1).tolist() == chosen
+    assert replay(agent, load_trajectories(ID)).actions.tolist() == chosen
 
 
 def test_states_that_cannot_select_rows_keep_all_episodes(data):
-    chosen = replay(StatefulAgent(), data).actions.argmax(1)
+    chosen = replay(StatefulAgent(), data).actions
     expected = np.concatenate([np.arange(length) % 2 for length in data.lengths])
     assert chosen.tolist() == expected.tolist()
 
@@ -182,6 +185,46 @@ def test_random_numbers_of_the_caller_are_not_used(data):
     before = torch.get_rng_state()
     replay(agent, data, deterministic=False)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def generator_states(space):
+    """Return the states of the global generators of Python and NumPy, and of an action space."""
+    name, keys, *place = np.random.get_state()  # noqa: NPY002  # the generator that SB3 draws from
+    return random.getstate(), name, keys.tolist(), place, space.np_random.bit_generator.state
+
+
+def test_random_actions_of_dqn_repeat_and_restore_all_generators(data):
+    """DQN draws from NumPy's global generator and from its action space."""
+    agent = DQN("MlpPolicy", "CartPole-v1", buffer_size=10, device="cpu", seed=0)
+    agent.exploration_rate = 0.5
+    space = agent.action_space
+    before = generator_states(space)
+    one, same, other = (replay(agent, data, deterministic=False, seed=seed).actions for seed in (3, 3, 4))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert agent.action_space is space
+    assert generator_states(space) == before
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(7, start=2), spaces.MultiDiscrete([2, 3])])
+def test_chosen_actions_are_not_encoded(minari_root, space):
+    """Inputs of networks, one number for each possible choice, are made in batches only."""
+
+    class Constant:
+        def predict(self, observation, state=None, episode_start=None, deterministic=True):
+            return np.stack([fixed] * len(observation)), None
+
+    record_random((4, 3), action_space=space)
+    data, fixed = load_trajectories(ID), space.sample()
+    actions = replay(Constant(), data).actions
+    assert actions.dtype == torch.int64
+    assert actions.shape == data.actions.shape
+    steps, encoder = torch.tensor([[0, 5], [2, 2]]), action_encoder(space)
+    encoded = StepActions(actions, space)(steps)
+    torch.testing.assert_close(encoded, encoder(actions[steps]))
+    assert encoded.shape == (2, 2, StepActions(actions, space).width)
+    logged = torch.from_numpy(np.array(data.actions))
+    torch.testing.assert_close(StepActions.logged(data)(steps), encoder(logged[steps]))
 
 
 def test_unsuitable_agents_are_rejected(data):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.technique import check_finite_number, check_int, check_not_negative
+from rlxf.utils.python_numbers import PythonNumbers
 
 
 class ReturnHead(nn.Module, ABC):
@@ -130,7 +131,7 @@ class TargetReturn:
         return 1
 
 
-class PredictedReturn(ABC):
+class PredictedReturn(PythonNumbers, ABC):
     """Base class of conditionings on a return that the model predicts from the history and the state.
 
     The state token therefore comes before the return token, whose output predicts the action. The return

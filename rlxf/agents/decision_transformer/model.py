@@ -171,9 +171,13 @@ class DecisionTransformerModel(TrajectoryModel):
             parts if extra is None else parts | {"loss": parts["loss"] + extra, "exit_prediction_loss": extra}
         )
 
+    def needed_columns(self, windows: Windows) -> Windows:
+        """Return windows without the columns that are padding in all of them."""
+        return windows.trimmed()
+
     def window_start(self, batch: WindowBatch | ContextWindow) -> int:
-        """Return the column of a batch at which windows begin; the columns before it are burn-in."""
-        return self.burn_in_steps
+        """Return the column of a batch at which its last K columns begin; those before it are burn-in."""
+        return max(0, batch.mask.shape[1] - self.context_length)
 
     def loss_count(self, batch: WindowBatch) -> Tensor:
         """Count the real (unpadded) steps in the loss."""

@@ -40,6 +40,7 @@ from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors
+from rlxf.utils.python_numbers import to_python_number
 
 ONLINE_ENVS = 8
 """Default number of environments of `learn_online`."""
@@ -140,6 +141,7 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
         target_return = self._checked_target(target_return)
         sizes = {"round_steps": round_steps, "round_updates": round_updates}
         sizes |= {"replay_episodes": replay_episodes}
+        sizes = {name: to_python_number(size) for name, size in sizes.items()}
         steps = as_whole_number("steps", steps, least=1)
         log_interval = as_log_interval(log_interval)
         check_sizes(**sizes)

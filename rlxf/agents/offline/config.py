@@ -285,7 +285,7 @@ def as_hidden_sizes(name: str, sizes: Any) -> tuple[int, ...]:
         raise ValueError(f"{name} must be at most {MAX_HIDDEN_LAYERS} numbers, got {len(sizes)}")
     for size in sizes:
         check_int(name, size, most=sys.maxsize)
-    return tuple(sizes)
+    return tuple(map(int, sizes))
 
 
 def check_no_policy(dataset: Any) -> None:

@@ -29,6 +29,10 @@ class OfflineModel(nn.Module, ABC):
     def losses(self, batch: Any) -> dict[str, Tensor]:
         """Return the "loss" and its parts for a batch."""
 
+    def needed_columns(self, windows: Windows) -> Windows:
+        """Return windows with the columns on which losses depend; here all."""
+        return windows
+
     @abstractmethod
     def loss_count(self, batch: Any) -> Tensor:
         """Return the number of steps or tokens over which the `losses` of a batch are averaged, a scalar."""

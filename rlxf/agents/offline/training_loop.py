@@ -116,7 +116,7 @@ class OfflineTrainingLoop(ValidatedAlgorithm):
                 infinite. The weights are those before the update.
         """
         update = self._new_update()
-        windows = self._training_windows(self.windows(self._data()))
+        windows = self._training_windows(self.policy.needed_columns(self.windows(self._data())))
         self.resumable = True
         try:
             return self._learn(

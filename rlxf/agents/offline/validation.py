@@ -71,7 +71,8 @@ class ValidatedAlgorithm(CheckpointedAlgorithm):
                 "there are no held-out episodes: build the agent with validation_share, e.g. 0.1, or load it "
                 "with validation_share=0.1 before training"
             )
-        _, windows = self.windows(self._data()).split(self.validation_share, self.validation_seed)
+        windows = self.policy.needed_columns(self.windows(self._data()))
+        _, windows = windows.split(self.validation_share, self.validation_seed)
         batches = (batch.to(self.device) for batch in self._validation_batches(windows))
         with preserve_rng_state():
             torch.manual_seed(self.validation_seed)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.technique import check_choice, check_int, check_positive
 from rlxf.utils.extras import import_faiss
+from rlxf.utils.python_numbers import PythonNumbers
 
 
 class Neighbors(NamedTuple):
@@ -165,7 +166,7 @@ SEARCHES: dict[str, type[TorchSearch] | type[FaissSearch]] = {"torch": TorchSear
 
 
 @dataclass(frozen=True)
-class OutputHead(ABC):
+class OutputHead(PythonNumbers, ABC):
     """Base of the output heads: frozen dataclasses with the options of the neighbor search.
 
     Args:

@@ -252,7 +252,7 @@ def test_objective_settings_out_of_range_are_refused(options):
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": True}, {"temperature": np.float32(1)}, {"target_entropy": "x"}]
+    "options", [{"temperature": True}, {"temperature": np.True_}, {"target_entropy": "x"}]
 )
 def test_objective_settings_of_other_types_are_refused(options):
     with pytest.raises(TypeError, match=r"MaximumEntropy .* must be a number, got"):

@@ -20,12 +20,16 @@ from rlxf.data import Windows
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
     CORES,
+    LENGTHS,
     OBSERVATIONS,
     K,
+    shown,
     small_agent,
     some_trajectories,
 )
 from tests.attention.oracle import close, count, fill, load, put
+
+LONGEST = max(LENGTHS)
 
 
 def windows(agent, starts):
@@ -51,6 +55,46 @@ def test_outputs_are_causal(core, part):
         assert not affected[:k].any()
         assert affected[k] == (part != "actions"), "a state token must not attend to the action of its step"
         assert affected[k + 1 : k + 2].all()
+
+
+LONG_CORES = [name for name, core in CORES.items() if core.dropout == 0 and name != "learned positions"]
+"""Cores without a limit of positions, and without dropout, which draws numbers for all columns."""
+
+
+@pytest.mark.parametrize("core", LONG_CORES)
+@pytest.mark.parametrize("length", [LONGEST - 2, LONGEST, 200])
+def test_columns_of_padding_do_not_change_losses(core, length):
+    """A batch has at most as many columns as the longest episode has steps, with burn-in or without."""
+    agent = small_agent(context_length=length, core=CORES[core], state_loss_weight=0.5)
+    model, data = agent.policy.eval(), agent.trajectories
+    every = model.windows(data).starting_at(np.arange(data.steps))
+    batch = model.needed_columns(model.windows(data)).starting_at(np.arange(data.steps))
+    assert batch.mask.shape[1] == min(LONGEST, length + model.burn_in_steps)
+    assert model.loss_count(batch) == model.loss_count(every)
+    losses, expected = model.losses(batch), model.losses(every)
+    assert losses.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(losses[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("core", ["published", "memory"])
+def test_a_context_longer_than_all_episodes_is_trained_like_the_longest_one(core, monkeypatch):
+    columns, losses = [], DecisionTransformerModel.losses
+
+    def record(model, batch):
+        columns.append(batch.mask.shape[1])
+        return losses(model, batch)
+
+    monkeypatch.setattr(DecisionTransformerModel, "losses", record)
+    settings = {"core": CORES[core], "validation_share": 0.25}
+    agents = [small_agent(context_length=length, **settings).learn(3) for length in (LONGEST, 200)]
+    assert columns == [LONGEST] * 6
+    for one, other in zip(*(agent.policy.parameters() for agent in agents), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    values = [agent.validation_losses()["loss"] for agent in agents]
+    assert values[0] == pytest.approx(values[1], rel=1e-4)
+    _, state = agents[1].predict(shown(agents[1].trajectories, np.array([0])))
+    assert state.mask.shape[1] == 200 + agents[1].policy.burn_in_steps
 
 
 @pytest.mark.parametrize("core", [name for name, core in CORES.items() if core.memory is not None])

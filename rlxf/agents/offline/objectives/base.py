@@ -16,6 +16,7 @@ from rlxf.agents.offline.objectives.critic import (
 )
 from rlxf.attention import TransformerSpec
 from rlxf.data import Trajectories
+from rlxf.utils.python_numbers import PythonNumbers
 
 
 class ObjectiveLoss(nn.Module, ABC):
@@ -80,7 +81,7 @@ class ObjectiveLoss(nn.Module, ABC):
             )
 
 
-class ObjectiveSpec:
+class ObjectiveSpec(PythonNumbers):
     """Base class of the objectives."""
 
     def check_windows(self, steps: int) -> None:  # optional
