@@ -112,8 +112,9 @@ class Experiment(Command):
         return Job(str(self.folder / cell.name), cell.command, arguments, trusted, self.threads, written)
 
     def _read_options(self, plan: "Plan") -> dict[tuple[str, str], dict[str, Any]]:
-        """Return (task, agent) -> options of its runs; raise ValueError if they are invalid."""
+        """Return (task, agent) -> options of its runs; raise PlanError if they are invalid."""
         from rlxf.cli.config_file import to_arguments
+        from rlxf.cli.experiment_errors import refused_options
 
         options = {}
         for task, agent in plan.pairs():
@@ -121,7 +122,7 @@ class Experiment(Command):
                 words = [*agent.command.split(), *to_arguments(plan.options(task, agent))]
                 options[task.name, agent.name] = read_options(words)
             except ValueError as error:
-                raise ValueError(f"{self.file}: agent {agent.name} on task {task.name}: {error}") from None
+                raise refused_options(self.file, plan, task, agent, error) from None
         return options
 
     def _run(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:
