@@ -36,7 +36,7 @@ OVERRIDE = "[tasks.pole.agents.random]\n{}"
             "agnets.ppo.n_envs = 2",
             "line 6: agent random on task pole: unknown option agnets; did you",
         ),
-        ("task", "stop_retur = 1", "unknown option --stop-retur; did you mean --stop-return?"),
+        ("task", "stop_retur = 1", "line 6: agent random on task pole: unknown option --stop-retur; did"),
         (
             "agent",
             "comand = 'x'",

@@ -217,7 +217,6 @@ def test_invalid_files_are_refused_before_anything_is_made(folder, capsys, old, 
             "line 24: no combination with gamm is accepted: unknown option --gamm; did you mean --gamma?",
         ),
         ("normalize_rewards = [true, 2]", "line 23: no combination with normalize_rewards = 2 is accepted"),
-        ('objective.name = ["x"]', "unknown option --objective"),
     ],
 )
 def test_each_choice_and_each_option_is_checked(folder, added, message):
