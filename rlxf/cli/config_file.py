@@ -56,8 +56,8 @@ def to_arguments(settings: Settings) -> list[str]:
     ``--no-flag``, lists several words, None the word ``None``, and tables of JSON options one JSON text.
 
     Raises:
-        ValueError: if a key occurs in two spellings, or a text looks like an option.
-        TypeError: if a value has another type.
+        SettingsError: if a key occurs in two spellings, a text looks like an option, or a value has another
+            type.
     """
     return [word for name, value in flatten(settings).items() for word in _words(name, value)]
 
@@ -84,7 +84,7 @@ def _entries(name: str, value: Any) -> dict[str, Any]:
     if axis == name or axis not in TECHNIQUES or "name" not in value:
         return flatten(value, f"{name}.") if value or name.startswith("core") else {name: value}
     if any(isinstance(each, Mapping) for each in value.values()):  # a combination of techniques
-        return {name: dump_json(dict(value)).decode()}
+        return {name: _json_text(name, value)}
     return {name: value["name"]} | flatten({k: each for k, each in value.items() if k != "name"}, f"{name}.")
 
 
@@ -94,14 +94,22 @@ def _words(name: str, value: Any) -> list[str]:
         group, dot, last = option.rpartition(".")
         return [f"--{option}" if value else f"--{group}{dot}no-{last}"]
     if isinstance(value, Mapping):
-        return [f"--{option}", dump_json(dict(value)).decode()]
+        return [f"--{option}", _json_text(name, value)]
     values = value if isinstance(value, list | tuple) else [value]
     return [f"--{option}", *(_word(name, each) for each in values)]
 
 
+def _json_text(name: str, value: Mapping[str, Any]) -> str:
+    try:
+        return dump_json(dict(value)).decode()
+    except (TypeError, ValueError) as error:
+        reason = f"must contain texts, finite numbers, booleans, lists and tables, got {reprlib.repr(value)}"
+        raise SettingsError(name, reason) from error
+
+
 def _word(name: str, value: Any) -> str:
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
-        raise TypeError(f"{name} must contain texts or numbers, got {reprlib.repr(value)}")
+        raise SettingsError(name, f"must contain texts or numbers, got {reprlib.repr(value)}")
     if isinstance(value, str) and value.startswith("-") and not NUMBER.fullmatch(value):
         raise SettingsError(name, f"must not begin with a dash, got {reprlib.repr(value)}")
     return str(value)

@@ -64,6 +64,11 @@ class EnvOptions:
             )
         return cls(env=config["env"], env_kwargs=merge_env_kwargs(config, env_kwargs, trust), **extended)
 
+    def check(self) -> None:
+        """Raise ValueError if the arguments are not a JSON object, or the curriculum is invalid."""
+        json_object(self.env_kwargs)
+        read_curriculum(self.curriculum)
+
     def make(
         self,
         n_envs: int,
@@ -113,10 +118,17 @@ def read_curriculum(value: Any) -> "Curriculum | None":
     allowed = ("stages", "advance_return", "episodes")
     required = {"stages", "advance_return"}
     if unknown := sorted(given.keys() - {*allowed}):
-        raise ValueError(f"a curriculum has {', '.join(allowed)}, got {reprlib.repr(', '.join(unknown))}")
+        raise ValueError(
+            f"--curriculum: a curriculum has {', '.join(allowed)}, got {reprlib.repr(', '.join(unknown))}"
+        )
     if missing := sorted(required - given.keys()):
-        raise ValueError(f"a curriculum needs stages and advance_return, got no {' and no '.join(missing)}")
-    return Curriculum(**given)
+        raise ValueError(
+            f"--curriculum: a curriculum needs stages and advance_return, got no {' and no '.join(missing)}"
+        )
+    try:
+        return Curriculum(**given)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"--curriculum: {error}") from error
 
 
 def merge_env_kwargs(config: dict[str, Any], given: dict[str, Any], trust: bool) -> dict[str, Any]:

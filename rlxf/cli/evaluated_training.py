@@ -80,7 +80,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
         return self.evaluation_options(agent)
 
     def check(self) -> None:
-        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
+        """Raise ValueError or TypeError if an option is invalid."""
         check_counts(self, "evaluation_episodes")
         check_not_negative(self, "evaluate_every")
         if self.stop_return is not None:

@@ -3,10 +3,12 @@
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rlxf.cli.config_values import CHOICES, SettingsError
 
 if TYPE_CHECKING:
     from rlxf.experiments.jobs import Job, Outcome
@@ -29,7 +31,8 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
     Settings that ``--tuned`` or ``--config`` names are included.
 
     Raises:
-        ValueError: if the command line refuses the words; the message is that of the command line.
+        ValueError: if the command line refuses the words, or `Command.check` the options; the message is that
+            of the command line.
     """
     from rlxf.cli.entry_point import parse
     from rlxf.cli.runs import options_to_config
@@ -37,9 +40,13 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
     printed = io.StringIO()
     try:
         with redirect_stdout(printed), redirect_stderr(printed):
-            return options_to_config(parse(words))
+            command = parse(words)
+            command.check()
+            return options_to_config(command)
     except SystemExit:
         raise ValueError(_one_line_error(printed.getvalue())) from None
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 def _one_line_error(text: str) -> str:
@@ -48,6 +55,40 @@ def _one_line_error(text: str) -> str:
     for end in ("For full helptext", "Argument helptext:"):
         line = line.partition(end)[0]
     return line.removeprefix("Value error ").strip()
+
+
+def named_option(error: Exception, names: Iterable[str]) -> str | None:
+    """Return the option of a file that an error is about, or the entry of a table; None if none is found.
+
+    Args:
+        error: error of `read_options`, or of the conversion of the options into words.
+        names: full names of the options in the file, with those of entries of tables.
+    """
+    if isinstance(error, SettingsError):
+        return error.name
+    message = str(error)
+    options = {*names, *(name.partition(".")[0] for name in names)}
+    option = _earliest(message, {name: _option_pattern(name) for name in options})
+    option = option or _earliest(message, {name: rf"\b{name}\b" for name in options & {*CHOICES}})
+    start = f"{option}."
+    entries = {name: _word_pattern(name.removeprefix(start)) for name in names if name.startswith(start)}
+    return _earliest(message, entries) or option
+
+
+def _earliest(message: str, patterns: Mapping[str, str]) -> str | None:
+    """Return the name whose pattern is found first in a message."""
+    matches = ((re.search(pattern, message), name) for name, pattern in patterns.items())
+    return min(((match.start(), name) for match, name in matches if match), default=(0, None))[1]
+
+
+def _option_pattern(name: str) -> str:
+    """Return the pattern of an option on the command line, or of its negation."""
+    group, dot, last = name.replace("_", "-").rpartition(".")
+    return rf"--{re.escape(group + dot)}(no-)?{re.escape(last)}(?![\w-]|\.\w)"
+
+
+def _word_pattern(name: str) -> str:
+    return rf"(?<![\w.-]){re.escape(name)}(?![\w-])"
 
 
 def needs_trust(options: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.cli.env_options import EnvOptions
 from rlxf.cli.evaluated_training import EvaluatedTrainingCommand, default_interval
-from rlxf.cli.options import check_counts, check_not_negative
+from rlxf.cli.options import check_counts, check_not_negative, json_object
 from rlxf.cli.output import print_out
 from rlxf.cli.runs import AGENTS, acts_in_env_of_data, check_env_named, make_offline_env
 from rlxf.cli.training_command import TrainingCommand
@@ -47,7 +47,7 @@ class OfflineTraining(TrainingCommand):
         return f"{self.folder_prefix}-{'+'.join(self.dataset)}"
 
     def check(self) -> None:
-        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
+        """Raise ValueError or TypeError if an option is invalid."""
         check_counts(self, "updates", "log_interval")
         super().check()
 
@@ -101,8 +101,9 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
     """Default largest number of recorded steps for each update."""
 
     def check(self) -> None:
-        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
+        """Raise ValueError or TypeError if an option is invalid."""
         check_not_negative(self, "episodes")
+        json_object(self.env_kwargs)
         if self.evaluate_every and self.episodes == 0:
             raise ValueError(
                 f"--evaluate-every must be 0 or None if --episodes is 0, got {self.evaluate_every}: "

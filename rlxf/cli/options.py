@@ -49,6 +49,16 @@ class Command(ABC):
             ValueError, TypeError, OSError: if an option is invalid; the message is shown to the user.
         """
 
+    def check(self) -> None:  # noqa: B027 - optional
+        """Check the options as far as possible without data, environments and the folder of a run.
+
+        By default nothing is checked. `prepare` checks the same options, and ``rlxf experiment`` and ``rlxf
+        sweep`` check those of all runs before they train any.
+
+        Raises:
+            ValueError, TypeError: if an option is invalid; the message is shown to the user.
+        """
+
     @classmethod
     def defaults(cls, args: Sequence[str]) -> Any:
         """Return default options that depend on ``args``, e.g. the published settings that they name.

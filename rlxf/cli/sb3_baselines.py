@@ -33,10 +33,12 @@ from rlxf.training.compat import BUILD_ERRORS
 from rlxf.training.json_rules import Rule, rule_of, whole
 from rlxf.training.run_folder import EVALUATION
 from rlxf.training.trackers import attach_tracker
+from rlxf.utils.names import choose_one_of
 
 RESERVED = ("policy", "env", "seed", "device", "tensorboard_log", "verbose", "_init_setup_model")
 """Arguments of an algorithm that have an option of their own, or that this command sets."""
-
+SET_HERE = ", which the command sets: remove it"
+"""Advice for an argument in `RESERVED`."""
 ENVIRONMENTS = 32
 """Maximum number of parallel environments of an evaluation."""
 
@@ -187,7 +189,7 @@ def build_agent(
         ValueError: if an argument is invalid, or the algorithm refuses the task.
     """
     make = algorithm_class(algorithm)
-    _check_arguments(make, arguments)
+    check_arguments(make, arguments)
     env = normalize_env(env, normalize_observations, normalize_rewards, arguments.get("gamma", 0.99))
     policy = policy_name(make, env.observation_space)
     try:
@@ -196,15 +198,19 @@ def build_agent(
         raise ValueError(f"{make.__name__} refuses its arguments or the task: {error}") from error
 
 
-def _check_arguments(make: type, arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError if an algorithm does not have an argument, or its value has another type."""
+def check_arguments(make: type, arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError if an algorithm does not have an argument, or its value has another type.
+
+    Args:
+        make: class of the algorithm.
+        arguments: name -> value, as in ``--arguments``.
+    """
     parameters = inspect.signature(make).parameters
     known = {name: each for name, each in parameters.items() if name not in RESERVED}
-    if unknown := arguments.keys() - known.keys():
-        raise ValueError(
-            f"--arguments of {make.__name__} must be among {', '.join(sorted(known))}, got "
-            f"{', '.join(sorted(unknown))}"
-        )
+    if unknown := sorted(arguments.keys() - known.keys()):
+        first = unknown[0]
+        advice = SET_HERE if first in RESERVED else choose_one_of(first, sorted(known))
+        raise ValueError(f"--arguments of {make.__name__}: unknown argument {first}{advice}")
     if texts := [name for name, value in arguments.items() if isinstance(value, str)]:
         raise ValueError(
             f"--arguments must be numbers: schedules are constant, got a text for {', '.join(texts)}"

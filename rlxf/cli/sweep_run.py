@@ -1,15 +1,17 @@
 """Run of a sweep: checks of its options, trials in processes, printed results and written files."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlxf.cli.config_file import to_arguments
 from rlxf.cli.config_values import COMMAND_LINE_ONLY
-from rlxf.cli.job_options import check_same, needs_trust, read_options
+from rlxf.cli.job_options import check_same, named_option, needs_trust, read_options
 from rlxf.cli.output import exit_with, print_out
 from rlxf.experiments.execution import check_replaceable, locked
 from rlxf.experiments.jobs import Job
+from rlxf.experiments.search_space import Case
 from rlxf.experiments.study import FILE as STUDY_FILE
 from rlxf.experiments.study import StorageError, SweepStudy, open_study, quiet, storage_errors
 from rlxf.experiments.sweep import Sweep, TrialEnd
@@ -22,13 +24,15 @@ from rlxf.experiments.sweep_report import (
     importance_advice,
     write_report,
 )
+from rlxf.experiments.toml_files import PlanError
 from rlxf.training.serialization import dump_json
 from rlxf.utils.files import make_folder
 
 STUDY_LOCK = ".study.lock"
 """Name of the lock file in the folder of a sweep."""
 SAMPLES = 20
-"""Number of random combinations of options, of which the command must accept one."""
+"""Number of random combinations of options, of which the command must accept one. Those with one choice of an
+option are as many."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +52,42 @@ class SweepRun:
     threads: int
 
     def check_options(self) -> None:
-        """Raise ValueError unless the command accepts some combination of the options."""
+        """Raise PlanError unless the command accepts each choice, and each option, in some combination."""
         plan = self.plan
         if given := sorted({*COMMAND_LINE_ONLY} & {*plan.settings, *plan.space.options}):
             raise plan.refused(given[0], f"{given[0]} cannot be set in a sweep: write the options themselves")
-        first = None
-        for seed in range(SAMPLES):
+        first = self._accepted_seed(range(SAMPLES))
+        accepted = plan.space.cases_in(plan.space.draw(plan.fixed, first))
+        for case in plan.space.cases(plan.fixed):
+            if case not in accepted:
+                seed = self._accepted_seed([first, *range(SAMPLES)], case)
+                accepted |= plan.space.cases_in(plan.space.draw(plan.fixed, seed, case))
+
+    def _accepted_seed(self, seeds: Sequence[int], case: Case | None = None) -> int:
+        """Return the first of several seeds for which the command accepts the draw, in which the case occurs.
+
+        Raises:
+            PlanError: if it accepts none. The message is that for the first seed.
+        """
+        errors = []
+        for seed in seeds:
             try:
-                read_options(self._words(plan.options(plan.space.draw(plan.fixed, seed))))
-                return
+                read_options(
+                    self._words(self.plan.options(self.plan.space.draw(self.plan.fixed, seed, case)))
+                )
+                return seed
             except ValueError as error:
-                first = first or str(error)
-        message = str(first)
-        names = {*plan.space.options, *plan.fixed}
-        found = [(at, -len(name), name) for name in names if (at := message.find(_option(name))) >= 0]
-        raise plan.refused(min(found)[2] if found else None, f"no combination is accepted: {message}")
+                errors.append(error)
+        raise self._refused(errors[0], case)
+
+    def _refused(self, error: ValueError, case: Case | None) -> PlanError:
+        if case is None:
+            name = named_option(error, {*self.plan.space.options, *self.plan.fixed})
+            return self.plan.refused(name, f"no combination is accepted: {error}")
+        option, chosen = case
+        shown = option if chosen is None else f"{option} = {chosen!r}"
+        name = named_option(error, self.plan.space.options) or option
+        return self.plan.refused(f"search.{name}", f"no combination with {shown} is accepted: {error}")
 
     def _words(self, chosen: dict[str, Any]) -> list[str]:
         return [*self.plan.command.split(), *to_arguments(chosen)]
@@ -121,10 +146,6 @@ class SweepRun:
         if not any(path.name == "importance.png" for path in written):
             with storage_errors(study.place):
                 print_out(f"no importance of options: {importance_advice(study)}")
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _print_end(end: TrialEnd) -> None:

@@ -123,9 +123,9 @@ class TrainingCommand(Command):
         return self.build()
 
     def check(self) -> None:
-        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
+        """Raise ValueError or TypeError if an option is out of range, or a schedule or choice is invalid."""
         check_not_negative(self, "checkpoint_seconds", "seed")
-        check_new_folder(self.path)
+        self.learner.arguments()
 
     def check_agent(self, agent: Any) -> None:  # optional
         """Raise ValueError or TypeError if an option does not suit the agent."""
@@ -203,6 +203,7 @@ class TrainingCommand(Command):
         if run is not None:
             return self.of_run(run, self.progress_bar, self.quiet).prepare_resume(run)
         self.check()
+        check_new_folder(self.path)
         check_tracker(self.track)
         agent = self.build()
         agent.check_processes()

@@ -138,15 +138,26 @@ class Plan:
             for task, agent in self.pairs()
         ]
 
+    def tables(self, task: Task, agent: Agent) -> dict[str, dict[str, Any]]:
+        """Return the tables with options of an agent on a task by their names in the file, the weakest first.
+
+        They are those of all runs, of the agent, of the task, and of the agent on this task.
+        """
+        return {
+            "settings": self.settings,
+            f"agents.{agent.name}": agent.settings,
+            f"tasks.{task.name}": task.settings,
+            f"tasks.{task.name}.agents.{agent.name}": task.overrides.get(agent.name, {}),
+        }
+
     def options(self, task: Task, agent: Agent) -> dict[str, Any]:
         """Return the options of an agent on a task; later ones replace earlier ones of the same name.
 
-        The order is that of all runs, of the agent, of the task, and of the agent on this task. Options of a
-        technique keep its name: ``core.memory.length`` changes the memory of an earlier ``core.memory``.
+        The order is that of `tables`. Options of a technique keep its name: ``core.memory.length`` changes
+        the memory of an earlier ``core.memory``.
         """
-        layers = (self.settings, agent.settings, task.settings, task.overrides.get(agent.name, {}))
         merged: dict[str, Any] = {}
-        for layer in layers:
+        for layer in self.tables(task, agent).values():
             core = _merged_core(merged.get("core"), layer.get("core"))
             merged = merged | layer | ({} if core is None else {"core": core})
         return merged

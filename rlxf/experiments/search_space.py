@@ -6,12 +6,14 @@ Options are written as in a settings file, with their full names, e.g. ``core.me
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
+
+from rlxf.utils.names import plain_name
 
 STEP_TOLERANCE = 1e-9
 """Rounding error of a number of steps between two bounds, as in Optuna."""
@@ -19,11 +21,31 @@ MAX_INT = 10**18
 """Largest absolute value of a bound."""
 Condition = Mapping[str, tuple[str, ...]]
 """Name of another option -> labels of its values with which an option is used."""
+Case = tuple[str, Any]
+"""Name of an option, and the label of one of its choices; None for any number of a range."""
 
 
 def label(value: Any) -> str | float | int | bool:
     """Return a value as Optuna stores it: lists and tables become JSON texts."""
     return value if isinstance(value, str | int | float | bool) else json.dumps(value, sort_keys=True)
+
+
+def holds(name: str, value: Any, labels: Sequence[Any]) -> bool:
+    """Return whether a value of an option has one of the labels in a condition.
+
+    Texts of a core are compared as names of techniques on the command line: case, dashes and underscores are
+    ignored.
+
+    Args:
+        name: full name of the option.
+        value: its value.
+        labels: labels of values.
+    """
+    return any(_plain(name, label(value)) == _plain(name, each) for each in labels)
+
+
+def _plain(name: str, given: Any) -> Any:
+    return plain_name(given) if name.startswith("core.") and isinstance(given, str) else given
 
 
 @dataclass(frozen=True)
@@ -49,6 +71,14 @@ class Choices:
     def option(self, suggestion: Any) -> Any:
         """Return the value of the option for a suggestion."""
         return next(value for value in self.values if _same(label(value), suggestion))
+
+    def suggestion(self, name: str, given: Any) -> Any:
+        """Return the suggestion for a label in a condition on the option of this name; None without one."""
+        return next((label(value) for value in self.values if holds(name, value, [given])), None)
+
+    def labels(self) -> list[Any]:
+        """Return the labels of all choices."""
+        return [label(value) for value in self.values]
 
     def draw(self, rng: random.Random) -> Any:
         """Return a random suggestion."""
@@ -99,6 +129,22 @@ class Range:
         """Return the value of the option for a suggestion; numbers have six significant digits."""
         number = suggestion if self.whole else min(max(float(f"{suggestion:.6g}"), self.low), self.high)
         return number if self.format is None else self.format.replace("{}", str(number))
+
+    def suggestion(self, name: str, given: Any) -> Any:
+        """Return the suggestion for a label in a condition on the option of this name; None without one.
+
+        Only whole numbers, and numbers with a step, without a format, can be compared.
+        """
+        step = 1 if self.whole and self.step is None else self.step
+        if step is None or self.format is not None or type(given) not in (int, float):
+            return None
+        steps = (given - self.low) / step
+        is_step = self.low <= given <= self.high and abs(steps - round(steps)) < STEP_TOLERANCE
+        return (int(given) if self.whole else given) if is_step else None
+
+    def labels(self) -> list[Any]:
+        """Return [None], which stands for any number."""
+        return [None]
 
     def draw(self, rng: random.Random) -> Any:
         """Return a random suggestion."""
@@ -170,10 +216,51 @@ class SearchSpace:
 
         return self._values(stored, fixed)
 
-    def draw(self, fixed: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Return name -> value of random options."""
+    def draw(self, fixed: Mapping[str, Any], seed: int, case: Case | None = None) -> dict[str, Any]:
+        """Return name -> value of random options.
+
+        Args:
+            fixed: name -> value of the options that are not searched.
+            seed: seed of the values.
+            case: an option with one of its choices, which the result has together with the options of its
+                condition. Other options have the values of the draw without it.
+        """
         rng = random.Random(seed)
-        return self._values(lambda name, dimension: dimension.draw(rng), fixed)
+        given = (self._given(case, fixed) if case else None) or {}
+
+        def suggestion(name: str, dimension: Dimension) -> Any:
+            drawn = dimension.draw(rng)
+            return given.get(name, drawn)
+
+        return self._values(suggestion, fixed)
+
+    def cases(self, fixed: Mapping[str, Any]) -> list[Case]:
+        """Return all options with each of their choices, or None for a range, if their condition can hold.
+
+        Args:
+            fixed: name -> value of the options that are not searched.
+        """
+        named = ((name, each) for name, dimension in self.options.items() for each in dimension.labels())
+        return [case for case in named if self._given(case, fixed) is not None]
+
+    def _given(self, case: Case, fixed: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return name -> suggestion of the options that a case determines; None if it never occurs."""
+        name, chosen = case
+        given = {} if chosen is None else {name: chosen}
+        for other, labels in self.options[name].when.items():
+            if other in self.options:
+                found = (self.options[other].suggestion(other, each) for each in labels)
+                given[other] = next((each for each in found if each is not None), None)
+            if given.get(other) is None and not holds(other, fixed.get(other), labels):
+                return None
+        return given
+
+    def cases_in(self, values: Mapping[str, Any]) -> set[Case]:
+        """Return the cases in a combination, as returned by `draw`."""
+        return {
+            (name, label(value) if isinstance(self.options[name], Choices) else None)
+            for name, value in values.items()
+        }
 
     def _values(
         self, suggestion: Callable[[str, Dimension], Any], fixed: Mapping[str, Any]
@@ -181,7 +268,7 @@ class SearchSpace:
         values: dict[str, Any] = {}
         for name, dimension in self._in_order():
             known = {**fixed, **values}
-            if all(label(known.get(other)) in labels for other, labels in dimension.when.items()):
+            if all(holds(other, known.get(other), labels) for other, labels in dimension.when.items()):
                 values[name] = dimension.option(suggestion(name, dimension))
         return values
 

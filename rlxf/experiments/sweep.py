@@ -186,7 +186,10 @@ class Sweep:
 
     @contextmanager
     def _claimed(self) -> "Iterator[Trial | None]":
-        """Yield a trial that no other process works on: an interrupted one, or a new one; None at the end."""
+        """Yield a trial that no other process works on: an interrupted one, or a new one; None at the end.
+
+        The options that are missing are suggested, also those of a trial that was interrupted before.
+        """
         with ExitStack() as stack:
             with self._lock, locked(self.folder / ".sweep.lock"), storage_errors(self.study.place):
                 trials = self.study.trials()
@@ -194,6 +197,7 @@ class Sweep:
                 if trial is None and len(trials) < self.plan.trials:
                     trial = self.study.study.ask()
                     stack.enter_context(locked(self._lock_file(trial.number)))
+                if trial is not None:
                     self.plan.space.suggest(trial, self.plan.fixed)
             yield trial
 

@@ -1,6 +1,6 @@
 """Sweep files: a training command, its fixed options, and the search space, in TOML."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
@@ -14,6 +14,7 @@ from rlxf.experiments.search_space import (
     Range,
     SearchSpace,
     check_range,
+    holds,
     label,
 )
 from rlxf.experiments.sweep_plan import DIRECTIONS, METRIC, Pruning, SweepPlan, fixed_options, flatten
@@ -47,6 +48,20 @@ def _overlaps(searched: str, fixed: str, value: Any) -> bool:
     if fixed == searched:
         return not isinstance(value, dict)
     return fixed.startswith(f"{searched}.") and not searched.startswith("core.")
+
+
+def _listed(labels: Iterable[Any]) -> str:
+    return " or ".join(map(repr, labels))
+
+
+def _hint(searched: Dimension) -> str:
+    """Return the values of an option that a condition can have, to be added to a message."""
+    if isinstance(searched, Range):
+        return (
+            f" from low = {searched.low} and high = {searched.high}: conditions need choices, or a range of "
+            f"whole numbers or with a step, without a format"
+        )
+    return f": the choices are {_listed(searched.labels())}"
 
 
 class _Reader(TomlReader):
@@ -99,7 +114,9 @@ class _Reader(TomlReader):
                 f"{self.path} has no options to search: add them to a table [search], or choose space = "
                 f"{' or '.join(map(repr, SPACES))}"
             )
-        self.check_conditions(own, {*options, *fixed})
+        for name, dimension in own.items():
+            for other in dimension.when:
+                self.check_condition(name, dimension, other, options, fixed)
         return SearchSpace(options)
 
     def dimensions(self, table: Mapping[str, Any], prefix: str = "") -> dict[str, Dimension]:
@@ -177,20 +194,47 @@ class _Reader(TomlReader):
             if not isinstance(values, dict)
         }
 
-    def check_conditions(self, options: Mapping[str, Dimension], known: set[str]) -> None:
-        """Raise PlanError if a condition names an option that has no value when it is needed."""
-        for name, dimension in options.items():
-            for other in dimension.when:
-                if other not in known:
-                    hint = did_you_mean(other, known)
-                    raise self.error(
-                        name,
-                        f"when of search.{name} names {other}, which is neither fixed nor searched{hint}",
-                    )
-                if other in options and options[other].when:
-                    raise self.error(
-                        name, f"when of search.{name} names {other}, which has a condition itself"
-                    )
+    def check_condition(
+        self,
+        name: str,
+        dimension: Dimension,
+        other: str,
+        options: Mapping[str, Dimension],
+        fixed: Mapping[str, Any],
+    ) -> None:
+        """Raise PlanError if the condition of an option on another one names no option, or never holds.
+
+        Args:
+            name: name of the option.
+            dimension: its values, with the condition.
+            other: name of the other option.
+            options: all options that are searched.
+            fixed: name -> value of the other options.
+        """
+        labels = dimension.when[other]
+        start = f"when of search.{name}"
+        if other not in options and other not in fixed:
+            hint = did_you_mean(other, {*options, *fixed})
+            raise self.error(name, f"{start} names {other}, which is neither fixed nor searched{hint}")
+        if other not in options and not holds(other, fixed[other], labels):
+            given = f"[settings] has {other} = {fixed[other]!r}, not {_listed(labels)}"
+            raise self.error(name, f"{start} never holds: {given}; correct it, or remove the option")
+        if other in options:
+            self.check_searched_condition(name, start, other, labels, options[other])
+
+    def check_searched_condition(
+        self, name: str, start: str, other: str, labels: tuple[Any, ...], searched: Dimension
+    ) -> None:
+        """Raise PlanError if a searched option has a condition itself, or not all values of a condition."""
+        if searched.when:
+            raise self.error(name, f"{start} names {other}, which has a condition itself")
+        if not labels:
+            raise self.error(name, f"{start} has no value of {other}: give at least one")
+        for value in labels:
+            if searched.suggestion(other, value) is None:
+                raise self.error(
+                    name, f"{start} has {other} = {value!r}, which is never suggested{_hint(searched)}"
+                )
 
     def count(self, key: str, value: Any, low: int) -> int:
         """Return a whole number of at least ``low``."""

@@ -97,9 +97,12 @@ def test_a_baseline_has_no_agent_to_evaluate(tmp_path, capsys, command):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--arguments", '{"n_step": 3}'], "--arguments of PPO must be among"),
-        (["--arguments", '{"env": "x"}'], "got env"),
-        (["--arguments", '{"seed": 1}'], "got seed"),
+        (
+            ["--arguments", '{"n_step": 3}'],
+            "--arguments of PPO: unknown argument n_step; did you mean n_steps? Choose one of batch_size, ",
+        ),
+        (["--arguments", '{"env": "x"}'], "unknown argument env, which the command sets: remove it"),
+        (["--arguments", '{"seed": 1}'], "unknown argument seed, which"),
         (["--total-timesteps", "0"], "--total-timesteps must be at least 1, got 0"),
         (["--frame-stack", "0"], "--frame-stack must be at least 1"),
         (
@@ -113,7 +116,7 @@ def test_a_baseline_has_no_agent_to_evaluate(tmp_path, capsys, command):
             "needs Box observations",
         ),
         (["--arguments", "[1]"], "--arguments must be a JSON object, got [1]"),
-        (["--arguments", '{"_init_setup_model": false}'], "got _init_setup_model"),
+        (["--arguments", '{"_init_setup_model": false}'], "unknown argument _init_setup_model"),
         (["--arguments", '{"learning_rate": "linear:1:0"}'], "got a text for learning_rate"),
         (["--arguments", '{"gamma": null}'], "gamma in --arguments of PPO must be a number, got null"),
         (

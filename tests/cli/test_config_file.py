@@ -6,6 +6,7 @@ import shlex
 import sys
 from contextlib import suppress
 from dataclasses import fields, replace
+from datetime import date
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from rlxf.attention.registry import TECHNIQUES, technique_to_json
 from rlxf.cli import main, spec_options
 from rlxf.cli.commands import COMMANDS
 from rlxf.cli.config_file import JSON_OPTIONS, to_arguments
-from rlxf.cli.config_values import CHOICES, known_options
+from rlxf.cli.config_values import CHOICES, SettingsError, known_options
 from rlxf.cli.entry_point import parse
 from rlxf.cli.runs import GTRXL, TRAINING_COMMANDS, options_to_config
 from rlxf.utils.toml import MAX_BYTES
@@ -85,8 +86,17 @@ def test_values_cannot_become_options(value):
 
 @pytest.mark.parametrize("value", [object(), [[1]], [True], [{}]])
 def test_values_of_other_types_are_rejected(value):
-    with pytest.raises(TypeError, match="dataset must contain texts or numbers"):
+    with pytest.raises(SettingsError, match="dataset must contain texts or numbers"):
         to_arguments({"dataset": value})
+
+
+@pytest.mark.parametrize("value", [date(2026, 1, 1), float("nan"), [object()]])
+@pytest.mark.parametrize("name", ["env_kwargs", "core.pattern"])
+def test_entries_of_tables_that_json_does_not_have_are_rejected(name, value):
+    table = {"name": "Window", "inner": {"entry": value}}
+    with pytest.raises(SettingsError, match=f"{name} must contain texts, finite numbers") as error:
+        to_arguments({name: table})
+    assert error.value.name == name
 
 
 ALL_TECHNIQUES = [technique for techniques in TECHNIQUES.values() for technique in techniques.values()]

@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -339,6 +340,22 @@ def test_workers_of_a_cluster_get_an_absolute_folder(folder, capsys):
     assert parse(["experiment", "small.toml", "--scheduler", "tcp://x:1"]).folder == folder
     words = ("experiment", "small.toml", "--scheduler", "tcp://x:1", "--processes", "2")
     assert "--processes is for this machine" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(("scheduler", "start"), [(["--scheduler", "tcp://x:1"], True), ([], False)])
+def test_workers_of_a_cluster_get_absolute_paths(folder, scheduler, start):
+    """The options of the runs, which the next call compares, have the same paths."""
+    other = MAZE.format("", 'config = "own.toml"\npretrained = "runs/other"')
+    Path("small.toml").write_text(other.replace('"MlpPolicy"', '"None"'))
+    Path("own.toml").write_text("gamma = 0.5\n")
+    work = parse(["experiment", "small.toml", *scheduler]).prepare()
+    ((_, job),) = work.args[1]
+    words = dict(pairwise(job.arguments))
+    root = f"{Path.cwd()}/" if start else ""
+    assert (words["--config"], words["--pretrained"]) == (f"{root}own.toml", f"{root}runs/other")
+    assert words["--policy"] == "None"
+    written = json.loads(job.options)
+    assert (written["pretrained"], written["gamma"]) == (f"{root}runs/other", 0.5)
 
 
 def test_a_second_process_is_refused(folder, capsys):

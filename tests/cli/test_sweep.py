@@ -18,6 +18,8 @@ from rlxf.cli.entry_point import parse
 from rlxf.cli.sweep_run import SweepRun
 from rlxf.experiments.execution import locked
 from rlxf.experiments.study import StorageError
+from rlxf.experiments.sweep_file import SPACES, read_sweep_plan
+from rlxf.experiments.toml_files import PlanError
 from tests.cli.running import refused
 
 FILE = """\
@@ -34,7 +36,6 @@ segment_length = 8
 batch_size = 16
 n_epochs = 1
 core.memory.length = 4
-core.heads = 2
 episodes = 3
 attention_maps_every = "None"
 videos = false
@@ -44,7 +45,8 @@ quiet = true
 
 [search]
 learning_rate = { low = 1e-4, high = 1e-2, log = true, format = "linear:{}:0" }
-core.width = [4, 8, 9]
+core.width = [4, 8, 6]
+core.heads = [2, 3]
 """
 
 
@@ -52,6 +54,10 @@ core.width = [4, 8, 9]
 def folder(tmp_path):
     (tmp_path / "small.toml").write_text(FILE)
     return tmp_path / "runs" / "small"
+
+
+def check_options(path: str) -> None:
+    SweepRun(read_sweep_plan(Path(path)), Path("runs"), processes=1, threads=1).check_options()
 
 
 def study_of(folder: Path) -> optuna.Study:
@@ -76,13 +82,13 @@ def start(*words: str) -> subprocess.Popen:
 
 @pytest.mark.slow
 def test_a_sweep_ends_with_settings_that_train(folder, capsys):
-    """With this seed, one trial is possible and one has a width that the heads do not divide."""
-    Path("small.toml").write_text(FILE.replace("trials = 3", "trials = 3\nsampler_seed = 3"))
+    """With this seed, two trials are possible and one has a width that the heads do not divide."""
+    Path("small.toml").write_text(FILE.replace("trials = 3", "trials = 3\nsampler_seed = 0"))
     main(["sweep", "small.toml"])
     out = capsys.readouterr().out
     assert "0 of 3 trials: runs/small" in out
     assert len(re.findall(r"^trial \d: ", out, re.MULTILINE)) == 3
-    assert "failed: Error parsing core: heads must divide width, got 2 heads and width 9" in out
+    assert "failed: Error parsing core: heads must divide width, got 3 heads and width 4" in out
     assert "no importance of options: it needs 10 complete trials" in out
     assert "ExperimentalWarning" not in out
     states = [trial.state.name for trial in study_of(folder).trials]
@@ -100,10 +106,7 @@ def test_a_sweep_ends_with_settings_that_train(folder, capsys):
 
 def test_a_sweep_without_a_complete_trial_exits_with_2(folder, capsys):
     """With this seed, the width of the only trial is not divisible by the heads, so nothing is trained."""
-    text = FILE.replace("trials = 3", "trials = 1\nsampler_seed = 0").replace(
-        "[4, 8, 9]", "[9, 15, 21, 27, 4]"
-    )
-    Path("small.toml").write_text(text)
+    Path("small.toml").write_text(FILE.replace("trials = 3", "trials = 1\nsampler_seed = 0"))
     assert "no trial is complete; the reasons are in runs/small/trials.md" in refused(
         capsys, "sweep", "small.toml"
     )
@@ -114,7 +117,7 @@ def test_a_sweep_without_a_complete_trial_exits_with_2(folder, capsys):
 @pytest.mark.slow
 @pytest.mark.faults
 def test_a_killed_sweep_continues_its_runs(folder, capsys):
-    text = FILE.replace("trials = 3", "trials = 1").replace("[4, 8, 9]", "[4, 8]")
+    text = FILE.replace("trials = 3", "trials = 1").replace("[4, 8, 6]", "[4, 8]").replace("[2, 3]", "[2]")
     text = text.replace("evaluate_every = 32", "evaluate_every = 0")
     Path("small.toml").write_text(text.replace("= 64", "= 1600\ncheckpoint_seconds = 0.2"))
     killed = start()
@@ -134,7 +137,11 @@ def test_a_killed_sweep_continues_its_runs(folder, capsys):
 @pytest.mark.slow
 @pytest.mark.faults
 def test_ctrl_c_reports_the_trials_and_saves_the_progress(folder, capfd):
-    text = FILE.replace("= 64", "= 1_000_000\ncheckpoint_seconds = 0.2").replace("[4, 8, 9]", "[4, 8]")
+    text = (
+        FILE.replace("= 64", "= 1_000_000\ncheckpoint_seconds = 0.2")
+        .replace("[4, 8, 6]", "[4, 8]")
+        .replace("[2, 3]", "[2]")
+    )
     Path("small.toml").write_text(text.replace("evaluate_every = 32", "evaluate_every = 0"))
     sweep = start()
     wait_for(lambda: list(folder.glob("trial-*/seed-0/checkpoints/*")))
@@ -164,18 +171,23 @@ def test_two_processes_share_a_sweep(folder):
         (
             "core.width =",
             "core.widht =",
-            "small.toml, line 24: no combination is accepted: unknown option --core.widht; did you mean",
+            "small.toml, line 23: no combination is accepted: unknown option --core.widht; did you mean",
         ),
         (
-            "[4, 8, 9]",
-            "[3, 9]",
+            "[4, 8, 6]",
+            "[5, 7]",
             "small.toml: no combination is accepted: Error parsing core: heads must divide",
         ),
-        ("episodes = 3", "episods = 3", "line 15: no combination is accepted: unknown option --episods"),
-        ("episodes = 3", 'tuned = "tmaze-50"', "line 15: tuned cannot be set in a sweep: write the options"),
-        ("[4, 8, 9]", '[4]\ntuned = ["tmaze-50"]', "line 25: tuned cannot be set in a sweep: write the"),
+        ("episodes = 3", "episods = 3", "line 14: no combination is accepted: unknown option --episods"),
+        ("episodes = 3", 'tuned = "tmaze-50"', "line 14: tuned cannot be set in a sweep: write the options"),
+        ("[2, 3]", '[2]\ntuned = ["tmaze-50"]', "line 25: tuned cannot be set in a sweep: write the"),
+        (
+            "episodes = 3",
+            "episodes = 2026-01-01",
+            "line 14: no combination is accepted: episodes must contain texts",
+        ),
         ("trials =", "trails =", "line 2: the file has an unknown key trails; did you mean trials?"),
-        ("low = 1e-4", "low = 1", "line 23: search.learning_rate must have low < high"),
+        ("low = 1e-4", "low = 1", "line 22: search.learning_rate must have low < high"),
     ],
 )
 def test_invalid_files_are_refused_before_anything_is_made(folder, capsys, old, new, message):
@@ -183,6 +195,54 @@ def test_invalid_files_are_refused_before_anything_is_made(folder, capsys, old, 
     Path("small.toml").write_text(FILE.replace(old, new))
     assert message in refused(capsys, "sweep", "small.toml")
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("added", "message"),
+    [
+        (
+            'core.recurrence = ["None", "GRUU"]',
+            "line 23: no combination with core.recurrence = 'GRUU' is accep",
+        ),
+        ('core.recurrence = ["None", "GRUU"]', "unknown recurrence 'GRUU'; did you mean GRU?"),
+        (
+            'core.recurrence = ["None", "GRU"]\n'
+            'core.memory.lenght = { choices = [8, 16], when = { core.recurrence = "None" } }',
+            "line 24: no combination with core.recurrence = 'None' is accepted: unknown option "
+            "--core.memory.lenght; did you mean --core.memory.length?",
+        ),
+        (
+            "n_epochs = { low = 1, high = 1000 }\n"
+            "gamm = { low = 0.9, high = 0.99, when = { n_epochs = [1, 2] } }",
+            "line 24: no combination with gamm is accepted: unknown option --gamm; did you mean --gamma?",
+        ),
+        ("normalize_rewards = [true, 2]", "line 23: no combination with normalize_rewards = 2 is accepted"),
+    ],
+)
+def test_each_choice_and_each_option_is_checked(folder, added, message):
+    """Random combinations need not contain them, but trials would."""
+    text = FILE.replace("n_epochs = 1\n", "").replace("core.memory.length = 4\n", "")
+    Path("small.toml").write_text(f"{text}{added}\n")
+    with pytest.raises(PlanError) as error:
+        check_options("small.toml")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_choices_that_are_possible_together_with_some_others_are_accepted(folder, seed):
+    """The widths 14, 22 and 26 suit one of the numbers of heads each."""
+    heads = [[7, 11, 13], [11, 13, 7], [13, 7, 11]][seed]
+    text = FILE.replace("[4, 8, 6]", "[14, 22, 26]").replace("[2, 3]", str(heads))
+    Path("small.toml").write_text(text)
+    check_options("small.toml")
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_all_choices_of_the_spaces_of_the_package_are_accepted(tmp_path, space):
+    path = tmp_path / "sweep.toml"
+    needed = 'dataset = "a/b-v0"' if space == "dt" else 'env = "CartPole-v1"'
+    path.write_text(f'command = "train {space}"\nspace = "{space}"\n[settings]\n{needed}\n')
+    check_options(str(path))
 
 
 def test_files_of_the_user_are_not_replaced(folder, capsys):

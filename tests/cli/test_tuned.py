@@ -40,6 +40,18 @@ def test_files_are_valid_settings_with_task_result_and_command(command, name):
         assert options.learner.arguments()  # raises for invalid values
 
 
+@pytest.mark.parametrize("name", tuned_files("train gtrxl"))
+def test_the_command_of_settings_measures_them(name):
+    """The benchmark of default settings has no other options, and the other commands name the settings."""
+    file = tuned_file(name, "train gtrxl")
+    measured = description(file)[-1]
+    settings = tomllib.loads(file.read_text())
+    if measured == "scripts/bench.py defaults":
+        assert settings.keys() <= {"env", "env_kwargs", "total_timesteps"}
+    else:
+        assert measured.startswith(("rlxf experiment scripts/", f"rlxf train gtrxl --tuned {name}"))
+
+
 def test_names_are_unique_over_all_commands():
     names = [name for _, name in FILES]
     assert len({*names}) == len(names)

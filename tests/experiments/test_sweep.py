@@ -13,6 +13,8 @@ import pytest
 from rlxf.experiments import sweep as module
 from rlxf.experiments.execution import locked
 from rlxf.experiments.jobs import ExperimentError, Outcome
+from rlxf.experiments.search_space import Choices
+from rlxf.experiments.study import StorageError
 from rlxf.experiments.sweep import objective
 from rlxf.experiments.sweep_report import (
     MIN_IMPORTANCE,
@@ -235,13 +237,39 @@ def test_a_trial_of_another_folder_is_left_alone(tmp_path, monkeypatch):
     assert [end.number for end in ends] == list(range(1, 8))
 
 
-def test_a_trial_whose_process_died_before_its_suggestions_fails(tmp_path):
-    _, study, _ = make_sweep(tmp_path, NO_PRUNING)
-    study.study.ask()
-    sweep, _, ends = make_sweep(tmp_path, NO_PRUNING)
+@pytest.mark.parametrize("stored", [(), ("core.layers",), ("gamma", "core.layers")])
+def test_a_trial_whose_process_died_before_all_suggestions_is_continued(tmp_path, stored):
+    """Stored suggestions are kept, and missing ones are made; without any, as in an uninterrupted sweep."""
+    _, study, _ = make_sweep(tmp_path / "cut", NO_PRUNING)
+    trial = study.study.ask()
+    kept = {name: study.plan.space.options[name].suggest(trial, name) for name in stored}
+    sweep, study, ends = make_sweep(tmp_path / "cut", NO_PRUNING)
     sweep.run(1)
-    assert ends[0].reason == "it has no value of gamma"
-    assert ends[1].state == "complete"
+    assert [end.state for end in ends] == ["complete"] * 8
+    params = study.trials()[0].params
+    assert params.keys() == {"gamma", "core.layers"}
+    assert kept.items() <= params.items()
+    if not stored:
+        assert [trial.params for trial in study.trials()] == suggestions(tmp_path / "whole")
+
+
+def test_a_storage_that_fails_during_suggestions_loses_no_trial(tmp_path, monkeypatch):
+    suggest, calls = Choices.suggest, []
+
+    def fail_once(self, trial, name):
+        calls.append(name)
+        if len(calls) == 1:
+            raise OSError("the storage is not reachable")
+        return suggest(self, trial, name)
+
+    monkeypatch.setattr(Choices, "suggest", fail_once)
+    sweep, study, _ = make_sweep(tmp_path, NO_PRUNING)
+    with pytest.raises(StorageError, match="the storage is not reachable"):
+        sweep.run(1)
+    assert [trial.params.keys() for trial in study.trials()] == [{"gamma"}]
+    sweep, study, ends = make_sweep(tmp_path, NO_PRUNING)
+    sweep.run(1)
+    assert [end.state for end in ends] == ["complete"] * 8
 
 
 def test_reported_points_are_not_judged_again(tmp_path, monkeypatch):

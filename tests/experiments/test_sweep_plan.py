@@ -93,14 +93,59 @@ def test_draws_are_suggestions_of_optuna(dimension):
         assert np.median(draws) < (dimension.low + dimension.high) / 5
 
 
-def test_a_condition_can_hold_for_a_fixed_option(read):
-    text = FILE.replace("core.layers = 2", 'core.recurrence = "GRU"').replace(
-        'core.recurrence = ["None", "GRU"]', ""
-    )
-    plan = read(text)
-    assert "core.memory.length" not in plan.space.draw(plan.fixed, 0)
-    plan = read(text.replace('"GRU"', '"None"', 1))
+FIXED = FILE.replace("core.layers = 2", 'core.recurrence = "GRU"').replace(
+    'core.recurrence = ["None", "GRU"]', ""
+)
+
+
+@pytest.mark.parametrize("name", ["None", "none", "NONE"])
+def test_a_condition_can_hold_for_a_fixed_option(read, name):
+    """Names of techniques are compared as on the command line."""
+    plan = read(FIXED.replace('"GRU"', f'"{name}"', 1))
     assert "core.memory.length" in plan.space.draw(plan.fixed, 0)
+    shipped = FIXED.partition("[search]")[0].replace("trials", 'space = "gtrxl"\ntrials')
+    plan = read(shipped.replace('"GRU"', f'"{name}"', 1))
+    assert "core.memory.length" in plan.space.draw(plan.fixed, 0)
+
+
+def test_a_condition_of_the_package_need_not_hold(read):
+    """Those of the file must: see the invalid files."""
+    for extra in ("", '[search]\ncore.recurrence = ["MinGRU", "LRU"]\n'):
+        text = FIXED.partition("[search]")[0].replace("trials", 'space = "gtrxl"\ntrials')
+        plan = read((text.replace('core.recurrence = "GRU"', "") if extra else text) + extra)
+        assert "core.memory.length" not in {name for name, _ in plan.space.cases(plan.fixed)}
+
+
+@pytest.mark.parametrize(
+    ("value", "given"),
+    [
+        ("[0.9, 0.99]", "0.99"),
+        ('["gru-gate", "None"]', '"GRUGate"'),
+        ("{ low = 1, high = 8 }", "8"),
+        ("{ low = 1, high = 7, step = 2 }", "[3, 5]"),
+        ("{ low = 0.1, high = 0.7, step = 0.2 }", "0.3"),
+        ("[true, false]", "true"),
+    ],
+)
+def test_an_option_is_drawn_with_each_choice_and_its_condition(read, value, given):
+    """Whatever the other option has in a random draw, the option occurs if it is asked for."""
+    text = FILE.replace("n_epochs = { low = 1, high = 8 }", f'"core.residual" = {value}')
+    plan = read(f"{text}n_envs = {{ choices = [2, 4], when = {{ core.residual = {given} }} }}\n")
+    cases = [case for case in plan.space.cases(plan.fixed) if case[0] == "n_envs"]
+    assert cases == [("n_envs", 2), ("n_envs", 4)]
+    for case in cases:
+        for seed in range(5):
+            values = plan.space.draw(plan.fixed, seed, case)
+            assert values["n_envs"] == case[1]
+            assert case in plan.space.cases_in(values)
+
+
+def test_a_draw_of_a_case_changes_no_other_option(read):
+    plan = read(FILE)
+    before = plan.space.draw(plan.fixed, 3)
+    for choice in (True, False):
+        after = plan.space.draw(plan.fixed, 3, ("env_kwargs.active", choice))
+        assert after == before | {"env_kwargs.active": choice}
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -181,6 +226,42 @@ def test_stored_suggestions_are_restored(read):
             'when = { core.recurrence = "None" }',
             "when = 3",
             "when of search.core.memory.length must be a table",
+        ),
+        (
+            'when = { core.recurrence = "None" }',
+            'when = { core.recurrence = ["None", "GRUU"] }',
+            "when of search.core.memory.length has core.recurrence = 'GRUU', which is never suggested"
+            ": the choices are 'None' or 'GRU'",
+        ),
+        (
+            'when = { core.recurrence = "None" }',
+            "when = { n_epochs = 9 }",
+            "line 14: when of search.core.memory.length has n_epochs = 9, which is never suggested from",
+        ),
+        (
+            'when = { core.recurrence = "None" }',
+            "when = { n_epochs = 1.5 }",
+            "n_epochs = 1.5, which is never suggested from low = 1 and high = 8: conditions need choices, or",
+        ),
+        (
+            'when = { core.recurrence = "None" }',
+            "when = { learning_rate = 1e-4 }",
+            "learning_rate = 0.0001, which is never suggested from low = 1e-05 and high = 0.01: condition",
+        ),
+        (
+            'when = { core.recurrence = "None" }',
+            "when = { core.recurrence = [] }",
+            "when of search.core.memory.length has no value of core.recurrence: give at least one",
+        ),
+        (
+            'when = { core.recurrence = "None" }',
+            "when = { core.layers = [1, 3] }",
+            "when of search.core.memory.length never holds: [settings] has core.layers = 2, not 1 or 3",
+        ),
+        (
+            'core.recurrence = ["None", "GRU"]',
+            'core.recurrence = { choices = ["None"], when = { core.layers = 2 } }',
+            "when of search.core.memory.length names core.recurrence, which has a condition itself",
         ),
         ("[search]", "[search", "is not a TOML file"),
         ("n_epochs", "n_epochs" + ".a" * 10_000, "sweep.toml: the key in line 12 has more than 64 parts"),

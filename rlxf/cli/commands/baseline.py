@@ -78,6 +78,20 @@ class Baseline(Command):
     track: Track = None
     device: Device = "auto"
 
+    def check(self) -> None:
+        """Raise ValueError or TypeError if an option is out of range, or an argument is invalid."""
+        check_counts(self, "total_timesteps", "episodes", "evaluation_episodes", "n_envs", "frame_stack")
+        check_not_negative(self, "seed", "evaluate_every")
+        check_stop_return(self.stop_return, self.evaluate_every, self.episodes)
+        self.task.check()
+        json_object(self.arguments, "--arguments")
+        if self.algorithm == "random":
+            self._check_random()
+        elif self.arguments:
+            from rlxf.cli.sb3_baselines import algorithm_class, check_arguments
+
+            check_arguments(algorithm_class(self.algorithm), self.arguments)
+
     def prepare(self) -> Callable[[], None]:
         """Check the options, make the agent and the run, and return the training to run."""
         from rlxf.cli.runs import options_to_config
@@ -86,10 +100,7 @@ class Baseline(Command):
         from rlxf.training.trackers import check_tracker
 
         check_tracker(self.track)
-        check_counts(self, "total_timesteps", "episodes", "evaluation_episodes", "n_envs", "frame_stack")
-        check_not_negative(self, "seed", "evaluate_every")
-        json_object(self.arguments, "--arguments")
-        check_stop_return(self.stop_return, self.evaluate_every, self.episodes)
+        self.check()
         path = self.run or default_run_path(f"{self.algorithm}-{self.task.env}", self.seed)
         names = {PROGRAM: BASELINE, "agent": self.algorithm}
         check_new_folder(path)
@@ -100,7 +111,6 @@ class Baseline(Command):
         from rlxf.cli.sb3_baselines import RandomPolicy, build_agent
 
         if self.algorithm == "random":
-            self._check_random()
             return RandomPolicy(self._stacked_task().make(self.n_envs, self.seed), self.seed)
         return build_agent(
             self.algorithm,

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rlxf.experiments.jobs import Job, Outcome
     from rlxf.experiments.plan import Cell, Plan
 
+PATH_OPTIONS = ("config", "pretrained")
+"""Options of training commands that are the path of a file or folder."""
+
 
 @options
 class Experiment(Command):
@@ -50,8 +53,8 @@ class Experiment(Command):
     """Number of threads of each run."""
     scheduler: str | None = None
     """Address of a scheduler of dask.distributed, e.g. tcp://10.0.0.1:8786, whose workers train the runs in
-    place of this machine. They need the folder of the experiment at the same path, and the extra
-    "experiment"."""
+    place of this machine. They need the folder of the experiment, and the paths of "config" and
+    "pretrained", at the same place, and the extra "experiment"."""
 
     def prepare(self) -> Callable[[], None]:
         """Read the file, check the options of all runs, and return the function that trains them."""
@@ -102,26 +105,34 @@ class Experiment(Command):
         folder = Path("runs", self.file.stem) if self.output is None else self.output
         return folder if self.scheduler is None else folder.absolute()
 
+    def _with_paths(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a run; with ``scheduler``, paths are absolute as in `folder`."""
+        if self.scheduler is None:
+            return settings
+        given = {name: settings[name] for name in PATH_OPTIONS if isinstance(settings.get(name), str)}
+        return settings | {name: str(Path(path).absolute()) for name, path in given.items() if path != "None"}
+
     def _job(self, cell: "Cell", options: dict[str, Any]) -> "Job":
         from rlxf.cli.config_file import to_arguments
         from rlxf.experiments.jobs import Job
         from rlxf.training.serialization import dump_json
 
-        arguments = (*to_arguments(cell.settings), "--seed", str(cell.seed))
+        arguments = (*to_arguments(self._with_paths(cell.settings)), "--seed", str(cell.seed))
         trusted, written = needs_trust(options), dump_json(options).decode()
         return Job(str(self.folder / cell.name), cell.command, arguments, trusted, self.threads, written)
 
     def _read_options(self, plan: "Plan") -> dict[tuple[str, str], dict[str, Any]]:
-        """Return (task, agent) -> options of its runs; raise ValueError if they are invalid."""
+        """Return (task, agent) -> options of its runs; raise PlanError if they are invalid."""
         from rlxf.cli.config_file import to_arguments
+        from rlxf.cli.experiment_errors import refused_options
 
         options = {}
         for task, agent in plan.pairs():
             try:
-                words = [*agent.command.split(), *to_arguments(plan.options(task, agent))]
-                options[task.name, agent.name] = read_options(words)
+                arguments = to_arguments(self._with_paths(plan.options(task, agent)))
+                options[task.name, agent.name] = read_options([*agent.command.split(), *arguments])
             except ValueError as error:
-                raise ValueError(f"{self.file}: agent {agent.name} on task {task.name}: {error}") from None
+                raise refused_options(self.file, plan, task, agent, error) from None
         return options
 
     def _run(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:

@@ -310,8 +310,9 @@ class TrainGTrXL(EvaluatedTrainingCommand):
         return f"gtrxl-{self.task.env}"
 
     def check(self) -> None:
-        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
+        """Raise ValueError or TypeError if an option is invalid."""
         check_counts(self, "total_timesteps", "episodes")
+        self.task.check()
         self.tensorboard.check()
         self.processes.check()
         super().check()

@@ -226,7 +226,7 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
         return DecisionTransformer(self.load_data(), core=self.core, seed=self.seed, **options)
 
     def check(self) -> None:
-        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
+        """Raise ValueError or TypeError if an option is invalid."""
         if self.baselines:
             process_group().check_single_process("--baselines")
             if self.episodes == 0:
@@ -313,7 +313,7 @@ class Pretrain(OfflineTraining):
     agent_name, folder_prefix = PRETRAINING, "pretraining"
 
     def check(self) -> None:
-        """Raise ValueError if an option is out of range, and FileExistsError if the run folder exists."""
+        """Raise ValueError or TypeError if an option is invalid."""
         as_predicted_tokens(self.predicted_tokens)
         super().check()
 

@@ -1,0 +1,54 @@
+"""Errors in the options of an experiment file, with the line that sets the option."""
+
+import re
+from pathlib import Path
+
+from rlxf.cli.job_options import named_option
+from rlxf.experiments.experiment_file import KEYS
+from rlxf.experiments.plan import Agent, Plan, Task
+from rlxf.experiments.sweep_plan import flatten
+from rlxf.experiments.toml_files import PlanError, TomlReader
+from rlxf.utils.names import similar_name
+from rlxf.utils.toml import read_text
+
+PROPOSAL = re.compile(r"unknown option \S+; did you mean --(?P<near>[\w.-]+)\?|unknown option ")
+"""Pattern of a message about an option that the command does not have."""
+
+
+def refused_options(file: Path, plan: Plan, task: Task, agent: Agent, error: Exception) -> PlanError:
+    """Return an error of the options of an agent on a task, with the line of the file.
+
+    Args:
+        file: the experiment file.
+        plan: its content.
+        task: the task.
+        agent: the agent.
+        error: error of the command line.
+    """
+    tables = plan.tables(task, agent)
+    entries = {table: {name for name, _ in flatten(options)} for table, options in tables.items()}
+    name = named_option(error, set().union(*entries.values()))
+    table = next((table for table in reversed(entries) if name in entries[table]), "")
+    message = str(error) if name is None else _with_keys(str(error), name, table)
+    message = f"agent {agent.name} on task {task.name}: {message}"
+    if name is None:
+        return PlanError(f"{file}: {message}")
+    place = f"{table}.{name}" if table else name
+    return TomlReader(file, read_text(file, "experiment file")).error(place, message)
+
+
+def _with_keys(message: str, name: str, table: str) -> str:
+    """Return a message about an unknown option, which proposes a key of the table if that is more similar."""
+    match = PROPOSAL.match(message)
+    own = _own_keys(table)
+    if match is None or not own:
+        return message
+    first = name.partition(".")[0]
+    near = similar_name(first, [*own, *([match["near"].replace("-", "_")] if match["near"] else [])])
+    return f"unknown option {first}; did you mean {near}?" if near in own else message
+
+
+def _own_keys(table: str) -> tuple[str, ...]:
+    """Return the keys of a table of tasks or agents that are not options of a command."""
+    kind, _, rest = table.partition(".")
+    return KEYS[kind.removesuffix("s")] if rest and ".agents." not in rest else ()

@@ -1,0 +1,170 @@
+"""Tests of errors in the options of an experiment file, which name the line and similar keys."""
+
+from pathlib import Path
+
+import pytest
+
+from rlxf.cli.job_options import named_option, read_options
+from tests.cli.running import refused
+
+FILE = """\
+[settings]
+episodes = 3
+
+[tasks.pole]
+env = "CartPole-v1"
+{task}
+
+[agents.random]
+command = "baseline random"
+{agent}
+
+[agents.ppo]
+command = "baseline ppo"
+{ppo}
+"""
+OVERRIDE = "[tasks.pole.agents.random]\n{}"
+
+
+@pytest.mark.parametrize(
+    ("table", "text", "message"),
+    [
+        ("task", "scorerange = [0, 1]", "line 6: agent random on task pole: unknown option scorerange; did "),
+        ("task", "scorerange = [0, 1]", "did you mean score_range?"),
+        (
+            "task",
+            "agnets.ppo.n_envs = 2",
+            "line 6: agent random on task pole: unknown option agnets; did you",
+        ),
+        ("task", "stop_retur = 1", "line 6: agent random on task pole: unknown option --stop-retur; did"),
+        (
+            "agent",
+            "comand = 'x'",
+            "line 10: agent random on task pole: unknown option comand; did you mean com",
+        ),
+        (
+            "agent",
+            "quit = true",
+            "line 10: agent random on task pole: unknown option --quit; did you mean --q",
+        ),
+        ("agent", "quit = false", "line 10: agent random on task pole: unknown option --no-quit"),
+        (
+            "agent",
+            "frame_stak = 2",
+            "line 10: agent random on task pole: unknown option --frame-stak; did you",
+        ),
+        (
+            "agent",
+            "track = 2026-01-01",
+            "line 10: agent random on task pole: track must contain texts or num",
+        ),
+        ("agent", "env_kwargs.x = 2026-01-01", "line 10: agent random on task pole: env_kwargs must contain"),
+        ("ppo", OVERRIDE.format("total_timestep = 1"), "line 15: agent random on task pole: unknown option"),
+        (
+            "ppo",
+            OVERRIDE.format("comand = 'x'"),
+            "line 15: agent random on task pole: unknown option --comand",
+        ),
+    ],
+)
+def test_errors_name_the_line_and_similar_keys(tmp_path, capsys, table, text, message):
+    tables = {"task": "", "agent": "", "ppo": ""} | {table: text}
+    Path("small.toml").write_text(FILE.format(**tables))
+    assert message in refused(capsys, "experiment", "small.toml")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "text", "message"),
+    [
+        (
+            "ppo",
+            "arguments = { n_step = 16 }",
+            "line 14: agent ppo on task pole: --arguments of PPO: unknown",
+        ),
+        (
+            "ppo",
+            "arguments.gamma = 0.9\narguments.n_step = 16",
+            "line 15: agent ppo on task pole: --arguments",
+        ),
+        (
+            "ppo",
+            "arguments = { n_step = 16 }",
+            "unknown argument n_step; did you mean n_steps? Choose one of",
+        ),
+        (
+            "ppo",
+            "arguments.gamma = true",
+            "line 14: agent ppo on task pole: gamma in --arguments of PPO must",
+        ),
+        ("ppo", "arguments = 3", "line 14: agent ppo on task pole: --arguments must be a JSON object, got 3"),
+        (
+            "agent",
+            "arguments = { gamma = 1 }",
+            "line 10: agent random on task pole: random actions have no --a",
+        ),
+        ("task", "env_kwargs = 3", "line 6: agent random on task pole: --env-kwargs must be a JSON object"),
+        (
+            "ppo",
+            "curriculum = { stages = 3 }",
+            "line 14: agent ppo on task pole: --curriculum: a curriculum needs",
+        ),
+        (
+            "ppo",
+            "curriculum = { stages = 3, advance_return = 1 }",
+            "--curriculum: the stages of a curriculum",
+        ),
+        ("ppo", "n_envs = 0", "line 14: agent ppo on task pole: --n-envs must be at least 1, got 0"),
+    ],
+)
+def test_values_are_checked_before_any_run_is_trained(tmp_path, capsys, table, text, message):
+    """The agent "random" comes first, and would be trained before."""
+    test_errors_name_the_line_and_similar_keys(tmp_path, capsys, table, text, message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train gtrxl --env CartPole-v1 --env-kwargs 3", "--env-kwargs must be a JSON object, got 3"),
+        (
+            "train gtrxl --env CartPole-v1 --curriculum {}".format('{"stages":3}'),
+            "--curriculum: a curriculum needs",
+        ),
+        ("train gtrxl --env CartPole-v1 --learning-rate linear:1", "linear:1"),
+        ("train bc --dataset a/b-v0 --env-kwargs 3", "--env-kwargs must be a JSON object, got 3"),
+        ("train bc --dataset a/b-v0 --sampling Uniform", "unknown sampling 'Uniform'; did you mean Uniform"),
+        ("train rvs --dataset a/b-v0 --updates 0", "--updates must be at least 1, got 0"),
+        ("train dt --dataset a/b-v0 --objective {}".format('{"name":"Imitation","x":1}'), "no option 'x'"),
+        ("train dt --dataset a/b-v0 --conditioning Max", "unknown conditioning 'Max'"),
+    ],
+)
+def test_options_of_trainings_are_checked_without_data_and_environments(words, message):
+    with pytest.raises(ValueError, match=message):
+        read_options(words.split())
+
+
+@pytest.mark.parametrize(
+    ("message", "option"),
+    [
+        ("unknown option --n-env; did you mean --n-envs?", "n_env"),
+        ("--n-envs must be at least 1", "n_envs"),
+        ("unknown option --core.memory.lenght; did you mean --core.memory.length?", "core.memory.lenght"),
+        ("unknown option --core.no-qk-norm", "core.qk_norm"),
+        ("--arguments of PPO: unknown argument n_step; did you mean n_steps?", "arguments.n_step"),
+        ("--arguments must be a JSON object", "arguments"),
+        ("unknown sampling 'Uniform'", "sampling"),
+        ("heads must divide width, got 2 heads and width 9", None),
+    ],
+)
+def test_the_option_of_a_message_is_found(message, option):
+    names = {
+        "n_env",
+        "n_envs",
+        "core",
+        "core.memory.lenght",
+        "core.memory.length",
+        "core.qk_norm",
+        "sampling",
+    }
+    names |= {"arguments.n_steps", "arguments.n_step"}
+    assert named_option(ValueError(message), names) == option
