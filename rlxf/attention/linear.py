@@ -100,14 +100,17 @@ def is_patched(module: nn.Module) -> bool:
     modules, or if the instance has its own ``forward``. Such a module has to be called: its parameters must
     not be read instead.
     """
-    hooks = (
+    return any(hooks_of(module)) or any(GLOBAL_HOOKS) or "forward" in module.__dict__
+
+
+def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Return the tables of the hooks of a module, of the forward and of the backward pass."""
+    return (
         module._forward_hooks,
         module._forward_pre_hooks,
         module._backward_hooks,
         module._backward_pre_hooks,
-        *GLOBAL_HOOKS,
     )
-    return any(hooks) or "forward" in module.__dict__
 
 
 def is_plain(layer: nn.Module) -> bool:
