@@ -26,6 +26,7 @@ from rlxf.attention.linear import (
     Linear,
     bound,
     fused_step,
+    is_patched,
     mixed_linear,
     orthogonal_linear,
     stacked_orthogonal,
@@ -304,8 +305,7 @@ class Attention(nn.Module):
 
     def project_queries(self, x: Tensor) -> Tensor:
         """Project queries with extra features: x (B, T, C) -> (B, H, T, D + E)."""
-        width = self.width
-        (q,) = self.split(mixed_linear(x, self.qkv.weight[:width], self.qkv.bias[:width]), width)
+        (q,) = self.split(self.project_part(x, slice(self.width)), self.width)
         return self._with_query_extras(self.query_norm(q), x)
 
     def project(self, x: Tensor, linear: LinearFn = mixed_linear) -> Projected:
@@ -313,11 +313,25 @@ class Attention(nn.Module):
 
         Args:
             x: tokens.
-            linear: ``linear(x, weight, bias)``; a layer passes its own to fuse its norm with the projection.
+            linear: ``linear(x, weight, bias)``; a layer passes its own to fuse its norm with the projection
+                if `can_fuse_norm`.
         """
-        width = self.width
-        projected = self.split(linear(x, self.qkv.weight[width:], self.qkv.bias[width:]))
+        projected = self.split(self.project_part(x, slice(self.width, None), linear))
         return *projected, *self._key_extras(x, linear)
+
+    def project_part(self, x: Tensor, rows: slice, linear: LinearFn = mixed_linear) -> Tensor:
+        """Compute the features ``rows`` of ``qkv`` for tokens x (B, T, C).
+
+        All features are computed if the module `is_patched`, since its calls may differ from its weights.
+        """
+        if is_patched(self.qkv):
+            return self.qkv(x)[..., rows]
+        return linear(x, self.qkv.weight[rows], self.qkv.bias[rows])
+
+    @property
+    def can_fuse_norm(self) -> bool:
+        """True if `project` reads the weights of ``qkv``, so that a norm can be fused with it."""
+        return not is_patched(self.qkv)
 
     def _with_query_extras(self, q: Tensor, x: Tensor) -> Tensor:
         return _append_features(q, self.kernel.query_extras(x), self.kernel.projected_query_extras(q))

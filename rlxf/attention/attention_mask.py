@@ -11,7 +11,14 @@ from torch import Tensor
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.relative import DistanceTables, RelativeDistances, covered_distances, is_aligned
 from rlxf.attention.sparse.plan import HeadGroup, has_keys, plan_sparse
-from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing, none_if_all_false, unrecorded
+from rlxf.attention.token_index import (
+    EMPTY,
+    TokenIndex,
+    is_tracing,
+    none_if_all_false,
+    uncompiled,
+    unrecorded,
+)
 
 T = TypeVar("T")
 
@@ -190,9 +197,13 @@ class AttentionMask:
         if self.tables is not None:
             tables = self.tables
             return RelativeDistances(tables.distances, tables.shared, tables.largest, *size, pairs)
+        return uncompiled(self._visible_distances)(*size, pairs)
+
+    def _visible_distances(self, queries: int, keys: int, pairs: Tensor | None) -> RelativeDistances:
+        """Return `RelativeDistances` over all distances that visible pairs may have."""
         visible = None if pairs is None or is_tracing() else pairs[self.allowed]
         covered = covered_distances(self.query, self.key, visible, self.pattern.max_distance, self.causal)
-        return self._relative_distances(covered, *size, pairs)
+        return self._relative_distances(covered, queries, keys, pairs)
 
     def _relative_distances(
         self, covered: range, queries: int, keys: int, pairs: Tensor | None

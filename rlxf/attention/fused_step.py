@@ -2,18 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import chain
-from operator import is_
+from itertools import chain, repeat
+from operator import contains, is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 from rlxf.attention.attention import LayerStep, StepKeys
 from rlxf.attention.cache import KVCache
 from rlxf.attention.depth.base import DepthController
-from rlxf.attention.linear import TokenFunction, bound, current_matmul_dtype, fused_step
+from rlxf.attention.linear import GLOBAL_HOOKS, TokenFunction, bound, current_matmul_dtype, fused_step
 from rlxf.attention.positions.base import PositionEmbedding
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -51,7 +50,8 @@ class FusedStep:
         self._names = [name for table in held for name in table]
         self._values = list(chain.from_iterable(table.values() for table in held))
         self._hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self._hooks += [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
+        self._hooks += GLOBAL_HOOKS
+        self._attributes = list(map(vars, modules))
 
     @property
     def is_current(self) -> bool:
@@ -60,13 +60,20 @@ class FusedStep:
         return all(map(is_, map(get, self._tables, self._names), self._values))
 
     def accepts(self, cache: KVCache) -> bool:
-        """Return whether a step needs no module with hooks, no other dtype, and no state besides keys."""
+        """Return whether a step needs no other dtype, no state besides keys, and no patched module.
+
+        A module with hooks of the forward pass, or with a ``forward`` of its own, has to be called.
+        """
         kind: Any = type(cache)
         device = cache.index.position.device.type
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             return False
         plain = _has_plain_buffers(kind) and cache.recurrent is None and cache.context is None
-        return plain and current_matmul_dtype() is None and not any(self._hooks)
+        return plain and current_matmul_dtype() is None and not self._has_patched_modules
+
+    @property
+    def _has_patched_modules(self) -> bool:
+        return any(self._hooks) or any(map(contains, self._attributes, repeat("forward")))
 
     def __call__(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Compute `Transformer.step`; arguments and results are the same."""

@@ -197,7 +197,10 @@ class Block(Layer):
 
     def project(self, memory: Tensor) -> Projected:
         """Project keys and values of the memory tokens (B, M, C)."""
-        return self.attention.project(memory, self.attention_norm.project)
+        norm = self.attention_norm
+        if self.attention.can_fuse_norm:
+            return self.attention.project(memory, norm.project)
+        return self.attention.project(norm.normalize(memory))
 
     def _project_memory(self, memory: Tensor | None) -> Projected | None:
         return None if memory is None else self.project(memory)

@@ -9,12 +9,20 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules import module as torch_module
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
 _dtype: ContextVar[torch.dtype | None] = ContextVar("dtype of matrix products", default=None)
 TokenFunction = Callable[..., Tensor]
 """Function of tokens (B, C), such as a module."""
+GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    torch_module._global_forward_hooks,
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_backward_hooks,
+    torch_module._global_backward_pre_hooks,
+)
+"""Hooks of torch for the calls of all modules."""
 
 
 @contextmanager
@@ -85,12 +93,32 @@ class Linear(nn.Linear):
         return partial(F.linear, weight=self.weight, bias=self.bias)
 
 
-def is_plain(layer: nn.Module) -> bool:
-    """Return whether a layer is a `Linear` without hooks, whose weight and bias may be read instead.
+def is_patched(module: nn.Module) -> bool:
+    """Return whether calls of a module do more than its class defines.
 
-    An adapter that replaces the layer, or a hook that changes it, has to be called.
+    They do if hooks are registered, of the forward or of the backward pass, for this module or for all
+    modules, or if the instance has its own ``forward``. Such a module has to be called: its parameters must
+    not be read instead.
     """
-    return type(layer) is Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+    return any(hooks_of(module)) or any(GLOBAL_HOOKS) or "forward" in module.__dict__
+
+
+def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Return the tables of the hooks of a module, of the forward and of the backward pass."""
+    return (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Return whether a layer is a `Linear` whose weight and bias may be read instead of a call.
+
+    An adapter that replaces the layer has to be called, and so does a layer that `is_patched`.
+    """
+    return type(layer) is Linear and not is_patched(layer)
 
 
 def stacked_orthogonal(matrices: int, rows: int, columns: int) -> nn.Parameter:

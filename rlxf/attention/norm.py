@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.linear import TokenFunction, bound, mixed_linear
+from rlxf.attention.linear import TokenFunction, bound, is_patched, mixed_linear, own_method
 
 NormType = Literal["layer_norm", "rms_norm"]
 
@@ -71,7 +71,7 @@ class PreNorm(nn.Module):
 
     def __init__(self, width: int, residual: nn.Module, norm_type: NormType = "layer_norm"):
         super().__init__()
-        self.norm = NORM_TYPES[norm_type](width)
+        self.norm: nn.Module = NORM_TYPES[norm_type](width)
         self.residual = residual
 
     def branch_input(self, x: Tensor) -> Tensor:
@@ -86,9 +86,14 @@ class PreNorm(nn.Module):
         """Compute ``weight normalize(x) + bias`` for an x that needs no gradient.
 
         Scale and shift of the norm are folded into weight and bias. Their gradients then need no product
-        of the size of x, so backward costs as much as forward instead of twice as much.
+        of the size of x, so backward costs as much as forward instead of twice as much. A norm that
+        `is_patched`, or of another class, is called instead.
         """
-        return self.norm.project(x, weight, bias)
+        fold = own_method(self.norm, "project")
+        if fold is None or is_patched(self.norm):
+            return mixed_linear(self.normalize(x), weight, bias)
+        folded: Tensor = fold(x, weight, bias)
+        return folded
 
     def combine(self, x: Tensor, y: Tensor) -> Tensor:
         """Combine the residual stream x and the sublayer's output y."""

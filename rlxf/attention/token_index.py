@@ -228,6 +228,12 @@ def is_recording() -> bool:
     return get_proxy_mode() is not None
 
 
+def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a function that reads values of tensors, and that ``torch.compile`` calls without tracing it."""
+    compiling = torch.compiler.is_dynamo_compiling() and not is_tracing()
+    return torch.compiler.disable(function) if compiling else function
+
+
 def unrecorded(function: Callable[..., Result]) -> Callable[..., Result]:
     """Return a function whose operations are computed, but not recorded: for decisions by known values.
 

@@ -203,7 +203,7 @@ class Transformer(TransformerLayers):
 
     def _check_state(self, state: State, batch: int) -> None:
         """Raise ValueError unless a state is one of this core, on its device, for ``batch`` rows."""
-        like = next(self.parameters())
+        like = self._like
         if like.dtype not in self._state_layouts:
             self._state_layouts[like.dtype] = StateLayout.of(self.initial_state(1))
         self._state_layouts[like.dtype].check(state, batch, like.device)
@@ -342,7 +342,7 @@ class Transformer(TransformerLayers):
 
     def initial_state(self, batch: int) -> State:
         """Return the state before the first token for ``batch`` rows; its length is 0 without memory."""
-        state = self.memory.empty(self.spec.layers, batch, next(self.parameters()), self.spec.width)
+        state = self.memory.empty(self.spec.layers, batch, self._like, self.spec.width)
         return replace(state, recurrent=self.initial_recurrent_state(batch))
 
     @torch.no_grad()

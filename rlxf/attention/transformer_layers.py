@@ -1,8 +1,9 @@
 """Modules of a transformer, and what every pass through them needs: masks, auxiliary losses, updates."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -52,6 +53,11 @@ class TransformerLayers(nn.Module):
     def _output(self, stream: Tensor) -> Tensor:
         """Compute the output (..., C) from the residual stream."""
         return self.norm(self.spec.residual.output(stream))
+
+    @property
+    def _like(self) -> Tensor:
+        """Parameter with the dtype and on the device of the core, or what replaces it in a replica."""
+        return next(chain(self.parameters(), _replica_tensors(self)))
 
     @property
     def _layers(self) -> list[Layer]:
@@ -143,7 +149,7 @@ class TransformerLayers(nn.Module):
 
     def initial_recurrent_state(self, batch: int) -> RecurrentState | None:
         """Return the states of recurrent layers and memory before the first token; None without either."""
-        like = next(self.parameters())
+        like = self._like
         carry = self.memory.initial_carry(self.spec.layers, batch, like, self.spec.width)
         if self.spec.recurrence is None and not carry:
             return None
@@ -196,16 +202,15 @@ class TransformerLayers(nn.Module):
     def _mask(
         self, query: TokenIndex, key: TokenIndex, pattern: Pattern, tables: DistanceTables | None
     ) -> AttentionMask:
-        dtype = next(self.parameters()).dtype
         spec = self.spec
         # Only pairwise positions use distances.
         position = self.embedding if isinstance(spec.position, PairwisePosition) else None
         heads = {"heads": spec.score_heads, "maps": spec.score_heads // spec.heads}
-        return AttentionMask(query, key, pattern, spec.causal, dtype, position, tables, **heads)
+        return AttentionMask(query, key, pattern, spec.causal, self._like.dtype, position, tables, **heads)
 
     def _step_tables(self, max_distance: int) -> DistanceTables:
         """Compute the distance tables for steps, from ``max_distance`` down to 0."""
-        distances = torch.arange(max_distance, -1, -1, device=next(self.parameters()).device)
+        distances = torch.arange(max_distance, -1, -1, device=self._like.device)
         return DistanceTables(distances, self.embedding.table(distances, self.spec.causal), max_distance)
 
     def _project(self, context: Context | None) -> ProjectedContext | None:
@@ -219,6 +224,12 @@ class TransformerLayers(nn.Module):
         crosses = [block.cross for block in self._layers if block.cross is not None]
         layers = [cross.attention.project(context.x) for cross in crosses]
         return ProjectedContext(layers, context.index)
+
+
+def _replica_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the tensors that a replica of ``nn.DataParallel`` holds as attributes in place of parameters."""
+    values = (value for part in module.modules() for value in vars(part).values())
+    return (x for x in values if isinstance(x, Tensor) and x.is_floating_point())
 
 
 def _of_layer(spec: Any, layer: int, kernel: Kernel) -> SpecView:

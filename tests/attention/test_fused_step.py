@@ -178,6 +178,12 @@ def add_hook(model: Transformer) -> None:
     model.blocks[0].feed_forward.register_forward_hook(lambda module, inputs, output: 2 * output)
 
 
+def assign_forward(model: Transformer) -> None:
+    out = model.blocks[0].attention.out
+    former = out.forward
+    out.forward = lambda x: 2 * former(x)
+
+
 def parametrize_weights(model: Transformer) -> None:
     block = model.blocks[0]
     for linear in (block.attention.qkv, block.attention.out, block.feed_forward.inner):
@@ -199,6 +205,7 @@ CHANGES = (
     replace_parameter,
     replace_module,
     add_hook,
+    assign_forward,
     parametrize_weights,
     change_dtype,
 )

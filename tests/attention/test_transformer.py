@@ -2,17 +2,19 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch.nn import functional as F
 
+from rlxf.agents.gtrxl.core import gtrxl
 from rlxf.attention import ETC, LSH, AdaptiveSpan, Fixed, SinkSoftmax, TokenIndex, TransformerSpec, XLRelative
 from rlxf.attention.feed_forward import FeedForward
 from rlxf.attention.kernels.base import AttentionKernel
 from rlxf.attention.linear import orthogonal_linear
 from tests.attention.oracle import close
-from tests.attention.passes import act
+from tests.attention.passes import act, learn
 from tests.attention.specs import ALONE, CAUSAL, DEFAULT, GTRXL, MEMORY, each, new_model, shared_model
-from tests.attention.worlds import numbers, random_segment
+from tests.attention.worlds import ANYWHERE, numbers, random_index, random_segment
 
 RUN = random_segment(DEFAULT, TokenIndex.range(2, 6), torch.float32)
 
@@ -154,3 +156,14 @@ def test_the_penalty_excludes_a_removed_kernel():
     model = TransformerSpec(**sizes, causal=False, pattern=ETC(4), kernel=kernel).build()
     penalties = [module.penalty() for module in model.modules() if isinstance(module, AttentionKernel)]
     close(model.penalty(), torch.stack(penalties).sum(), 1e-7)
+
+
+@pytest.mark.slow
+def test_torch_compile_follows_the_distances_of_each_segment():
+    """The range of distances is a number that depends on the ends of episodes."""
+    spec = replace(gtrxl(16, width=8, heads=2), layers=1)
+    model = new_model(spec).eval()
+    compiled = torch.compile(model, backend="eager")
+    world = random_segment(spec, random_index(3, 18, moves=ANYWHERE), torch.float32)
+    lengths = [6, 6, 6]
+    torch.testing.assert_close(learn(compiled, world, lengths)[0], learn(model, world, lengths)[0])

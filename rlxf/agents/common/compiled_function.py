@@ -78,7 +78,7 @@ class ModuleTensors:
     Replacements are detected by their memory addresses.
 
     Args:
-        module: the module; its submodules must stay the same.
+        module: the module; its submodules must stay the same, see `ModuleTree`.
         among: names of which those of parameters and buffers count; None for all of them.
     """
 

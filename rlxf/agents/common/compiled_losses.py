@@ -16,6 +16,7 @@ from rlxf.agents.common.gradient_programs import (
     GradientSetter,
     LossFunction,
 )
+from rlxf.agents.common.module_tree import ModuleTree
 from rlxf.attention import Transformer
 from rlxf.attention.functional_step import named_tensors, with_tensors
 from rlxf.attention.kernels.base import AttentionKernel
@@ -33,6 +34,10 @@ class CompiledLosses:
     The branches of a compiled run are fixed, so they must not depend on the values of tensors. If the losses
     of an agent cannot be compiled, this class warns once.
 
+    After modules or parameters were replaced, the losses are compiled again. While a module or a parameter
+    has hooks, or a module has an assigned ``forward``, which a program would not call, no program is used,
+    and this class warns once.
+
     Args:
         device_type: type of the device, "cpu" or "cuda"; batches on others have no program.
 
@@ -43,6 +48,8 @@ class CompiledLosses:
     def __init__(self, device_type: str):
         self.device_type = device_type
         self._programs: dict[Hashable, GradientProgram] = {}
+        self._modules: ModuleTree | None = None
+        self._warned_of: set[str] = set()
         self.is_usable = True
 
     def __call__(
@@ -54,7 +61,7 @@ class CompiledLosses:
     ) -> tuple[Losses, GradientSetter] | None:
         """Return the losses by name without gradient, and a function that sets the gradients.
 
-        Returns None if the losses cannot be compiled, or the model was moved to another device.
+        Returns None if the losses cannot be compiled, the model has hooks, or it was moved to another device.
 
         Args:
             model: the model whose parameters are trained.
@@ -64,22 +71,41 @@ class CompiledLosses:
             settings: further values that the losses depend on. Each of them is compiled separately.
 
         Warns:
-            UserWarning: once, if the losses cannot be compiled; the message names the reason.
+            UserWarning: once, if the losses cannot be compiled or the model has hooks; the message names the
+                reason.
         """
         moved = next(iter(tensors.values())).device.type != self.device_type
+        if moved or not self.is_usable or self._has_hooks(model):
+            return None
         try:
-            return None if moved or not self.is_usable else self._compiled(model, tensors, make, settings)
+            return self._compiled(model, tensors, make, settings)
         except CompilationError as error:
             self.is_usable = False
             self._programs.clear()
+            self._warn(str(error))
+            return None
+
+    def _has_hooks(self, model: nn.Module) -> bool:
+        """Return whether the model has hooks, and warn once. Discard programs of replaced modules."""
+        if self._modules is None or not self._modules.is_current:
+            self._modules = ModuleTree(model)
+            self._programs.clear()
+        patch = self._modules.find_patch() or self._modules.find_gradient_hook()
+        if patch is not None:
+            self._warn(f"{patch}, which a program would not call")
+        return patch is not None
+
+    def _warn(self, reason: str) -> None:
+        """Warn that updates are not compiled, once for each reason."""
+        if reason not in self._warned_of:
+            self._warned_of.add(reason)
             graphs = self._captures
             form, option = ("captured as CUDA graphs", "cuda_graphs") if graphs else ("compiled", "compile")
             warn_user(
-                f"updates are not {form}, because {error}; torch runs their operations one "
+                f"updates are not {form}, because {reason}; torch runs their operations one "
                 f"by one, with results that are equal up to rounding, which takes longer for small networks; "
                 f"{option}=False has the same effect without this warning"
             )
-            return None
 
     def __reduce__(self) -> Any:
         """Copy and pickle this object without its programs, which are compiled again."""

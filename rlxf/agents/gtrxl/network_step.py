@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.captured_function import CapturedFunction, supports_graphs
 from rlxf.agents.common.compiled_function import CompiledFunction, trace
+from rlxf.agents.common.module_tree import ModuleTree
 from rlxf.agents.gtrxl.observations import as_step_input, map_obs, obs_tensors
 from rlxf.attention.cache import KVCache
 from rlxf.attention.functional_step import named_tensors, with_tensors
@@ -59,13 +60,18 @@ class CompiledStep:
     rounding. If a step can be neither compiled nor captured, this class warns once and runs `eager_step`. So
     does a step after its policy was moved to another kind of device.
 
+    After modules of the policy were replaced, the step is compiled again. While a module has hooks or an
+    assigned ``forward``, which a compiled step would not call, this class warns once and runs `eager_step`.
+
     Args:
         device_type: type of the device, "cpu" or "cuda".
     """
 
     def __init__(self, device_type: str):
         self._steps: dict[tuple[Any, ...], _CompiledFor] = {}
+        self._modules: ModuleTree | None = None
         self._is_usable = True
+        self._warned_of: set[str] = set()
         self.device_type = device_type
 
     def __call__(
@@ -74,7 +80,8 @@ class CompiledStep:
         """Run the network for one step; see `eager_step`.
 
         Warns:
-            UserWarning: once, if the step cannot be compiled; the message names the reason.
+            UserWarning: once, if the step cannot be compiled or a module has hooks; the message names the
+                reason.
         """
         moved = policy.device.type != self.device_type
         if is_tracing() or policy.training or moved or not self._is_usable:
@@ -87,22 +94,34 @@ class CompiledStep:
         self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
     ) -> "_CompiledFor | None":
         """Return the compiled step for these shapes and dtypes; None if it cannot be compiled."""
+        if self._modules is None or not self._modules.is_current:
+            self._modules = ModuleTree(policy)
+            self._steps.clear()
+        if (patch := self._modules.find_patch()) is not None:
+            self._warn(policy, f"{patch}, which a compiled step would not call")
+            return None
         layout = (*((tuple(x.shape), x.dtype) for x in obs_tensors(obs)), tuple(cache.index.shape))
         if layout not in self._steps:
             try:
                 self._steps[layout] = _CompiledFor(policy, obs, action, index, cache)
             except CompilationError as error:
                 self._is_usable = False
-                form = "captured as a CUDA graph" if supports_graphs(policy.device) else "compiled"
-                warn_user(
-                    f"the acting step is not {form}, because {error}; torch runs its operations one by one, "
-                    f"with results that are equal up to rounding"
-                )
+                self._warn(policy, str(error))
         return self._steps.get(layout)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledStep":
-        """Return a step for a copied policy, which is compiled again."""
-        return CompiledStep(self.device_type)
+    def _warn(self, policy: "GTrXLPolicy", reason: str) -> None:
+        """Warn that the step is not compiled, once for each reason."""
+        if reason not in self._warned_of:
+            self._warned_of.add(reason)
+            form = "captured as a CUDA graph" if supports_graphs(policy.device) else "compiled"
+            warn_user(
+                f"the acting step is not {form}, because {reason}; torch runs its operations one by one, "
+                f"with results that are equal up to rounding"
+            )
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle this object without its steps, which are compiled again."""
+        return CompiledStep, (self.device_type,)
 
 
 class _CompiledFor:

@@ -132,7 +132,7 @@ class SharedQKAttention(Attention):
 
     def project(self, x: Tensor, linear: LinearFn = mixed_linear) -> Projected:
         """Project queries, values and extra query features; `as_key` converts the queries to keys."""
-        q, v = self.split(linear(x, self.qkv.weight, self.qkv.bias))
+        q, v = self.split(self.project_part(x, slice(None), linear))
         extras = self.kernel.projected_query_extras(q)
         return (q, v) if extras is None else (q, v, extras)
 

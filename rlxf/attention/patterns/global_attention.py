@@ -106,6 +106,11 @@ class GlobalAttention(nn.Module):
         """Project keys and values for local queries, then for global queries."""
         return *self.others.project(x, linear), *self.globals.project(x, linear)
 
+    @property
+    def can_fuse_norm(self) -> bool:
+        """True if both projections can be fused with a norm."""
+        return all(part.can_fuse_norm for part in self._parts)
+
     def _select(self, outputs: Iterable[Tensor], mask: AttentionMask) -> Tensor:
         """Select the output of each query by its kind, (B, T, C); 0 for fully masked queries."""
         local, of_globals = outputs

@@ -1,5 +1,7 @@
 """Tests of captured functions, with a capture on the CPU that runs a function again in the same memory."""
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -108,6 +110,24 @@ def test_copies_of_several_dtypes():
 def test_captured_steps_equal_eager_ones(core, captures):
     assert largest_difference(agent_of(core=core), CompiledStep("cpu")) < 1e-5
     assert len(captures) == 1
+
+
+def test_a_step_with_replaced_modules_is_captured_again(captures):
+    agent, step = agent_of(), CompiledStep("cpu")
+    assert largest_difference(agent, step) < 1e-5
+    token = agent.policy.token
+    agent.policy.token = nn.Linear(token.in_features, token.out_features)
+    assert largest_difference(agent, step) < 1e-5
+    assert len(captures) == 2
+
+
+def test_a_policy_with_a_captured_step_can_be_pickled(captures):
+    agent = agent_of(compile=True)
+    expected = actions(agent)
+    assert len(captures) == 1
+    agent.policy = pickle.loads(pickle.dumps(agent.policy))  # noqa: S301
+    assert (actions(agent) == expected).all()
+    assert len(captures) == 2
 
 
 @pytest.mark.first_cases(1)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from rlxf.agents.common import captured_function, compiled_losses, gradient_programs
 from rlxf.agents.gtrxl.compiled_losses import CompiledPPOLosses, has_consecutive_steps
@@ -106,16 +107,73 @@ def test_frozen_parameters_need_another_program(programs):
     assert len(programs) == 2
 
 
-def test_buffers_are_updated_once_for_each_minibatch(programs):
-    def count(module, *_):
-        module.calls += module.training
+def test_replaced_modules_need_another_program(programs):
+    pair = agents()
+    learn_both(pair, 48)
+    for agent in pair:
+        policy = agent.policy
+        torch.manual_seed(3)
+        policy.token = nn.Linear(policy.token.in_features, policy.token.out_features)
+        policy.optimizer = torch.optim.Adam(policy.parameters(), eps=1e-5)
+    before = pair[0].policy.token.weight.clone()
+    learn_both(pair, 48)
+    assert not torch.equal(pair[0].policy.token.weight, before)
+    assert_equal_weights(*pair)
+    assert len(programs) == 2
 
+
+def hook(policy):
+    return policy.transformer.norm.register_forward_hook(lambda module, inputs, y: 2 * y)
+
+
+def hook_of_the_backward_pass(policy):
+    return policy.transformer.norm.register_full_backward_hook(lambda *_: None)
+
+
+def hook_of_a_gradient(policy):
+    return policy.transformer.norm.weight.register_hook(torch.zeros_like)
+
+
+@pytest.mark.parametrize("register", [hook, hook_of_the_backward_pass, hook_of_a_gradient])
+def test_models_with_hooks_have_no_program(register, programs):
+    pair = agents()
+    learn_both(pair, 48)
+    assert len(programs) == 1
+    programs.clear()
+    handles = [register(agent.policy) for agent in pair]
+    with pytest.warns(
+        UserWarning, match=f"not {FORMS[programs.form]}, because the .*transformer.norm.* has a hook"
+    ) as caught:
+        learn_both(pair, 96)
+    assert sum("updates are not" in str(each.message) for each in caught) == 1
+    assert_equal_weights(*pair)
+    weight = pair[0].policy.transformer.norm.weight
+    weight.data = weight.data.clone()  # needs another program
+    learn_both(pair, 48)
+    assert not programs
+    for handle in handles:
+        handle.remove()
+    learn_both(pair, 48)
+    assert_equal_weights(*pair)
+    assert len(programs) == 1
+
+
+class CountedLinear(nn.Linear):
+    """Linear layer that counts its calls during training."""
+
+    def forward(self, x):
+        self.calls += self.training
+        return super().forward(x)
+
+
+def test_buffers_are_updated_once_for_each_minibatch(programs):
     pair = agents()
     for agent in pair:
         agent.policy.token.register_buffer("calls", torch.zeros(1))
-        agent.policy.token.register_forward_hook(count)
+        agent.policy.token.__class__ = CountedLinear
         learn(agent, 48)
     assert pair[0].policy.token.calls == pair[1].policy.token.calls > 0
+    assert len(programs) == 1
 
 
 def test_minibatches_of_two_sizes(programs):

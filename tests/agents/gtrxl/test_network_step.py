@@ -1,5 +1,6 @@
 """Compiled acting steps equal eager ones; where there are none, the agent says so and acts alike."""
 
+import pickle
 import shutil
 import warnings
 from copy import deepcopy
@@ -10,6 +11,8 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import FlattenExtractor
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from rlxf import evaluate
 from rlxf.agents.common import compiled_function
@@ -193,6 +196,80 @@ def test_each_dtype_of_images_is_compiled(traced):
     assert len(traced) == 2
 
 
+def replace_token(policy):
+    policy.token = nn.Linear(policy.token.in_features, policy.token.out_features)
+
+
+def replace_output(policy):
+    attention = policy.transformer.blocks[1].attention
+    attention.out = nn.Sequential(attention.out, nn.Tanh())
+
+
+def extend_output(policy):
+    policy.transformer.blocks[1].attention.out.append(nn.Tanh())
+
+
+def test_a_step_with_replaced_modules_is_compiled_again(traced):
+    agent, step = agent_of(), CompiledStep("cpu")
+    for number, replace_module in enumerate((replace_token, replace_output, extend_output)):
+        assert largest_difference(agent, step) < 1e-5
+        assert len(traced) == number + 1
+        replace_module(agent.policy)
+    assert largest_difference(agent, step) < 1e-5
+
+
+def assign_forward(module):
+    former = module.forward
+    module.forward = lambda x: 2 * former(x)
+
+
+PATCHES = {
+    "hook": lambda module: module.register_forward_hook(lambda module, inputs, y: 2 * y),
+    "hook before": lambda module: module.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],)),
+    "forward": assign_forward,
+}
+
+
+@pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
+@pytest.mark.parametrize("compiled_before", [True, False])
+def test_a_step_of_patched_modules_is_not_compiled(patch, compiled_before, traced):
+    agent, step = agent_of(), CompiledStep("cpu")
+    if compiled_before:
+        assert largest_difference(agent, step) < 1e-5
+    patch(agent.policy.transformer.norm)
+    reason = "because the module transformer.norm has a hook or an assigned forward"
+    with pytest.warns(UserWarning, match=f"the acting step is not compiled, {reason}"):
+        assert largest_difference(agent, step, 2) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert largest_difference(agent, step) == 0
+    assert len(traced) == compiled_before
+
+
+def test_a_step_is_compiled_after_its_hooks_were_removed(traced):
+    agent, step = agent_of(), CompiledStep("cpu")
+    with register_module_forward_hook(lambda *_: None), pytest.warns(UserWarning, match="for all modules"):
+        largest_difference(agent, step, 2)
+    assert not traced
+    assert largest_difference(agent, step) < 1e-5
+    assert traced
+
+
+def test_a_policy_with_a_compiled_step_can_be_pickled(monkeypatch):
+    def compiled(function, examples):
+        program = compiled_function.trace(function, examples).module()
+        return lambda *arguments: program(*arguments)  # which pickle refuses
+
+    monkeypatch.setattr(network_step, "CompiledFunction", compiled)
+    agent = agent_of(compile=True)
+    expected = actions(agent)
+    assert agent.policy.network_step._steps
+    agent.policy = pickle.loads(pickle.dumps(agent.policy))  # noqa: S301
+    assert isinstance(agent.policy.network_step, CompiledStep)
+    assert not agent.policy.network_step._steps
+    np.testing.assert_array_equal(actions(agent), expected)
+
+
 def test_an_evaluation_compiles_once(traced):
     """Its environments end one after the other, so the number of the running ones changes."""
     env = scripts([[0] * length + [1] for length in (1, 3, 5)])
@@ -248,9 +325,10 @@ def test_a_program_with_constants_of_parameters_is_not_used(monkeypatch):
 @needs_compiler
 @pytest.mark.slow
 def test_predict_and_rollouts_use_the_compiled_step(compiled_agent, monkeypatch):
-    copied = deepcopy(compiled_agent.policy)
-    assert isinstance(copied.network_step, CompiledStep)
-    assert not copied.network_step._steps
+    pickled = pickle.dumps(compiled_agent.policy)
+    for copied in (deepcopy(compiled_agent.policy), pickle.loads(pickled)):  # noqa: S301
+        assert isinstance(copied.network_step, CompiledStep)
+        assert not copied.network_step._steps
     compiled_actions = actions(compiled_agent)
     monkeypatch.setattr(network_step, "eager_step", None)
     np.testing.assert_array_equal(actions(compiled_agent), compiled_actions)
