@@ -15,7 +15,7 @@ def first_derivative_only(name: str) -> Callable[[Callable[..., Any]], Callable[
     without an error, so Hessian-vector products would be wrong.
 
     Args:
-        name: name of the technique, for the error.
+        name: what has no second derivatives, for the error.
 
     Raises:
         RuntimeError: from the decorated function, if it is called for ``create_graph=True``.
@@ -27,7 +27,7 @@ def first_derivative_only(name: str) -> Callable[[Callable[..., Any]], Callable[
             if torch.is_grad_enabled():
                 raise RuntimeError(
                     f"second derivatives of {name} are not available: differentiate with create_graph=False, "
-                    f"or use a core without it"
+                    f"or use a core without this technique"
                 )
             return backward(ctx, *gradients)
 

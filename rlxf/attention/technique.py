@@ -199,7 +199,7 @@ MIN_FLOAT, MAX_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 def check_int(name: str, value: Any, least: int = 1, most: int = MAX_INT) -> None:
-    """Check that ``value`` is an int, or an integer of NumPy, from ``least`` to ``most``.
+    """Check that ``value`` is an int, or a NumPy integer, from ``least`` to ``most``.
 
     Raises:
         TypeError: if it is not an integer, or a bool.
@@ -243,7 +243,7 @@ def check_seed(name: str, value: Any) -> None:
 def check_finite_number(name: str, value: Any) -> None:
     """Check that ``value`` is a finite number that float32 represents without overflow or underflow.
 
-    Numbers of NumPy are accepted.
+    NumPy scalars are accepted.
 
     Raises:
         TypeError: if it is not a real number, or a bool.

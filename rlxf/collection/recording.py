@@ -82,6 +82,45 @@ class EpisodeRecord:
         )
 
 
+class CheckedActions(VecEnvWrapper):
+    """Wrapper that checks that actions are in their space, as those of a dataset must be.
+
+    Raises:
+        ValueError: from ``step``, if an action is outside of the space, except for rounding.
+    """
+
+    def __init__(self, venv: VecEnv):
+        super().__init__(venv)
+        space = venv.action_space
+        self._bounds = tolerant_bounds(space) if isinstance(space, spaces.Box) else None
+
+    def reset(self) -> VecEnvObs:
+        """Reset the environments."""
+        return self.venv.reset()
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Check actions (E, ...), and pass them on."""
+        fault = self._fault(np.asarray(actions))
+        if fault is not None:
+            raise ValueError(
+                f"an action {fault}. Datasets contain only actions of the action space: clip them in "
+                f"predict, or use an environment with a wider action space"
+            )
+        self.venv.step_async(actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Step the environments."""
+        return self.venv.step_wait()
+
+    def _fault(self, actions: NDArray[Any]) -> str | None:
+        if self._bounds is None:
+            return range_fault(self.action_space, actions)
+        low, high = self._bounds
+        outside = ~((actions >= low) & (actions <= high))  # also NaN
+        row = np.flatnonzero(outside.reshape(len(actions), -1).any(axis=1))
+        return f"is {actions[row[0]].tolist()}, outside of {self.action_space}" if len(row) else None
+
+
 class Recorder(VecEnvWrapper):
     """Wrapper that records every step of parallel environments without changing it.
 
@@ -97,13 +136,11 @@ class Recorder(VecEnvWrapper):
     Raises:
         FaultyEnvironmentError: from ``step``, if an environment raises, or an observation or a reward of an
             episode is NaN or infinite.
-        ValueError: from ``step``, if a recorded action is outside of the action space.
     """
 
     def __init__(self, venv: VecEnv):
         super().__init__(venv)
         self.recording = np.ones(venv.num_envs, dtype=bool)
-        self._check_actions = ActionCheck(venv.action_space)
         self._episodes: list[EpisodeRecord] = []
         self._finished: list[tuple[int, EpisodeBuffer]] = []
 
@@ -122,7 +159,6 @@ class Recorder(VecEnvWrapper):
     def step_async(self, actions: NDArray[Any]) -> None:
         """Convert actions (E, ...) to the dtype of their space, keep a copy, and pass them on."""
         self._actions = np.array(actions, self.action_space.dtype)
-        self._check_actions(self._actions[self.recording])
         self.venv.step_async(self._actions.copy())
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -144,35 +180,6 @@ class Recorder(VecEnvWrapper):
             if dones[i] or not is_step:
                 self._episodes[i] = EpisodeRecord(row)
         return observations, rewards, dones, infos
-
-
-class ActionCheck:
-    """Check that actions are in their space, as those of a dataset must be.
-
-    Args:
-        space: action space of one environment.
-    """
-
-    def __init__(self, space: spaces.Space[Any]):
-        self._space = space
-        self._bounds = tolerant_bounds(space) if isinstance(space, spaces.Box) else None
-
-    def __call__(self, actions: NDArray[Any]) -> None:
-        """Raise ValueError if one of the actions (N, ...) is outside of the space, except for rounding."""
-        fault = self._fault(actions)
-        if fault is not None:
-            raise ValueError(
-                f"an action {fault}. Datasets contain only actions of the action space: clip them in "
-                f"predict, or use an environment with a wider action space"
-            )
-
-    def _fault(self, actions: NDArray[Any]) -> str | None:
-        if self._bounds is None:
-            return range_fault(self._space, actions)
-        low, high = self._bounds
-        outside = ~((actions >= low) & (actions <= high))  # also NaN
-        row = np.flatnonzero(outside.reshape(len(actions), -1).any(axis=1))
-        return f"is {actions[row[0]].tolist()}, outside of {self._space}" if len(row) else None
 
 
 def rollout_episodes(
@@ -307,12 +314,13 @@ def collect(
         for each in filter(_checks_envs, agents):
             each.check_env(vec_env)
         observation_space = storage_space(vec_env.observation_space)
+        checked = CheckedActions(vec_env)
         with seeded_sampling(agents, seed), counting_bar(progress_bar) as progress:
-            references = reference_scores or measure_reference_scores(policies[0], vec_env, seed)
+            references = reference_scores or measure_reference_scores(policies[0], checked, seed)
             spec = recreatable_spec(vec_env)
             metadata = build_metadata(policies, counts, spec, references, seed, author, algorithm_name)
             played = chain.from_iterable(
-                rollout_episodes(policy, vec_env, count, deterministic, seed + number * vec_env.num_envs)
+                rollout_episodes(policy, checked, count, deterministic, seed + number * vec_env.num_envs)
                 for number, (policy, count) in enumerate(zip(policies, counts, strict=True))
             )
             recorded = progress.track(played, episodes, description="collect")

@@ -50,6 +50,7 @@ def play(
     obs = env.reset()
     starts = np.ones(env.num_envs, dtype=bool)
     playing = starts if active is None else active()
+    pause_envs(env, np.flatnonzero(~playing).tolist())
     for step in count():
         check_finite("observation", obs, step)
         if on_step is not None:

@@ -24,7 +24,7 @@ def action_seed(seed: int) -> int:
 
 @contextmanager
 def seeded_sampling(agents: Sequence[Any], seed: int) -> Iterator[None]:
-    """Context manager that seeds the sampling of actions, and restores all generators at the end.
+    """Context manager that seeds the sampling of actions, and restores the global generators at the end.
 
     Agents sample with the global generator of torch. DQN of SB3 decides with that of NumPy whether it takes a
     random action, and draws the action from its action space.

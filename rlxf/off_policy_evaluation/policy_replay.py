@@ -122,8 +122,8 @@ def replay(
         target_return: G_0 of a return-conditioned agent; None for other agents.
         deterministic: use the most likely actions. If False, probabilities of Discrete actions come from
             ``action_logits`` of the agent or the distribution of SB3's policy; other actions are samples.
-        seed: seed of the samples, see `rlxf.evaluation.seeding.seeded_sampling`. All generators are restored
-            afterwards.
+        seed: seed of the samples, see `rlxf.evaluation.seeding.seeded_sampling`. The global generators are
+            restored afterwards.
         progress_bar: show a progress bar.
 
     Raises:

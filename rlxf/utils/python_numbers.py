@@ -1,4 +1,4 @@
-"""Conversion of numbers of NumPy to numbers of Python, which JSON can hold."""
+"""Conversion of NumPy scalars to built-in numbers, which JSON can hold."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -23,9 +23,9 @@ def to_python_number(value: Any) -> Any:
 
 
 class PythonNumbers:
-    """Base of dataclasses whose fields have numbers of Python, so that they can be stored as JSON.
+    """Base of dataclasses whose fields have built-in numbers, so that they can be stored as JSON.
 
-    Numbers of NumPy are converted before ``__post_init__`` of the dataclass.
+    NumPy scalars are converted before ``__post_init__`` of the dataclass.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:

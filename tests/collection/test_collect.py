@@ -214,6 +214,12 @@ def test_environments_are_paused_after_their_last_episode():
     assert env.get_attr("steps") == [2 + 3 + 1, 2 + 3 + 4 + 1]
 
 
+def test_environments_without_an_episode_to_record_take_no_steps():
+    env = make_sync_vec_env([CountedDiary, CountedDiary, CountedDiary])
+    record(Pointer(), env, episodes=1)
+    assert sorted(env.get_attr("steps")) == [0, 0, 2]
+
+
 def test_an_agent_with_a_compiled_step_acts_for_all_environments():
     class Compiled(Pointer):
         has_compiled_step = True
@@ -225,16 +231,24 @@ def test_an_agent_with_a_compiled_step_acts_for_all_environments():
     record(Compiled(), make_sync_vec_env([Diary, Diary]), episodes=5, mix=(0.0, 0.5))
 
 
-@pytest.mark.parametrize("action", [9.1, -np.inf, np.nan])
+@pytest.mark.parametrize("action", [40.1, -np.inf, np.nan])
 def test_actions_outside_of_their_space_are_refused(action, minari_root):
     class Wrong(Pointer):
         def predict(self, observation, *rest):
             actions, state = super().predict(observation, *rest)
             return np.where(actions == 2, action, actions), state
 
-    with pytest.raises(ValueError, match=r"an action is \[.*\], outside of Box\(-9.0, 9.0"):
+    with pytest.raises(ValueError, match=r"an action is \[.*\], outside of Box\(-40.0, 40.0"):
         record(Wrong())
     assert not list(minari_root.iterdir())
+
+
+def test_actions_are_checked_while_reference_scores_are_measured(minari_root):
+    agent = Pointer()
+    agent.predict = Mock(return_value=(np.full(1, 2), None))
+    with pytest.raises(ValueError, match="an action holds 2, which is not in its space Discrete"):
+        record(agent, "CartPole-v1", episodes=1, reference_scores=None)
+    assert agent.predict.call_count == 1
 
 
 # Behavior policies

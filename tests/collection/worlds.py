@@ -17,7 +17,7 @@ class Diary(Countdown):
         box = spaces.Box(-np.inf, np.inf, (2,), dtype)
         self.as_dict = as_dict
         self.observation_space = spaces.Dict({"page": box, "mark": spaces.Discrete(3)}) if as_dict else box
-        self.action_space = spaces.Box(-9, 9, (1,), np.float32)
+        self.action_space = spaces.Box(-40, 40, (1,), np.float32)
         self.number = 0
 
     def reset(self, *, seed=None, options=None):

@@ -1,4 +1,4 @@
-"""Tests that options accept numbers of NumPy and store numbers of Python."""
+"""Tests that options accept NumPy scalars and store built-in numbers."""
 
 import json
 from dataclasses import dataclass, fields

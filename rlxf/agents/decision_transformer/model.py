@@ -363,8 +363,9 @@ class DecisionTransformerModel(TrajectoryModel):
         """Return indices (N,) of the steps in windows that begin episodes, and the outputs (N, C) there."""
         batch = windows.starting_at(first).to(device)
         y = self.outputs(self.steps(batch))
-        mask = batch.mask[:, self.burn_in_steps :]
-        steps = torch.from_numpy(first).to(device)[:, None] + batch.time_steps[:, self.burn_in_steps :]
+        start = self.window_start(batch)
+        mask = batch.mask[:, start:]
+        steps = torch.from_numpy(first).to(device)[:, None] + batch.time_steps[:, start:]
         return steps[mask], y[mask]
 
     def check_window(self, method: str) -> None:

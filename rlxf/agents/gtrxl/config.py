@@ -45,8 +45,8 @@ BOUNDS = NUMBERS | {
 class PPOConfig:
     """Hyperparameters of `GTrXLPPO`, which describes them, with their defaults.
 
-    Scalars of NumPy, and floats with an integral value where an integer is required, are converted to
-    numbers of Python.
+    NumPy scalars, and floats with an integral value where an integer is required, are converted to built-in
+    numbers.
 
     Raises:
         ValueError: if a number is out of range or not finite, rollouts or minibatches do not consist of whole

@@ -110,7 +110,7 @@ class OfflineConfig:
     def of(cls, arguments: Mapping[str, Any]) -> Self:
         """Pick the fields of the configuration from arguments or attributes by name.
 
-        `DEFAULTS` replace None, and scalars of NumPy become numbers of Python.
+        `DEFAULTS` replace None, and NumPy scalars become built-in numbers.
 
         Raises:
             TypeError: if a setting is not of one of its `TYPES`.

@@ -261,7 +261,7 @@ class _OnlineSoftmax(torch.autograd.Function):
         return out[:-1].to(v.dtype), seen
 
     @staticmethod
-    @first_derivative_only("attention in buckets")
+    @first_derivative_only("attention in buckets (LSH, Routing)")
     def backward(ctx: Any, grad_out: Tensor, _: None) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, out, total = ctx.saved_tensors
         grad_out = _padded(grad_out)

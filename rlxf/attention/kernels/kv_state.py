@@ -189,7 +189,7 @@ class _ChunkScan(torch.autograd.Function):
         return result, *after
 
     @staticmethod
-    @first_derivative_only("causal linear attention")
+    @first_derivative_only("causal linear attention (Performer, RFA)")
     def backward(
         ctx: Any, grad_result: Tensor, grad_total: Tensor, _: Tensor, grad_energy: Tensor
     ) -> tuple[Tensor | None, ...]:

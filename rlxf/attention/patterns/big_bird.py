@@ -36,8 +36,8 @@ class BigBird(BlockPattern):
     thus attends to ``random`` drawn blocks, or as many as exist; in a causal transformer, as many as exist
     before it. The paper draws from all blocks, which requires the length; it is unknown to a rule that
     depends on positions only. All layers share one draw; with ``draw_sharing="layer"`` each layer has its
-    own, as in HuggingFace's code. The draws for all blocks of an episode are made in order and kept, so their
-    time and memory grow with the episode, by less than a microsecond for a block.
+    own, as in HuggingFace's code. The draws for all blocks of an episode are made together, again if the
+    number of blocks has doubled, so their time and memory grow with the length of the episode.
 
     ``given_blocks`` gives the blocks of sequences of n blocks in place of a draw, as in HuggingFace's code
     for a fixed length: the last ``global_blocks`` of these n blocks are global as well, unless
