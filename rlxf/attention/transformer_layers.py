@@ -56,7 +56,7 @@ class TransformerLayers(nn.Module):
 
     @property
     def _like(self) -> Tensor:
-        """Parameter with the dtype and on the device of the core, or what replaces it in a replica."""
+        """Parameter with the dtype and on the device of the core; in a replica, see `_replica_tensors`."""
         return next(chain(self.parameters(), _replica_tensors(self)))
 
     @property
@@ -227,7 +227,7 @@ class TransformerLayers(nn.Module):
 
 
 def _replica_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the tensors that a replica of ``nn.DataParallel`` holds as attributes in place of parameters."""
+    """Yield the tensors that replace parameters in a replica of torch's data parallelism, as attributes."""
     values = (value for part in module.modules() for value in vars(part).values())
     return (x for x in values if isinstance(x, Tensor) and x.is_floating_point())
 
