@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlxf.attention.technique import check_finite_number
-from rlxf.utils.python_numbers import PythonNumbers
+from rlxf.attention.technique import PythonNumbers, check_finite_number
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from rlxf.attention.registry import (
 from rlxf.attention.residuals.base import Add, Residual
 from rlxf.attention.segmented import SegmentedTransformer
 from rlxf.attention.technique import (
+    PythonNumbers,
     SpecView,
     check_bool,
     check_choice,
@@ -36,7 +37,6 @@ from rlxf.attention.technique import (
     check_layer_numbers,
 )
 from rlxf.attention.transformer import Transformer
-from rlxf.utils.python_numbers import PythonNumbers
 
 MAX_LAYERS = 1000
 """Depth of the deepest trained transformer: Wang et al. 2022, arXiv:2203.00555."""

@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from numbers import Integral, Real
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -9,11 +12,55 @@ from torch import Tensor, nn
 from rlxf.attention.attention_options import AttentionArguments, AttentionOptions
 from rlxf.attention.feed_forward import default_inner_width
 from rlxf.attention.token_index import TokenIndex
-from rlxf.utils.python_numbers import PythonNumbers, to_python_number
 
 AttentionFactory = Callable[[AttentionArguments], nn.Module]
 """Constructor of an attention module, such as `Attention`."""
 Item = TypeVar("Item")
+
+
+POST_INIT = "__post_init__"
+"""Name of the method in which dataclasses check their fields."""
+
+
+def to_python_number(value: Any) -> Any:
+    """Return an integer as an int and another real number as a float, also in a tuple or list.
+
+    Other values are returned as they are, among them bools and NumPy's bools, which are no numbers here.
+    """
+    if type(value) in (tuple, list):
+        return type(value)(map(to_python_number, value))
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else value
+
+
+class PythonNumbers:
+    """Base of dataclasses whose fields have built-in numbers, so that they can be stored as JSON.
+
+    NumPy scalars are converted before ``__post_init__`` of the dataclass.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check = cls.__dict__.get(POST_INIT)
+        if check is not None:
+            setattr(cls, POST_INIT, _after_conversion(check))
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            if field.init:
+                object.__setattr__(self, field.name, to_python_number(getattr(self, field.name)))
+
+
+def _after_conversion(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return ``__post_init__`` of a dataclass, preceded by the conversion."""
+
+    @wraps(check)
+    def convert_and_check(self: Any) -> None:
+        PythonNumbers.__post_init__(self)
+        check(self)
+
+    return convert_and_check
 
 
 class SpecView:

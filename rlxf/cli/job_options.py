@@ -8,8 +8,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlxf.cli.config_values import CHOICES, SettingsError
-
 if TYPE_CHECKING:
     from rlxf.experiments.jobs import Job, Outcome
     from rlxf.training import RunFolder
@@ -64,6 +62,8 @@ def named_option(error: Exception, names: Iterable[str]) -> str | None:
         error: error of `read_options`, or of the conversion of the options into words.
         names: full names of the options in the file, with those of entries of tables.
     """
+    from rlxf.cli.config_values import CHOICES, SettingsError
+
     if isinstance(error, SettingsError):
         return error.name
     message = str(error)

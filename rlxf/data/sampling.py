@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite
-from typing import ClassVar, TypeAlias
+from numbers import Real
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -11,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlxf.data.findings import EQUAL_RETURNS, FEW_EPISODES, differ_beyond_rounding
-from rlxf.utils.python_numbers import PythonNumbers
 from rlxf.utils.warnings import warn_user
 
 
-class SamplingScheme(PythonNumbers, ABC):
+class SamplingScheme(ABC):
     """Base class of the probabilities with which training windows are drawn from episodes.
 
     A window is drawn in two stages: an episode, then one of its steps with equal probability.
@@ -87,8 +87,7 @@ class ReturnWeighted(SamplingScheme):
     temperature: float = 0.5
 
     def __post_init__(self) -> None:
-        if not isinstance(self.temperature, int | float) or isinstance(self.temperature, bool):
-            raise TypeError(f"ReturnWeighted temperature must be a number, got {self.temperature!r}")
+        object.__setattr__(self, "temperature", _as_float("ReturnWeighted temperature", self.temperature))
         if not (isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(f"ReturnWeighted temperature must be finite and above 0, got {self.temperature}")
 
@@ -122,8 +121,7 @@ class HighReturns(SamplingScheme):
     range_share: float = 0.25
 
     def __post_init__(self) -> None:
-        if not isinstance(self.range_share, int | float) or isinstance(self.range_share, bool):
-            raise TypeError(f"HighReturns range_share must be a number, got {self.range_share!r}")
+        object.__setattr__(self, "range_share", _as_float("HighReturns range_share", self.range_share))
         if not 0 < self.range_share <= 1:
             raise ValueError(f"HighReturns range_share must be above 0 and at most 1, got {self.range_share}")
 
@@ -142,6 +140,13 @@ class HighReturns(SamplingScheme):
                 f"data; a larger range_share uses more of them"
             )
         return lengths.astype(np.float64) * is_high
+
+
+def _as_float(name: str, value: Any) -> float:
+    """Return an option as a float, also if it is a NumPy scalar; raise TypeError if it is not a number."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)
 
 
 def _below_best(returns: NDArray[np.float32], sampling: SamplingScheme) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from rich.progress import track
 from torch import Tensor
 
 from rlxf.agents.common.numerics import clip_grad_norm_checked, numerical_error_context
-from rlxf.attention.technique import check_finite_number, check_int
+from rlxf.attention.technique import PythonNumbers, check_finite_number, check_int
 from rlxf.data import Trajectories
 from rlxf.data.findings import UNUSED_REWARDS
 from rlxf.off_policy_evaluation.networks import (
@@ -24,7 +24,6 @@ from rlxf.off_policy_evaluation.networks import (
 )
 from rlxf.utils.errors import NumericalError
 from rlxf.utils.matrix_products import float32_products
-from rlxf.utils.python_numbers import PythonNumbers
 
 MAX_GRAD_NORM = 10.0
 """Largest gradient norm of the ensemble; larger gradients are clipped."""

@@ -8,9 +8,8 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.technique import check_choice, check_int, check_positive
+from rlxf.attention.technique import PythonNumbers, check_choice, check_int, check_positive
 from rlxf.utils.extras import import_faiss
-from rlxf.utils.python_numbers import PythonNumbers
 
 
 class Neighbors(NamedTuple):
