@@ -18,7 +18,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from rlxf.evaluation.aggregates import mean_score, performance_profile
-from rlxf.experiments.comparison import by_task, final_scores
+from rlxf.experiments.comparison import by_task, describe_unfinished, final_scores
 from rlxf.experiments.curves import Curve, band, common_grid, interpolate
 from rlxf.experiments.groups import Group
 from rlxf.utils.files import atomic_write
@@ -262,8 +262,7 @@ def _with_seeds(label: str, groups: Sequence[Group]) -> str:
         seeds = "1 seed, no interval"
     else:
         seeds = f"{high} seeds" if low == high else f"{low} to {high} seeds"
-    unfinished = sum(group.unfinished for group in groups)
-    parts = [seeds, *([f"{unfinished} unfinished"] if unfinished else [])]
+    parts = [seeds, *describe_unfinished(groups)]
     counted = ", ".join(part.replace(" ", NO_BREAK) for part in parts)
     return fill(plain(f"{label} ({counted})"), LABEL_WIDTH)
 

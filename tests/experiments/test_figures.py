@@ -83,11 +83,17 @@ def test_the_legend_has_the_number_of_seeds_and_says_that_one_has_no_interval():
 
 
 def test_the_legend_has_the_number_of_unfinished_trainings():
-    groups = [replace(group("a", 3), unfinished=2), replace(group("b", 1), unfinished=1), group("c")]
+    groups = [
+        replace(group("a", 3), unfinished=2),
+        replace(group("b", 1), unfinished=1, finished=[False]),
+        replace(group("d", 2), unfinished=2, finished=[True, False]),
+        group("c"),
+    ]
     shown = [text.replace("\N{NO-BREAK SPACE}", " ") for text in legend(learning_curves(groups, "x"))]
     assert [text.replace("\n", " ") for text in shown] == [
-        "a (3 seeds, 2 unfinished)",
+        "a (3 seeds, 2 unfinished runs left out)",
         "b (1 seed, no interval, 1 unfinished)",
+        "d (2 seeds, 1 unfinished, 1 unfinished run left out)",
         "c (3 seeds)",
     ]
 
