@@ -18,7 +18,7 @@ from rlxf.utils.files import file_sha256, not_writable_by_others, temporary_fold
 
 MANIFEST = "manifest.json"
 FORMAT = "rlxf trajectories"
-VERSION = 3
+VERSION = 4
 """Version of the array format; caches of other versions are converted again."""
 ATTEMPTS = 5
 UNUSED_SECONDS = 7 * 24 * 3600
