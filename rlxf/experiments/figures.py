@@ -41,6 +41,8 @@ SMALL_PANEL = (4.5, 3.1)
 """Size of each of several panels in inches, of which two are in a row."""
 INSIDE = 4
 """Largest number of lines with a legend inside of a single panel."""
+HANDLE_LENGTH = 4
+"""Length of the lines of a legend in font sizes, which shows each of `UNTRAINED_STYLES` once."""
 LABEL_WIDTH = 34
 """Characters in a line of a label."""
 TITLE_WIDTH = 60
@@ -237,13 +239,14 @@ def _add_legend(
     """Add the legend of all lines: inside of a single panel with few lines, else below the panels."""
     handles = [Line2D([], [], **style) for style in styles.values()]
     names = [labels[label] for label in styles]
+    options: dict[str, Any] = {"fontsize": "small", "handlelength": HANDLE_LENGTH}
     if len(panels) == 1 and len(styles) <= INSIDE:
-        panels[0].legend(handles, names, fontsize="small", framealpha=0.7)
+        panels[0].legend(handles, names, framealpha=0.7, **options)
         return
     width, height = figure.get_size_inches()
     lines = sum(1 + name.count("\n") for name in names)
     figure.set_size_inches(width, height + LINE_HEIGHT * (lines / 2 + 1))
-    figure.legend(handles, names, loc="outside lower center", ncols=2, fontsize="small")
+    figure.legend(handles, names, loc="outside lower center", ncols=2, **options)
 
 
 def _labels_with_seeds(groups: Sequence[Group]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from rlxf.experiments.figures import (
     LINE_STYLES,
     MAX_LINES,
     MAX_PANELS,
+    UNTRAINED_STYLES,
     final_score_figure,
     learning_curves,
     line_styles,
@@ -149,6 +150,16 @@ def test_styles_of_agents_without_training_differ_from_all_others(every):
     assert len({(style["color"], style["linestyle"]) for style in styles.values()}) == MAX_LINES
     dashed = {label for label, style in styles.items() if style["linestyle"] not in LINE_STYLES}
     assert dashed == {f"g{i}" for i in range(0, MAX_LINES, every)}
+
+
+@pytest.mark.parametrize("tasks", ["T", "TS"])
+def test_lines_of_a_legend_are_as_long_as_the_longest_pattern_of_dashes(tasks):
+    figure = learning_curves([group("a", task=task) for task in tasks], "x")
+    (legend,) = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+    (text,) = legend.get_texts()
+    (line,) = legend.legend_handles
+    longest = max(sum(dashes) for _, dashes in UNTRAINED_STYLES) * line.get_linewidth()
+    assert legend.handlelength * text.get_fontsize() >= longest
 
 
 def test_all_styles_differ():
