@@ -18,7 +18,7 @@ from rlxf.utils.files import file_sha256, not_writable_by_others, temporary_fold
 
 MANIFEST = "manifest.json"
 FORMAT = "rlxf trajectories"
-VERSION = 3
+VERSION = 4
 """Version of the array format; caches of other versions are converted again."""
 ATTEMPTS = 5
 UNUSED_SECONDS = 7 * 24 * 3600
@@ -27,7 +27,7 @@ UNUSED_SECONDS = 7 * 24 * 3600
 A process may still read an outdated conversion. On a network file system, it would crash if another machine
 removed the files.
 """
-INVALID = (OSError, ValueError, KeyError, TypeError, AttributeError)
+MANIFEST_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError)
 """Exceptions that a missing or malformed manifest raises."""
 
 
@@ -55,7 +55,8 @@ def ensure_converted(sources: Sequence[Source], verify: bool = False, progress_b
     Arrays are written to a temporary folder, synced to the disk, and renamed. An incomplete folder, left by
     a crash, a full disk or an interruption, is therefore never used. If two processes convert the same
     sources at once, the second to finish uses the folder of the first. After a conversion, those of earlier
-    versions of the sources are removed if they were not loaded for `UNUSED_SECONDS`.
+    versions of the sources are removed if they were not loaded for `UNUSED_SECONDS`. The modification time of
+    a manifest is that of the last load.
 
     Args:
         sources: datasets with equal spaces.
@@ -68,8 +69,19 @@ def ensure_converted(sources: Sequence[Source], verify: bool = False, progress_b
     """
     folder = find_converted(sources, verify)
     if folder is not None:
+        with suppress(OSError):  # the cache may belong to another user
+            os.utime(folder / MANIFEST)
         return folder
     folder = cache_folder(sources)
+    description = _convert_to(folder, sources, verify, progress_bar)
+    _remove_outdated(folder, description)
+    return folder
+
+
+def _convert_to(
+    folder: Path, sources: Sequence[Source], verify: bool, progress_bar: bool
+) -> Mapping[str, Any]:
+    """Convert the sources, write them to a folder, and return its manifest without the arrays."""
     try:
         with not_writable_by_others(), temporary_folder(folder.parent) as temporary:
             description = _manifest_of(sources)
@@ -78,31 +90,24 @@ def ensure_converted(sources: Sequence[Source], verify: bool = False, progress_b
                 raise DatasetError(f"dataset {sources[0].id} was replaced while it was read; try again")
             write_manifest(temporary, description, files)
             _publish(temporary, folder, sources, verify)
-        _remove_outdated(folder, description)
+            return description
     except OSError as error:
         raise OSError(
             error.errno,
             f"cannot write the converted dataset {sources[0].id} to {folder} ({error.strerror or error}); "
             f"partial files were deleted. Free some space, or set RLXF_CACHE to a folder on another disk",
         ) from error
-    return folder
 
 
 def find_converted(sources: Sequence[Source], verify: bool = False) -> Path | None:
     """Return the folder with the arrays of the sources; None if it is missing, damaged or outdated.
-
-    The modification time of its manifest becomes the present time, as a mark of its last use.
 
     Args:
         sources: datasets with equal spaces.
         verify: as in `ensure_converted`.
     """
     folder = cache_folder(sources)
-    if not _is_intact(folder, sources, verify):
-        return None
-    with suppress(OSError):  # the cache may belong to another user
-        os.utime(folder / MANIFEST)
-    return folder
+    return folder if _is_intact(folder, sources, verify) else None
 
 
 def _is_intact(folder: Path, sources: Sequence[Source], verify: bool) -> bool:
@@ -117,7 +122,7 @@ def _is_intact(folder: Path, sources: Sequence[Source], verify: bool) -> bool:
         return manifest == _manifest_of(sources) and all(
             _is_array_intact(folder / f"{name}.npy", entry, verify) for name, entry in arrays
         )
-    except INVALID:
+    except MANIFEST_ERRORS:
         return False
 
 
@@ -150,7 +155,7 @@ def _remove_outdated(folder: Path, description: Mapping[str, Any]) -> None:
     """
     name = folder.name.rpartition("-")[0]
     for path in folder.parent.glob(f"{name}-*/{MANIFEST}"):
-        with suppress(*INVALID):
+        with suppress(*MANIFEST_ERRORS):
             manifest = json.loads(path.read_text(encoding="utf-8"))
             unused = time.time() - path.stat().st_mtime > UNUSED_SECONDS
             if unused and path.parent != folder and _selections(manifest) == _selections(description):

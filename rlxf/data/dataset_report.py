@@ -110,7 +110,7 @@ class DatasetReport(Tabular):
             truncated=np.array(data.truncated),
             rewards=RewardStatistics.of(data.rewards),
             actions=ActionStatistics.of(data.actions, data.action_space),
-            nearly_constant_features=nearly_constant_features(data.observations),
+            nearly_constant_features=nearly_constant_features(data.observations, data.observation_std),
             reference_scores=data.reference_scores,
             lossy_images=data.lossy_images,
         )
@@ -165,7 +165,7 @@ class DatasetReport(Tabular):
 
     @property
     def findings(self) -> list[str]:
-        """Properties of the data that affect the training, each as one sentence with its consequence."""
+        """Properties of the data that affect the training, each as a text with its consequence."""
         return [sentence for find in FINDINGS if (sentence := find(self)) is not None]
 
     def to_json(self) -> str:

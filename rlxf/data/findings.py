@@ -1,4 +1,4 @@
-"""Findings: properties of a dataset that affect the training, each as one sentence with its consequence."""
+"""Findings: properties of a dataset that affect the training, each as a text with its consequence."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -197,15 +197,16 @@ def warn_of_narrow_actions(data: "Trajectories") -> None:
 
 
 def _describe_narrow(actions: ActionStatistics) -> str | None:
+    """Return the finding about narrow actions, in several sentences; None if there are none."""
     if not actions.narrow:
         return None
     first = actions.narrow[0]
     used = f"{actions.minimum[first]:g} to {actions.maximum[first]:g}"
     return (
         f"the action components {_listed(actions.narrow)}, counted from 0, use less than {NARROW_SHARE:.0%} "
-        f"of the range between their bounds; component {first} has values from {used}, and the bounds "
-        f"{actions.low[first]:g} and {actions.high[first]:g}: agents scale actions by the bounds, so a small "
-        f"error of a scaled action is large compared with the actions of the data; give the dataset an "
+        f"of the range between their bounds: component {first} has values from {used}, and the bounds "
+        f"{actions.low[first]:g} and {actions.high[first]:g}. Agents scale actions by the bounds, so a small "
+        f"error of a scaled action is large compared with the actions of the data. Give the dataset an "
         f"action_space with narrower bounds, and the environment, too, for example with "
         f"gymnasium.wrappers.TransformAction"
     )

@@ -24,23 +24,26 @@ NARROW_SHARE = 0.05
 """Share of the range between the bounds below which the actions of a component are narrow."""
 
 
-def nearly_constant_features(observations: NDArray[Any]) -> list[int]:
+def nearly_constant_features(observations: NDArray[Any], std: NDArray[np.float32] | None) -> list[int]:
     """Return the features of vectors that vary, but by no more than the rounding of float32.
 
     `rlxf.data.running_stats.RunningStats.constant` defines the limit; features without any variation are left
-    out.
+    out. Only features with a standard deviation of 1 are read, which is that of constant ones.
 
     Args:
         observations: vectors (N, D), or images (N, C, H, W), which have none.
+        std: `rlxf.data.Trajectories.observation_std`.
     """
-    if observations.ndim != 2:
+    if observations.ndim != 2 or std is None:
         return []
-    stats = RunningStats(observations.shape[1])
-    varying = np.zeros(observations.shape[1], np.bool_)
-    for piece in pieces(observations):
-        stats.update(piece.astype(np.float64))
-        varying |= (piece != observations[0]).any(axis=0)
-    return np.flatnonzero(stats.constant & varying).tolist()
+    features = np.flatnonzero(std == 1)
+    stats = RunningStats(len(features))
+    varying = np.zeros(len(features), np.bool_)
+    for piece in pieces(observations) if len(features) else ():
+        values = piece[:, features]
+        stats.update(values.astype(np.float64))
+        varying |= (values != observations[0, features]).any(axis=0)
+    return features[stats.constant & varying].tolist()
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ class Trajectories:
             for larger images.
         observation_std: population standard deviation, of the same shape or None. It is 1 for constant
             features of vectors and 255 for constant values of images; see
-            `rlxf.data.running_stats.RunningStats.constant`.
+            `rlxf.data.running_stats.RunningStats.constant`. For other values of images, it is at least 1/16
+            of the largest value of all images.
         observation_space: observation space of the dataset, before encoding.
         action_space: action space of the dataset.
         env_spec: spec of the recorded environment; None if it is unknown or differs between joined datasets.

@@ -182,9 +182,17 @@ def _cells(row: GroupScores) -> list[str]:
 
 
 def describe_seeds(group: Group) -> str:
-    """Return the number of seeds as text, with that of unfinished trainings: "3 seeds, 1 unfinished"."""
+    """Return the number of seeds as text, followed by `describe_unfinished`."""
     seeds = len(group.curves)
-    return f"{seeds} seed{'s' * (seeds > 1)}{_unfinished(group.unfinished)}"
+    return ", ".join([f"{seeds} seed{'s' * (seeds > 1)}", *describe_unfinished([group])])
+
+
+def describe_unfinished(groups: Sequence[Group]) -> list[str]:
+    """Return the numbers of unfinished trainings as texts: of those among the seeds, and of the others."""
+    left_out = sum(group.left_out for group in groups)
+    among = sum(group.unfinished for group in groups) - left_out
+    missing = f"{left_out} unfinished run{'s' * (left_out > 1)} left out"
+    return [f"{among} unfinished"] * (among > 0) + [missing] * (left_out > 0)
 
 
 def _unfinished(count: int) -> str:

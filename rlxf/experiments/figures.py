@@ -5,7 +5,7 @@ Universal Design", which color-blind readers can tell apart. More than seven lin
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import fill
@@ -18,7 +18,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from rlxf.evaluation.aggregates import mean_score, performance_profile
-from rlxf.experiments.comparison import by_task, final_scores
+from rlxf.experiments.comparison import by_task, describe_unfinished, final_scores
 from rlxf.experiments.curves import Curve, band, common_grid, interpolate
 from rlxf.experiments.groups import Group
 from rlxf.utils.files import atomic_write
@@ -30,8 +30,8 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 LINE_STYLES = ("-", "--", ":", "-.")
 FORMATS = (".png", ".pdf", ".svg")
 """Suffixes of the files of figures."""
-UNTRAINED = (0, (9, 3))
-"""Style of the line of an agent without training: longer dashes than those of `LINE_STYLES`."""
+UNTRAINED_STYLES = ((0, (9, 3)), (0, (9, 3, 3, 3)), (0, (9, 3, 1, 3)), (0, (9, 3, 1, 3, 1, 3)))
+"""Styles of the lines of agents without training: longer dashes than those of `LINE_STYLES`."""
 MAX_LINES = len(COLORS) * len(LINE_STYLES)
 MAX_PANELS = 24
 DPI = 120
@@ -41,6 +41,8 @@ SMALL_PANEL = (4.5, 3.1)
 """Size of each of several panels in inches, of which two are in a row."""
 INSIDE = 4
 """Largest number of lines with a legend inside of a single panel."""
+HANDLE_LENGTH = 4
+"""Length of the lines of a legend in font sizes, which shows each of `UNTRAINED_STYLES` once."""
 LABEL_WIDTH = 34
 """Characters in a line of a label."""
 TITLE_WIDTH = 60
@@ -59,7 +61,7 @@ def learning_curves(groups: Sequence[Group], metric: str) -> Figure:
     A line ends at the last step that all seeds of its group reached, where a training that ended early keeps
     its last value (`Group.lines`). A group with one seed has no interval, and the legend says so. The legend
     has the number of unfinished trainings, too. An agent without training, whose curves have one value at
-    step 0, has a dashed line over the whole panel.
+    step 0 in all panels, has a dashed line over the whole panel.
 
     Args:
         groups: groups of one or several tasks.
@@ -69,14 +71,14 @@ def learning_curves(groups: Sequence[Group], metric: str) -> Figure:
         ValueError: if there is no group, or there are more groups or tasks than a figure can show.
     """
     tasks = by_task(groups)
-    untrained = {group.label: {"linestyle": UNTRAINED} for group in groups if _is_untrained(group)}
-    styles = {label: style | untrained.get(label, {}) for label, style in line_styles(groups).items()}
+    styles = line_styles(groups)
+    untrained = _untrained(groups)
     columns = min(2, len(tasks))
     width, height = PANEL if columns == 1 else SMALL_PANEL
     figure, panels = _panels(len(tasks), columns, width, height)
     for (task, members), axes in zip(tasks.items(), panels, strict=True):
         for group in members:
-            draw = _draw_level if _is_untrained(group) else _draw_curve
+            draw = _draw_level if group.label in untrained else _draw_curve
             draw(axes, group.lines(metric), styles[group.label])
         axes.set(xlabel=" or ".join(dict.fromkeys(group.unit for group in members)), ylabel=plain(metric))
         axes.set_title(fill(plain(task), TITLE_WIDTH), fontsize="medium")
@@ -159,18 +161,19 @@ def plain(text: str) -> str:
 
 def line_styles(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
     """Return label -> color and style of the line of a group, the same in all panels."""
-    return _styles_of(list(dict.fromkeys(group.label for group in groups)))
+    return _styles_of(list(dict.fromkeys(group.label for group in groups)), _untrained(groups))
 
 
-def _styles_of(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _styles_of(labels: Sequence[str], untrained: Collection[str] = ()) -> dict[str, dict[str, Any]]:
     if not 0 < len(labels) <= MAX_LINES:
         raise ValueError(
             f"a figure shows 1 to {MAX_LINES} groups, got {len(labels)}; choose fewer runs, or join groups"
         )
-    return {
-        label: {"color": COLORS[row % len(COLORS)], "linestyle": LINE_STYLES[row // len(COLORS)]}
-        for row, label in enumerate(labels)
-    }
+    styles: dict[str, dict[str, Any]] = {}
+    for row, label in enumerate(labels):
+        lines = UNTRAINED_STYLES if label in untrained else LINE_STYLES
+        styles[label] = {"color": COLORS[row % len(COLORS)], "linestyle": lines[row // len(COLORS)]}
+    return styles
 
 
 def _panels(count: int, columns: int, width: float, height: float) -> tuple[Figure, list["Axes"]]:
@@ -196,9 +199,17 @@ def _draw_curve(axes: "Axes", curves: Sequence[Curve], style: Mapping[str, Any])
         axes.fill_between(grid, found.low, found.high, color=style["color"], alpha=0.2, linewidth=width)
 
 
+def _untrained(groups: Sequence[Group]) -> set[str]:
+    """Return the labels of the agents that do not learn: all their groups are `_is_untrained`."""
+    return {group.label for group in groups} - {group.label for group in groups if not _is_untrained(group)}
+
+
 def _is_untrained(group: Group) -> bool:
-    """Return whether the agent of a group does not learn: its curves have one value, at step 0."""
-    return all(curve.steps.tolist() == [0] for curve in group.curves)
+    """Return whether the agent of a group does not learn: its curves have one value, at step 0.
+
+    A training that was killed may have no other value either, so all curves must be those of finished runs.
+    """
+    return all(group.finished) and all(curve.steps.tolist() == [0] for curve in group.curves)
 
 
 def _draw_level(axes: "Axes", curves: Sequence[Curve], style: Mapping[str, Any]) -> None:
@@ -228,13 +239,14 @@ def _add_legend(
     """Add the legend of all lines: inside of a single panel with few lines, else below the panels."""
     handles = [Line2D([], [], **style) for style in styles.values()]
     names = [labels[label] for label in styles]
+    options: dict[str, Any] = {"fontsize": "small", "handlelength": HANDLE_LENGTH}
     if len(panels) == 1 and len(styles) <= INSIDE:
-        panels[0].legend(handles, names, fontsize="small", framealpha=0.7)
+        panels[0].legend(handles, names, framealpha=0.7, **options)
         return
     width, height = figure.get_size_inches()
     lines = sum(1 + name.count("\n") for name in names)
     figure.set_size_inches(width, height + LINE_HEIGHT * (lines / 2 + 1))
-    figure.legend(handles, names, loc="outside lower center", ncols=2, fontsize="small")
+    figure.legend(handles, names, loc="outside lower center", ncols=2, **options)
 
 
 def _labels_with_seeds(groups: Sequence[Group]) -> dict[str, str]:
@@ -253,8 +265,7 @@ def _with_seeds(label: str, groups: Sequence[Group]) -> str:
         seeds = "1 seed, no interval"
     else:
         seeds = f"{high} seeds" if low == high else f"{low} to {high} seeds"
-    unfinished = sum(group.unfinished for group in groups)
-    parts = [seeds, *([f"{unfinished} unfinished"] if unfinished else [])]
+    parts = [seeds, *describe_unfinished(groups)]
     counted = ", ".join(part.replace(" ", NO_BREAK) for part in parts)
     return fill(plain(f"{label} ({counted})"), LABEL_WIDTH)
 

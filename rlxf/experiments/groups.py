@@ -45,6 +45,11 @@ class Group:
     ended_early: Sequence[bool] = ()
     finished: Sequence[bool] = ()
 
+    @property
+    def left_out(self) -> int:
+        """Number of unfinished trainings without a curve in this group."""
+        return self.unfinished - [*self.finished].count(False)
+
     def lines(self, metric: str, last: float | None = None) -> Sequence[Curve]:
         """Return the curves with the last value of trainings that ended early, for a metric of episodes.
 

@@ -132,7 +132,8 @@ def _without_scores(summary: Summary, names: Sequence[str]) -> Iterator[str]:
         missing = [name for name in names if summary.results.returns(name, agent) is None]
         if missing:
             reason = f"no complete run on {', '.join(missing)}"
-            yield f"{agent} is left out of the normalized scores and of {PROFILE}: {reason}."
+            profile = f" and of {PROFILE}" if _profiled(summary) else ""
+            yield f"{agent} is left out of the normalized scores{profile}: {reason}."
 
 
 def _changed_reference(members: Sequence[str], scored: Sequence[str]) -> list[str]:
@@ -187,6 +188,11 @@ def _written(path: Path, content: bytes) -> Path:
 def _drawn(plan: Plan) -> list[str]:
     """Return the names of the agents in the figures."""
     return [agent.name for agent in plan.agents][:MAX_LINES]
+
+
+def _profiled(summary: Summary) -> dict[str, list[NDArray[np.float64]]]:
+    """Return agent -> its scores on each task, for the agents in `PROFILE`; without any, there is no file."""
+    return {agent: summary.scores[agent] for agent in _drawn(summary.results.plan) if agent in summary.scores}
 
 
 def _without_table(summary: Summary) -> Iterator[str]:
@@ -270,7 +276,7 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
     ]
     if groups:
         yield CURVES, learning_curves(groups, METRIC)
-    if scores := {agent: summary.scores[agent] for agent in drawn if agent in summary.scores}:
+    if scores := _profiled(summary):
         yield PROFILE, performance_profile_figure(scores)
 
 

@@ -97,7 +97,8 @@ def test_a_killed_run_does_not_shorten_the_line_of_its_group(run):
     write_runs()
     write_run("runs/a-3", (9,), seed=3, finished=False)
     out, _ = run("plot", "runs")
-    assert re.search(r"n_envs=4: 3 seeds, 1 unfinished, eval/mean_reward 4 \(.*\) at step 300", out)
+    count = "n_envs=4: 3 seeds, 1 unfinished run left out"
+    assert re.search(rf"{count}, eval/mean_reward 4 \(.*\) at step 300", out)
 
 
 def test_the_fallback_of_the_metric_is_printed(run):

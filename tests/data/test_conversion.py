@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rlxf.data import DatasetError, conversion, load_trajectories, observation_encoder
 from rlxf.data.conversion import convert
 from rlxf.data.dataset_source import open_source
-from rlxf.data.running_stats import RunningStats
+from rlxf.data.running_stats import RunningStats, observation_stats
 from tests.datasets import ID, VECTOR, opened, random_episodes, record, record_random
 
 LENGTHS = (4, 1, 9, 2)
@@ -131,6 +131,33 @@ def test_small_images_are_normalized_as_in_a_dict(minari_root, monkeypatch, piec
     )
     torch.testing.assert_close(normalized.flatten(1), expected, rtol=1e-5, atol=1e-5)
     assert image.observation_std[0, 0, 0] == 255
+
+
+def image_stats(rows):
+    """Return the statistics of images (N, 2, 2, 1) with the values (N, 4), and the normalized values."""
+    stats = observation_stats(observation_encoder(spaces.Box(0, 255, (2, 2, 1), np.uint8)))
+    stats.update(rows.astype(np.float64))
+    return stats, (rows - stats.mean) / stats.std
+
+
+def test_image_values_that_rarely_change_stay_small():
+    rows = np.zeros((200_000, 4), np.uint8)
+    rows[7, 0] = 255
+    rows[:, 1] = 255
+    rows[9, 1] = 254
+    stats, normalized = image_stats(rows)
+    assert np.abs(normalized).max() <= 16
+    np.testing.assert_array_equal(stats.std, np.array([255 / 16, 255 / 16, 255, 255], np.float32))
+
+
+def test_image_values_of_grids_are_divided_by_their_standard_deviation():
+    """The values of MiniGrid are at most 10; those of doors are rarely different from 0."""
+    rng = np.random.default_rng(0)
+    rows = np.stack([rng.integers(0, high, 500) for high in (11, 6, 3, 2)], axis=1)
+    rows[:, 3] = np.arange(500) == 3
+    stats, normalized = image_stats(rows)
+    np.testing.assert_allclose(normalized[:, :3].std(axis=0), 1, rtol=1e-5)
+    assert stats.std[3] == 10 / 16
 
 
 @pytest.mark.parametrize("jpeg", [True, False])

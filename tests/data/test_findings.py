@@ -72,8 +72,8 @@ def test_usual_data_have_no_findings():
         ),
         (
             "narrow_actions",
-            "the action components 0, counted from 0, use less than 5% of .*; component 0 has values from "
-            "-1 to 1, and the bounds -25 and 25: agents scale",
+            "the action components 0, counted from 0, use less than 5% of .*: component 0 has values from "
+            r"-1 to 1, and the bounds -25 and 25\. Agents scale .* of the data\. Give the dataset",
             {"actions": HALF, "action_space": spaces.Box(-25.0, 25.0, (2,))},
         ),
         ("unused_actions", "the actions 3 never occur", UNUSED),

@@ -129,6 +129,25 @@ def test_conversions_of_earlier_versions_are_kept_for_a_week_after_their_last_lo
     np.testing.assert_array_equal(earlier.observations, observations)
 
 
+def test_a_summary_is_no_load(dataset):
+    load_trajectories(ID)
+    unused_for(only_cache(), 8)
+    before = (only_cache() / "manifest.json").stat().st_mtime
+    summarize(ID)
+    assert (only_cache() / "manifest.json").stat().st_mtime == before
+
+
+def test_an_error_while_outdated_conversions_are_removed_is_no_failed_conversion(dataset, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "no folder")
+
+    monkeypatch.setattr(cache, "_remove_outdated", fail)
+    with pytest.raises(OSError, match="no folder") as failure:
+        load_trajectories(ID)
+    assert "cannot write the converted dataset" not in str(failure.value)
+    assert load_trajectories(ID).steps == 9
+
+
 def test_each_load_is_a_use(dataset):
     load_trajectories(ID)
     unused_for(only_cache(), 8)

@@ -97,8 +97,15 @@ def test_features_are_nearly_constant_if_they_vary_by_their_rounding():
     change = np.array([1e-30, 1e-7, 100, 1e-5, 0], np.float32)
     rows = np.stack([size, size + change])
     assert ((rows[0] != rows[1]) == [True, True, True, True, False]).all()
-    assert nearly_constant_features(rows) == [1, 2]
-    assert nearly_constant_features(np.zeros((2, 1, 3, 3), np.uint8)) == []
+    assert nearly_constant_features(rows, np.ones(5, np.float32)) == [1, 2]
+    assert nearly_constant_features(np.zeros((2, 1, 3, 3), np.uint8), np.ones((1, 3, 3), np.float32)) == []
+
+
+def test_only_features_with_the_standard_deviation_of_constant_ones_are_read(monkeypatch):
+    rows = np.array([[1, 1, 1]], np.float32) + np.array([[0], [1e-7]], np.float32)
+    assert nearly_constant_features(rows, np.array([3, 1, 1e-7], np.float32)) == [1]
+    monkeypatch.setattr(step_statistics, "pieces", None)
+    assert nearly_constant_features(rows, np.array([3, 2, 1e-7], np.float32)) == []
 
 
 def test_values_of_huge_spaces_are_not_counted():

@@ -12,8 +12,10 @@ from rlxf.evaluation.aggregates import performance_profile
 from rlxf.experiments import curves
 from rlxf.experiments.curves import Curve
 from rlxf.experiments.figures import (
+    LINE_STYLES,
     MAX_LINES,
     MAX_PANELS,
+    UNTRAINED_STYLES,
     final_score_figure,
     learning_curves,
     line_styles,
@@ -82,11 +84,17 @@ def test_the_legend_has_the_number_of_seeds_and_says_that_one_has_no_interval():
 
 
 def test_the_legend_has_the_number_of_unfinished_trainings():
-    groups = [replace(group("a", 3), unfinished=2), replace(group("b", 1), unfinished=1), group("c")]
+    groups = [
+        replace(group("a", 3), unfinished=2),
+        replace(group("b", 1), unfinished=1, finished=[False]),
+        replace(group("d", 2), unfinished=2, finished=[True, False]),
+        group("c"),
+    ]
     shown = [text.replace("\N{NO-BREAK SPACE}", " ") for text in legend(learning_curves(groups, "x"))]
     assert [text.replace("\n", " ") for text in shown] == [
-        "a (3 seeds, 2 unfinished)",
+        "a (3 seeds, 2 unfinished runs left out)",
         "b (1 seed, no interval, 1 unfinished)",
+        "d (2 seeds, 1 unfinished, 1 unfinished run left out)",
         "c (3 seeds)",
     ]
 
@@ -118,6 +126,40 @@ def test_a_single_evaluation_of_a_training_is_a_point():
     (axes,) = learning_curves([group("a", steps=(10,))], "x").axes
     assert axes.lines[0].get_xdata().tolist() == [10]
     assert axes.lines[0].get_linestyle() == "-"
+
+
+def test_a_killed_training_with_a_value_at_step_0_is_no_agent_without_training():
+    killed = Group("a", "T-v0", [Curve.of_points([0], [2.0])], 1, finished=[False])
+    (axes,) = learning_curves([killed], "x").axes
+    assert axes.lines[0].get_xydata().tolist() == [[0, 2]]
+    assert handles(axes) == {"-"}
+
+
+def test_an_agent_that_is_trained_on_one_of_two_tasks_has_a_solid_line_on_both():
+    start = Group("a", "S-v0", [Curve.of_points([0], [2.0])])
+    for groups in ([group("a"), start], [start, group("a")]):
+        figure = learning_curves(groups, "x")
+        assert [axes.lines[0].get_linestyle() for axes in figure.axes] == ["-", "-"]
+
+
+@pytest.mark.parametrize("every", [1, 2, 8])
+def test_styles_of_agents_without_training_differ_from_all_others(every):
+    """Each ``every``-th agent is not trained; labels i and i + 7 share a color."""
+    steps = [(0,) if i % every == 0 else (10, 20) for i in range(MAX_LINES)]
+    styles = line_styles([group(f"g{i}", 1, steps=each) for i, each in enumerate(steps)])
+    assert len({(style["color"], style["linestyle"]) for style in styles.values()}) == MAX_LINES
+    dashed = {label for label, style in styles.items() if style["linestyle"] not in LINE_STYLES}
+    assert dashed == {f"g{i}" for i in range(0, MAX_LINES, every)}
+
+
+@pytest.mark.parametrize("tasks", ["T", "TS"])
+def test_lines_of_a_legend_are_as_long_as_the_longest_pattern_of_dashes(tasks):
+    figure = learning_curves([group("a", task=task) for task in tasks], "x")
+    (legend,) = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+    (text,) = legend.get_texts()
+    (line,) = legend.legend_handles
+    longest = max(sum(dashes) for _, dashes in UNTRAINED_STYLES) * line.get_linewidth()
+    assert legend.handlelength * text.get_fontsize() >= longest
 
 
 def test_all_styles_differ():

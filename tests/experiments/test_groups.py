@@ -229,7 +229,7 @@ def test_a_killed_run_does_not_shorten_the_line_of_finished_runs():
     assert [curve.steps[-1] for curve in whole.curves] == [200, 100, 300]
     finished = whole.finished_only()
     assert [curve.steps[-1] for curve in finished.lines(EVAL)] == [300, 300]
-    assert finished.unfinished == 1
+    assert (finished.unfinished, finished.left_out, whole.left_out) == (1, 1, 0)
     assert finished.finished_only() == finished
 
 

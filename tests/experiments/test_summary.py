@@ -167,7 +167,7 @@ def test_without_any_score_there_is_no_table_of_scores(plan, tmp_path):
     assert not (tmp_path / "profile.png").exists()
     text = (tmp_path / "table.md").read_text()
     for agent in ("ppo", "random"):
-        assert text.count(f"{agent} is left out of the normalized scores") == 1
+        assert text.count(f"{agent} is left out of the normalized scores: no complete run on pole.") == 1
     assert "The probabilities compare" not in text
 
 
