@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rlxf.attention.attention import LayerStep, StepKeys
 from rlxf.attention.cache import KVCache
 from rlxf.attention.depth.base import DepthController
-from rlxf.attention.linear import GLOBAL_HOOKS, TokenFunction, bound, current_matmul_dtype, fused_step
+from rlxf.attention.linear import FORWARD_HOOKS, TokenFunction, bound, current_matmul_dtype, fused_step
 from rlxf.attention.positions.base import PositionEmbedding
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -49,8 +49,7 @@ class FusedStep:
         self._tables = [table for table in held for _ in table]
         self._names = [name for table in held for name in table]
         self._values = list(chain.from_iterable(table.values() for table in held))
-        self._hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self._hooks += GLOBAL_HOOKS
+        self._hooks = [*FORWARD_HOOKS.shared, *chain.from_iterable(map(FORWARD_HOOKS.of, modules))]
         self._attributes = list(map(vars, modules))
 
     @property

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,25 @@ Result = TypeVar("Result")
 _dtype: ContextVar[torch.dtype | None] = ContextVar("dtype of matrix products", default=None)
 TokenFunction = Callable[..., Tensor]
 """Function of tokens (B, C), such as a module."""
-GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
-    torch_module._global_forward_hooks,
-    torch_module._global_forward_pre_hooks,
-    torch_module._global_backward_hooks,
-    torch_module._global_backward_pre_hooks,
+
+
+class Hooks(NamedTuple):
+    """Tables of hooks: those for the calls of all modules, and a function that returns those of a module."""
+
+    shared: tuple[dict[int, Any], ...]
+    of: Callable[[nn.Module], tuple[dict[int, Any], ...]]
+
+
+FORWARD_HOOKS = Hooks(
+    (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks),
+    attrgetter("_forward_hooks", "_forward_pre_hooks"),
 )
-"""Hooks of torch for the calls of all modules."""
+"""Hooks of the forward pass."""
+ALL_HOOKS = Hooks(
+    (*FORWARD_HOOKS.shared, torch_module._global_backward_hooks, torch_module._global_backward_pre_hooks),
+    attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+)
+"""Hooks of the forward and of the backward pass."""
 
 
 @contextmanager
@@ -93,24 +106,16 @@ class Linear(nn.Linear):
         return partial(F.linear, weight=self.weight, bias=self.bias)
 
 
-def is_patched(module: nn.Module) -> bool:
+def is_patched(module: nn.Module, hooks: Hooks = ALL_HOOKS) -> bool:
     """Return whether calls of a module do more than its class defines.
 
-    They do if hooks are registered, of the forward or of the backward pass, for this module or for all
-    modules, or if the instance has its own ``forward``. Such a module has to be called: its parameters must
-    not be read instead.
+    They do if hooks are registered for this module or for all modules, or if the instance has its own
+    ``forward``, other than that of TorchScript. Such a module has to be called: its parameters must not be
+    read instead.
     """
-    return any(hooks_of(module)) or any(GLOBAL_HOOKS) or "forward" in module.__dict__
-
-
-def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    """Return the tables of the hooks of a module, of the forward and of the backward pass."""
-    return (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
+    if any(hooks.of(module)) or any(hooks.shared):
+        return True
+    return "forward" in module.__dict__ and not isinstance(module, torch.jit.ScriptModule)
 
 
 def is_plain(layer: nn.Module) -> bool:

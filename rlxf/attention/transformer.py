@@ -3,7 +3,7 @@
 from collections.abc import MutableSequence, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -296,6 +296,12 @@ class Transformer(TransformerLayers):
         if isinstance(self._fused_step, NoFusedStep) or (self.training and self.spec.dropout):
             return None
         return self._fused_step if self._fused_step.accepts(cache) else None
+
+    def _replicate_for_data_parallel(self) -> Self:
+        """Return a replica for ``nn.DataParallel``, which builds its own fused step."""
+        replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        replica._fused_step = None
+        return replica
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to copy; a copy builds its own fused step, which holds its own parameters."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlxf.agents.gtrxl.core import gtrxl
-from rlxf.attention import ACT, GRU, RMT, Full, Transformer
+from rlxf.attention import ACT, GRU, RMT, Full, TokenIndex, Transformer
 from rlxf.attention.functional_step import named_tensors
 from tests.attention.passes import learn
 from tests.attention.specs import new_model
@@ -41,3 +41,15 @@ def test_replicas_compute_the_same(spec):
     (actual, after), (expected, state) = (learn(each, world, [5, 7]) for each in (replica, model))
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(named_tensors(after), named_tensors(state))
+
+
+def test_a_replica_of_a_model_that_has_acted_acts_with_its_own_tensors():
+    model, x, index = new_model(CORE).eval(), torch.ones(2, 8), TokenIndex.range(2, 1)
+    model.step(x, index, model.cache(model.initial_state(2), 5))
+    replica = replica_of(model)
+    replica.norm.weight *= 2
+    (actual, _), (expected, _) = (
+        each.step(x, index, each.cache(each.initial_state(2), 5)) for each in (replica, model)
+    )
+    bias = model.norm.bias
+    torch.testing.assert_close(actual - bias, 2 * (expected - bias))

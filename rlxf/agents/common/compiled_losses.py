@@ -82,7 +82,7 @@ class CompiledLosses:
         except CompilationError as error:
             self.is_usable = False
             self._programs.clear()
-            self._warn(str(error))
+            self._warn(str(error), ", with results that are equal up to rounding")
             return None
 
     def _has_hooks(self, model: nn.Module) -> bool:
@@ -95,16 +95,16 @@ class CompiledLosses:
             self._warn(f"{patch}, which a program would not call")
         return patch is not None
 
-    def _warn(self, reason: str) -> None:
+    def _warn(self, reason: str, effect: str = "") -> None:
         """Warn that updates are not compiled, once for each reason."""
         if reason not in self._warned_of:
             self._warned_of.add(reason)
             graphs = self._captures
             form, option = ("captured as CUDA graphs", "cuda_graphs") if graphs else ("compiled", "compile")
             warn_user(
-                f"updates are not {form}, because {reason}; torch runs their operations one "
-                f"by one, with results that are equal up to rounding, which takes longer for small networks; "
-                f"{option}=False has the same effect without this warning"
+                f"updates are not {form}, because {reason}; torch runs their operations one by one{effect}, "
+                f"which takes longer for small networks; {option}=False has the same effect without this "
+                f"warning"
             )
 
     def __reduce__(self) -> Any:

@@ -1,49 +1,61 @@
 """Submodules of a model, to detect what a compiled or captured program of it does not contain."""
 
+from collections.abc import Collection
 from itertools import chain, repeat
 from operator import contains
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from rlxf.attention.linear import GLOBAL_HOOKS, hooks_of, is_patched
+from rlxf.attention.linear import ALL_HOOKS, Hooks, is_patched
 
 
 class ModuleTree:
     """Submodules of a module, and their hooks.
 
     A program of the module's operations is that of its present submodules. It neither follows replaced ones
-    nor calls hooks. A check takes a few microseconds.
+    nor calls hooks. A check takes about 0.1 microseconds for each module, and 0.2 for each parameter.
 
     Args:
         module: the module.
+        skipped: names of children of the module that the program does not contain.
+        hooks: hooks that the program would have to call.
     """
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, skipped: Collection[str] = (), hooks: Hooks = ALL_HOOKS):
         self._module = module
-        self._modules = dict(module.named_modules())
+        self._patches = hooks
+        self._modules = {
+            name: each for name, each in module.named_modules() if name.partition(".")[0] not in skipped
+        }
         modules = self._modules.values()
         self._parameters = [each._parameters for each in modules if each._parameters]
-        self._tables: list[dict[str, Any]] = [each._modules for each in modules if each._modules]
+        self._tables: list[dict[str, Any]] = [each._modules for each in modules]
+        self._sizes = list(map(len, self._tables))
+        root = [name for name in module._modules if name not in skipped]
+        names = [root, *(list(table) for table in self._tables[1:])]
+        self._parents = [table for table, keys in zip(self._tables, names, strict=True) for _ in keys]
+        self._names = list(chain.from_iterable(names))
         self._children = self._present()
-        self._hooks = [*GLOBAL_HOOKS, *chain.from_iterable(map(hooks_of, modules))]
-        self._attributes = list(map(vars, modules))
+        self._hooks = [*hooks.shared, *chain.from_iterable(map(hooks.of, modules))]
+        self._attributes = [vars(each) for each in modules if not isinstance(each, torch.jit.ScriptModule)]
 
     @property
     def is_current(self) -> bool:
-        """True if no submodule was added, removed or replaced, among those of modules that had some."""
-        return self._children == self._present()
+        """True if no submodule was added, removed or replaced."""
+        return self._sizes == list(map(len, self._tables)) and self._children == self._present()
 
     def _present(self) -> list[nn.Module | None]:
-        return list(chain.from_iterable(map(dict.values, self._tables)))
+        return list(map(dict.get, self._parents, self._names))
 
     def find_patch(self) -> str | None:
         """Describe the first module whose calls are changed, see `is_patched`; None if there is none."""
         if not any(self._hooks) and not any(map(contains, self._attributes, repeat("forward"))):
             return None
-        if any(GLOBAL_HOOKS):
+        if any(self._patches.shared):
             return "torch has hooks for all modules"
-        patched = (name for name, module in self._modules.items() if is_patched(module))
+        patched = (name for name, module in self._modules.items() if is_patched(module, self._patches))
         return f"the module {next(patched) or 'itself'} has a hook or an assigned forward"
 
     def find_gradient_hook(self) -> str | None:

@@ -137,8 +137,9 @@ class DecisionTransformer(OnlineFinetuning):
         cuda_graphs: on a GPU, capture losses and gradients as a CUDA graph, except for updates with micro-
             batches, of several processes, or by distillation. This takes about 0.1 seconds, and memory.
             Results are equal up to rounding. If they cannot be captured, a warning names the reason.
-            Attributes and hooks of modules that change during `learn` have no effect on what is captured. It
-            has no effect on a CPU. Not saved with the agent; `load` accepts it.
+            Attributes of modules that change during `learn` have no effect on what is captured; while a
+            module has hooks, nothing is captured, and a warning names it. It has no effect on a CPU. Not
+            saved with the agent; `load` accepts it.
         env: environment wrapped in `ReturnToGo` for callbacks that need one; None for none.
         download: True to download a dataset that is not on this machine.
         trust: use the full description of the environment in the dataset or the file of `load`: entry point,

@@ -18,6 +18,7 @@ from rlxf.agents.common.module_tree import ModuleTree
 from rlxf.agents.gtrxl.observations import as_step_input, map_obs, obs_tensors
 from rlxf.attention.cache import KVCache
 from rlxf.attention.functional_step import named_tensors, with_tensors
+from rlxf.attention.linear import FORWARD_HOOKS
 from rlxf.attention.token_index import TokenIndex, is_tracing
 from rlxf.utils.errors import CompilationError
 from rlxf.utils.warnings import warn_user
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 FIXED = ("core", "plan")
 """Fields of caches that a compiled step holds as constants; all others are its arguments."""
+HEADS = ("action_net", "value_net", "reconstruction_net")
+"""Modules of a policy that are called after a step."""
+EQUAL_RESULTS = ", with results that are equal up to rounding"
+"""Part of the warning if a step cannot be compiled."""
 
 
 class NetworkOutputs(NamedTuple):
@@ -60,8 +65,9 @@ class CompiledStep:
     rounding. If a step can be neither compiled nor captured, this class warns once and runs `eager_step`. So
     does a step after its policy was moved to another kind of device.
 
-    After modules of the policy were replaced, the step is compiled again. While a module has hooks or an
-    assigned ``forward``, which a compiled step would not call, this class warns once and runs `eager_step`.
+    After modules of the policy were replaced, except for its heads, the step is compiled again. While one of
+    them has hooks of the forward pass or an assigned ``forward``, which a compiled step would not call, this
+    class warns once and runs `eager_step`.
 
     Args:
         device_type: type of the device, "cpu" or "cuda".
@@ -95,7 +101,7 @@ class CompiledStep:
     ) -> "_CompiledFor | None":
         """Return the compiled step for these shapes and dtypes; None if it cannot be compiled."""
         if self._modules is None or not self._modules.is_current:
-            self._modules = ModuleTree(policy)
+            self._modules = ModuleTree(policy, HEADS, FORWARD_HOOKS)
             self._steps.clear()
         if (patch := self._modules.find_patch()) is not None:
             self._warn(policy, f"{patch}, which a compiled step would not call")
@@ -106,17 +112,17 @@ class CompiledStep:
                 self._steps[layout] = _CompiledFor(policy, obs, action, index, cache)
             except CompilationError as error:
                 self._is_usable = False
-                self._warn(policy, str(error))
+                self._warn(policy, str(error), EQUAL_RESULTS)
         return self._steps.get(layout)
 
-    def _warn(self, policy: "GTrXLPolicy", reason: str) -> None:
+    def _warn(self, policy: "GTrXLPolicy", reason: str, effect: str = "") -> None:
         """Warn that the step is not compiled, once for each reason."""
         if reason not in self._warned_of:
             self._warned_of.add(reason)
             form = "captured as a CUDA graph" if supports_graphs(policy.device) else "compiled"
             warn_user(
-                f"the acting step is not {form}, because {reason}; torch runs its operations one by one, "
-                f"with results that are equal up to rounding"
+                f"the acting step is not {form}, because {reason}; torch runs its operations one by one"
+                f"{effect}"
             )
 
     def __reduce__(self) -> Any:

@@ -124,14 +124,17 @@ class GTrXLPPO(TrainingLoop):
             one step, or of minibatches with filler rows. This needs a C++ compiler, and 10 to 60 seconds for
             each number of environments that act at once and for each size of minibatch. Results are equal up
             to rounding. If a part cannot be compiled, a warning names the reason, and the agent computes it
-            as without this argument. Attributes and hooks of modules that change later have no effect on what
-            is compiled. Not saved with the agent; `load` accepts it.
+            as without this argument. Attributes of modules that change later have no effect on what is
+            compiled. Hooks, and parts whose modules were replaced, are described for `cuda_graphs`. Not
+            saved with the agent; `load` accepts it.
         cuda_graphs: on a GPU, capture the acting step as a CUDA graph, and also losses and gradients, except
             for updates with micro-batches or of minibatches with filler rows. This takes up to two
             seconds, and memory, for each number of environments and each size of minibatch. Results are equal
-            up to rounding. If a part cannot be captured, a warning names the reason. Attributes and hooks of
-            modules that change later have no effect on what is captured. It has no effect on a CPU, and with
-            several processes. Not saved with the agent; `load` accepts it.
+            up to rounding. If a part cannot be captured, a warning names the reason. Attributes of modules
+            that change later have no effect on what is captured. After a module was replaced, the step and
+            the updates are captured again. While a module has hooks or an assigned ``forward``, they are not
+            captured, and a warning names the module. It has no effect on a CPU, and with several processes.
+            Not saved with the agent; `load` accepts it.
         n_envs: number of environments to create if ``env`` is an id; under torchrun, of all processes.
         core: specification of the transformer; None for `gtrxl`. It is rejected if acting step by step would
             differ from training on segments.

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils.parametrizations import spectral_norm
 
 from rlxf import evaluate
 from rlxf.agents.common import compiled_function
@@ -209,9 +210,16 @@ def extend_output(policy):
     policy.transformer.blocks[1].attention.out.append(nn.Tanh())
 
 
+def parametrize_output(policy):
+    """Add a submodule to a module without submodules, whose parameter is then computed."""
+    spectral_norm(policy.transformer.blocks[0].attention.out)
+
+
 def test_a_step_with_replaced_modules_is_compiled_again(traced):
     agent, step = agent_of(), CompiledStep("cpu")
-    for number, replace_module in enumerate((replace_token, replace_output, extend_output)):
+    for number, replace_module in enumerate(
+        (replace_token, replace_output, extend_output, parametrize_output)
+    ):
         assert largest_difference(agent, step) < 1e-5
         assert len(traced) == number + 1
         replace_module(agent.policy)
@@ -244,6 +252,19 @@ def test_a_step_of_patched_modules_is_not_compiled(patch, compiled_before, trace
         warnings.simplefilter("error", UserWarning)
         assert largest_difference(agent, step) == 0
     assert len(traced) == compiled_before
+
+
+def test_heads_and_hooks_of_the_backward_pass_do_not_affect_the_step(traced):
+    agent, step = agent_of(), CompiledStep("cpu")
+    assert largest_difference(agent, step) < 1e-5
+    policy = agent.policy
+    policy.value_net.register_forward_hook(lambda *_: None)
+    policy.transformer.norm.register_full_backward_hook(lambda *_: None)
+    policy.action_net = deepcopy(policy.action_net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert largest_difference(agent, step) < 1e-5
+    assert len(traced) == 1
 
 
 def test_a_step_is_compiled_after_its_hooks_were_removed(traced):
