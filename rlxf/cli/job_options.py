@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 FRAME = re.compile(r"[╭╮╰╯│─]|[+|]?-{3,}[+|]?|^ *\||\| *$", re.MULTILINE)
 """Pattern of the frame of an error message of tyro, also without Unicode."""
+UNKNOWN = re.compile(r"unknown option --(?P<name>[\w.-]+)")
+"""Pattern of the start of a message about an option that a command does not have."""
+ONE_OPTION = re.compile(
+    r"unknown |Invalid choice |Unrecognized options |a schedule is |Error parsing --|--arguments of "
+    r"|(Error parsing [\w.-]+: )?[\w .-]+ must be (finite|one of|in \[|above 0|at least [01],|at least [01]$"
+    r"|True or False|a (finite |whole )?number|a tuple|a JSON object)(?!.*; use)"
+)
+"""Pattern of the start of a message that is the same for any values of the other options."""
 RESOLVED = ("policy", "return_scale", "episode_length", "target_returns")
 """Options of which a run may store other values: those of its agent, or of its data."""
 ADVICE = "move the folder, or choose another one with --output"
@@ -73,6 +81,23 @@ def named_option(error: Exception, names: Iterable[str]) -> str | None:
     start = f"{option}."
     entries = {name: _word_pattern(name.removeprefix(start)) for name in names if name.startswith(start)}
     return _earliest(message, entries) or option
+
+
+def unknown_option(error: Exception) -> str | None:
+    """Return the name of the option that a command does not have, as in a file; None for another error."""
+    match = UNKNOWN.match(str(error))
+    return match["name"].replace("-", "_") if match else None
+
+
+def is_about_one_option(error: Exception) -> bool:
+    """Return whether an error of `read_options` is the same for any values of the other options.
+
+    It is if an option is unknown, a technique has no such name, or a value has another type or is below a
+    fixed bound.
+    """
+    from rlxf.cli.config_values import SettingsError
+
+    return isinstance(error, SettingsError) or bool(ONE_OPTION.match(str(error)))
 
 
 def _earliest(message: str, patterns: Mapping[str, str]) -> str | None:
