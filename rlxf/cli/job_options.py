@@ -23,6 +23,8 @@ ONE_OPTION = re.compile(
     r"|True or False|a (finite |whole )?number|a tuple|a JSON object)(?!.*; use)"
 )
 """Pattern of the start of a message that is the same for any values of the other options."""
+PATH_OPTIONS = ("config", "pretrained")
+"""Options of training commands that are the path of a file or folder."""
 RESOLVED = ("policy", "return_scale", "episode_length", "target_returns")
 """Options of which a run may store other values: those of its agent, or of its data."""
 ADVICE = "move the folder, or choose another one with --output"
@@ -116,6 +118,16 @@ def _word_pattern(name: str) -> str:
     return rf"(?<![\w.-]){re.escape(name)}(?![\w-])"
 
 
+def with_absolute_paths(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options in which the paths of files and folders are absolute."""
+    return {name: _absolute(value) if name in PATH_OPTIONS else value for name, value in options.items()}
+
+
+def _absolute(value: Any) -> Any:
+    is_path = isinstance(value, str) and value != "None"
+    return str(Path(value).absolute()) if is_path else value
+
+
 def needs_trust(options: Mapping[str, Any]) -> bool:
     """Return whether a run with these options, see `read_options`, can be resumed with trust only."""
     names = ("env_kwargs", "curriculum", "trust_data", "workers", "pretrained")
@@ -161,7 +173,7 @@ def _check_command(outcome: "Outcome", job: "Job", file: Path) -> None:
                 f"{job.folder} was trained with {_shown(name, trained)}, but {file} has "
                 f"{_shown(name, given)}: {ADVICE}"
             )
-    before, now = json.loads(outcome.options), json.loads(job.options)
+    before, now = (with_absolute_paths(json.loads(text)) for text in (outcome.options, job.options))
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
             raise ValueError(
@@ -179,11 +191,12 @@ def _check_options(run: "RunFolder", options: Mapping[str, Any], file: Path) -> 
     """
     env = run.config.get("env")
     of_data = "dataset" in options and options.get("env") is None and ":" not in str(env)
-    given = json.loads(json.dumps(options))
+    given = with_absolute_paths(json.loads(json.dumps(options)))
+    config = with_absolute_paths(run.config)
     others = {name for name, value in given.items() if value is not None and name in run.config}
     others -= {"env", "seed", *RESOLVED}  # the seed is among the words of the command
     for name in sorted(others | {*TASK_OPTIONS} | (set() if of_data else {"env"})):
-        if (run.config.get(name) or {}) != (given.get(name) or {}):
+        if (config.get(name) or {}) != (given.get(name) or {}):
             raise ValueError(
                 f"{run.path} has {name} = {run.config.get(name)!r} in its config.json, but {file} has "
                 f"{options.get(name)!r}: {ADVICE}"
@@ -191,7 +204,10 @@ def _check_options(run: "RunFolder", options: Mapping[str, Any], file: Path) -> 
 
 
 def _options(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return name -> values of the options in the words of a command; the command has the name ""."""
+    """Return name -> values of the options in the words of a command, with absolute paths.
+
+    The command has the name "".
+    """
     values: list[str] = []
     options = {"": values}
     for word in words:
@@ -199,7 +215,8 @@ def _options(words: Sequence[str]) -> dict[str, list[str]]:
             values = options[word] = []
         else:
             values.append(word)
-    return options
+    paths = {f"--{name}" for name in PATH_OPTIONS} & options.keys()
+    return options | {name: [_absolute(each) for each in options[name]] for name in paths}
 
 
 def _shown(name: str, options: Mapping[str, list[str]]) -> str:
