@@ -81,7 +81,7 @@ def named_option(error: Exception, names: Iterable[str]) -> str | None:
     option = _earliest(message, {name: _option_pattern(name) for name in options})
     option = option or _earliest(message, {name: rf"\b{name}\b" for name in options & {*CHOICES}})
     start = f"{option}."
-    entries = {name: _word_pattern(name.removeprefix(start)) for name in names if name.startswith(start)}
+    entries = {name: _entry_pattern(name.removeprefix(start)) for name in names if name.startswith(start)}
     return _earliest(message, entries) or option
 
 
@@ -114,8 +114,11 @@ def _option_pattern(name: str) -> str:
     return rf"--{re.escape(group + dot)}(no-)?{re.escape(last)}(?![\w-]|\.\w)"
 
 
-def _word_pattern(name: str) -> str:
-    return rf"(?<![\w.-]){re.escape(name)}(?![\w-])"
+def _entry_pattern(name: str) -> str:
+    """Return the pattern of the places of a message that name an entry of a table, not of its other words."""
+    entry = re.escape(name)
+    named = rf"(\bargument |\bfor |['\"`]){entry}(?![\w-])"
+    return rf"{named}|(?<![\w.-]){entry}(?= in --| must be )"
 
 
 def with_absolute_paths(options: Mapping[str, Any]) -> dict[str, Any]:

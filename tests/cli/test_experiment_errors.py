@@ -152,6 +152,11 @@ def test_options_of_trainings_are_checked_without_data_and_environments(words, m
         ("unknown option --core.no-qk-norm", "core.qk_norm"),
         ("--arguments of PPO: unknown argument n_step; did you mean n_steps?", "arguments.n_step"),
         ("--arguments must be a JSON object", "arguments"),
+        (
+            "--arguments must be numbers: schedules are constant, got a text for learning_rate",
+            "arguments.learning_rate",
+        ),
+        ("n_steps in --arguments of PPO must be a number, got 'a text'", "arguments.n_steps"),
         ("unknown sampling 'Uniform'", "sampling"),
         ("heads must divide width, got 2 heads and width 9", None),
     ],
@@ -166,5 +171,5 @@ def test_the_option_of_a_message_is_found(message, option):
         "core.qk_norm",
         "sampling",
     }
-    names |= {"arguments.n_steps", "arguments.n_step"}
+    names |= {"arguments.n_steps", "arguments.n_step", "arguments.text", "arguments.learning_rate"}
     assert named_option(ValueError(message), names) == option
