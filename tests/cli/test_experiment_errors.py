@@ -1,5 +1,6 @@
 """Tests of errors in the options of an experiment file, which name the line and similar keys."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,13 @@ def test_errors_name_the_line_and_similar_keys(tmp_path, capsys, table, text, me
 def test_values_are_checked_before_any_run_is_trained(tmp_path, capsys, table, text, message):
     """The agent "random" comes first, and would be trained before."""
     test_errors_name_the_line_and_similar_keys(tmp_path, capsys, table, text, message)
+
+
+def test_arguments_of_a_missing_package_do_not_stop_other_runs(monkeypatch):
+    """The run itself fails later, with the name of the package."""
+    monkeypatch.setitem(sys.modules, "sb3_contrib", None)
+    words = ["baseline", "recurrent-ppo", "--env", "CartPole-v1", "--arguments", '{"n_steps": 16}']
+    assert read_options(words)["arguments"] == {"n_steps": 16}
 
 
 @pytest.mark.parametrize(
