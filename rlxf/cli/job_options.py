@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 FRAME = re.compile(r"[╭╮╰╯│─]|[+|]?-{3,}[+|]?|^ *\||\| *$", re.MULTILINE)
 """Pattern of the frame of an error message of tyro, also without Unicode."""
+UNKNOWN = re.compile(r"unknown option --(?P<name>[\w.-]+)")
+"""Pattern of the start of a message about an option that a command does not have."""
+ONE_OPTION = re.compile(
+    r"unknown |Invalid choice |Unrecognized options |a schedule is |Error parsing --|--arguments of "
+    r"|(Error parsing [\w.-]+: )?[\w .-]+ must be (finite|one of|in \[|above 0|at least [01],|at least [01]$"
+    r"|True or False|a (finite |whole )?number|a tuple|a JSON object)(?!.*; use)"
+)
+"""Pattern of the start of a message that is the same for any values of the other options."""
+PATH_OPTIONS = ("config", "pretrained")
+"""Options of training commands that are the path of a file or folder."""
 RESOLVED = ("policy", "return_scale", "episode_length", "target_returns")
 """Options of which a run may store other values: those of its agent, or of its data."""
 ADVICE = "move the folder, or choose another one with --output"
@@ -71,8 +81,25 @@ def named_option(error: Exception, names: Iterable[str]) -> str | None:
     option = _earliest(message, {name: _option_pattern(name) for name in options})
     option = option or _earliest(message, {name: rf"\b{name}\b" for name in options & {*CHOICES}})
     start = f"{option}."
-    entries = {name: _word_pattern(name.removeprefix(start)) for name in names if name.startswith(start)}
+    entries = {name: _entry_pattern(name.removeprefix(start)) for name in names if name.startswith(start)}
     return _earliest(message, entries) or option
+
+
+def unknown_option(error: Exception) -> str | None:
+    """Return the name of the option that a command does not have, as in a file; None for another error."""
+    match = UNKNOWN.match(str(error))
+    return match["name"].replace("-", "_") if match else None
+
+
+def is_about_one_option(error: Exception) -> bool:
+    """Return whether an error of `read_options` is the same for any values of the other options.
+
+    It is if an option is unknown, a technique has no such name, or a value has another type or is below a
+    fixed bound.
+    """
+    from rlxf.cli.config_values import SettingsError
+
+    return isinstance(error, SettingsError) or bool(ONE_OPTION.match(str(error)))
 
 
 def _earliest(message: str, patterns: Mapping[str, str]) -> str | None:
@@ -87,8 +114,21 @@ def _option_pattern(name: str) -> str:
     return rf"--{re.escape(group + dot)}(no-)?{re.escape(last)}(?![\w-]|\.\w)"
 
 
-def _word_pattern(name: str) -> str:
-    return rf"(?<![\w.-]){re.escape(name)}(?![\w-])"
+def _entry_pattern(name: str) -> str:
+    """Return the pattern of the places of a message that name an entry of a table, not of its other words."""
+    entry = re.escape(name)
+    named = rf"(\bargument |\bfor |['\"`]){entry}(?![\w-])"
+    return rf"{named}|(?<![\w.-]){entry}(?= in --| must be )"
+
+
+def with_absolute_paths(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options in which the paths of files and folders are absolute."""
+    return {name: _absolute(value) if name in PATH_OPTIONS else value for name, value in options.items()}
+
+
+def _absolute(value: Any) -> Any:
+    is_path = isinstance(value, str) and value != "None"
+    return str(Path(value).absolute()) if is_path else value
 
 
 def needs_trust(options: Mapping[str, Any]) -> bool:
@@ -136,7 +176,7 @@ def _check_command(outcome: "Outcome", job: "Job", file: Path) -> None:
                 f"{job.folder} was trained with {_shown(name, trained)}, but {file} has "
                 f"{_shown(name, given)}: {ADVICE}"
             )
-    before, now = json.loads(outcome.options), json.loads(job.options)
+    before, now = (with_absolute_paths(json.loads(text)) for text in (outcome.options, job.options))
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
             raise ValueError(
@@ -154,11 +194,12 @@ def _check_options(run: "RunFolder", options: Mapping[str, Any], file: Path) -> 
     """
     env = run.config.get("env")
     of_data = "dataset" in options and options.get("env") is None and ":" not in str(env)
-    given = json.loads(json.dumps(options))
+    given = with_absolute_paths(json.loads(json.dumps(options)))
+    config = with_absolute_paths(run.config)
     others = {name for name, value in given.items() if value is not None and name in run.config}
     others -= {"env", "seed", *RESOLVED}  # the seed is among the words of the command
     for name in sorted(others | {*TASK_OPTIONS} | (set() if of_data else {"env"})):
-        if (run.config.get(name) or {}) != (given.get(name) or {}):
+        if (config.get(name) or {}) != (given.get(name) or {}):
             raise ValueError(
                 f"{run.path} has {name} = {run.config.get(name)!r} in its config.json, but {file} has "
                 f"{options.get(name)!r}: {ADVICE}"
@@ -166,7 +207,10 @@ def _check_options(run: "RunFolder", options: Mapping[str, Any], file: Path) -> 
 
 
 def _options(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return name -> values of the options in the words of a command; the command has the name ""."""
+    """Return name -> values of the options in the words of a command, with absolute paths.
+
+    The command has the name "".
+    """
     values: list[str] = []
     options = {"": values}
     for word in words:
@@ -174,7 +218,8 @@ def _options(words: Sequence[str]) -> dict[str, list[str]]:
             values = options[word] = []
         else:
             values.append(word)
-    return options
+    paths = {f"--{name}" for name in PATH_OPTIONS} & options.keys()
+    return options | {name: [_absolute(each) for each in options[name]] for name in paths}
 
 
 def _shown(name: str, options: Mapping[str, list[str]]) -> str:

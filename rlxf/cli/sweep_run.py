@@ -7,7 +7,14 @@ from typing import Any
 
 from rlxf.cli.config_file import to_arguments
 from rlxf.cli.config_values import COMMAND_LINE_ONLY
-from rlxf.cli.job_options import check_same, named_option, needs_trust, read_options
+from rlxf.cli.job_options import (
+    check_same,
+    is_about_one_option,
+    named_option,
+    needs_trust,
+    read_options,
+    unknown_option,
+)
 from rlxf.cli.output import exit_with, print_out
 from rlxf.experiments.execution import check_replaceable, locked
 from rlxf.experiments.jobs import Job
@@ -27,12 +34,13 @@ from rlxf.experiments.sweep_report import (
 from rlxf.experiments.toml_files import PlanError
 from rlxf.training.serialization import dump_json
 from rlxf.utils.files import make_folder
+from rlxf.utils.warnings import warn_user
 
 STUDY_LOCK = ".study.lock"
 """Name of the lock file in the folder of a sweep."""
 SAMPLES = 20
-"""Number of random combinations of options, of which the command must accept one. Those with one choice of an
-option are as many."""
+"""Maximum number of random combinations of options, of which the command should accept one. Those with one
+choice of an option are as many."""
 
 
 @dataclass(frozen=True)
@@ -52,42 +60,73 @@ class SweepRun:
     threads: int
 
     def check_options(self) -> None:
-        """Raise PlanError unless the command accepts each choice, and each option, in some combination."""
+        """Check that the command accepts each choice, and each option, in some combination.
+
+        Raises:
+            PlanError: if it refuses one because of an unknown or invalid option, whatever the others are.
+
+        Warns:
+            UserWarning: if it refuses one in all drawn combinations, but other combinations may be possible.
+        """
         plan = self.plan
         if given := sorted({*COMMAND_LINE_ONLY} & {*plan.settings, *plan.space.options}):
             raise plan.refused(given[0], f"{given[0]} cannot be set in a sweep: write the options themselves")
         first = self._accepted_seed(range(SAMPLES))
+        if first is None:
+            return
+        seeds = [first, *(seed for seed in range(SAMPLES) if seed != first)]
         accepted = plan.space.cases_in(plan.space.draw(plan.fixed, first))
         for case in plan.space.cases(plan.fixed):
-            if case not in accepted:
-                seed = self._accepted_seed([first, *range(SAMPLES)], case)
+            if case not in accepted and (seed := self._accepted_seed(seeds, case)) is not None:
                 accepted |= plan.space.cases_in(plan.space.draw(plan.fixed, seed, case))
 
-    def _accepted_seed(self, seeds: Sequence[int], case: Case | None = None) -> int:
+    def _accepted_seed(self, seeds: Sequence[int], case: Case | None = None) -> int | None:
         """Return the first of several seeds for which the command accepts the draw, in which the case occurs.
 
         Raises:
-            PlanError: if it accepts none. The message is that for the first seed.
+            PlanError: if it accepts none because of an unknown or invalid option.
+
+        Warns:
+            UserWarning: if it accepts none for another reason; the result is None.
         """
         errors = []
         for seed in seeds:
             try:
-                read_options(
-                    self._words(self.plan.options(self.plan.space.draw(self.plan.fixed, seed, case)))
-                )
+                self._read_options(self.plan.space.draw(self.plan.fixed, seed, case))
                 return seed
             except ValueError as error:
                 errors.append(error)
-        raise self._refused(errors[0], case)
+        if not any(map(self._depends_on_others, errors)):
+            raise self._refused(errors[0], case)
+        warn_user(
+            f"{self.plan.path}: the command refuses {len(errors)} random combinations{_with(case)}, so most "
+            f"of such trials will fail: {errors[-1]}"
+        )
+        return None
+
+    def _read_options(self, chosen: dict[str, Any]) -> None:
+        """Raise ValueError if the command refuses a combination of options."""
+        read_options(self._words(self.plan.options(chosen)))
+
+    def _depends_on_others(self, error: ValueError) -> bool:
+        """Return whether the same values may be accepted together with other values.
+
+        An option of a technique is unknown if another technique is drawn.
+        """
+        searched = self.plan.space.options
+        unknown = unknown_option(error) or ""
+        technique = unknown.rpartition(".")[0]
+        if unknown in searched and technique in searched:
+            return technique not in searched[unknown].when
+        return not is_about_one_option(error)
 
     def _refused(self, error: ValueError, case: Case | None) -> PlanError:
+        message = f"no combination{_with(case)} is accepted: {error}"
         if case is None:
             name = named_option(error, {*self.plan.space.options, *self.plan.fixed})
-            return self.plan.refused(name, f"no combination is accepted: {error}")
-        option, chosen = case
-        shown = option if chosen is None else f"{option} = {chosen!r}"
-        name = named_option(error, self.plan.space.options) or option
-        return self.plan.refused(f"search.{name}", f"no combination with {shown} is accepted: {error}")
+            return self.plan.refused(name, message)
+        name = named_option(error, self.plan.space.options) or case[0]
+        return self.plan.refused(f"search.{name}", message)
 
     def _words(self, chosen: dict[str, Any]) -> list[str]:
         return [*self.plan.command.split(), *to_arguments(chosen)]
@@ -146,6 +185,14 @@ class SweepRun:
         if not any(path.name == "importance.png" for path in written):
             with storage_errors(study.place):
                 print_out(f"no importance of options: {importance_advice(study)}")
+
+
+def _with(case: Case | None) -> str:
+    """Return the part of a message that names an option with its choice; empty without a case."""
+    if case is None:
+        return ""
+    option, chosen = case
+    return f" with {option}" if chosen is None else f" with {option} = {chosen!r}"
 
 
 def _print_end(end: TrialEnd) -> None:

@@ -76,7 +76,7 @@ class Choices:
         """Return the suggestion for a label in a condition on the option of this name; None without one."""
         return next((label(value) for value in self.values if holds(name, value, [given])), None)
 
-    def labels(self) -> list[Any]:
+    def cases(self) -> list[Any]:
         """Return the labels of all choices."""
         return [label(value) for value in self.values]
 
@@ -142,7 +142,7 @@ class Range:
         is_step = self.low <= given <= self.high and abs(steps - round(steps)) < STEP_TOLERANCE
         return (int(given) if self.whole else given) if is_step else None
 
-    def labels(self) -> list[Any]:
+    def cases(self) -> list[Any]:
         """Return [None], which stands for any number."""
         return [None]
 
@@ -222,15 +222,16 @@ class SearchSpace:
         Args:
             fixed: name -> value of the options that are not searched.
             seed: seed of the values.
-            case: an option with one of its choices, which the result has together with the options of its
-                condition. Other options have the values of the draw without it.
+            case: an option with one of its choices, which the result has together with values of other
+                options with which it is used. Values of these are replaced only if they do not satisfy the
+                condition. All other options are drawn.
         """
-        rng = random.Random(seed)
-        given = (self._given(case, fixed) if case else None) or {}
+        rng, replacements = random.Random(seed), random.Random(seed)
+        allowed = (self._allowed(case, fixed) if case else None) or {}
 
         def suggestion(name: str, dimension: Dimension) -> Any:
-            drawn = dimension.draw(rng)
-            return given.get(name, drawn)
+            drawn, choices = dimension.draw(rng), allowed.get(name)
+            return replacements.choice(choices) if choices and drawn not in choices else drawn
 
         return self._values(suggestion, fixed)
 
@@ -240,20 +241,20 @@ class SearchSpace:
         Args:
             fixed: name -> value of the options that are not searched.
         """
-        named = ((name, each) for name, dimension in self.options.items() for each in dimension.labels())
-        return [case for case in named if self._given(case, fixed) is not None]
+        named = ((name, each) for name, dimension in self.options.items() for each in dimension.cases())
+        return [case for case in named if self._allowed(case, fixed) is not None]
 
-    def _given(self, case: Case, fixed: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return name -> suggestion of the options that a case determines; None if it never occurs."""
+    def _allowed(self, case: Case, fixed: Mapping[str, Any]) -> dict[str, list[Any]] | None:
+        """Return name -> suggestions of the options that a case restricts; None if it never occurs."""
         name, chosen = case
-        given = {} if chosen is None else {name: chosen}
+        allowed = {} if chosen is None else {name: [chosen]}
         for other, labels in self.options[name].when.items():
             if other in self.options:
                 found = (self.options[other].suggestion(other, each) for each in labels)
-                given[other] = next((each for each in found if each is not None), None)
-            if given.get(other) is None and not holds(other, fixed.get(other), labels):
+                allowed[other] = [each for each in found if each is not None]
+            if not allowed.get(other) and not holds(other, fixed.get(other), labels):
                 return None
-        return given
+        return allowed
 
     def cases_in(self, values: Mapping[str, Any]) -> set[Case]:
         """Return the cases in a combination, as returned by `draw`."""

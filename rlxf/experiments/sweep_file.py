@@ -61,7 +61,7 @@ def _hint(searched: Dimension) -> str:
             f" from low = {searched.low} and high = {searched.high}: conditions need choices, or a range of "
             f"whole numbers or with a step, without a format"
         )
-    return f": the choices are {_listed(searched.labels())}"
+    return f": the choices are {_listed(searched.cases())}"
 
 
 class _Reader(TomlReader):

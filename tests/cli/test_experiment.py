@@ -342,20 +342,35 @@ def test_workers_of_a_cluster_get_an_absolute_folder(folder, capsys):
     assert "--processes is for this machine" in refused(capsys, *words)
 
 
-@pytest.mark.parametrize(("scheduler", "start"), [(["--scheduler", "tcp://x:1"], True), ([], False)])
-def test_workers_of_a_cluster_get_absolute_paths(folder, scheduler, start):
-    """The options of the runs, which the next call compares, have the same paths."""
+@pytest.mark.parametrize("scheduler", [["--scheduler", "tcp://x:1"], []])
+def test_runs_get_absolute_paths(folder, scheduler):
+    """The options of the runs, which the next call compares, have the same paths with and without workers."""
     other = MAZE.format("", 'config = "own.toml"\npretrained = "runs/other"')
     Path("small.toml").write_text(other.replace('"MlpPolicy"', '"None"'))
     Path("own.toml").write_text("gamma = 0.5\n")
     work = parse(["experiment", "small.toml", *scheduler]).prepare()
     ((_, job),) = work.args[1]
     words = dict(pairwise(job.arguments))
-    root = f"{Path.cwd()}/" if start else ""
+    root = f"{Path.cwd()}/"
     assert (words["--config"], words["--pretrained"]) == (f"{root}own.toml", f"{root}runs/other")
     assert words["--policy"] == "None"
     written = json.loads(job.options)
     assert (written["pretrained"], written["gamma"]) == (f"{root}runs/other", 0.5)
+
+
+def test_a_run_with_relative_paths_is_continued_with_absolute_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder.create("seed-0", {"env": "CartPole-v1", "pretrained": "runs/other"})
+    options = json.dumps({"pretrained": "runs/other"})
+    relative = ("--config", "own.toml", "--pretrained", "runs/other")
+    Outcome(["train gtrxl", *relative], 0, options=options).write(Job(str(run.path), "train gtrxl", relative))
+    paths = [str(tmp_path / name) for name in ("own.toml", "runs/other")]
+    given = {"env": "CartPole-v1", "pretrained": paths[1]}
+    words = ("--config", paths[0], "--pretrained", paths[1])
+    check_same(Job(str(run.path), "train gtrxl", words, options=json.dumps(given)), given, Path("small.toml"))
+    words = ("--config", str(tmp_path / "new.toml"), "--pretrained", paths[1])
+    with pytest.raises(ValueError, match=r"new\.toml"):
+        check_same(Job(str(run.path), "train gtrxl", words), given, Path("small.toml"))
 
 
 def test_a_second_process_is_refused(folder, capsys):

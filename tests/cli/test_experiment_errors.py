@@ -1,5 +1,6 @@
 """Tests of errors in the options of an experiment file, which name the line and similar keys."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,13 @@ def test_values_are_checked_before_any_run_is_trained(tmp_path, capsys, table, t
     test_errors_name_the_line_and_similar_keys(tmp_path, capsys, table, text, message)
 
 
+def test_arguments_of_a_missing_package_do_not_stop_other_runs(monkeypatch):
+    """The run itself fails later, with the name of the package."""
+    monkeypatch.setitem(sys.modules, "sb3_contrib", None)
+    words = ["baseline", "recurrent-ppo", "--env", "CartPole-v1", "--arguments", '{"n_steps": 16}']
+    assert read_options(words)["arguments"] == {"n_steps": 16}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -152,6 +160,11 @@ def test_options_of_trainings_are_checked_without_data_and_environments(words, m
         ("unknown option --core.no-qk-norm", "core.qk_norm"),
         ("--arguments of PPO: unknown argument n_step; did you mean n_steps?", "arguments.n_step"),
         ("--arguments must be a JSON object", "arguments"),
+        (
+            "--arguments must be numbers: schedules are constant, got a text for learning_rate",
+            "arguments.learning_rate",
+        ),
+        ("n_steps in --arguments of PPO must be a number, got 'a text'", "arguments.n_steps"),
         ("unknown sampling 'Uniform'", "sampling"),
         ("heads must divide width, got 2 heads and width 9", None),
     ],
@@ -166,5 +179,5 @@ def test_the_option_of_a_message_is_found(message, option):
         "core.qk_norm",
         "sampling",
     }
-    names |= {"arguments.n_steps", "arguments.n_step"}
+    names |= {"arguments.n_steps", "arguments.n_step", "arguments.text", "arguments.learning_rate"}
     assert named_option(ValueError(message), names) == option

@@ -173,11 +173,6 @@ def test_two_processes_share_a_sweep(folder):
             "core.widht =",
             "small.toml, line 23: no combination is accepted: unknown option --core.widht; did you mean",
         ),
-        (
-            "[4, 8, 6]",
-            "[5, 7]",
-            "small.toml: no combination is accepted: Error parsing core: heads must divide",
-        ),
         ("episodes = 3", "episods = 3", "line 14: no combination is accepted: unknown option --episods"),
         ("episodes = 3", 'tuned = "tmaze-50"', "line 14: tuned cannot be set in a sweep: write the options"),
         ("[2, 3]", '[2]\ntuned = ["tmaze-50"]', "line 25: tuned cannot be set in a sweep: write the"),
@@ -235,6 +230,56 @@ def test_choices_that_are_possible_together_with_some_others_are_accepted(folder
     text = FILE.replace("[4, 8, 6]", "[14, 22, 26]").replace("[2, 3]", str(heads))
     Path("small.toml").write_text(text)
     check_options("small.toml")
+
+
+def test_the_values_of_a_condition_are_tried_in_turn(folder, recwarn):
+    """Five heads suit the second width only."""
+    heads = "{ choices = [2, 3, 5], when = { core.width = [4, 6, 10], core.layers = [1, 2] } }"
+    text = FILE.replace("[4, 8, 6]", "[4, 6, 10]\ncore.layers = [1, 2]").replace("[2, 3]", heads)
+    Path("small.toml").write_text(text)
+    check_options("small.toml")
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("widths", "heads", "message"),
+    [
+        ("[5, 7]", "[2, 3]", "refuses 20 random combinations, so most of such trials will fail: "),
+        ("[4, 8]", "[2, 3]", r"20 random combinations with core\.heads = 3, so .*: heads must divide width"),
+    ],
+)
+def test_choices_that_no_drawn_combination_suits_are_warned_about(folder, widths, heads, message):
+    """Other combinations may be possible, so that the sweep starts."""
+    Path("small.toml").write_text(FILE.replace("[4, 8, 6]", widths).replace("[2, 3]", heads))
+    with pytest.warns(UserWarning, match=message) as warned:
+        check_options("small.toml")
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(("when", "depends"), [("", True), (', when = { "core.memory" = "XL" }', False)])
+def test_an_option_of_another_technique_depends_on_the_technique(folder, when, depends):
+    text = FILE.replace("core.memory.length = 4\n", "")
+    searched = f'"core.memory" = ["None", "XL"]\ncore.memory.length = {{ choices = [4, 8]{when} }}\n'
+    Path("small.toml").write_text(f"{text}{searched}")
+    run = SweepRun(read_sweep_plan(Path("small.toml")), Path("runs"), processes=1, threads=1)
+    assert run._depends_on_others(ValueError("unknown option --core.memory.length; see: x")) is depends
+    assert not run._depends_on_others(ValueError("unknown option --core.memory.lenght; see: x"))
+
+
+@pytest.mark.parametrize(
+    ("option", "choices", "message"),
+    [
+        ("core.layers", "[1, 0]", "layers must be at least 1"),
+        ("n_envs", "[1, 1.5]", "--n-envs must be a whole number"),
+        ("normalize_rewards", "[true, 2]", "Unrecognized options"),
+        ("core.activation", '["gelu", "gleu"]', "invalid choice 'gleu'"),
+    ],
+)
+def test_values_that_are_invalid_with_any_others_are_refused(folder, option, choices, message):
+    text = FILE.replace("n_envs = 2\n", "").replace("[4, 8, 6]", "[4, 8]").replace("[2, 3]", "[2]")
+    Path("small.toml").write_text(f"{text}{option} = {choices}\n")
+    with pytest.raises(PlanError, match=message):
+        check_options("small.toml")
 
 
 @pytest.mark.parametrize("space", SPACES)

@@ -289,3 +289,17 @@ def test_an_empty_search_is_refused(read):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no sweep file"):
         read_sweep_plan(tmp_path / "nowhere.toml")
+
+
+def test_draws_with_a_choice_keep_values_that_satisfy_its_condition(read):
+    """Values that do not satisfy it are replaced by different ones that do."""
+    searched = "\ncore.heads = { choices = [2, 5], when = { n_epochs = [2, 3, 4, 5] } }\n"
+    plan = read(FILE + searched)
+    pairs = [
+        (plan.space.draw(plan.fixed, seed), plan.space.draw(plan.fixed, seed, ("core.heads", 5)))
+        for seed in range(40)
+    ]
+    kept = [(given["n_epochs"], found["n_epochs"]) for given, found in pairs if 2 <= given["n_epochs"] <= 5]
+    assert all(first == second for first, second in kept)
+    assert {found["n_epochs"] for given, found in pairs if given["n_epochs"] in (1, 8)} > {2}
+    assert {found["core.heads"] for _, found in pairs} == {5}

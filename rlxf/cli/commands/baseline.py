@@ -88,9 +88,7 @@ class Baseline(Command):
         if self.algorithm == "random":
             self._check_random()
         elif self.arguments:
-            from rlxf.cli.sb3_baselines import algorithm_class, check_arguments
-
-            check_arguments(algorithm_class(self.algorithm), self.arguments)
+            self._check_arguments()
 
     def prepare(self) -> Callable[[], None]:
         """Check the options, make the agent and the run, and return the training to run."""
@@ -128,6 +126,19 @@ class Baseline(Command):
         options = {name: getattr(self, name) for name in names} | {"curriculum": self.task.curriculum}
         if given := ["--" + name.replace("_", "-") for name, value in options.items() if value]:
             raise ValueError(f"random actions have no {', '.join(given)}; leave it out")
+
+    def _check_arguments(self) -> None:
+        """Raise ValueError if an argument is invalid; do nothing if the package of the algorithm is missing.
+
+        Other runs of an experiment do not need the package. A run without it fails when its agent is built.
+        """
+        from rlxf.cli.sb3_baselines import algorithm_class, check_arguments
+
+        try:
+            algorithm = algorithm_class(self.algorithm)
+        except ImportError:
+            return
+        check_arguments(algorithm, self.arguments)
 
     def _stacked_task(self) -> "StackedTask":
         from rlxf.cli.sb3_baselines import StackedTask

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from rlxf.cli.job_options import check_same, needs_trust, read_options
+from rlxf.cli.job_options import check_same, needs_trust, read_options, with_absolute_paths
 from rlxf.cli.options import Command, check_counts, options
 from rlxf.experiments.columns import listed
 from rlxf.utils.warnings import warn_user
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from rlxf.experiments.jobs import Job, Outcome
     from rlxf.experiments.plan import Cell, Plan
-
-PATH_OPTIONS = ("config", "pretrained")
-"""Options of training commands that are the path of a file or folder."""
 
 
 @options
@@ -105,19 +102,12 @@ class Experiment(Command):
         folder = Path("runs", self.file.stem) if self.output is None else self.output
         return folder if self.scheduler is None else folder.absolute()
 
-    def _with_paths(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a run; with ``scheduler``, paths are absolute as in `folder`."""
-        if self.scheduler is None:
-            return settings
-        given = {name: settings[name] for name in PATH_OPTIONS if isinstance(settings.get(name), str)}
-        return settings | {name: str(Path(path).absolute()) for name, path in given.items() if path != "None"}
-
     def _job(self, cell: "Cell", options: dict[str, Any]) -> "Job":
         from rlxf.cli.config_file import to_arguments
         from rlxf.experiments.jobs import Job
         from rlxf.training.serialization import dump_json
 
-        arguments = (*to_arguments(self._with_paths(cell.settings)), "--seed", str(cell.seed))
+        arguments = (*to_arguments(with_absolute_paths(cell.settings)), "--seed", str(cell.seed))
         trusted, written = needs_trust(options), dump_json(options).decode()
         return Job(str(self.folder / cell.name), cell.command, arguments, trusted, self.threads, written)
 
@@ -129,7 +119,7 @@ class Experiment(Command):
         options = {}
         for task, agent in plan.pairs():
             try:
-                arguments = to_arguments(self._with_paths(plan.options(task, agent)))
+                arguments = to_arguments(with_absolute_paths(plan.options(task, agent)))
                 options[task.name, agent.name] = read_options([*agent.command.split(), *arguments])
             except ValueError as error:
                 raise refused_options(self.file, plan, task, agent, error) from None
