@@ -298,7 +298,7 @@ class Transformer(TransformerLayers):
         return self._fused_step if self._fused_step.accepts(cache) else None
 
     def _replicate_for_data_parallel(self) -> Self:
-        """Return a replica for ``nn.DataParallel``, which builds its own fused step."""
+        """Return a replica as torch makes it for data parallelism; it builds its own fused step."""
         replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
         replica._fused_step = None
         return replica
