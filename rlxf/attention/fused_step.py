@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import chain, repeat
-from operator import contains, is_
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from rlxf.attention.attention import LayerStep, StepKeys
 from rlxf.attention.cache import KVCache
 from rlxf.attention.depth.base import DepthController
-from rlxf.attention.linear import FORWARD_HOOKS, TokenFunction, bound, current_matmul_dtype, fused_step
+from rlxf.attention.linear import (
+    FORWARD_HOOKS,
+    PatchSearch,
+    TokenFunction,
+    bound,
+    current_matmul_dtype,
+    fused_step,
+)
 from rlxf.attention.positions.base import PositionEmbedding
 from rlxf.attention.residuals.base import Residual
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -49,8 +56,7 @@ class FusedStep:
         self._tables = [table for table in held for _ in table]
         self._names = [name for table in held for name in table]
         self._values = list(chain.from_iterable(table.values() for table in held))
-        self._hooks = [*FORWARD_HOOKS.shared, *chain.from_iterable(map(FORWARD_HOOKS.of, modules))]
-        self._attributes = list(map(vars, modules))
+        self._patches = PatchSearch(modules, FORWARD_HOOKS)
 
     @property
     def is_current(self) -> bool:
@@ -68,11 +74,7 @@ class FusedStep:
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             return False
         plain = _has_plain_buffers(kind) and cache.recurrent is None and cache.context is None
-        return plain and current_matmul_dtype() is None and not self._has_patched_modules
-
-    @property
-    def _has_patched_modules(self) -> bool:
-        return any(self._hooks) or any(map(contains, self._attributes, repeat("forward")))
+        return plain and current_matmul_dtype() is None and not self._patches.finds_any()
 
     def __call__(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Compute `Transformer.step`; arguments and results are the same."""

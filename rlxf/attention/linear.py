@@ -1,10 +1,11 @@
 """Linear maps: the dtype of their products, their initialization, and forms of modules with few calls."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from operator import attrgetter
+from itertools import chain, repeat
+from operator import attrgetter, contains
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -116,6 +117,24 @@ def is_patched(module: nn.Module, hooks: Hooks = ALL_HOOKS) -> bool:
     if any(hooks.of(module)) or any(hooks.shared):
         return True
     return "forward" in module.__dict__ and not isinstance(module, torch.jit.ScriptModule)
+
+
+class PatchSearch:
+    """Search for patched modules (`is_patched`) among given ones, which takes microseconds for all of them.
+
+    Args:
+        modules: the modules.
+        hooks: hooks that count.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], hooks: Hooks = ALL_HOOKS):
+        modules = list(modules)
+        self._hooks = [*hooks.shared, *chain.from_iterable(map(hooks.of, modules))]
+        self._attributes = [vars(each) for each in modules if not isinstance(each, torch.jit.ScriptModule)]
+
+    def finds_any(self) -> bool:
+        """Return whether one of the modules is patched at present."""
+        return any(self._hooks) or any(map(contains, self._attributes, repeat("forward")))
 
 
 def is_plain(layer: nn.Module) -> bool:

@@ -1,14 +1,12 @@
 """Submodules of a model, to detect what a compiled or captured program of it does not contain."""
 
 from collections.abc import Collection
-from itertools import chain, repeat
-from operator import contains
+from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from rlxf.attention.linear import ALL_HOOKS, Hooks, is_patched
+from rlxf.attention.linear import ALL_HOOKS, Hooks, PatchSearch, is_patched
 
 
 class ModuleTree:
@@ -25,7 +23,7 @@ class ModuleTree:
 
     def __init__(self, module: nn.Module, skipped: Collection[str] = (), hooks: Hooks = ALL_HOOKS):
         self._module = module
-        self._patches = hooks
+        self._counted = hooks
         self._modules = {
             name: each for name, each in module.named_modules() if name.partition(".")[0] not in skipped
         }
@@ -38,8 +36,7 @@ class ModuleTree:
         self._parents = [table for table, keys in zip(self._tables, names, strict=True) for _ in keys]
         self._names = list(chain.from_iterable(names))
         self._children = self._present()
-        self._hooks = [*hooks.shared, *chain.from_iterable(map(hooks.of, modules))]
-        self._attributes = [vars(each) for each in modules if not isinstance(each, torch.jit.ScriptModule)]
+        self._patches = PatchSearch(modules, hooks)
 
     @property
     def is_current(self) -> bool:
@@ -51,11 +48,11 @@ class ModuleTree:
 
     def find_patch(self) -> str | None:
         """Describe the first module whose calls are changed, see `is_patched`; None if there is none."""
-        if not any(self._hooks) and not any(map(contains, self._attributes, repeat("forward"))):
+        if not self._patches.finds_any():
             return None
-        if any(self._patches.shared):
+        if any(self._counted.shared):
             return "torch has hooks for all modules"
-        patched = (name for name, module in self._modules.items() if is_patched(module, self._patches))
+        patched = (name for name, module in self._modules.items() if is_patched(module, self._counted))
         return f"the module {next(patched) or 'itself'} has a hook or an assigned forward"
 
     def find_gradient_hook(self) -> str | None:

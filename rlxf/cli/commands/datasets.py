@@ -280,9 +280,12 @@ class Collect(Command):
 
     def _most_episodes(self, runs: list["RunFolder"]) -> int:
         """Return the largest number of episodes of one policy: more environments have nothing to record."""
-        agents = max(1, len(runs) + len(self.sb3.files))
-        policies = agents * max(1, len(self.mix)) * max(1, len(self.target_returns))
-        return -(-self.episodes // policies)
+        from rlxf.collection.behavior_policy import plan_policies
+        from rlxf.evaluation.rollout import quotas
+
+        agents = [None] * max(1, len(runs) + len(self.sb3.files))  # they are loaded for the environment
+        policies = plan_policies(agents, self.mix, self.target_returns or None, self.episodes)
+        return int(quotas(self.episodes, len(policies)).max())
 
     def _agents(
         self, runs: list["RunFolder"], env: "VecEnv"
