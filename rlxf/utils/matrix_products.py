@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
-from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from rlxf.utils.shared_context import SharedContext
 
 SMALLEST = 2**20
 """Multiply-adds of a product from which oneDNN is faster than MKL; below, its calls take longer."""
@@ -41,11 +41,8 @@ def float32_products(size: int, device: torch.device | str = "cpu") -> Iterator[
     if not is_large or _get_current_dispatch_mode() is not None or not onednn_is_faster():
         yield  # under a dispatch mode, operations are traced
         return
-    products.enter()
-    try:
+    with products:
         yield
-    finally:
-        products.leave()
 
 
 @cache
@@ -72,11 +69,8 @@ def _is_exact() -> bool:
     generator = torch.Generator("cpu").manual_seed(0)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         x, y = torch.randint(-300, 301, (2, 4, 96, 96), generator=generator, device="cpu").double()
-        products.enter()
-        try:
+        with products:
             found = _several_products(x.float(), y.float())
-        finally:
-            products.leave()
         return all(map(torch.equal, map(Tensor.double, found), _several_products(x, y)))
 
 
@@ -85,36 +79,32 @@ def _several_products(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return x @ y, x[0] @ y[0], x[0].T @ y[0], F.linear(x, y[0], x[0, 0])
 
 
-@dataclass
-class ProductSetting:
-    """Setting of torch in this process, which several threads may use at the same time.
+class ProductSetting(SharedContext):
+    """Permission of oneDNN's products in this process, for several threads; no effect if a precision was set.
 
-    Args:
+    Attributes:
         in_use: True if products are computed by oneDNN, in a context of `float32_products`.
     """
 
-    in_use: bool = False
-    _lock: Lock = field(default_factory=Lock)
-    _users: int = 0
+    def __init__(self) -> None:
+        super().__init__(self._permitted)
+        self.in_use = False
 
-    def enter(self) -> None:
-        """Permit oneDNN's products, unless a precision was set."""
+    @contextmanager
+    def _permitted(self) -> Iterator[None]:
+        """Permit oneDNN's products, and restore the setting unless another precision was set meanwhile."""
         matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-        with self._lock:
-            if self._users == 0 and matmul.fp32_precision == UNSET:
-                matmul.fp32_precision = PERMISSION
-                self.in_use = True
-            self._users += 1
-
-    def leave(self) -> None:
-        """Restore the setting, unless another thread needs it or another precision was set."""
-        matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-        with self._lock:
-            self._users -= 1
-            if self._users == 0 and self.in_use:
-                self.in_use = False
-                if matmul.fp32_precision == PERMISSION:
-                    matmul.fp32_precision = UNSET
+        if matmul.fp32_precision != UNSET:
+            yield
+            return
+        matmul.fp32_precision = PERMISSION
+        self.in_use = True
+        try:
+            yield
+        finally:
+            self.in_use = False
+            if matmul.fp32_precision == PERMISSION:
+                matmul.fp32_precision = UNSET
 
 
 products = ProductSetting()

@@ -156,7 +156,7 @@ def test_a_refused_setting_leaves_nothing_behind(monkeypatch):
     monkeypatch.setattr(torch.backends, "mkldnn", SimpleNamespace(matmul=Refusing()))
     setting = matrix_products.ProductSetting()
     with pytest.raises(RuntimeError):
-        setting.enter()
+        setting.__enter__()
     assert (setting.in_use, setting._users) == (False, 0)
 
 
