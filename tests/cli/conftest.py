@@ -2,8 +2,10 @@
 
 import pytest
 
+from rlxf.experiments import execution
 from rlxf.training.checkpoints import BackgroundWriter
 from tests.cli.running import train
+from tests.in_process import InProcessPool, train_in_process
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +17,13 @@ def _empty_working_directory(tmp_path, monkeypatch):
 def in_foreground(monkeypatch):
     """Write checkpoints in the main thread, because no thread finishes after a simulated crash."""
     monkeypatch.setattr(BackgroundWriter, "start", lambda self, work: work())
+
+
+@pytest.fixture
+def runs_in_process(monkeypatch):
+    """Train the runs of an experiment in this process, one after the other."""
+    monkeypatch.setattr(execution, "_train", train_in_process)
+    monkeypatch.setattr(execution, "local_executor", lambda processes: InProcessPool())
 
 
 @pytest.fixture(scope="session")

@@ -60,8 +60,20 @@ def run_with_failures(capsys, *words: str) -> str:
 
 
 @pytest.mark.slow
+def test_runs_are_processes(folder, capsys):
+    Path("small.toml").write_text(FILE.replace("seeds = 2", "seeds = 1"))
+    with pytest.raises(SystemExit):
+        main(["experiment", "small.toml", "--processes", "2"])
+    out = capsys.readouterr().out
+    assert "failed: missing/random/seed-0: unknown environment id 'NoSuchPackage-v0'" in out
+    table = (folder / "table.md").read_text()
+    assert "| random | 1 of 1 |" in table
+    assert "| random | 0 of 1, 1 failed |" in table
+
+
+@pytest.mark.usefixtures("runs_in_process")
 def test_runs_are_trained_once_and_failures_stand_in_the_table(folder, capsys):
-    out = run_with_failures(capsys, "--processes", "2")
+    out = run_with_failures(capsys)
     assert "4 runs, 0 of them complete" in out
     assert "failed: missing/random/seed-1: unknown environment id 'NoSuchPackage-v0'" in out
     table = (folder / "table.md").read_text()
@@ -84,7 +96,7 @@ def test_runs_are_trained_once_and_failures_stand_in_the_table(folder, capsys):
     assert outcome["attempts"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("runs_in_process")
 def test_a_run_that_outlived_its_program_has_its_time(folder, capsys):
     text = FILE.replace('[tasks.missing]\nenv = "NoSuchPackage-v0"\nscore_range = [0, 1]\n', "")
     Path("small.toml").write_text(text.replace("seeds = 2", "seeds = 1"))
@@ -123,7 +135,7 @@ core.heads = 1
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("runs_in_process")
 @pytest.mark.parametrize("source", ["dashes", "tuned"])
 def test_arguments_of_the_environment_are_compared_with_those_of_the_command(folder, capsys, source):
     """They may have dashes in their name, or come from tuned settings; the second call completes the run."""
@@ -141,7 +153,7 @@ def test_arguments_of_the_environment_are_compared_with_those_of_the_command(fol
     assert "has env = 'CartPole-v1' in its config.json, but small.toml has 'rlxf/TMaze-v0'" in message
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("runs_in_process")
 def test_changed_options_are_refused(folder, capsys):
     text = FILE.replace('[tasks.missing]\nenv = "NoSuchPackage-v0"\nscore_range = [0, 1]\n', "")
     Path("small.toml").write_text(text.replace("seeds = 2", "seeds = 1"))
@@ -196,7 +208,7 @@ core.width = 8
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("runs_in_process")
 @pytest.mark.parametrize("changed", ["", "stop_return = 300.0"])
 def test_a_changed_file_of_options_is_refused(folder, capsys, changed):
     """Options without a value count, too: the words of the command stay the same."""
@@ -224,7 +236,7 @@ def test_results_that_are_no_results_name_nothing(tmp_path, content):
     assert other_results(tmp_path, []) == []
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("runs_in_process")
 def test_results_of_another_file_are_named(folder, capsys):
     run(capsys, "--tasks", "pole")
     Path("small.toml").write_text(
@@ -236,7 +248,7 @@ def test_results_of_another_file_are_named(folder, capsys):
     assert "runs/small has results of pole/random, which small.toml does not name" in error
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("runs_in_process")
 def test_results_of_seeds_that_the_file_no_longer_has_are_named(folder, capsys):
     run(capsys, "--tasks", "pole")
     Path("small.toml").write_text(FILE.replace("seeds = 2", "seeds = 1"))
@@ -268,6 +280,7 @@ def test_invalid_files_are_refused_before_anything_is_made(folder, capsys, old, 
     assert not folder.exists()
 
 
+@pytest.mark.usefixtures("runs_in_process")
 def test_a_part_of_an_experiment_is_trained_and_reported(folder, capsys):
     out = run(capsys, "--tasks", "pole", "--agents", "random")
     assert "2 runs, 0 of them complete" in out
@@ -303,6 +316,7 @@ def test_files_of_the_user_are_not_replaced(folder, capsys):
     assert (folder / "pole/random/seed-0/notes.txt").read_text() == "mine"
 
 
+@pytest.mark.usefixtures("runs_in_process")
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
