@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import optuna
 import pytest
 
-from rlxf.cli import main
+from rlxf.cli import main, sweep_run
 from rlxf.cli.entry_point import parse
 from rlxf.cli.sweep_run import SweepRun
 from rlxf.experiments.execution import locked
@@ -56,6 +56,12 @@ def folder(tmp_path):
     return tmp_path / "runs" / "small"
 
 
+@pytest.fixture
+def few_samples(monkeypatch):
+    """Draw six random combinations in place of twenty, since each is parsed."""
+    monkeypatch.setattr(sweep_run, "SAMPLES", 6)
+
+
 def check_options(path: str) -> None:
     SweepRun(read_sweep_plan(Path(path)), Path("runs"), processes=1, threads=1).check_options()
 
@@ -80,7 +86,7 @@ def start(*words: str) -> subprocess.Popen:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("runs_in_process")
 def test_a_sweep_ends_with_settings_that_train(folder, capsys):
     """With this seed, two trials are possible and one has a width that the heads do not divide."""
     Path("small.toml").write_text(FILE.replace("trials = 3", "trials = 3\nsampler_seed = 0"))
@@ -192,6 +198,7 @@ def test_invalid_files_are_refused_before_anything_is_made(folder, capsys, old, 
     assert not folder.exists()
 
 
+@pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize(
     ("added", "message"),
     [
@@ -241,11 +248,12 @@ def test_the_values_of_a_condition_are_tried_in_turn(folder, recwarn):
     assert not recwarn.list
 
 
+@pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize(
     ("widths", "heads", "message"),
     [
-        ("[5, 7]", "[2, 3]", "refuses 20 random combinations, so most of such trials will fail: "),
-        ("[4, 8]", "[2, 3]", r"20 random combinations with core\.heads = 3, so .*: heads must divide width"),
+        ("[5, 7]", "[2, 3]", "refuses 6 random combinations, so most of such trials will fail: "),
+        ("[4, 8]", "[2, 3]", r" 6 random combinations with core\.heads = 3, so .*: heads must divide width"),
     ],
 )
 def test_choices_that_no_drawn_combination_suits_are_warned_about(folder, widths, heads, message):
@@ -266,6 +274,7 @@ def test_an_option_of_another_technique_depends_on_the_technique(folder, when, d
     assert not run._depends_on_others(ValueError("unknown option --core.memory.lenght; see: x"))
 
 
+@pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize(
     ("option", "choices", "message"),
     [
