@@ -181,7 +181,8 @@ def added_by(name: str, extra: str) -> set[str]:
     return {each.name for each in with_extra} - {each.name for each in without}
 
 
-@pytest.mark.parametrize("words", ["", "train gtrxl", "techniques"])
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("words", ["train gtrxl", "", "techniques"])
 def test_help_of_the_installed_program(python, words):
     """tests/cli/test_entry_point.py tests the help of all commands in one process."""
     output = succeed(python.with_name("rlxf"), *words.split(), "--help", cwd=python.parent)
