@@ -1,5 +1,6 @@
 """Tests of the attention and the gates of an agent over an episode."""
 
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -101,10 +102,16 @@ EPISODES = {
 each_episode = pytest.mark.parametrize("name", EPISODES)
 
 
+@cache
+def shared_episode(name):
+    """Return the inspector and the actions of an episode, which tests do not change."""
+    return EPISODES[name]()
+
+
 @each_episode
 @torch.no_grad()
 def test_outputs_of_the_passes_choose_the_actions_of_the_episode(name):
-    inspector, actions = EPISODES[name]()
+    inspector, actions = shared_episode(name)
     policy = inspector._agent.policy
     y = torch.cat(
         [p.transformer.outputs(p.x, p.index, p.state)[0, list(p.queries)] for p in inspector.passes()]
@@ -120,7 +127,7 @@ def test_outputs_of_the_passes_choose_the_actions_of_the_episode(name):
 
 @each_episode
 def test_weights_are_distributions_over_the_steps_so_far(name):
-    inspector, _ = EPISODES[name]()
+    inspector, _ = shared_episode(name)
     spec, attention = inspector._policy.transformer.spec, inspector.attention()
     assert len(attention.weights) == STEPS
     for step, weights in enumerate(attention.weights):
