@@ -120,8 +120,10 @@ def check_technique(choice: str) -> None:
         warnings.simplefilter("always")
         with patch.object(algorithm, "supports_graphs", lambda device: True):
             own = DecisionTransformer(some_trajectories(), **settings).learn(4)
+        if not made:  # the other agent would be trained in the same way
+            assert any("updates are not captured" in str(each.message) for each in caught)
+            return
         other = DecisionTransformer(some_trajectories(), cuda_graphs=False, **settings).learn(4)
-    assert made or any("updates are not captured" in str(each.message) for each in caught)
     for one, expected in zip(own.policy.parameters(), other.policy.parameters(), strict=True):
         torch.testing.assert_close(one.cpu(), expected.cpu(), rtol=1e-3, atol=1e-4)
 
