@@ -85,17 +85,24 @@ env.close()
 """
 
 
-@pytest.mark.parametrize("module", ["gymnasium", "socket", "rlxf"])
-def test_files_of_the_working_directory_are_not_imported(tmp_path, module):
-    """The working directory may be the folder of a stranger's run."""
-    (tmp_path / f"{module}.py").write_text("open('imported', 'w').close()")
-    done = run_script(tmp_path, ENVIRON)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return the working directory of a program with workers; it has files with the names of modules.
+
+    The working directory may be the folder of a stranger's run.
+    """
+    path = tmp_path_factory.mktemp("program")
+    for module in ("gymnasium", "socket", "rlxf"):
+        (path / f"{module}.py").write_text(f"open('imported {module}', 'w').close()")
+    done = run_script(path, ENVIRON)
     assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "imported").exists()
+    return path
 
 
-def test_environments_have_the_variables_of_the_program(tmp_path):
+def test_files_of_the_working_directory_are_not_imported(folder):
+    assert list(folder.glob("imported *")) == []
+
+
+def test_environments_have_the_variables_of_the_program(folder):
     """A program that an environment starts searches for modules as it does without workers."""
-    done = run_script(tmp_path, ENVIRON)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "environ").read_text() == os.environ.get("PYTHONSAFEPATH", "None")
+    assert (folder / "environ").read_text() == os.environ.get("PYTHONSAFEPATH", "None")
