@@ -17,6 +17,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from rlxf import evaluate
 from rlxf.agents.common import compiled_function
+from rlxf.agents.common.compiled_function import CompiledFunction
 from rlxf.agents.gtrxl import GTrXLPPO, network_step
 from rlxf.agents.gtrxl.acting_step import GTrXLActingStep
 from rlxf.agents.gtrxl.network_step import CompiledStep, eager_step
@@ -36,6 +37,7 @@ from rlxf.attention import (
 )
 from rlxf.attention.functional_step import named_tensors
 from rlxf.evaluation.callback import EvaluationCallback
+from rlxf.utils.errors import CompilationError
 from tests.agents.gtrxl.worlds import (
     MIXED,
     OBSERVATIONS,
@@ -130,7 +132,8 @@ def traced(monkeypatch):
 
 @pytest.fixture(scope="module")
 def compiled_agent():
-    return agent_of(compile=True)
+    """Return an agent whose step is compiled once; it has parameters with few elements."""
+    return agent_of(core=CORES["numbers of heads"], compile=True)
 
 
 @pytest.mark.first_cases(2)
@@ -318,12 +321,8 @@ def test_compiled_steps_read_the_present_weights(compiled_agent):
     assert len(step._steps) == 1
 
 
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize("core", ["numbers of heads", "recurrence"])
-def test_compiled_steps_read_the_present_values_of_small_parameters(core):
+def check_small_parameters(agent):
     """The compiler makes constants of tensors with few elements unless it is told otherwise."""
-    agent = agent_of(core=CORES[core], compile=True)
     step = agent.policy.network_step
     assert largest_difference(agent, step) < 1e-5
     with torch.no_grad():
@@ -335,12 +334,37 @@ def test_compiled_steps_read_the_present_values_of_small_parameters(core):
 
 @needs_compiler
 @pytest.mark.slow
+def test_compiled_steps_read_the_present_values_of_small_parameters(compiled_agent):
+    weights = deepcopy(compiled_agent.policy.state_dict())
+    check_small_parameters(compiled_agent)
+    compiled_agent.policy.load_state_dict(weights)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_recurrence_reads_the_present_values_of_small_parameters():
+    check_small_parameters(agent_of(core=CORES["recurrence"], compile=True))
+
+
+class Scaled(nn.Module):
+    """Product with a parameter of two elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        """Return the product."""
+        return x * self.scale
+
+
+@needs_compiler
 def test_a_program_with_constants_of_parameters_is_not_used(monkeypatch):
     program = compiled_function.PROGRAM.replace(', "always_keep_tensor_constants": True', "")
+    assert program != compiled_function.PROGRAM
     monkeypatch.setattr(compiled_function, "PROGRAM", program)
-    agent = agent_of(core=CORES["numbers of heads"], compile=True)
-    with pytest.warns(UserWarning, match="made constants of .*sink"):
-        actions(agent)
+    with pytest.raises(CompilationError, match="made constants of scale"):
+        CompiledFunction(Scaled(), [torch.ones(3, 2)])
 
 
 @needs_compiler
