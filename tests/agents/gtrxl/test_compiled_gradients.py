@@ -54,10 +54,13 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs t
 
 
 def core_with(choice):
-    """Return a small core with an option; recurrent layers and memories of their own replace XL's memory."""
+    """Return a small core with an option; recurrent layers and memories of their own replace XL's memory.
+
+    It has one layer, which is recorded in half of the time, unless the option concerns several layers.
+    """
     if choice.keys() & {"recurrence", "memory"}:
         return recurrent_core(**({"recurrence": None} | choice))
-    return replace(small_core(), **choice)
+    return replace(small_core(), layers=2 if "depth" in choice else 1, **choice)
 
 
 def minibatches(agent):
