@@ -287,6 +287,11 @@ def check_seed(name: str, value: Any) -> None:
     check_int(name, value, least=0, most=MAX_SEED)
 
 
+def layer_seed(seed: int, layer: int) -> int:
+    """Return the seed of a layer, numbered from 0: layers have consecutive seeds, modulo `MAX_SEED` + 1."""
+    return (seed + layer) % (MAX_SEED + 1)
+
+
 def check_finite_number(name: str, value: Any) -> None:
     """Check that ``value`` is a finite number that float32 represents without overflow or underflow.
 

@@ -23,7 +23,7 @@ from rlxf.attention.kernels.kv_state import (
     pairwise_sums,
     scan_chunk,
 )
-from rlxf.attention.technique import MAX_SEED
+from rlxf.attention.technique import layer_seed
 from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing
 
 CAUSAL_CHUNK = 128
@@ -48,7 +48,7 @@ class RandomFeatures(RecurrentKernel):
     def for_layers(self, layers: int) -> tuple[Kernel, ...]:
         """Return a kernel for each layer, with consecutive seeds that start at the kernel's own."""
         options: Any = self
-        return tuple(replace(options, seed=(self.seed + layer) % (MAX_SEED + 1)) for layer in range(layers))
+        return tuple(replace(options, seed=layer_seed(self.seed, layer)) for layer in range(layers))
 
 
 class LinearAttention(RecurrentAttentionKernel):

@@ -18,7 +18,7 @@ from rlxf.attention.kernels.performer import Performer
 from rlxf.attention.kernels.rfa import RFA
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer
-from rlxf.attention.technique import MAX_SEED
+from rlxf.attention.technique import layer_seed
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
 
@@ -35,7 +35,7 @@ class RandomFeatureRecurrence(Recurrence):
     def for_layer(self, number: int) -> Self:
         """Return the recurrence of a layer, counted from 0; its seed is larger by this number."""
         options: Any = self
-        seeded: Self = replace(options, seed=(self.seed + number) % (MAX_SEED + 1))
+        seeded: Self = replace(options, seed=layer_seed(self.seed, number))
         return seeded
 
     def build(self, width: int, heads: int) -> "LinearAttentionMixer":
