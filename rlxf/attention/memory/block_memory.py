@@ -323,8 +323,7 @@ class BlockCache(KVCache):
         assert isinstance(ring, LayerCache)
         summaries = layer.compression(self.inputs[pass_index, plan.completed][:, None], layer)
         k, v = layer.prepare_keys(summaries, plan.ends)
-        ring.keys[plan.completed, :, plan.slots] = k[:, :, 0]
-        ring.values[plan.completed, :, plan.slots] = v[:, :, 0]
+        ring.write_rows(plan.completed, plan.slots, k, v)
 
     def rows(self, rows: Tensor) -> "BlockCache":
         inputs, input_index = self.inputs[:, rows], self.input_index.rows(rows)

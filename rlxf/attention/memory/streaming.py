@@ -242,6 +242,21 @@ class StreamingView(MemoryView):
         return weights[..., self._copies :]
 
 
+@dataclass(frozen=True, eq=False)
+class SinkPlan:
+    """Sinks among the tokens of one step.
+
+    Args:
+        rows: (R,) int64, rows whose token is a sink.
+        slots: (R,) int64, cache slots of the sinks.
+        index: (R, 1), index of the sinks.
+    """
+
+    rows: Tensor
+    slots: Tensor
+    index: TokenIndex
+
+
 @dataclass(eq=False)
 class StreamingCache(KVCache):
     """`KVCache` whose first s slots hold the sinks; the others are the ring buffer of recent tokens.
@@ -249,10 +264,12 @@ class StreamingCache(KVCache):
     Args:
         memory: memory technique, which defines the visible tokens.
         layer_modules: layer of each pass.
+        plan: sinks of the current step.
     """
 
     memory: StreamingXL
     layer_modules: Sequence[Any]
+    plan: SinkPlan | None = None
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
         return extend_masks(StreamingMask, masks, memory=self.memory, copies=self.memory.sinks)
@@ -269,17 +286,16 @@ class StreamingCache(KVCache):
         slot = super().write(index)
         position, episode = index.position[:, 0], index.episode[:, 0]
         is_sink = (episode != EMPTY) & (position < self.memory.sinks)
-        self._rows = selected_rows(is_sink)
-        self._new = index.rows(self._rows)
-        self._places = torch.where(is_sink, position, slot)[self._rows]
-        self.index.write(self._rows, self._places, self._new)
+        rows = selected_rows(is_sink)
+        self.plan = SinkPlan(rows, torch.where(is_sink, position, slot)[rows], index.rows(rows))
+        self.index.write(rows, self.plan.slots, self.plan.index)
         return slot
 
     def observe_input(self, pass_index: int, x: Tensor) -> None:
         """Store the keys and values of the inputs x (B, 1, C) of a pass that are sinks."""
-        ring = self.layers[pass_index]
-        if not len(self._rows) or not isinstance(ring, LayerCache):
+        assert self.plan is not None
+        plan, ring = self.plan, self.layers[pass_index]
+        if not len(plan.rows) or not isinstance(ring, LayerCache):
             return
-        k, v = self.layer_modules[pass_index].prepare_keys(x[self._rows], self._new)
-        ring.keys[self._rows, :, self._places] = k[:, :, 0]
-        ring.values[self._rows, :, self._places] = v[:, :, 0]
+        k, v = self.layer_modules[pass_index].prepare_keys(x[plan.rows], plan.index)
+        ring.write_rows(plan.rows, plan.slots, k, v)
