@@ -13,7 +13,7 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache
 from rlxf.attention.memory.base import Memory, MemoryView, State, extend_masks
 from rlxf.attention.patterns.attention_sinks import AttentionSinks
-from rlxf.attention.patterns.base import UNLIMITED, Pattern
+from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.technique import SpecView, check_int
@@ -63,11 +63,7 @@ class StreamingXL(Memory):
         """Raise ValueError unless the pattern is `Full` and the kernel a softmax over all visible keys."""
         super().check(choices)
         self.check_full_pattern(choices)
-        if choices.kernel.softmax_distance != UNLIMITED:
-            raise ValueError(
-                f"{self} requires a softmax over the sinks and the recent tokens, got {choices.kernel}; "
-                f"use kernel=Softmax() or memory=XL({self.length})"
-            )
+        self.check_full_softmax(choices)
 
     @property
     def largest_distance(self) -> int:
