@@ -113,8 +113,7 @@ class AttentionMask:
 
         Both tokens are in the same episode and the pattern allows the pair. If causal, the key is not later.
         """
-        same = self.query.episode[:, :, None] == self.key.episode[:, None, :]
-        same &= (self.key.episode != EMPTY)[:, None, :]
+        same = self.query.shares_episode(self.key)
         if self.causal:
             same &= self.distance >= 0
         i, j = self.query.filled_position[:, :, None], self.key.filled_position[:, None, :]

@@ -233,9 +233,7 @@ class BlockView(MemoryView):
     def _mask(self) -> Tensor:
         """Mask (B, T, N) bool: True where a token of the segment sees a block compressed."""
         i, end = self.index.position[:, :, None], self.ends.position[:, None, :]
-        query_episode, block_episode = self.index.episode[:, :, None], self.ends.episode[:, None, :]
-        same = (query_episode == block_episode) & (block_episode != EMPTY)
-        return same & self.memory.is_compressed_visible(i, end)
+        return self.index.shares_episode(self.ends) & self.memory.is_compressed_visible(i, end)
 
 
 @dataclass(frozen=True, eq=False)
