@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlxf.attention.technique import PythonNumbers, check_finite_number
+from rlxf.utils.checks import PythonNumbers, check_finite_number
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,9 @@ from rlxf.attention.registry import (
 )
 from rlxf.attention.residuals.base import Add, Residual
 from rlxf.attention.segmented import SegmentedTransformer
-from rlxf.attention.technique import (
-    PythonNumbers,
-    SpecView,
-    check_bool,
-    check_choice,
-    check_finite_number,
-    check_int,
-    check_layer_numbers,
-)
+from rlxf.attention.technique import SpecView, check_layer_numbers
 from rlxf.attention.transformer import Transformer
+from rlxf.utils.checks import PythonNumbers, check_bool, check_choice, check_finite_number, check_int
 
 MAX_LAYERS = 1000
 """Depth of the deepest trained transformer: Wang et al. 2022, arXiv:2203.00555."""

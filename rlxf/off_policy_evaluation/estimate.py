@@ -15,7 +15,6 @@ from stable_baselines3.common.utils import get_device
 
 from rlxf.agents.common.arguments import check_device
 from rlxf.agents.common.checkpoint import MAX_SEED
-from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import unused_rewards
@@ -38,6 +37,7 @@ from rlxf.off_policy_evaluation.fitted_q import (
     resample_counts,
 )
 from rlxf.off_policy_evaluation.policy_replay import Replay, check_replayable, replay
+from rlxf.utils.checks import check_int
 from rlxf.utils.errors import NumericalError
 from rlxf.utils.tables import Table, Tabular
 from rlxf.utils.warnings import warn_user

@@ -11,7 +11,6 @@ from rich.progress import track
 from torch import Tensor
 
 from rlxf.agents.common.numerics import clip_grad_norm_checked, numerical_error_context
-from rlxf.attention.technique import PythonNumbers, check_finite_number, check_int
 from rlxf.data import Trajectories
 from rlxf.data.findings import UNUSED_REWARDS
 from rlxf.off_policy_evaluation.networks import (
@@ -22,6 +21,7 @@ from rlxf.off_policy_evaluation.networks import (
     check_no_large_images,
     q_class,
 )
+from rlxf.utils.checks import PythonNumbers, check_finite_number, check_int
 from rlxf.utils.errors import NumericalError
 from rlxf.utils.matrix_products import float32_products
 

@@ -31,7 +31,7 @@ from rlxf.attention import (
     Window,
 )
 from rlxf.attention.registry import HEADS, TECHNIQUES, technique_from_json
-from rlxf.attention.technique import MAX_INT, MAX_SEED
+from rlxf.utils.checks import MAX_INT, MAX_SEED
 
 OPTIONS = [
     (axis, technique, option.name)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlxf.attention import Transformer
 from rlxf.attention.depth.base import CalibratableExit, Depth
-from rlxf.attention.technique import check_finite_number
+from rlxf.utils.checks import check_finite_number
 from rlxf.utils.tables import Table, Tabular
 from rlxf.utils.warnings import warn_user
 

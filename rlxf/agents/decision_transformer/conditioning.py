@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.technique import PythonNumbers, check_finite_number, check_int, check_not_negative
+from rlxf.utils.checks import PythonNumbers, check_finite_number, check_int, check_not_negative
 
 
 class ReturnHead(nn.Module, ABC):

@@ -16,7 +16,6 @@ from rlxf.agents.common.checkpoint import MAX_SEED, SEED_RULE, SEED_VALUE, setti
 from rlxf.agents.common.precision import PRECISION_RULE, Precision
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.attention.registry import technique_to_json
-from rlxf.attention.technique import check_int, check_not_negative, check_positive
 from rlxf.data import Trajectories
 from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingScheme
 from rlxf.data.splits import check_fraction
@@ -30,6 +29,7 @@ from rlxf.training.schedules import (
     schedule_to_json,
     schedule_to_text,
 )
+from rlxf.utils.checks import check_int, check_not_negative, check_positive
 from rlxf.utils.names import instance_from_json
 
 Converter = Callable[[Any], Any]

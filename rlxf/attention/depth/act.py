@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from rlxf.attention.depth.base import ConfidenceFn, DepthController, DepthCounter
 from rlxf.attention.depth.constant import Universal
-from rlxf.attention.technique import LayerPasses, PendingTerms, check_finite_number, check_not_negative
+from rlxf.attention.technique import LayerPasses, PendingTerms
 from rlxf.attention.token_index import may_contain_true
+from rlxf.utils.checks import check_finite_number, check_not_negative
 
 
 @dataclass(frozen=True)

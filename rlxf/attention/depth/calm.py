@@ -17,13 +17,8 @@ from rlxf.attention.depth.base import (
     ExitTargets,
     normalized_loss_weights,
 )
-from rlxf.attention.technique import (
-    LayerPasses,
-    SpecView,
-    check_choice,
-    check_finite_number,
-    check_not_negative,
-)
+from rlxf.attention.technique import LayerPasses, SpecView
+from rlxf.utils.checks import check_choice, check_finite_number, check_not_negative
 
 Confidence = Literal["softmax", "state", "classifier"]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlxf.attention.heads.base import Neighbors, OutputHead, OutputHeadModule, distance_weights
-from rlxf.attention.technique import check_choice, check_finite_number
+from rlxf.utils.checks import check_choice, check_finite_number
 
 
 def _root(squared: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from rlxf.attention.attention_options import AttentionArguments, OutputGate, rep
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.kernels.softmax import SoftmaxAttention
 from rlxf.attention.norm import RMSNorm
-from rlxf.attention.technique import AttentionFactory, SpecView, check_finite_number
+from rlxf.attention.technique import AttentionFactory, SpecView
+from rlxf.utils.checks import check_finite_number
 
 LAMBDA_STD = 0.1
 """Standard deviation of the vectors of lambda before training, as in the authors' code."""

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from rlxf.attention.kernels.base import LinearFn, check_key_heads
 from rlxf.attention.kernels.kv_state import KeyFeatures
 from rlxf.attention.kernels.linear_attention import LinearAttention, RandomFeatures
-from rlxf.attention.technique import SpecView, check_bool, check_finite_number, check_int, check_seed
+from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import TokenIndex
+from rlxf.utils.checks import check_bool, check_finite_number, check_int, check_seed
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from rlxf.attention.kernels.bucket_attention import (
     check_bucket_numbers,
     count_shared_rounds,
 )
-from rlxf.attention.technique import SpecView, check_finite_number, check_int, check_not_negative, check_seed
+from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.utils.checks import check_finite_number, check_int, check_not_negative, check_seed
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,9 @@ from torch import Tensor, nn
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import PairwiseKernel
 from rlxf.attention.kernels.softmax import SoftmaxAttention, weighted_average
-from rlxf.attention.technique import (
-    SpecView,
-    check_bool,
-    check_finite_number,
-    check_int,
-    check_not_negative,
-)
+from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import EMPTY
+from rlxf.utils.checks import check_bool, check_finite_number, check_int, check_not_negative
 
 
 class SpanKernel(PairwiseKernel):

@@ -22,8 +22,9 @@ from rlxf.attention.memory.knn_attention import (
 )
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.relative import DistanceTables
-from rlxf.attention.technique import AttentionFactory, SpecView, check_choice, check_int
+from rlxf.attention.technique import AttentionFactory, SpecView
 from rlxf.attention.token_index import TokenIndex
+from rlxf.utils.checks import check_choice, check_int
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,8 @@ from rlxf.attention.kernels.softmax import dot_product_attention
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.recurrent.base import MixerState
-from rlxf.attention.technique import SpecView, check_choice, check_int
+from rlxf.attention.technique import SpecView
+from rlxf.utils.checks import check_choice, check_int
 
 TokenMask = Literal["causal", "mutual"]
 """Mask among the read tokens, and among the write tokens."""

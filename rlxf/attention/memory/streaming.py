@@ -16,8 +16,9 @@ from rlxf.attention.patterns.attention_sinks import AttentionSinks
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState
 from rlxf.attention.relative import DistanceTables
-from rlxf.attention.technique import SpecView, check_int
+from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import EMPTY, MISSING, TokenIndex, is_tracing, may_contain_true, selected_rows
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,8 @@ from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Patter
 from rlxf.attention.patterns.global_attention import GlobalPositions, is_global
 from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, checked_positions
 from rlxf.attention.sparse.plan import ENTRY_BYTES, LRUCache
-from rlxf.attention.technique import (
-    SpecView,
-    check_choice,
-    check_int,
-    check_seed,
-    is_tuple_or_list,
-    layer_seed,
-)
+from rlxf.attention.technique import SpecView, layer_seed
+from rlxf.utils.checks import check_choice, check_int, check_seed, is_tuple_or_list
 
 MAX_RANDOM_BLOCKS = 2**16
 """Largest number of random blocks per block; drawn blocks are stored as numbers for each head."""

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import AttentionKernel
-from rlxf.attention.technique import SpecView, Technique, check_finite_number, check_int
+from rlxf.attention.technique import SpecView, Technique
 from rlxf.attention.token_index import is_tracing
+from rlxf.utils.checks import check_finite_number, check_int
 
 AverageFn = Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionMask], Tensor]
 """Function of q, k, v, bias and mask with the interface of `AttentionKernel.forward`."""

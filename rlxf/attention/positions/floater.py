@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.positions.base import Position, PositionEmbedding, last_position
-from rlxf.attention.technique import check_int, check_positive
+from rlxf.utils.checks import check_int, check_positive
 
 MAX_STEP = 100.0
 """Largest step; with longer ones, position vectors soon overflow float32."""

@@ -10,7 +10,7 @@ from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
 from rlxf.attention.recurrent.decayed_attention import decayed_attention
 from rlxf.attention.recurrent.heads import rms_norm, split_heads
-from rlxf.attention.technique import check_finite_number
+from rlxf.utils.checks import check_finite_number
 
 DECAY_RANK = 16
 """Rank of the projection of a token to its decays, as in the paper."""
