@@ -148,7 +148,7 @@ class TokenIndex:
         return torch.where(is_new, ordered, EMPTY).gather(1, first)
 
     def shares_episode(self, key: "TokenIndex") -> Tensor:
-        """Return whether tokens (B, Tq) share an episode with keys (B, Tk), False for empty keys: (B, Tq, Tk)."""
+        """Return whether tokens (B, Tq) and keys (B, Tk) share an episode, (B, Tq, Tk); empty keys do not."""
         same = self.episode[:, :, None] == key.episode[:, None, :]
         same &= (key.episode != EMPTY)[:, None, :]
         return same

@@ -32,6 +32,7 @@ from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.worker_pool import Workers
 from rlxf.envs.worker_vec_env import WorkerVecEnv
 from rlxf.envs.wrappers import PreviousReward, PreviousTransition
+from rlxf.utils.checks import check_int
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 EnvLike = str | gymnasium.Env | VectorEnv | VecEnv
@@ -132,8 +133,7 @@ def make_vec_env(
         DependencyNotInstalled: if the environment needs an extra of rlxf that is not installed; the message
             has the command that installs it.
     """
-    if n_envs < 1:
-        raise ValueError(f"n_envs must be at least 1, got {n_envs}")
+    check_int("n_envs", n_envs)
     kwargs = env_kwargs or {}
     if curriculum is not None:
         env_fns = [_env_fn(stage, arguments) for stage, arguments in curriculum.tasks(env_id, kwargs)]

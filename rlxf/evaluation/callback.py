@@ -23,6 +23,7 @@ from rlxf.evaluation.environment import copy_statistics
 from rlxf.evaluation.episodes import evaluate
 from rlxf.evaluation.report import Report, TargetSweep
 from rlxf.evaluation.rollout import uncompiled_steps
+from rlxf.utils.checks import check_int
 from rlxf.utils.rng import preserve_rng_state
 
 TEXT_OUTPUTS = (HumanOutputFormat, JSONOutputFormat, CSVOutputFormat)
@@ -204,8 +205,7 @@ class EvaluationCallback(PeriodicCallback):
         episode_length: float = 0.0,
     ):
         super().__init__(every_steps, budget)
-        if episodes < 1:
-            raise ValueError(f"episodes must be at least 1, got {episodes}")
+        check_int("episodes", episodes)
         if stop_return is not None and math.isnan(stop_return):
             raise ValueError("stop_return must be a number or None, got nan")
         self.env = env

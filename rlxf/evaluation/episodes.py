@@ -32,6 +32,7 @@ from rlxf.evaluation.environment import (
 )
 from rlxf.evaluation.report import Report, TargetSweep, write_scalars
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, play, quotas
+from rlxf.utils.checks import check_int
 from rlxf.utils.tables import counting_bar
 from rlxf.utils.warnings import warn_user
 
@@ -218,8 +219,7 @@ def warn_of_one_episode(episodes: int) -> None:
 def _check(agent: object, episodes: int, n_envs: int) -> None:
     check_has_predict(agent)
     for name, value in (("episodes", episodes), ("n_envs", n_envs)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        check_int(name, value)
 
 
 def validate_targets(targets: Sequence[float], data_range: tuple[float, float] | None) -> list[float]:
