@@ -21,7 +21,7 @@ from rlxf.training.serialization import dump_json, load_json_file
 from rlxf.training.tracker_backends import BACKENDS, Media, TrackerBackend
 from rlxf.utils.extras import install_command
 from rlxf.utils.files import atomic_write
-from rlxf.utils.gif import encode_gif
+from rlxf.utils.gif import encode_gif, video_frames
 from rlxf.utils.warnings import warn_user
 
 TRACKER = "tracker.json"
@@ -168,8 +168,7 @@ def _encode(value: Any) -> Media | None:
         value.figure.savefig(content, format="png")
         return Media(content.getvalue(), "png")
     if isinstance(value, Video):
-        frames = value.frames[0].permute(0, 2, 3, 1).cpu().numpy()
-        return Media(encode_gif(frames, value.fps), "gif")
+        return Media(encode_gif(video_frames(value), value.fps), "gif")
     return None
 
 

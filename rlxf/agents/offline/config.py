@@ -21,7 +21,6 @@ from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingSchem
 from rlxf.data.splits import check_fraction
 from rlxf.training import CheckpointError
 from rlxf.training.json_rules import NOTHING, Rule, number, whole
-from rlxf.training.resumed_logger import HyperparameterValue, to_hyperparameters
 from rlxf.training.schedules import (
     check_schedule,
     is_custom_schedule,
@@ -29,6 +28,7 @@ from rlxf.training.schedules import (
     schedule_to_json,
     schedule_to_text,
 )
+from rlxf.training.tensorboard import HyperparameterValue, to_hyperparameters
 from rlxf.utils.checks import check_int, check_not_negative, check_positive
 from rlxf.utils.names import instance_from_json
 
