@@ -23,7 +23,7 @@ from rlxf.training.file_contents import CHECKPOINT
 from rlxf.training.run_folder import EVALUATION, SHARED
 from rlxf.training.serialization import load_json_object
 from rlxf.training.trackers import tracker_outputs
-from rlxf.utils.files import atomic_write, make_folder
+from rlxf.utils.files import make_folder, write_file
 
 DATASTORE_SUFFIX = ", datastore"
 """Suffix of the name of a checkpoint with a datastore of trajectories."""
@@ -238,7 +238,7 @@ def _progress(agent: Any) -> str:
 def save_reports(run: RunFolder, reports: Mapping[str, Report | TargetSweep]) -> None:
     """Write checkpoint name -> content of its report, as JSON, to `EVALUATION` in the folder of a run."""
     members = ", ".join(f"{json.dumps(name)}: {report.to_json()}" for name, report in reports.items())
-    atomic_write(run.path / EVALUATION, lambda handle: handle.write(f"{{{members}}}\n".encode()))
+    write_file(run.path / EVALUATION, f"{{{members}}}\n".encode())
 
 
 def track_reports(logger: Logger, reports: Mapping[str, Report | TargetSweep], step: int) -> None:

@@ -33,7 +33,7 @@ from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Cell, Plan
 from rlxf.experiments.results import Results
 from rlxf.experiments.task_table import agents_of, can_end_early, task_table
 from rlxf.training.serialization import load_json_file
-from rlxf.utils.files import atomic_write
+from rlxf.utils.files import write_file
 from rlxf.utils.tables import Table, printable
 
 METRIC = "eval/mean_reward"
@@ -170,19 +170,15 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
     note = f"{NOTE} {STEPS_NOTE}" if early else NOTE
     text = "\n\n".join([*tables, note, *left_out, *_failures(results)])
     numbers = json.dumps(_as_json(summary), indent=1, allow_nan=False)  # of any size, unlike `dump_json`
-    yield _written(folder / TABLE, f"{text}\n".encode())
-    yield _written(folder / NUMBERS, f"{numbers}\n".encode())
+    for name, content in ((TABLE, text), (NUMBERS, numbers)):
+        write_file(folder / name, f"{content}\n".encode())
+        yield folder / name
     for name in FIGURES:
         if name in figures:
             save_figure(figures[name], folder / name)
             yield folder / name
         else:
             (folder / name).unlink(missing_ok=True)
-
-
-def _written(path: Path, content: bytes) -> Path:
-    atomic_write(path, lambda file: file.write(content))
-    return path
 
 
 def _drawn(plan: Plan) -> list[str]:

@@ -23,7 +23,7 @@ from rlxf.export.formats import (
     write_onnx,
     write_torch,
 )
-from rlxf.utils.files import atomic_write
+from rlxf.utils.files import write_file
 from rlxf.utils.warnings import silenced
 
 PLAYER = Path(__file__).with_name("onnx_player.py")
@@ -171,7 +171,7 @@ def export_step(
     if format == "onnx":
         files[PLAYER.name] = PLAYER.read_bytes()
     for name, data in files.items():
-        atomic_write(path.parent / name, lambda handle, data=data: handle.write(data))  # type: ignore[misc]
+        write_file(path.parent / name, data)
 
 
 def describe(step: ActingStep, action: Tensor) -> dict[str, Any]:

@@ -19,9 +19,15 @@ from rlxf.training.file_contents import (
     no_run_folder_message,
 )
 from rlxf.training.resumed_logger import LOG, LogFiles, LogPosition, ProgressCSV
-from rlxf.training.serialization import dump_json, load_json_file, load_json_object
+from rlxf.training.serialization import dump_json, load_json_file, load_json_object, write_json_file
 from rlxf.training.tensorboard import described_output, resumed_output
-from rlxf.utils.files import atomic_write, create_folder, file_sha256, not_writable_by_others, sync_folder
+from rlxf.utils.files import (
+    create_folder,
+    file_sha256,
+    not_writable_by_others,
+    sync_folder,
+    write_file,
+)
 
 COMPLETED = "completed.json"
 EVALUATION = "evaluation.json"
@@ -121,7 +127,7 @@ class RunFolder:
         text = dump_json(config, indent=2)
 
         def write(folder: Path) -> None:
-            atomic_write(folder / CONFIG, lambda handle: handle.write(text))
+            write_file(folder / CONFIG, text)
             fill(folder)
 
         create_folder(path, write)
@@ -240,8 +246,7 @@ class RunFolder:
             OSError: if a file cannot be written.
         """
         config = self.config | changes
-        text = dump_json(config, indent=2)
-        atomic_write(self.path / CONFIG, lambda handle: handle.write(text))
+        write_json_file(self.path / CONFIG, config)
         for name in (EVALUATION, COMPLETED):  # a run with this total and the marker is reconfigured again
             (self.path / name).unlink(missing_ok=True)
         sync_folder(self.path)
@@ -270,8 +275,8 @@ class RunFolder:
         self.log_files.sync()
         results = [self.path / name for name in RESULTS]
         digests = {file.name: file_sha256(file) for file in results if file.is_file()}
-        text = dump_json({"steps": steps, "ended_early": ended_early, "sha256": digests}, indent=2)
-        atomic_write(self.path / COMPLETED, lambda handle: handle.write(text))
+        marker = {"steps": steps, "ended_early": ended_early, "sha256": digests}
+        write_json_file(self.path / COMPLETED, marker)
 
 
 def _check_folder(path: Path) -> None:

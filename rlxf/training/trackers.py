@@ -17,10 +17,9 @@ from stable_baselines3.common.logger import Figure, KVWriter, Logger, Video
 
 from rlxf.training.resumed_logger import LOG
 from rlxf.training.run_folder import RunFolder
-from rlxf.training.serialization import dump_json, load_json_file
+from rlxf.training.serialization import load_json_file, write_json_file
 from rlxf.training.tracker_backends import BACKENDS, Media, TrackerBackend
 from rlxf.utils.extras import install_command
-from rlxf.utils.files import atomic_write
 from rlxf.utils.gif import encode_gif, video_frames
 from rlxf.utils.warnings import warn_user
 
@@ -221,8 +220,7 @@ def read_run_id(folder: Path, name: str) -> str | None:
 
 
 def _save_run_id(folder: Path, name: str, run_id: str) -> None:
-    text = dump_json({"tracker": name, "id": run_id}, indent=2)
-    atomic_write(folder / TRACKER, lambda handle: handle.write(text))
+    write_json_file(folder / TRACKER, {"tracker": name, "id": run_id})
 
 
 def tracker_outputs(logger: Logger) -> list[TrackerOutput]:

@@ -81,14 +81,13 @@ class AttentionPage(PlaybackCommand):
         self, inspector: "EpisodeInspector", vec_env: "VecEnv", recording: "Recording", about: str
     ) -> None:
         from rlxf.cli.attention_page.page import page
-        from rlxf.utils.files import atomic_write
+        from rlxf.utils.files import write_file
 
         with closing(vec_env):
             limit = longest_episode(inspector.rows, self.max_steps)
             recording.play(inspector, vec_env, self.seed, limit)
         episode = self._episode(inspector, recording, about)
-        text = page(episode).encode("utf-8")
-        atomic_write(self._path, lambda handle: handle.write(text))
+        write_file(self._path, page(episode).encode())
         steps = f"{len(episode.steps):,} steps"
         written = f"the first {steps} of the episode" if episode.end == "cut" else steps
         print_out(f"{written} are written to {self._path}")

@@ -78,13 +78,12 @@ class Play(PlaybackCommand):
 
     def _write(self, recorder: Any, fps: float) -> None:
         from rlxf.evaluation.video import MAX_STEPS
-        from rlxf.utils.files import atomic_write
+        from rlxf.utils.files import write_file
         from rlxf.utils.gif import encode_gif
 
         path = self.run.with_suffix(".gif") if self.run.is_file() else self.run / "play.gif"
         frames = recorder.frames(self.episodes)
-        gif = encode_gif(frames, self.fps or fps)
-        atomic_write(path, lambda handle: handle.write(gif))
+        write_file(path, encode_gif(frames, self.fps or fps))
         limit = " (the limit)" if len(frames) >= MAX_STEPS else ""
         print_out(f"{len(frames):,} frames{limit} are written to {path}")
 
