@@ -34,9 +34,10 @@ from rlxf.cli.runs import (
 from rlxf.cli.spec_options import bound_to_memory, given_techniques
 from rlxf.cli.training_command import TrainingCommand
 from rlxf.training import RunFolder
-from rlxf.training.file_contents import CONFIG, PROGRAM
+from rlxf.training.file_contents import PROGRAM
 from rlxf.training.serialization import dump_json, load_json
 from rlxf.utils.names import did_you_mean
+from rlxf.utils.run_files import CONFIG
 from rlxf.utils.toml import MAX_PARTS, line_of, loads, read_text
 
 JSON_OPTIONS = ("env_kwargs", "curriculum", "arguments", *CHOICES)

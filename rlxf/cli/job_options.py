@@ -146,8 +146,8 @@ def check_same(job: "Job", options: Mapping[str, Any], file: Path) -> None:
         file: file that describes the runs.
     """
     from rlxf.experiments.jobs import Outcome
-    from rlxf.training.file_contents import CONFIG
     from rlxf.training.run_folder import RunFolder
+    from rlxf.utils.run_files import CONFIG
 
     folder = Path(job.folder)
     if not folder.exists():  # also after a failure before the first update

@@ -22,9 +22,9 @@ from rlxf.cli.normalization import normalize_as_in_training
 from rlxf.cli.options import Device, json_object
 from rlxf.data.findings import describe_missing_environment
 from rlxf.training import RunFolder
-from rlxf.training.file_contents import CONFIG
 from rlxf.training.json_rules import rule_of
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
+from rlxf.utils.run_files import CONFIG
 from rlxf.utils.warnings import warn_user
 
 NOT_SAVED = ("run", "config", "tuned", "trust", "progress_bar", "quiet", "download")

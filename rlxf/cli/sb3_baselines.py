@@ -31,9 +31,9 @@ from rlxf.evaluation.seeding import action_seed
 from rlxf.training import RunFolder
 from rlxf.training.compat import BUILD_ERRORS
 from rlxf.training.json_rules import Rule, rule_of, whole
-from rlxf.training.run_folder import EVALUATION
 from rlxf.training.trackers import attach_tracker
 from rlxf.utils.names import choose_one_of
+from rlxf.utils.run_files import EVALUATION
 
 RESERVED = ("policy", "env", "seed", "device", "tensorboard_log", "verbose", "_init_setup_model")
 """Arguments of an algorithm that have an option of their own, or that this command sets."""

@@ -37,10 +37,10 @@ from rlxf.cli.training_session import (
 from rlxf.training import RunFolder, read_archive
 from rlxf.training.checkpoints import STATEFUL_DOCUMENT, StopRequest
 from rlxf.training.distributed import process_group
-from rlxf.training.file_contents import CONFIG
 from rlxf.training.tensorboard import write_run_texts
 from rlxf.training.trackers import check_tracker, tracked
 from rlxf.utils.files import try_lock_folder
+from rlxf.utils.run_files import CONFIG
 
 
 class TrainingCommand(Command):

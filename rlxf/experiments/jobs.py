@@ -5,10 +5,10 @@ from pathlib import Path
 from signal import Signals
 from typing import Self
 
-from rlxf.training.file_contents import CONFIG
 from rlxf.training.json_rules import NOTHING, TEXT, TEXTS, check_fields, number, whole
 from rlxf.training.run_folder import Completion
 from rlxf.training.serialization import load_json, load_json_file, write_json_file
+from rlxf.utils.run_files import CONFIG
 
 RESUMED = "train "
 """Start of the commands whose runs have checkpoints, so that they can be resumed."""

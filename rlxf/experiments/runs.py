@@ -10,9 +10,9 @@ from typing import Any
 from zlib import crc32
 
 from rlxf.experiments.log_files import open_logs
-from rlxf.training.file_contents import CONFIG
-from rlxf.training.run_folder import COMPLETED, Completion, RunFolder, check_no_links
+from rlxf.training.run_folder import Completion, RunFolder, check_no_links
 from rlxf.training.serialization import load_json_object
+from rlxf.utils.run_files import COMPLETED, CONFIG
 from rlxf.utils.tables import printable
 from rlxf.utils.warnings import warn_user
 

@@ -34,6 +34,7 @@ from rlxf.experiments.results import Results
 from rlxf.experiments.task_table import agents_of, can_end_early, task_table
 from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import write_file
+from rlxf.utils.run_files import PROGRESS
 from rlxf.utils.tables import Table, printable
 
 METRIC = "eval/mean_reward"
@@ -279,7 +280,7 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
 def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
     """Return the learning curves of the complete runs of an agent on a task; of all if none is complete."""
     runs = results.of(task, agent)
-    logged = [run for run in runs if (folder / run.cell.name / "progress.csv").is_file()]
+    logged = [run for run in runs if (folder / run.cell.name / PROGRESS).is_file()]
     try:
         curves = [find_curve(folder / run.cell.name, METRIC) for run in logged]
     except ValueError as error:

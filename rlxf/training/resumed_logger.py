@@ -22,8 +22,8 @@ from stable_baselines3.common.logger import (
 from rlxf.training.compat import checkpoint_errors
 from rlxf.utils.errors import CheckpointError
 from rlxf.utils.files import atomic_write, sync_file
+from rlxf.utils.run_files import PROGRESS
 
-LOG = "progress.csv"
 EVENTS = "events.out.tfevents.*"
 EVALUATION_EVENTS = ".evaluation"
 """Start of the suffix of event files of evaluations after the training, which a resumed run keeps."""
@@ -73,12 +73,12 @@ class LogFiles:
 
     def state(self) -> dict[str, Any]:
         """Return the current `LogPosition` as JSON."""
-        rows = count_rows(self.folder / LOG)
+        rows = count_rows(self.folder / PROGRESS)
         return {"rows": rows, "events": {file.name: file.stat().st_size for file in event_files(self.folder)}}
 
     def sync(self) -> None:
         """Sync the files to the disk."""
-        for file in filter(Path.is_file, [*event_files(self.folder), self.folder / LOG]):
+        for file in filter(Path.is_file, [*event_files(self.folder), self.folder / PROGRESS]):
             with open(file, "rb+") as handle:
                 sync_file(handle)
 

@@ -10,15 +10,8 @@ from typing import Any, Self
 from stable_baselines3.common.logger import Logger
 
 from rlxf.training.checkpoints import CheckpointFolder
-from rlxf.training.file_contents import (
-    BASELINE,
-    CHECKPOINT,
-    CONFIG,
-    PROGRAM,
-    describe_file,
-    no_run_folder_message,
-)
-from rlxf.training.resumed_logger import LOG, LogFiles, LogPosition, ProgressCSV
+from rlxf.training.file_contents import BASELINE, PROGRAM, describe_file, no_run_folder_message
+from rlxf.training.resumed_logger import LogFiles, LogPosition, ProgressCSV
 from rlxf.training.serialization import dump_json, load_json_file, load_json_object, write_json_file
 from rlxf.training.tensorboard import described_output, resumed_output
 from rlxf.utils.files import (
@@ -28,13 +21,18 @@ from rlxf.utils.files import (
     sync_folder,
     write_file,
 )
-
-COMPLETED = "completed.json"
-EVALUATION = "evaluation.json"
-"""Name of the file with the episodes and statistics of the final evaluation."""
-SHARED = "shared.json"
-"""Name of the file in a shared folder with the name of the checkpoint that ``checkpoint.zip`` is, unless it
-is the last one: ``{"checkpoint": "best"}``."""
+from rlxf.utils.run_files import (
+    BEST,
+    BEST_NORMALIZER,
+    BEST_VALIDATION,
+    CHECKPOINT,
+    CHECKPOINTS,
+    COMPLETED,
+    CONFIG,
+    EVALUATION,
+    NORMALIZER,
+    PROGRESS,
+)
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,6 @@ class Completion:
         return [name for name, digest in self.sha256.items() if file_sha256(folder / name) != digest]
 
 
-CHECKPOINTS = "checkpoints"
-BEST = "best.zip"
-BEST_VALIDATION = "best-validation.zip"
-NORMALIZER = "normalizer.zip"
-BEST_NORMALIZER = "best-normalizer.zip"
 RESULTS = (CHECKPOINT, NORMALIZER, BEST, BEST_NORMALIZER, BEST_VALIDATION)
 """Names of the files that the completion marker lists, if they exist."""
 SB3_ADVICE = "For a file of Stable-Baselines3, use rlxf.import_sb3, or rlxf collect --sb3.files"
@@ -210,10 +203,12 @@ class RunFolder:
         Raises:
             FileExistsError: if the run has a ``progress.csv``, which a second logger would overwrite.
         """
-        if (self.path / LOG).exists():
-            raise FileExistsError(f"{self.path / LOG} exists and would be overwritten; use a new run folder")
+        if (self.path / PROGRESS).exists():
+            raise FileExistsError(
+                f"{self.path / PROGRESS} exists and would be overwritten; use a new run folder"
+            )
         events = described_output(self.path)
-        return Logger(str(self.path), [events, ProgressCSV(self.path / LOG)])
+        return Logger(str(self.path), [events, ProgressCSV(self.path / PROGRESS)])
 
     @property
     def log_files(self) -> LogFiles:
@@ -229,7 +224,7 @@ class RunFolder:
             step: number of steps at this position.
         """
         events = resumed_output(self.path, position, step)
-        return Logger(str(self.path), [events, ProgressCSV(self.path / LOG, position.rows)])
+        return Logger(str(self.path), [events, ProgressCSV(self.path / PROGRESS, position.rows)])
 
     def reconfigured(self, **changes: Any) -> Self:
         """Replace values in ``config.json`` atomically, and remove the completion marker and the evaluation.

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.logger import Figure, KVWriter, Logger, Video
 
-from rlxf.training.resumed_logger import LOG
 from rlxf.training.run_folder import RunFolder
 from rlxf.training.serialization import load_json_file, write_json_file
 from rlxf.training.tracker_backends import BACKENDS, Media, TrackerBackend
 from rlxf.utils.extras import install_command
 from rlxf.utils.gif import encode_gif, video_frames
+from rlxf.utils.run_files import PROGRESS
 from rlxf.utils.warnings import warn_user
 
 TRACKER = "tracker.json"
@@ -130,7 +130,7 @@ class TrackerOutput(KVWriter):
         folder = self.backend.folder
         warn_user(
             f"{folder} is not tracked completely by {self.backend.package}: {self._fault}. The training is "
-            f"not affected, and {folder / LOG} and the TensorBoard events contain all values"
+            f"not affected, and {folder / PROGRESS} and the TensorBoard events contain all values"
         )
 
     def _work(self, run_id: str | None, on_start: Callable[[str], None]) -> None:
