@@ -203,12 +203,11 @@ class RunFolder:
         Raises:
             FileExistsError: if the run has a ``progress.csv``, which a second logger would overwrite.
         """
-        if (self.path / PROGRESS).exists():
-            raise FileExistsError(
-                f"{self.path / PROGRESS} exists and would be overwritten; use a new run folder"
-            )
+        log = self.path / PROGRESS
+        if log.exists():
+            raise FileExistsError(f"{log} exists and would be overwritten; use a new run folder")
         events = described_output(self.path)
-        return Logger(str(self.path), [events, ProgressCSV(self.path / PROGRESS)])
+        return Logger(str(self.path), [events, ProgressCSV(log)])
 
     @property
     def log_files(self) -> LogFiles:
