@@ -31,6 +31,7 @@ from rlxf.experiments.groups import Group
 from rlxf.experiments.jobs import ExperimentError
 from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Cell, Plan
 from rlxf.experiments.results import Results
+from rlxf.experiments.runs import unit_of
 from rlxf.experiments.task_table import agents_of, can_end_early, task_table
 from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import write_file
@@ -287,7 +288,7 @@ def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
         raise ExperimentError(f"{error}; remove the folder of the run to repeat it") from None
     drawn = [(run, curve) for run, curve in zip(logged, curves, strict=True) if curve is not None]
     unfinished = sum(run.returns is None for run in runs)
-    unit = "updates" if "dataset" in runs[0].cell.settings else "environment steps"
+    unit = unit_of(runs[0].cell.settings)
     early = [run.ended_early for run, _ in drawn]
     finished = [run.returns is not None for run, _ in drawn]
     group = Group(agent, task, [curve for _, curve in drawn], unfinished, unit, early, finished)

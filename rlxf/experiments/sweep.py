@@ -294,7 +294,7 @@ class Sweep:
         if self._stopped.is_set():
             raise InterruptedTrialError
         outcome = run_job(job, curve)
-        if curve() or curve.pruned:
+        if curve():
             return None
         if outcome.returncode in STOPPED and self._stopped.wait(GRACE_SECONDS):
             raise InterruptedTrialError
