@@ -34,6 +34,8 @@ from rlxf.utils.rng import preserve_rng_state
 
 DEFAULT_EVALUATIONS = 10
 """Default largest number of evaluations in a training."""
+MAX_ENVIRONMENTS = 32
+"""Maximum number of parallel environments of an evaluation."""
 
 
 def default_interval(total: int, least: int = 1) -> int:
