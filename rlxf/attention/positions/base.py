@@ -149,6 +149,8 @@ class Position(Technique):
 
     causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L"
+    uses_distances: ClassVar[bool] = False
+    """Whether attention depends on the distances of pairs, so that masks need the shared module."""
 
     @property
     def max_positions(self) -> int | None:
@@ -189,6 +191,7 @@ class PairwisePosition(Position):
     """
 
     cost: ClassVar[str] = "pairs seen"
+    uses_distances: ClassVar[bool] = True
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless the kernel computes each pair."""
