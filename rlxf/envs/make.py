@@ -166,17 +166,22 @@ def as_vectorized(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
     if isinstance(env, str):
         with closing(make_vec_env(env, n_envs)) as made:
             yield made
-    elif isinstance(env, VecEnv):
-        yield env
-    elif isinstance(env, VectorEnv):
-        yield as_vec_env(env)
-    elif isinstance(env, gymnasium.Env):
-        yield make_sync_vec_env([lambda: env])
     else:
-        raise TypeError(
-            f"env must be an id, a VecEnv, a VectorEnv or an Env, got {type(env).__name__}: {env!r}"
-            f"{maker_advice(env)}"
-        )
+        yield _to_vec_env(env)
+
+
+def _to_vec_env(env: Any) -> VecEnv:
+    """Return an environment as a ``VecEnv``; raise TypeError for other objects."""
+    if isinstance(env, VecEnv):
+        return env
+    if isinstance(env, VectorEnv):
+        return as_vec_env(env)
+    if isinstance(env, gymnasium.Env):
+        return make_sync_vec_env([lambda: env])
+    raise TypeError(
+        f"env must be an id, a VecEnv, a VectorEnv or an Env, got {type(env).__name__}: {env!r}"
+        f"{maker_advice(env)}"
+    )
 
 
 def maker_advice(env: Any) -> str:
