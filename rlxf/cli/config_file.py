@@ -23,14 +23,8 @@ from rlxf.cli.config_values import (
 )
 from rlxf.cli.env_options import check_curriculum_trust
 from rlxf.cli.options import given_lists, given_options, with_dashes
-from rlxf.cli.runs import (
-    NOT_SAVED,
-    PRETRAINING,
-    TRAINING_COMMANDS,
-    check_config_types,
-    check_weights_trust,
-    options_from_config,
-)
+from rlxf.cli.run_options import NOT_SAVED, check_config_types, options_from_config
+from rlxf.cli.runs import PRETRAINING, TRAINING_COMMANDS, check_weights_trust
 from rlxf.cli.spec_options import bound_to_memory, given_techniques
 from rlxf.cli.training_command import TrainingCommand
 from rlxf.training import RunFolder

@@ -43,7 +43,7 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
             of the command line.
     """
     from rlxf.cli.entry_point import parse
-    from rlxf.cli.runs import options_to_config
+    from rlxf.cli.run_options import options_to_config
 
     printed = io.StringIO()
     try:

@@ -17,13 +17,8 @@ from rlxf.cli.env_options import check_env_trust
 from rlxf.cli.options import Command, check_new_folder, check_not_negative, default_run_path, given_command
 from rlxf.cli.output import print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
-from rlxf.cli.runs import (
-    check_config_types,
-    check_core_memory,
-    load_initial_weights,
-    options_from_config,
-    options_to_config,
-)
+from rlxf.cli.run_options import check_config_types, check_core_memory, options_from_config, options_to_config
+from rlxf.cli.runs import load_initial_weights
 from rlxf.cli.settings_table import print_settings
 from rlxf.cli.spec_options import add_core_rule
 from rlxf.cli.torchrun_job import create_run, init_distributed, rank_zero_logger, restarted_run

@@ -92,7 +92,7 @@ class Baseline(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Check the options, make the agent and the run, and return the training to run."""
-        from rlxf.cli.runs import options_to_config
+        from rlxf.cli.run_options import options_to_config
         from rlxf.training import RunFolder
         from rlxf.training.file_contents import BASELINE, PROGRAM
         from rlxf.training.trackers import check_tracker
