@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.cli.env_options import EnvOptions
 from rlxf.cli.evaluated_training import MAX_ENVIRONMENTS, EvaluatedTrainingCommand, default_interval
-from rlxf.cli.options import check_counts, check_not_negative, json_object
+from rlxf.cli.options import check_counts, check_options_not_negative, json_object
 from rlxf.cli.output import print_out
 from rlxf.cli.runs import AGENTS, acts_in_env_of_data, check_env_named, make_offline_env
 from rlxf.cli.training_command import TrainingCommand
@@ -100,7 +100,7 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
 
     def check(self) -> None:
         """Raise ValueError or TypeError if an option is invalid."""
-        check_not_negative(self, "episodes")
+        check_options_not_negative(self, "episodes")
         json_object(self.env_kwargs)
         if self.evaluate_every and self.episodes == 0:
             raise ValueError(

@@ -14,7 +14,13 @@ from tyro.constructors import ConstructorRegistry
 from rlxf import __version__
 from rlxf.attention import TransformerSpec
 from rlxf.cli.env_options import check_env_trust
-from rlxf.cli.options import Command, check_new_folder, check_not_negative, default_run_path, given_command
+from rlxf.cli.options import (
+    Command,
+    check_new_folder,
+    check_options_not_negative,
+    default_run_path,
+    given_command,
+)
 from rlxf.cli.output import print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
 from rlxf.cli.run_options import check_config_types, check_core_memory, options_from_config, options_to_config
@@ -119,7 +125,7 @@ class TrainingCommand(Command):
 
     def check(self) -> None:
         """Raise ValueError or TypeError if an option is out of range, or a schedule or choice is invalid."""
-        check_not_negative(self, "checkpoint_seconds", "seed")
+        check_options_not_negative(self, "checkpoint_seconds", "seed")
         self.learner.arguments()
 
     def check_agent(self, agent: Any) -> None:  # optional

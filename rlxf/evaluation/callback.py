@@ -138,7 +138,7 @@ class PeriodicCallback(BaseCallback):
         self._has_ended = state.get("has_ended", False)
 
 
-DEFAULT_SEED = 500_000
+DEFAULT_CALLBACK_SEED = 500_000
 """Default seed. It differs from that of `evaluate`, so the best checkpoint is scored on other episodes."""
 
 
@@ -197,7 +197,7 @@ class EvaluationCallback(PeriodicCallback):
         target_returns: Sequence[float] | None = None,
         deterministic: bool = True,
         n_envs: int = 32,
-        seed: int | None = DEFAULT_SEED,
+        seed: int | None = DEFAULT_CALLBACK_SEED,
         best_path: str | Path | None = None,
         on_new_best: Callable[[], object] | None = None,
         budget: float | None = None,

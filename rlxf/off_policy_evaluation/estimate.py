@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.utils import get_device
 
 from rlxf.agents.common.arguments import check_device
-from rlxf.agents.common.checkpoint import MAX_SEED
+from rlxf.agents.common.checkpoint import MAX_NUMPY_SEED
 from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import unused_rewards
@@ -129,7 +129,7 @@ def estimate_return(
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    check_int("seed", seed, least=0, most=MAX_SEED)
+    check_int("seed", seed, least=0, most=MAX_NUMPY_SEED)
     config = FittedQConfig(discount=discount, updates=updates, members=members)
     check_device(device)
     data = as_trajectories(dataset)

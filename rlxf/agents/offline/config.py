@@ -12,7 +12,7 @@ import numpy as np
 from stable_baselines3.common.type_aliases import Schedule
 
 from rlxf.agents.common.accumulation import check_accumulation_steps
-from rlxf.agents.common.checkpoint import MAX_SEED, SEED_RULE, SEED_VALUE, setting_rules
+from rlxf.agents.common.checkpoint import MAX_NUMPY_SEED, SEED_RULE, SEED_VALUE, setting_rules
 from rlxf.agents.common.precision import PRECISION_RULE, Precision
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.attention.registry import technique_to_json
@@ -158,7 +158,7 @@ class OfflineConfig:
         check_fraction("weight_averaging", self.weight_averaging)
         check_fraction("validation_share", self.validation_share)
         counts = {"warmup_updates": sys.maxsize, "verbose": sys.maxsize}
-        for name, most in (counts | {"validation_seed": MAX_SEED, "seed": MAX_SEED}).items():
+        for name, most in (counts | {"validation_seed": MAX_NUMPY_SEED, "seed": MAX_NUMPY_SEED}).items():
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), least=0, most=most)
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlxf.cli.options import check_counts, check_not_negative, json_object, options
+from rlxf.cli.options import check_counts, check_options_not_negative, json_object, options
 from rlxf.cli.output import print_out
 from rlxf.cli.playback_command import PlaybackCommand
 
@@ -51,7 +51,7 @@ class AttentionPage(PlaybackCommand):
         from rlxf.cli.runs import TRANSFORMERS, agent_name
 
         check_counts(self, "max_steps")
-        check_not_negative(self, "seed")
+        check_options_not_negative(self, "seed")
         kwargs = dict(json_object(self.env_kwargs))
         run = open_run(self.run, self.checkpoint, self.env)
         agent_name(run, TRANSFORMERS)

@@ -6,7 +6,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlxf.cli.options import check_counts, check_not_negative, json_object, options
+from rlxf.cli.options import check_counts, check_options_not_negative, json_object, options
 from rlxf.cli.output import print_out
 from rlxf.cli.playback_command import PlaybackCommand
 
@@ -43,7 +43,7 @@ class Play(PlaybackCommand):
         from rlxf.cli.reports import select_checkpoints
 
         check_counts(self, "episodes")
-        check_not_negative(self, "seed")
+        check_options_not_negative(self, "seed")
         if self.fps is not None and not SLOWEST <= self.fps <= FASTEST:
             raise ValueError(f"--fps must be from {SLOWEST} to {FASTEST:,}, got {self.fps:g}")
         run = open_run(self.run, self.checkpoint, self.env)
