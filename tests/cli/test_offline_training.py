@@ -135,7 +135,7 @@ def test_a_run_without_held_out_episodes_has_no_such_checkpoint(data, capsys):
         ("--sampling uniform", "unknown sampling 'uniform'; "),
         (
             '--sampling \'{"name": "ReturnWeighted", "temperature": 0}\'',
-            "temperature must be finite and above 0",
+            "temperature must be above 0",
         ),
         ('--sampling \'{"name": "UniformSteps", "a": 0}\'', "UniformSteps has no option 'a'; it has none"),
     ],
