@@ -128,8 +128,8 @@ def make_vec_env(
         BrokenEnvironmentError: if an environment cannot be created in its process.
         ValueError: if the id is unknown (with similar ids), n_envs is less than 1, there are more processes
             than environments, or the stages of the curriculum have different spaces.
-        TypeError: if ``env_id`` is neither an id nor a class or function, if the environment does not accept
-            env_kwargs, or if a space is not supported (`check_playable`).
+        TypeError: if ``env_id`` is neither an id nor a class or function, if n_envs is not an int, if the
+            environment does not accept env_kwargs, or if a space is not supported (`check_playable`).
         DependencyNotInstalled: if the environment needs an extra of rlxf that is not installed; the message
             has the command that installs it.
     """

@@ -38,6 +38,7 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         render_mode: None, "ansi" or "rgb_array"; `render` returns a tuple of N images.
 
     Raises:
+        TypeError: if N is not an int.
         ValueError: if an argument is invalid, the autoreset mode is neither SAME_STEP nor NEXT_STEP, the
             number of seeds is not N, or the actions are not N integers in 0..3.
         gymnasium.error.ResetNeeded: from `step`, before the first reset.

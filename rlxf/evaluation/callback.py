@@ -185,6 +185,7 @@ class EvaluationCallback(PeriodicCallback):
             first.
 
     Raises:
+        TypeError: if episodes is not an int.
         ValueError: if episodes or every_steps is less than 1, or stop_return is NaN.
     """
 

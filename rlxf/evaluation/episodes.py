@@ -117,8 +117,9 @@ def evaluate(
         ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite,
             ``target_returns`` is passed for an agent that is not conditioned on a return, or a reward or an
             observation is NaN or infinite (the message has the environment and the step).
-        TypeError: if the agent has no ``predict``, ``env`` is not an environment or an id, or an agent that
-            is conditioned on a return gets no target, neither by ``target_returns`` nor by `ReturnToGo`.
+        TypeError: if episodes or n_envs is not an int, the agent has no ``predict``, ``env`` is not an
+            environment or an id, or an agent that is conditioned on a return gets no target, neither by
+            ``target_returns`` nor by `ReturnToGo`.
 
     Warns:
         UserWarning: if a target is outside the range of returns in the agent's data; if ``env`` is a
