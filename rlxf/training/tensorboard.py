@@ -201,8 +201,8 @@ def write_hyperparameters(logger: Logger, values: Mapping[str, HyperparameterVal
     which hides the hyperparameters of other agents. Without it, TensorBoard shows the hyperparameters and
     scalars of all runs.
     """
-    _, start, _ = hparams(dict(values), {})
     for writer in writers(logger):
+        _, start, _ = hparams(dict(values), {})
         assert writer.file_writer is not None
         writer.file_writer.add_summary(start)
         writer.flush()
