@@ -150,7 +150,7 @@ class Position(Technique):
     causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L"
     uses_distances: ClassVar[bool] = False
-    """Whether attention depends on the distances of pairs, so that masks need the shared module."""
+    """True if attention depends on the distances of pairs, so that masks need the shared module."""
 
     @property
     def max_positions(self) -> int | None:
