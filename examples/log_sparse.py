@@ -17,9 +17,9 @@ from rlxf import GTrXLPPO, TransformerSpec, evaluate
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.attention import TokenIndex, register_technique
 from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.technique import check_int
 from rlxf.envs import make_vec_env
 from rlxf.evaluation import Report
+from rlxf.utils.checks import check_int
 
 
 @register_technique("pattern")  # refuses a name that the axis already has

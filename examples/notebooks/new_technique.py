@@ -32,7 +32,7 @@ from torch import nn
 
 from rlxf.attention import TokenIndex, register_technique
 from rlxf.attention.residuals.base import Residual
-from rlxf.attention.technique import check_finite_number
+from rlxf.utils.checks import check_finite_number
 
 
 class ScaledSum(nn.Module):

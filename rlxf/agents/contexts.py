@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlxf.attention.technique import PythonNumbers, check_finite_number
+from rlxf.utils.checks import PythonNumbers, check_between, check_not_negative
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,8 @@ class NBCE(ContextMerger):
 
     def __post_init__(self) -> None:
         for name in ("beta", "eta"):
-            check_at_least_0(f"NBCE {name}", getattr(self, name))
-        check_finite_number("NBCE top_p", self.top_p)
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"NBCE top_p must be above 0 and at most 1, got {self.top_p}")
+            check_not_negative(f"NBCE {name}", getattr(self, name))
+        check_between("NBCE top_p", self.top_p, 0, 1, inclusive="right")
 
     def __call__(self, logits: Tensor, before: int | None) -> tuple[Tensor, int]:
         """Merge the logits of all contexts; see `ContextMerger`."""
@@ -98,19 +96,12 @@ class AverageNBCE(ContextMerger):
     beta: float = 0.25
 
     def __post_init__(self) -> None:
-        check_at_least_0("AverageNBCE beta", self.beta)
+        check_not_negative("AverageNBCE beta", self.beta)
 
     def __call__(self, logits: Tensor, before: int | None) -> tuple[Tensor, int]:
         """Merge the logits of all contexts; see `ContextMerger`. The second result is 0."""
         log_p = logits.log_softmax(dim=-1)
         return discounted(log_p[1:].mean(dim=0), log_p[0], self.beta), 0
-
-
-def check_at_least_0(name: str, value: Any) -> None:
-    """Raise TypeError or ValueError unless ``value`` is a finite number and at least 0."""
-    check_finite_number(name, value)
-    if value < 0:
-        raise ValueError(f"{name} must be at least 0, got {value}")
 
 
 def discounted(log_p: Tensor, without: Tensor, beta: float) -> Tensor:

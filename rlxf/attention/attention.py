@@ -67,6 +67,11 @@ class LayerCache:
         write_slots(self.keys, 2, slot, k)
         write_slots(self.values, 2, slot, v)
 
+    def write_rows(self, rows: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write k (R, K, 1, D + F) and v (R, K, 1, D) to one slot in each of R rows, in place."""
+        self.keys[rows, :, slots] = k[:, :, 0]
+        self.values[rows, :, slots] = v[:, :, 0]
+
     def rows(self, rows: Tensor) -> Self:
         """Return a copy of the selected rows (N,) int64 of the batch."""
         return replace(self, keys=self.keys.index_select(0, rows), values=self.values.index_select(0, rows))

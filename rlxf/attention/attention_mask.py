@@ -113,8 +113,7 @@ class AttentionMask:
 
         Both tokens are in the same episode and the pattern allows the pair. If causal, the key is not later.
         """
-        same = self.query.episode[:, :, None] == self.key.episode[:, None, :]
-        same &= (self.key.episode != EMPTY)[:, None, :]
+        same = self.query.shares_episode(self.key)
         if self.causal:
             same &= self.distance >= 0
         i, j = self.query.filled_position[:, :, None], self.key.filled_position[:, None, :]
@@ -189,6 +188,11 @@ class AttentionMask:
         """Return whether distances of tokens are distances of slots; see `is_aligned`."""
         return not is_tracing() and is_aligned(self.query, self.key)
 
+    @property
+    def hides_future(self) -> bool:
+        """Return whether all keys after a query are masked."""
+        return self.causal
+
     @cached_property
     def relative(self) -> RelativeDistances:
         """Distances of the pairs, and lookups in tables of distances."""
@@ -202,13 +206,8 @@ class AttentionMask:
     def _visible_distances(self, queries: int, keys: int, pairs: Tensor | None) -> RelativeDistances:
         """Return `RelativeDistances` over all distances that visible pairs may have."""
         visible = None if pairs is None or is_tracing() else pairs[self.allowed]
-        covered = covered_distances(self.query, self.key, visible, self.pattern.max_distance, self.causal)
-        return self._relative_distances(covered, queries, keys, pairs)
-
-    def _relative_distances(
-        self, covered: range, queries: int, keys: int, pairs: Tensor | None
-    ) -> RelativeDistances:
-        """Return `RelativeDistances` over the distances ``covered``, descending, with their shared table."""
+        farthest = self.pattern.max_distance
+        covered = covered_distances(self.query, self.key, visible, farthest, self.hides_future)
         distances = torch.arange(covered[0], covered[-1] - 1, -1, device=self.key.position.device)
         return RelativeDistances(distances, self.shared_table(distances), covered[0], queries, keys, pairs)
 

@@ -108,7 +108,8 @@ class NoFusedStep:
 
 def build_fused_step(transformer: TransformerLayers) -> FusedStep | NoFusedStep:
     """Return the fused step of a transformer."""
-    (pattern, *others), layers = set(transformer._patterns), [fused_step(x) for x in transformer._layers]
+    pattern, *others = set(transformer.pass_patterns)
+    layers = [fused_step(layer) for layer in transformer.pass_layers]
     if others or not pattern.sees_nearest or None in layers or not _is_plain(transformer):
         return NoFusedStep()
     return FusedStep(layers, bound(transformer.norm), pattern.max_distance, list(transformer.modules()))

@@ -68,9 +68,7 @@ from rlxf.attention.recurrent.shm import SHM
 from rlxf.attention.residuals.base import Add
 from rlxf.attention.residuals.gates import AddReLU, GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
 from rlxf.attention.residuals.reversible import Reversible
-from rlxf.attention.technique import (
-    Technique,
-)
+from rlxf.attention.technique import Technique
 
 TECHNIQUES: dict[str, dict[str, type[Any]]] = {
     axis: {technique.__name__: technique for technique in techniques}

@@ -231,7 +231,7 @@ class SegmentedTransformer(Transformer):
             past = passes.masks[0].key.shape[1] - passes.index.shape[1]
             seen = torch.arange(past, device=x.device).expand(len(x), -1)
             columns = torch.cat([seen, torch.where(slots == MISSING, shape[3] - 1, memory + slots)], dim=1)
-            for number, layer in enumerate(self._layers):
+            for number, layer in enumerate(self.pass_layers):
                 part = self._part_weights(number, layer, passes, past, self._token_slice(slots))
                 rows = torch.where(slots == MISSING, shape[2] - 1, slots)[:, None, :, None]
                 place = rows * shape[3] + columns[:, None, None]
@@ -289,7 +289,7 @@ class SegmentedTransformer(Transformer):
         keys = self._read_inputs(memories.read(self.memory_tokens.start))
         layers: Any = [
             layer.cache(torch.cat([m, h], dim=1), index, tables)
-            for layer, m, h in zip(self._layers, keys, ring.hidden, strict=True)
+            for layer, m, h in zip(self.pass_layers, keys, ring.hidden, strict=True)
         ]
         inputs, filled = self._by_offset(past)
         slot = state.index.shape[1] % ring.index.shape[1]
@@ -374,7 +374,7 @@ class SegmentedTransformer(Transformer):
         count = self.memory.tokens
         inputs = self._read_inputs(cache.memories.read(self.memory_tokens.start)[rows])
         index = cache.index.rows(rows).at(slice(count))
-        for layer, ring, h in zip(self._layers, cache.layers, inputs, strict=True):
+        for layer, ring, h in zip(self.pass_layers, cache.layers, inputs, strict=True):
             assert isinstance(ring, LayerCache)
             k, v = layer.prepare_keys(h, index)  # type: ignore[operator]
             ring.keys[rows, :, :count], ring.values[rows, :, :count] = k, v

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache
 from rlxf.attention.recurrent.base import EpisodeRuns, RecurrentState
-from rlxf.attention.relative import RelativeDistances, covered_distances
 from rlxf.attention.token_index import EMPTY, MISSING, TokenIndex
 
 
@@ -138,15 +137,10 @@ class TokenGroupMask(AttentionMask):
         group = ((i < self.first) & (j < self.first)) | ((i >= self.last) & (j >= self.last))
         return super().allowed_by_head | (group & filled)[:, None]
 
-    @cached_property
-    def relative(self) -> RelativeDistances:
-        pairs = None if self.aligned else self.distance
-        sizes = (self.query.shape[1], self.key.shape[1])
-        if self.tables is not None:
-            return super().relative
-        visible = None if pairs is None else pairs[self.allowed]
-        covered = covered_distances(self.query, self.key, visible, self.pattern.max_distance, False)
-        return self._relative_distances(covered, *sizes, pairs)
+    @property
+    def hides_future(self) -> bool:
+        """False: read tokens see later ones, and so do write tokens."""
+        return False
 
     @property
     def sparse_plan(self) -> None:

@@ -27,16 +27,15 @@ from rlxf.attention.registry import (
 )
 from rlxf.attention.residuals.base import Add, Residual
 from rlxf.attention.segmented import SegmentedTransformer
-from rlxf.attention.technique import (
+from rlxf.attention.technique import SpecView, check_layer_numbers
+from rlxf.attention.transformer import Transformer
+from rlxf.utils.checks import (
     PythonNumbers,
-    SpecView,
+    check_between,
     check_bool,
     check_choice,
-    check_finite_number,
     check_int,
-    check_layer_numbers,
 )
-from rlxf.attention.transformer import Transformer
 
 MAX_LAYERS = 1000
 """Depth of the deepest trained transformer: Wang et al. 2022, arXiv:2203.00555."""
@@ -183,9 +182,7 @@ class TransformerSpec(PythonNumbers, SpecView):
         if self.width % self.heads:
             raise ValueError(f"heads must divide width, got {self.heads} heads and width {self.width}")
         self._check_key_heads()
-        check_finite_number("dropout", self.dropout)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_between("dropout", self.dropout, 0, 1, inclusive="left")
 
     def _check_key_heads(self) -> None:
         if self.kv_heads is None:

@@ -147,6 +147,12 @@ class TokenIndex:
         first = (~is_new).sort(dim=1, stable=True).indices[:, :count]
         return torch.where(is_new, ordered, EMPTY).gather(1, first)
 
+    def shares_episode(self, key: "TokenIndex") -> Tensor:
+        """Return whether tokens (B, Tq) and keys (B, Tk) share an episode, (B, Tq, Tk); empty keys do not."""
+        same = self.episode[:, :, None] == key.episode[:, None, :]
+        same &= (key.episode != EMPTY)[:, None, :]
+        return same
+
     def find(self, tokens: "TokenIndex") -> Tensor:
         """Return the slot (B, N) of each of the tokens (B, N) in its row of this index; -1 if missing."""
         keys, targets = (((one.episode << 32) + one.position).contiguous() for one in (self, tokens))

@@ -181,7 +181,7 @@ class Transformer(TransformerLayers):
         passes = SegmentStack(
             embedding=self.embedding,
             residual=self.spec.residual,
-            blocks=self._layers,
+            blocks=self.pass_layers,
             index=index,
             masks=view.adapt_masks(self.attention_masks(index, view.key)),
             context=projected,
@@ -313,7 +313,7 @@ class Transformer(TransformerLayers):
         passes = StepStack(
             embedding=self.embedding,
             residual=self.spec.residual,
-            blocks=self._layers,
+            blocks=self.pass_layers,
             index=index,
             masks=cache.adapt_masks(self.attention_masks(index, cache.index, cache.tables)),
             context=cache.context,
@@ -331,7 +331,7 @@ class Transformer(TransformerLayers):
         _, full_index, _ = self.embed(x, index)
         view = self.memory_view(state, full_index)
         masks = view.adapt_masks(self.attention_masks(full_index, view.key))
-        layers: Any = self._layers
+        layers: Any = self.pass_layers
         return [
             view.weights_by_token(n, layers[n].weights(hidden[n], view.tokens(n, hidden[n]), masks[n]))
             for n in self.attention_passes
@@ -381,10 +381,12 @@ class Transformer(TransformerLayers):
             raise ValueError(f"capacity must be at least the state's length {length}, got {capacity}")
         recurrent = self.recurrent_kernel_passes
         if recurrent and recurrent == self.attention_passes:
-            cache = recurrent_cache(state, self._layers)
+            cache = recurrent_cache(state, self.pass_layers)
         else:
             tables = self._step_tables(self.memory.step_distance(capacity, self.spec.pattern))
-            layers = [RecurrentKernelLayer(x) if n in recurrent else x for n, x in enumerate(self._layers)]
+            layers = [
+                RecurrentKernelLayer(x) if n in recurrent else x for n, x in enumerate(self.pass_layers)
+            ]
             cache = self.memory.cache(state, capacity, layers, tables)
         cache.context, cache.recurrent = self._project(context), state.recurrent
         return cache

@@ -18,7 +18,7 @@ from rlxf.attention.layers import Block, Layer, RecurrentBlock
 from rlxf.attention.memory.base import MemoryView, NoMemory, State
 from rlxf.attention.norm import NORM_TYPES
 from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.positions.base import PairwisePosition, PositionEmbedding
+from rlxf.attention.positions.base import PositionEmbedding
 from rlxf.attention.recurrent.base import RecurrentMixer, RecurrentState
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.technique import PendingTerms, SpecView
@@ -26,7 +26,11 @@ from rlxf.attention.token_index import EMPTY, TokenIndex
 
 
 class TransformerLayers(nn.Module):
-    """Modules that a `TransformerSpec` describes, without the passes of `Transformer`."""
+    """Modules that a `TransformerSpec` describes, without the passes of `Transformer`.
+
+    Attributes:
+        pass_patterns: pattern of each pass.
+    """
 
     def __init__(self, spec: SpecView):
         super().__init__()
@@ -35,6 +39,7 @@ class TransformerLayers(nn.Module):
         self.embedding = spec.position.build_shared(spec) if spec.position else PositionEmbedding()
         self.global_token_embedding = spec.pattern.build_global_tokens(spec.width, spec.causal)
         self.order = [spec.depth.layer_of_pass(number) for number in range(spec.layers)]
+        self.pass_patterns: list[Pattern] = [spec.pattern.for_layer(number) for number in range(spec.layers)]
         layers = (_of_layer(spec, *each) for each in enumerate(spec.kernel.for_layers(spec.distinct_layers)))
         kinds = (RecurrentBlock if spec.is_recurrent(n) else Block for n in range(spec.distinct_layers))
         blocks = (kind(layer) for kind, layer in zip(kinds, layers, strict=True))
@@ -60,8 +65,8 @@ class TransformerLayers(nn.Module):
         return next(chain(self.parameters(), _replica_tensors(self)))
 
     @property
-    def _layers(self) -> list[Layer]:
-        """Layer of each pass."""
+    def pass_layers(self) -> list[Layer]:
+        """Layer of each pass; modules of `blocks` may be replaced."""
         return [self.blocks[layer] for layer in self.order]
 
     @property
@@ -73,13 +78,8 @@ class TransformerLayers(nn.Module):
     def recurrent_kernel_passes(self) -> list[int]:
         """Numbers of the passes with attention whose kernel acts from a recurrent state, from 0."""
         kernels = self.spec.kernel.for_layers(self.spec.distinct_layers)
-        patterns = self._patterns
+        patterns = self.pass_patterns
         return [n for n in self.attention_passes if kernels[self.order[n]].is_recurrent(patterns[n])]
-
-    @property
-    def _patterns(self) -> list[Pattern]:
-        """Pattern of each pass."""
-        return [self.spec.pattern.for_layer(layer) for layer in range(self.spec.layers)]
 
     def penalty(self) -> Tensor | None:
         """Return the auxiliary loss of depth, kernels and memory for the last forward; None for none.
@@ -153,7 +153,7 @@ class TransformerLayers(nn.Module):
         carry = self.memory.initial_carry(self.spec.layers, batch, like, self.spec.width)
         if self.spec.recurrence is None and not carry:
             return None
-        passes = tuple(layer.initial_state(batch) for layer in self._layers)
+        passes = tuple(layer.initial_state(batch) for layer in self.pass_layers)
         owners = (self.spec.recurrence, self.spec.memory if carry else None)
         techniques = tuple(type(owner).__name__ for owner in owners if owner is not None)
         return RecurrentState(passes, torch.full((batch,), EMPTY, device=like.device), carry, techniques)
@@ -171,7 +171,7 @@ class TransformerLayers(nn.Module):
 
     def memory_view(self, state: State | None, index: TokenIndex) -> MemoryView:
         """Create the view of the memory for a segment with the given index (B, T)."""
-        return self.memory.view(state, index, self._layers)
+        return self.memory.view(state, index, self.pass_layers)
 
     def carry(self, passes: LayerStack) -> RecurrentState | None:
         """Return the states of recurrent layers and memory after the passes of T tokens; None without."""
@@ -192,9 +192,9 @@ class TransformerLayers(nn.Module):
         self, query: TokenIndex, key: TokenIndex, tables: DistanceTables | None = None
     ) -> list[AttentionMask]:
         """Return the attention mask of each pass; passes with the same pattern share one object."""
-        patterns = self._patterns
+        patterns = self.pass_patterns
         if tables is None:  # skip distances at which the kernel of a layer gives no weight
-            limits = [block.max_distance for block in self._layers]
+            limits = [block.max_distance for block in self.pass_layers]
             patterns = [one.limit_distance(most) for one, most in zip(patterns, limits, strict=True)]
         masks = {pattern: self._mask(query, key, pattern, tables) for pattern in set(patterns)}
         return [masks[pattern] for pattern in patterns]
@@ -203,8 +203,7 @@ class TransformerLayers(nn.Module):
         self, query: TokenIndex, key: TokenIndex, pattern: Pattern, tables: DistanceTables | None
     ) -> AttentionMask:
         spec = self.spec
-        # Only pairwise positions use distances.
-        position = self.embedding if isinstance(spec.position, PairwisePosition) else None
+        position = self.embedding if spec.position is not None and spec.position.uses_distances else None
         heads = {"heads": spec.score_heads, "maps": spec.score_heads // spec.heads}
         return AttentionMask(query, key, pattern, spec.causal, self._like.dtype, position, tables, **heads)
 
@@ -221,7 +220,7 @@ class TransformerLayers(nn.Module):
             )
         if context is None:
             return None
-        crosses = [block.cross for block in self._layers if block.cross is not None]
+        crosses = [block.cross for block in self.pass_layers if block.cross is not None]
         layers = [cross.attention.project(context.x) for cross in crosses]
         return ProjectedContext(layers, context.index)
 

@@ -15,8 +15,7 @@ from rlxf.cli.output import print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
 from rlxf.data import Trajectories
 from rlxf.evaluation import Report, TargetSweep, compare, evaluate
-from rlxf.training.serialization import dump_json
-from rlxf.utils.files import atomic_write
+from rlxf.training.serialization import write_json_file
 
 BASELINES = {"BC": 1.0, "BC, best 10%": 0.1}
 """Name of a baseline -> share of the episodes that it imitates."""
@@ -87,5 +86,4 @@ def report_baselines(
         else:
             rows[name] = report
     print_out(compare(rows, "Data, behavior cloning and this agent"))
-    content = dump_json({name: report.scalars() for name, report in rows.items()}, indent=2)
-    atomic_write(folder / FILE, lambda file: file.write(content))
+    write_json_file(folder / FILE, {name: report.scalars() for name, report in rows.items()})

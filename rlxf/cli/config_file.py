@@ -6,7 +6,7 @@ given twice, the last one counts, so the options of the user have precedence.
 
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Any
@@ -23,20 +23,15 @@ from rlxf.cli.config_values import (
 )
 from rlxf.cli.env_options import check_curriculum_trust
 from rlxf.cli.options import given_lists, given_options, with_dashes
-from rlxf.cli.runs import (
-    NOT_SAVED,
-    PRETRAINING,
-    TRAINING_COMMANDS,
-    check_config_types,
-    check_weights_trust,
-    options_from_config,
-)
+from rlxf.cli.run_options import NOT_SAVED, check_config_types, options_from_config
+from rlxf.cli.runs import PRETRAINING, TRAINING_COMMANDS, check_weights_trust
 from rlxf.cli.spec_options import bound_to_memory, given_techniques
 from rlxf.cli.training_command import TrainingCommand
 from rlxf.training import RunFolder
-from rlxf.training.file_contents import CONFIG, PROGRAM
+from rlxf.training.file_contents import PROGRAM
 from rlxf.training.serialization import dump_json, load_json
 from rlxf.utils.names import did_you_mean
+from rlxf.utils.run_files import CONFIG
 from rlxf.utils.toml import MAX_PARTS, line_of, loads, read_text
 
 JSON_OPTIONS = ("env_kwargs", "curriculum", "arguments", *CHOICES)
@@ -160,10 +155,17 @@ def _toml_settings(text: str, command: type[TrainingCommand], args: Sequence[str
         flat = flatten(loads(text))
     except TOMLDecodeError as error:
         raise ValueError(f"it is not valid TOML: {error}") from error
-    named = given_options(args, "settings").get("settings", flat.get("settings"))
-    core = default_core(command, ["--settings", str(named)])
+    core = _core_of_settings(flat, command, args)
     check_settings(flat, command, core)
     return _without_overridden(flat, command, core, args)
+
+
+def _core_of_settings(
+    flat: Settings, command: type[TrainingCommand], args: Sequence[str]
+) -> TransformerSpec | None:
+    """Return the default core with the tuned settings in effect; None for a command without a core."""
+    named = given_options(args, "settings").get("settings", flat.get("settings"))
+    return default_core(command, ["--settings", str(named)])
 
 
 def _read_json(text: str) -> Any:
@@ -199,8 +201,26 @@ def run_settings(
     The run is checked as by ``rlxf resume``: it may be untrusted. Its tracker is left out, and so
     are `SETTINGS_OF_DATA` if the user gives other datasets.
     """
-    check_config_types(command, run.config, file)
     known = set(known_options(command)) - set(NOT_SAVED)
+    options = _options_of_run(run, file, command, known)
+    flat = {name: value for name, value in run.config.items() if name in known - {"track"}}
+    core = _core_of_settings(flat, command, args)
+    if core is not None:
+        _check_core(options.core, command)
+        flat |= flatten({"core": _core_settings(options.core, core)})
+    if given_lists(args, "dataset").get("dataset", flat.get("dataset")) != flat.get("dataset"):
+        flat = {name: value for name, value in flat.items() if name not in SETTINGS_OF_DATA}
+    flat = _without_overridden(flat, command, core, args)
+    if _flag(args, "trust") is not True:
+        _check_trust(run, flat, command, args)
+    return flat
+
+
+def _options_of_run(
+    run: RunFolder, file: Path, command: type[TrainingCommand], known: Collection[str]
+) -> TrainingCommand:
+    """Return the options of a run after their checks; ``known`` are the names of the saved options."""
+    check_config_types(command, run.config, file)
     if unknown := sorted(name for name in run.config if name not in {*known, "agent", "core"}):
         raise SettingsError(
             unknown[0], f"is unknown to this version of rlxf{did_you_mean(unknown[0], known)}"
@@ -212,28 +232,28 @@ def run_settings(
             f"{error} is missing; the file was changed, or written by another version"
         ) from error
     options.check_memory(run)
-    flat = {name: value for name, value in run.config.items() if name in known - {"track"}}
-    named = given_options(args, "settings").get("settings", flat.get("settings"))
-    core = default_core(command, ["--settings", str(named)])
-    if core is not None:
-        if options.core.cross_attention or not (options.core.causal or command.agent_name == PRETRAINING):
-            raise ValueError("core must be causal, without cross_attention: the agent cannot act otherwise")
-        flat |= flatten({"core": _core_settings(options.core, core)})
-    if given_lists(args, "dataset").get("dataset", flat.get("dataset")) != flat.get("dataset"):
-        flat = {name: value for name, value in flat.items() if name not in SETTINGS_OF_DATA}
-    flat = _without_overridden(flat, command, core, args)
-    if _flag(args, "trust") is not True:
-        kwargs, given = flat.get("env_kwargs", {}), given_options(args, "env").get("env")
-        check_curriculum_trust({"env": given} | flat)
-        # An environment without arguments of the file, and a number of workers, need no trust if the user
-        # gives them.
-        own: dict[str, Any] = {"curriculum": {}}
-        own |= {"workers": 0} if given_options(args, "workers") else {}
-        described = {"env": flat.get("env", given if kwargs else None), "env_kwargs": kwargs}
-        command.check_trust(RunFolder(run.path, flat | described | own))
-        if not given_options(args, "pretrained"):
-            check_weights_trust(run)
-    return flat
+    return options
+
+
+def _check_core(core: TransformerSpec, command: type[TrainingCommand]) -> None:
+    """Raise ValueError unless a core is possible in the agents of a command."""
+    if core.cross_attention or not (core.causal or command.agent_name == PRETRAINING):
+        raise ValueError("core must be causal, without cross_attention: the agent cannot act otherwise")
+
+
+def _check_trust(run: RunFolder, flat: Settings, command: type[TrainingCommand], args: Sequence[str]) -> None:
+    """Raise ValueError if settings of a run need trust.
+
+    An environment without arguments of the file, and a number of workers, need none if the user gives them.
+    """
+    kwargs, given = flat.get("env_kwargs", {}), given_options(args, "env").get("env")
+    check_curriculum_trust({"env": given, **flat})
+    own: dict[str, Any] = {"curriculum": {}}
+    own |= {"workers": 0} if given_options(args, "workers") else {}
+    described = {"env": flat.get("env", given if kwargs else None), "env_kwargs": kwargs}
+    command.check_trust(RunFolder(run.path, {**flat, **described, **own}))
+    if not given_options(args, "pretrained"):
+        check_weights_trust(run)
 
 
 def _core_settings(core: TransformerSpec, default: TransformerSpec) -> dict[str, Any]:

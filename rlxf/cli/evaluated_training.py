@@ -12,7 +12,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.cli.options import check_counts, check_not_negative, check_stop_return
+from rlxf.cli.options import check_counts, check_options_not_negative, check_stop_return
 from rlxf.cli.output import print_out
 from rlxf.cli.reports import (
     CHECKPOINTS,
@@ -34,6 +34,8 @@ from rlxf.utils.rng import preserve_rng_state
 
 DEFAULT_EVALUATIONS = 10
 """Default largest number of evaluations in a training."""
+MAX_ENVIRONMENTS = 32
+"""Maximum number of parallel environments of an evaluation."""
 
 
 def default_interval(total: int, least: int = 1) -> int:
@@ -82,7 +84,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
     def check(self) -> None:
         """Raise ValueError or TypeError if an option is invalid."""
         check_counts(self, "evaluation_episodes")
-        check_not_negative(self, "evaluate_every")
+        check_options_not_negative(self, "evaluate_every")
         if self.stop_return is not None:
             process_group().check_single_process("--stop-return")
         check_stop_return(self.stop_return, self.evaluate_every, self.episodes)

@@ -43,7 +43,7 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
             of the command line.
     """
     from rlxf.cli.entry_point import parse
-    from rlxf.cli.runs import options_to_config
+    from rlxf.cli.run_options import options_to_config
 
     printed = io.StringIO()
     try:
@@ -146,8 +146,8 @@ def check_same(job: "Job", options: Mapping[str, Any], file: Path) -> None:
         file: file that describes the runs.
     """
     from rlxf.experiments.jobs import Outcome
-    from rlxf.training.file_contents import CONFIG
     from rlxf.training.run_folder import RunFolder
+    from rlxf.utils.run_files import CONFIG
 
     folder = Path(job.folder)
     if not folder.exists():  # also after a failure before the first update

@@ -13,8 +13,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.cli.env_options import EnvOptions
-from rlxf.cli.evaluated_training import EvaluatedTrainingCommand, default_interval
-from rlxf.cli.options import check_counts, check_not_negative, json_object
+from rlxf.cli.evaluated_training import MAX_ENVIRONMENTS, EvaluatedTrainingCommand, default_interval
+from rlxf.cli.options import check_counts, check_options_not_negative, json_object
 from rlxf.cli.output import print_out
 from rlxf.cli.runs import AGENTS, acts_in_env_of_data, check_env_named, make_offline_env
 from rlxf.cli.training_command import TrainingCommand
@@ -27,9 +27,6 @@ from rlxf.evaluation.episodes import validate_targets
 from rlxf.evaluation.video import MAX_STEPS, RENDER_MODE
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group
-
-ENVIRONMENTS = 32
-"""Maximum number of parallel environments of an evaluation."""
 
 
 class OfflineTraining(TrainingCommand):
@@ -66,8 +63,9 @@ class OfflineTraining(TrainingCommand):
                 yield [*others, BestValidationCallback(self.validation_interval, run.best_validation)]
 
     def finish(self, agent: Any, run: RunFolder) -> None:
-        """Print the lowest validation loss during training, if it was measured."""
+        """Print the lowest validation loss during training, if it was measured; then the other stages."""
         self.print_lowest_validation_loss(run)
+        super().finish(agent, run)
 
     def print_lowest_validation_loss(self, run: RunFolder) -> None:
         """Print the lowest validation loss and the path of its checkpoint, if there is one."""
@@ -102,7 +100,7 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
 
     def check(self) -> None:
         """Raise ValueError or TypeError if an option is invalid."""
-        check_not_negative(self, "episodes")
+        check_options_not_negative(self, "episodes")
         json_object(self.env_kwargs)
         if self.evaluate_every and self.episodes == 0:
             raise ValueError(
@@ -155,7 +153,7 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
 
     def make_env(self, agent: Any, episodes: int) -> VecEnv:
         """Make environments for an evaluation."""
-        return make_offline_env(agent, self.env, self.env_kwargs, min(ENVIRONMENTS, episodes))
+        return make_offline_env(agent, self.env, self.env_kwargs, min(MAX_ENVIRONMENTS, episodes))
 
     @property
     def validation_interval(self) -> int:
@@ -222,12 +220,12 @@ class EvaluatedOfflineTraining(OfflineTraining, EvaluatedTrainingCommand):
 
         With ``--episodes 0``, nothing is evaluated; the command that evaluates the run is printed.
         """
-        self.print_lowest_validation_loss(run)
         if self.episodes:
-            EvaluatedTrainingCommand.finish(self, agent, run)
-        else:
-            words = f"rlxf evaluate {quote(str(run.path))}" + ("" if run.config["env"] else " --env ID")
-            print_out(f"not evaluated because of --episodes 0; run: {words}")
+            super().finish(agent, run)
+            return
+        self.print_lowest_validation_loss(run)
+        words = f"rlxf evaluate {quote(str(run.path))}" + ("" if run.config["env"] else " --env ID")
+        print_out(f"not evaluated because of --episodes 0; run: {words}")
 
     def _targets(self, agent: Any) -> list[float]:
         return [agent.return_range[1]] if self.target_returns is None else list(self.target_returns)

@@ -303,7 +303,7 @@ def check_counts(options: Any, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {count}")
 
 
-def check_not_negative(options: Any, *names: str) -> None:
+def check_options_not_negative(options: Any, *names: str) -> None:
     """Raise ValueError unless each of these options is None, or is finite and at least 0."""
     for name in names:
         value = getattr(options, name)

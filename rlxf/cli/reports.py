@@ -19,11 +19,10 @@ from rlxf.evaluation import Report, TargetSweep, evaluate
 from rlxf.evaluation.agents import is_return_conditioned_agent
 from rlxf.evaluation.episodes import validate_targets
 from rlxf.training import RunFolder
-from rlxf.training.file_contents import CHECKPOINT
-from rlxf.training.run_folder import EVALUATION, SHARED
 from rlxf.training.serialization import load_json_object
 from rlxf.training.trackers import tracker_outputs
-from rlxf.utils.files import atomic_write, make_folder
+from rlxf.utils.files import make_folder, write_file
+from rlxf.utils.run_files import CHECKPOINT, EVALUATION, SHARED
 
 DATASTORE_SUFFIX = ", datastore"
 """Suffix of the name of a checkpoint with a datastore of trajectories."""
@@ -238,7 +237,7 @@ def _progress(agent: Any) -> str:
 def save_reports(run: RunFolder, reports: Mapping[str, Report | TargetSweep]) -> None:
     """Write checkpoint name -> content of its report, as JSON, to `EVALUATION` in the folder of a run."""
     members = ", ".join(f"{json.dumps(name)}: {report.to_json()}" for name, report in reports.items())
-    atomic_write(run.path / EVALUATION, lambda handle: handle.write(f"{{{members}}}\n".encode()))
+    write_file(run.path / EVALUATION, f"{{{members}}}\n".encode())
 
 
 def track_reports(logger: Logger, reports: Mapping[str, Report | TargetSweep], step: int) -> None:

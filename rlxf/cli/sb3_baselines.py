@@ -19,7 +19,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
 from rlxf.cli.env_options import EnvOptions
-from rlxf.cli.evaluated_training import default_interval
+from rlxf.cli.evaluated_training import MAX_ENVIRONMENTS, default_interval
 from rlxf.cli.normalization import normalize_env
 from rlxf.cli.output import exit_with, print_out
 from rlxf.cli.progress import ONLINE_METRICS, progress
@@ -31,16 +31,14 @@ from rlxf.evaluation.seeding import action_seed
 from rlxf.training import RunFolder
 from rlxf.training.compat import BUILD_ERRORS
 from rlxf.training.json_rules import Rule, rule_of, whole
-from rlxf.training.run_folder import EVALUATION
 from rlxf.training.trackers import attach_tracker
 from rlxf.utils.names import choose_one_of
+from rlxf.utils.run_files import EVALUATION
 
 RESERVED = ("policy", "env", "seed", "device", "tensorboard_log", "verbose", "_init_setup_model")
 """Arguments of an algorithm that have an option of their own, or that this command sets."""
 SET_HERE = ", which the command sets: remove it"
 """Advice for an argument in `RESERVED`."""
-ENVIRONMENTS = 32
-"""Maximum number of parallel environments of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class StackedTask:
 
     def make_for_evaluation(self, episodes: int) -> VecEnv:
         """Make environments for an evaluation with this number of episodes."""
-        return self.make(min(ENVIRONMENTS, episodes), None)
+        return self.make(min(MAX_ENVIRONMENTS, episodes), None)
 
     def _stacked(self, env: VecEnv) -> VecEnv:
         if self.frame_stack == 1:

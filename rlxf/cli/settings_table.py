@@ -9,9 +9,9 @@ from rich.table import Table
 
 from rlxf.attention import TransformerSpec
 from rlxf.cli.output import print_out
-from rlxf.cli.runs import to_json
+from rlxf.cli.run_options import to_json
 from rlxf.training import RunFolder
-from rlxf.training.file_contents import CONFIG
+from rlxf.utils.run_files import CONFIG
 
 ALWAYS = ("seed", "total_timesteps", "updates", "steps")
 """Options that are shown with any value, even their default."""

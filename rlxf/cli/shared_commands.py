@@ -13,10 +13,12 @@ from rlxf.cli.commands import COMMANDS
 from rlxf.cli.config_file import run_settings, to_arguments
 from rlxf.cli.entry_point import parse
 from rlxf.cli.env_options import trust_option
-from rlxf.cli.runs import TRAINING_COMMANDS, check_config_types, options_to_config
+from rlxf.cli.run_options import check_config_types, options_to_config
+from rlxf.cli.runs import TRAINING_COMMANDS
 from rlxf.training import RunFolder
-from rlxf.training.file_contents import CONFIG, PROGRAM
+from rlxf.training.file_contents import PROGRAM
 from rlxf.training.serialization import dump_json, load_json
+from rlxf.utils.run_files import CONFIG
 
 REQUIRED_OPTIONS = ("env", "dataset")
 """Options without a default, of commands that train."""

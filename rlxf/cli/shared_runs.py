@@ -16,11 +16,11 @@ from rlxf.evaluation.agents import is_return_conditioned_agent
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.video import MAX_STEPS, FrameRecorder
 from rlxf.sharing.card import ModelCard, Score, read_scores
-from rlxf.sharing.download import CARD, CHECKPOINT, CONFIG, FILES, VIDEO
+from rlxf.sharing.download import CARD, FILES, VIDEO
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.run_folder import EVALUATION, NORMALIZER, SHARED
 from rlxf.training.serialization import load_json_object
 from rlxf.utils.gif import encode_gif
+from rlxf.utils.run_files import CHECKPOINT, CONFIG, EVALUATION, NORMALIZER, SHARED
 from rlxf.utils.warnings import warn_user
 
 

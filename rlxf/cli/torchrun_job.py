@@ -19,8 +19,7 @@ from rlxf.training import RunFolder
 from rlxf.training.archive import Archive
 from rlxf.training.checkpoints import SIGNALS
 from rlxf.training.distributed import init_process_group, process_group
-from rlxf.training.serialization import dump_json, load_json_file
-from rlxf.utils.files import atomic_write
+from rlxf.training.serialization import load_json_file, write_json_file
 
 RUN_ID_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Environment variable in which torchrun stores the job id."""
@@ -72,8 +71,8 @@ class TorchrunJob:
         Raises:
             OSError: if the file cannot be written.
         """
-        text = dump_json({"job_id": self.job_id, "agents": sorted(self.agents)}, indent=2)
-        atomic_write(run / MARKER_FILE, lambda handle: handle.write(text))
+        marker = {"job_id": self.job_id, "agents": sorted(self.agents)}
+        write_json_file(run / MARKER_FILE, marker)
 
 
 def _agent() -> str:

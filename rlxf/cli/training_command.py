@@ -14,16 +14,17 @@ from tyro.constructors import ConstructorRegistry
 from rlxf import __version__
 from rlxf.attention import TransformerSpec
 from rlxf.cli.env_options import check_env_trust
-from rlxf.cli.options import Command, check_new_folder, check_not_negative, default_run_path, given_command
+from rlxf.cli.options import (
+    Command,
+    check_new_folder,
+    check_options_not_negative,
+    default_run_path,
+    given_command,
+)
 from rlxf.cli.output import print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
-from rlxf.cli.runs import (
-    check_config_types,
-    check_core_memory,
-    load_initial_weights,
-    options_from_config,
-    options_to_config,
-)
+from rlxf.cli.run_options import check_config_types, check_core_memory, options_from_config, options_to_config
+from rlxf.cli.runs import load_initial_weights
 from rlxf.cli.settings_table import print_settings
 from rlxf.cli.spec_options import add_core_rule
 from rlxf.cli.torchrun_job import create_run, init_distributed, rank_zero_logger, restarted_run
@@ -37,10 +38,10 @@ from rlxf.cli.training_session import (
 from rlxf.training import RunFolder, read_archive
 from rlxf.training.checkpoints import STATEFUL_DOCUMENT, StopRequest
 from rlxf.training.distributed import process_group
-from rlxf.training.file_contents import CONFIG
 from rlxf.training.tensorboard import write_run_texts
 from rlxf.training.trackers import check_tracker, tracked
 from rlxf.utils.files import try_lock_folder
+from rlxf.utils.run_files import CONFIG
 
 
 class TrainingCommand(Command):
@@ -124,7 +125,7 @@ class TrainingCommand(Command):
 
     def check(self) -> None:
         """Raise ValueError or TypeError if an option is out of range, or a schedule or choice is invalid."""
-        check_not_negative(self, "checkpoint_seconds", "seed")
+        check_options_not_negative(self, "checkpoint_seconds", "seed")
         self.learner.arguments()
 
     def check_agent(self, agent: Any) -> None:  # optional

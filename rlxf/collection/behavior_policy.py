@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.data import ReferenceScores
 from rlxf.envs.specs import single_spec, spec_of
 from rlxf.evaluation import evaluate
-from rlxf.evaluation.agents import has_compiled_step
+from rlxf.evaluation.agents import check_has_predict, has_compiled_step
 from rlxf.evaluation.environment import reference_scores_of, with_training_normalization
 from rlxf.evaluation.episodes import validate_targets
 from rlxf.evaluation.seeding import action_seed
@@ -49,9 +49,8 @@ class BehaviorPolicy:
     target_return: float | None = None
 
     def __post_init__(self) -> None:
-        if self.agent is not None and not callable(getattr(self.agent, "predict", None)):
-            needed = "an agent must have predict(obs, state, episode_start, deterministic)"
-            raise TypeError(f"{needed}, got {self.agent!r}")
+        if self.agent is not None:
+            check_has_predict(self.agent)
         if not 0 <= self.random_share <= 1:
             raise ValueError(f"mix must be fractions of random actions from 0 to 1, got {self.random_share}")
 

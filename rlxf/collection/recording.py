@@ -36,6 +36,7 @@ from rlxf.evaluation.environment import (
 from rlxf.evaluation.episodes import check_target_is_given
 from rlxf.evaluation.rollout import play, quotas
 from rlxf.evaluation.seeding import seeded_sampling
+from rlxf.utils.checks import MAX_INT64, check_int
 from rlxf.utils.errors import FaultyEnvironmentError
 from rlxf.utils.tables import counting_bar
 
@@ -218,10 +219,7 @@ def _checks_envs(agent: Any) -> bool:
 
 def _check_numbers(episodes: int, n_envs: int, seed: int) -> None:
     for name, number, least in (("episodes", episodes, 1), ("n_envs", n_envs, 1), ("seed", seed, 0)):
-        if not isinstance(number, int | np.integer) or isinstance(number, bool):
-            raise TypeError(f"{name} must be an int, got {number!r}")
-        if number < least:
-            raise ValueError(f"{name} must be at least {least}, got {number}")
+        check_int(name, number, least, most=MAX_INT64)
 
 
 def _check_raw(env: VecEnv) -> None:

@@ -2,8 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import isfinite
-from numbers import Real
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -12,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlxf.data.findings import EQUAL_RETURNS, FEW_EPISODES, differ_beyond_rounding
+from rlxf.utils.checks import check_between, check_positive, is_number
 from rlxf.utils.warnings import warn_user
 
 
@@ -88,8 +87,7 @@ class ReturnWeighted(SamplingScheme):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "temperature", _as_float("ReturnWeighted temperature", self.temperature))
-        if not (isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"ReturnWeighted temperature must be finite and above 0, got {self.temperature}")
+        check_positive("ReturnWeighted temperature", self.temperature)
 
     def episode_weights(
         self, lengths: NDArray[np.int64], returns: NDArray[np.float32]
@@ -122,8 +120,7 @@ class HighReturns(SamplingScheme):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "range_share", _as_float("HighReturns range_share", self.range_share))
-        if not 0 < self.range_share <= 1:
-            raise ValueError(f"HighReturns range_share must be above 0 and at most 1, got {self.range_share}")
+        check_between("HighReturns range_share", self.range_share, 0, 1, inclusive="right")
 
     def episode_weights(
         self, lengths: NDArray[np.int64], returns: NDArray[np.float32]
@@ -144,7 +141,7 @@ class HighReturns(SamplingScheme):
 
 def _as_float(name: str, value: Any) -> float:
     """Return an option as a float, also if it is a NumPy scalar; raise TypeError if it is not a number."""
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if not is_number(value):
         raise TypeError(f"{name} must be a number, got {value!r}")
     return float(value)
 

@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from rlxf.utils.checks import check_between
+
 Episodes = NDArray[np.int64]
 
 
@@ -41,9 +43,5 @@ def check_fraction(name: str, share: float | None) -> None:
         TypeError: if it is not a number.
         ValueError: if it is out of range.
     """
-    if share is None:
-        return
-    if not isinstance(share, int | float) or isinstance(share, bool):
-        raise TypeError(f"{name} must be a number between 0 and 1, or None, got {share!r}")
-    if not 0 < share < 1:
-        raise ValueError(f"{name} must be above 0 and below 1, or None, got {share}")
+    if share is not None:
+        check_between(name, share, 0, 1, inclusive="neither")

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlxf.data.sampling import UNIFORM_STEPS, EpisodeSampler, Sampling
 from rlxf.data.splits import split_episodes
 from rlxf.data.trajectories import Trajectories
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +69,13 @@ class Windows:
             loss.
 
     Raises:
+        TypeError: if length or burn_in is not an int.
         ValueError: if length is less than 1, or burn_in less than 0.
     """
 
     def __init__(self, trajectories: Trajectories, length: int, burn_in: int = 0):
         for name, value, least in (("length", length, 1), ("burn_in", burn_in, 0)):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+            check_int(name, value, least)
         self.trajectories = trajectories
         self.length = length
         self.burn_in = burn_in

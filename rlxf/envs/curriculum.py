@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from math import isfinite
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import gymnasium
@@ -14,6 +14,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.callbacks import BaseCallback
+
+from rlxf.utils.checks import is_number
 
 MAX_STAGES = 100
 """Largest number of easier stages."""
@@ -76,11 +78,11 @@ class Curriculum:
                     f"arguments of the environment, such as {{'corridor_length': 10}}, got "
                     f"{reprlib.repr(stage)}"
                 )
-        if not _is_number(self.advance_return):
+        if not _is_finite(self.advance_return):
             raise ValueError(
                 f"advance_return must be a finite number, got {reprlib.repr(self.advance_return)}"
             )
-        is_whole = isinstance(self.episodes, Integral) and _is_number(self.episodes)
+        is_whole = is_number(self.episodes, Integral)
         if not is_whole or not 1 <= self.episodes <= MAX_EPISODES:
             raise ValueError(
                 f"episodes must be a whole number from 1 to {MAX_EPISODES:,}, got "
@@ -194,7 +196,7 @@ class CurriculumEnv(gymnasium.Wrapper):
         """
         stage, returns = state["stage"], state["returns"]
         is_stage = type(stage) is int and 1 <= stage <= self.stages
-        if not (is_stage and isinstance(returns, list) and all(map(_is_number, returns))):
+        if not (is_stage and isinstance(returns, list) and all(map(_is_finite, returns))):
             raise ValueError(f"not a state of {self.stages} stages: {reprlib.repr(state)}")
         self.stage = stage
         self._make_env(stage)
@@ -209,7 +211,7 @@ class CurriculumEnv(gymnasium.Wrapper):
         """
         if self._evaluates or self._env_stage != self.stage:
             return
-        if self.stage == self.stages or not _is_number(self._return):
+        if self.stage == self.stages or not _is_finite(self._return):
             return
         self._returns.append(self._return)
         enough = len(self._returns) == self.curriculum.episodes
@@ -272,10 +274,9 @@ def check_same_spaces(number: int, env: gymnasium.Env, expected: tuple[spaces.Sp
         )
 
 
-def _is_number(value: Any) -> bool:
-    if not isinstance(value, Real) or isinstance(value, bool | np.bool_):
-        return False
+def _is_finite(value: Any) -> bool:
+    """Return whether a value is a finite number."""
     try:
-        return isfinite(float(value))
+        return is_number(value) and isfinite(value)
     except OverflowError:  # of an int
         return False

@@ -32,6 +32,7 @@ from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.worker_pool import Workers
 from rlxf.envs.worker_vec_env import WorkerVecEnv
 from rlxf.envs.wrappers import PreviousReward, PreviousTransition
+from rlxf.utils.checks import check_int
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 EnvLike = str | gymnasium.Env | VectorEnv | VecEnv
@@ -127,13 +128,12 @@ def make_vec_env(
         BrokenEnvironmentError: if an environment cannot be created in its process.
         ValueError: if the id is unknown (with similar ids), n_envs is less than 1, there are more processes
             than environments, or the stages of the curriculum have different spaces.
-        TypeError: if ``env_id`` is neither an id nor a class or function, if the environment does not accept
-            env_kwargs, or if a space is not supported (`check_playable`).
+        TypeError: if ``env_id`` is neither an id nor a class or function, if n_envs is not an int, if the
+            environment does not accept env_kwargs, or if a space is not supported (`check_playable`).
         DependencyNotInstalled: if the environment needs an extra of rlxf that is not installed; the message
             has the command that installs it.
     """
-    if n_envs < 1:
-        raise ValueError(f"n_envs must be at least 1, got {n_envs}")
+    check_int("n_envs", n_envs)
     kwargs = env_kwargs or {}
     if curriculum is not None:
         env_fns = [_env_fn(stage, arguments) for stage, arguments in curriculum.tasks(env_id, kwargs)]
@@ -166,17 +166,22 @@ def as_vectorized(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
     if isinstance(env, str):
         with closing(make_vec_env(env, n_envs)) as made:
             yield made
-    elif isinstance(env, VecEnv):
-        yield env
-    elif isinstance(env, VectorEnv):
-        yield as_vec_env(env)
-    elif isinstance(env, gymnasium.Env):
-        yield make_sync_vec_env([lambda: env])
     else:
-        raise TypeError(
-            f"env must be an id, a VecEnv, a VectorEnv or an Env, got {type(env).__name__}: {env!r}"
-            f"{maker_advice(env)}"
-        )
+        yield _to_vec_env(env)
+
+
+def _to_vec_env(env: Any) -> VecEnv:
+    """Return an environment as a ``VecEnv``; raise TypeError for other objects."""
+    if isinstance(env, VecEnv):
+        return env
+    if isinstance(env, VectorEnv):
+        return as_vec_env(env)
+    if isinstance(env, gymnasium.Env):
+        return make_sync_vec_env([lambda: env])
+    raise TypeError(
+        f"env must be an id, a VecEnv, a VectorEnv or an Env, got {type(env).__name__}: {env!r}"
+        f"{maker_advice(env)}"
+    )
 
 
 def maker_advice(env: Any) -> str:

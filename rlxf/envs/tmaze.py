@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import gymnasium
@@ -12,15 +12,12 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
+from rlxf.utils.checks import is_number
+
 PenaltyRule = Literal["schedule", "step"]
 MAX_CORRIDOR_LENGTH = 1_000_000
 """Largest corridor length. It bounds memory: the tables take about 60 bytes for each cell."""
 RIGHT, UP, LEFT, DOWN = range(4)
-
-
-def _is_number(value: Any, kind: type) -> bool:
-    """Return whether a value is a number of this kind and no bool, which would count as 0 or 1."""
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class TMazeRules:
     penalty_rule: PenaltyRule = "schedule"
 
     def __post_init__(self) -> None:
-        if not _is_number(self.corridor_length, Integral) or self.corridor_length < 1:
+        if not is_number(self.corridor_length, Integral) or self.corridor_length < 1:
             raise ValueError(f"corridor_length must be an integer >= 1, got {self.corridor_length!r}")
         if self.corridor_length > MAX_CORRIDOR_LENGTH:
             raise ValueError(
@@ -80,7 +77,7 @@ class TMazeRules:
         if not isinstance(self.active, bool | np.bool_):
             raise ValueError(f"active must be True or False, got {self.active!r}")
         penalty = 0.0 if self.penalty is None else self.penalty
-        if not _is_number(penalty, Real) or not -math.inf < penalty <= 0:
+        if not is_number(penalty) or not -math.inf < penalty <= 0:
             raise ValueError(f"penalty must be finite and at most 0, got {self.penalty!r}")
         if self.penalty_rule not in get_args(PenaltyRule):
             raise ValueError(

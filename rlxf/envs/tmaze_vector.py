@@ -13,6 +13,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from rlxf.envs.tmaze import PenaltyRule, TMaze, TMazeRules, check_render_mode, draw_goal, render_maze
+from rlxf.utils.checks import check_int
 
 Step = tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -37,6 +38,7 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         render_mode: None, "ansi" or "rgb_array"; `render` returns a tuple of N images.
 
     Raises:
+        TypeError: if N is not an int.
         ValueError: if an argument is invalid, the autoreset mode is neither SAME_STEP nor NEXT_STEP, the
             number of seeds is not N, or the actions are not N integers in 0..3.
         gymnasium.error.ResetNeeded: from `step`, before the first reset.
@@ -55,8 +57,7 @@ class TMazeVector(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         render_mode: str | None = None,
     ):
-        if num_envs < 1:
-            raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+        check_int("num_envs", num_envs)
         check_render_mode(render_mode)
         self.metadata = TMaze.metadata | {"autoreset_mode": _parse_autoreset_mode(autoreset_mode)}
         self.rules = TMazeRules(corridor_length, active, penalty, penalty_rule)

@@ -23,6 +23,7 @@ from rlxf.evaluation.environment import copy_statistics
 from rlxf.evaluation.episodes import evaluate
 from rlxf.evaluation.report import Report, TargetSweep
 from rlxf.evaluation.rollout import uncompiled_steps
+from rlxf.utils.checks import check_int
 from rlxf.utils.rng import preserve_rng_state
 
 TEXT_OUTPUTS = (HumanOutputFormat, JSONOutputFormat, CSVOutputFormat)
@@ -137,7 +138,7 @@ class PeriodicCallback(BaseCallback):
         self._has_ended = state.get("has_ended", False)
 
 
-DEFAULT_SEED = 500_000
+DEFAULT_CALLBACK_SEED = 500_000
 """Default seed. It differs from that of `evaluate`, so the best checkpoint is scored on other episodes."""
 
 
@@ -184,6 +185,7 @@ class EvaluationCallback(PeriodicCallback):
             first.
 
     Raises:
+        TypeError: if episodes is not an int.
         ValueError: if episodes or every_steps is less than 1, or stop_return is NaN.
     """
 
@@ -196,7 +198,7 @@ class EvaluationCallback(PeriodicCallback):
         target_returns: Sequence[float] | None = None,
         deterministic: bool = True,
         n_envs: int = 32,
-        seed: int | None = DEFAULT_SEED,
+        seed: int | None = DEFAULT_CALLBACK_SEED,
         best_path: str | Path | None = None,
         on_new_best: Callable[[], object] | None = None,
         budget: float | None = None,
@@ -204,8 +206,7 @@ class EvaluationCallback(PeriodicCallback):
         episode_length: float = 0.0,
     ):
         super().__init__(every_steps, budget)
-        if episodes < 1:
-            raise ValueError(f"episodes must be at least 1, got {episodes}")
+        check_int("episodes", episodes)
         if stop_return is not None and math.isnan(stop_return):
             raise ValueError("stop_return must be a number or None, got nan")
         self.env = env

@@ -174,9 +174,7 @@ def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
     """Context manager for ``env``; None means the agent's environment, else that of its data."""
     if env is not None:
         with as_vectorized(env, n_envs) as vec_env:
-            if hasattr(agent, "check_env"):
-                agent.check_env(vec_env)
-            yield with_training_normalization(agent, vec_env)
+            yield _adapted(agent, vec_env)
     elif (own := own_env(agent)) is not None:
         yield own
     elif hasattr(agent, "make_env"):
@@ -184,6 +182,13 @@ def _prepared(agent: Any, env: EnvLike | None, n_envs: int) -> Iterator[VecEnv]:
             yield made
     else:
         raise ValueError(f"{type(agent).__name__} has no environment: pass env, e.g. a Gymnasium id")
+
+
+def _adapted(agent: Any, env: VecEnv) -> VecEnv:
+    """Return an environment with the normalization of the training, after the checks of the agent."""
+    if hasattr(agent, "check_env"):
+        agent.check_env(env)
+    return with_training_normalization(agent, env)
 
 
 def _is_trained_in(agent: Any, env: VecEnv) -> bool:

@@ -32,6 +32,7 @@ from rlxf.evaluation.environment import (
 )
 from rlxf.evaluation.report import Report, TargetSweep, write_scalars
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, play, quotas
+from rlxf.utils.checks import check_int
 from rlxf.utils.tables import counting_bar
 from rlxf.utils.warnings import warn_user
 
@@ -116,8 +117,9 @@ def evaluate(
         ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite,
             ``target_returns`` is passed for an agent that is not conditioned on a return, or a reward or an
             observation is NaN or infinite (the message has the environment and the step).
-        TypeError: if the agent has no ``predict``, ``env`` is not an environment or an id, or an agent that
-            is conditioned on a return gets no target, neither by ``target_returns`` nor by `ReturnToGo`.
+        TypeError: if episodes or n_envs is not an int, the agent has no ``predict``, ``env`` is not an
+            environment or an id, or an agent that is conditioned on a return gets no target, neither by
+            ``target_returns`` nor by `ReturnToGo`.
 
     Warns:
         UserWarning: if a target is outside the range of returns in the agent's data; if ``env`` is a
@@ -218,8 +220,7 @@ def warn_of_one_episode(episodes: int) -> None:
 def _check(agent: object, episodes: int, n_envs: int) -> None:
     check_has_predict(agent)
     for name, value in (("episodes", episodes), ("n_envs", n_envs)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        check_int(name, value)
 
 
 def validate_targets(targets: Sequence[float], data_range: tuple[float, float] | None) -> list[float]:

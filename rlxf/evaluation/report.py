@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.logger import Figure as LoggedFigure
-from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
+from stable_baselines3.common.logger import Logger
 from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.data.reference_scores import ReferenceScores
 from rlxf.evaluation.intervals import MIN_PAIRS, bootstrap_interval, interquartile_mean, rank_correlation
 from rlxf.utils.tables import Table, Tabular
+from rlxf.utils.tensorboard import record_for_tensorboard, writes_tensorboard
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,8 +28,6 @@ STATISTICS = ("episodes", "mean", "std", "iqm", "ci", "mean_length", "success_ra
 """Statistics of a `Report` in its JSON text."""
 TARGET_NAMES = {"eval/mean_reward": "return_mean", "eval/iqm": "return_iqm"}
 """Tag of `Report.scalars` -> name in the tags of a `TargetSweep`, if it differs."""
-OTHERS = ("stdout", "log", "json", "csv")
-"""SB3's output formats that do not support figures and raise an error."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -235,9 +234,10 @@ class TargetSweep(Tabular):
             if isinstance(logger, SummaryWriter):
                 logger.add_figure("eval/targets", self.figure(), step, close=False)
                 logger.add_text("eval/target_table", self.markdown(), step)
-            elif any(isinstance(output, TensorBoardOutputFormat) for output in logger.output_formats):
-                logger.record("eval/targets", LoggedFigure(self.figure(), close=False), exclude=OTHERS)
-                logger.record("eval/target_table", self.markdown(), exclude=OTHERS)
+            elif writes_tensorboard(logger):
+                figure = LoggedFigure(self.figure(), close=False)
+                record_for_tensorboard(logger, "eval/targets", figure)
+                record_for_tensorboard(logger, "eval/target_table", self.markdown())
         values = self.scalars()
         details = [tag for tag in values if re.search(r"^eval/target_.*/(?!return_mean$)", tag)]
         write_scalars(values, logger, step, not_in_tensorboard=details)

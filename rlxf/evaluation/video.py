@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat, Video
+from stable_baselines3.common.logger import KVWriter, Logger, Video
 from stable_baselines3.common.type_aliases import PolicyPredictor
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
@@ -22,8 +22,9 @@ from rlxf.evaluation.callback import PeriodicCallback
 from rlxf.evaluation.environment import prepared_env
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.rollout import play
-from rlxf.utils.gif import encode_gif
+from rlxf.utils.gif import encode_gif, video_frames
 from rlxf.utils.rng import preserve_rng_state
+from rlxf.utils.tensorboard import writers, writes_tensorboard
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 DRIVER = "SDL_VIDEODRIVER"
@@ -57,8 +58,8 @@ class GifOutputFormat(KVWriter):
         assert self.writer.file_writer is not None
         for tag, value in key_values.items():
             if isinstance(value, Video):
-                frames = value.frames[0].permute(0, 2, 3, 1).cpu().numpy()
-                self.writer.file_writer.add_summary(gif_summary(tag, frames, value.fps), step)
+                summary = gif_summary(tag, video_frames(value), value.fps)
+                self.writer.file_writer.add_summary(summary, step)
         self.writer.flush()
 
     def close(self) -> None:
@@ -71,10 +72,9 @@ def attach_gifs(logger: Logger) -> bool:
     SB3's TensorBoard format, which must be excluded, needs moviepy for videos, which requires an old Pillow.
     """
     outputs = logger.output_formats
-    writers = [output.writer for output in outputs if isinstance(output, TensorBoardOutputFormat)]
     if not any(isinstance(output, GifOutputFormat) for output in outputs):
-        outputs.extend(map(GifOutputFormat, writers))
-    return bool(writers)
+        outputs.extend(map(GifOutputFormat, writers(logger)))
+    return writes_tensorboard(logger)
 
 
 def gif_summary(tag: str, pictures: NDArray[np.uint8], fps: float) -> Summary:

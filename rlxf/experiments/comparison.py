@@ -21,7 +21,7 @@ from rlxf.evaluation.aggregates import (
 from rlxf.evaluation.intervals import Interval
 from rlxf.experiments.curves import common_steps
 from rlxf.experiments.groups import Group
-from rlxf.utils.files import atomic_write
+from rlxf.utils.files import write_file
 from rlxf.utils.tables import Table
 
 STATISTICS = ("mean", "iqm", "median")
@@ -223,7 +223,7 @@ def write_comparison(path: Path, tasks: Sequence[Sequence[GroupScores]], metric:
         text = "\n".join(f"{comparison_table(each, metric, last).markdown()}\n" for each in tasks)
     else:
         text = _to_json(rows, metric) if suffix == ".json" else _to_csv(rows, metric)
-    atomic_write(path, lambda handle: handle.write(text.encode()))
+    write_file(path, text.encode())
 
 
 def _to_csv(rows: Sequence[GroupScores], metric: str) -> str:

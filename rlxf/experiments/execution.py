@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rlxf.experiments.jobs import RESUMED, ExperimentError, Job, Outcome, is_complete
-from rlxf.training.file_contents import CONFIG
-from rlxf.training.run_folder import COMPLETED
 from rlxf.utils.files import make_folder
+from rlxf.utils.run_files import COMPLETED, CONFIG
 
 FOLDER_LOCK = ".lock"
 """Name of the lock file in the folder of an experiment."""

@@ -21,7 +21,7 @@ from rlxf.evaluation.aggregates import mean_score, performance_profile
 from rlxf.experiments.comparison import by_task, describe_unfinished, final_scores
 from rlxf.experiments.curves import Curve, band, common_grid, interpolate
 from rlxf.experiments.groups import Group
-from rlxf.utils.files import atomic_write
+from rlxf.utils.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,7 +151,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     """
     content = BytesIO()
     figure.savefig(content, format=Path(path).suffix.lower().removeprefix("."))
-    atomic_write(path, lambda handle: handle.write(content.getbuffer()))
+    write_file(path, content.getbuffer())
 
 
 def plain(text: str) -> str:

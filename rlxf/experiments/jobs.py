@@ -5,11 +5,10 @@ from pathlib import Path
 from signal import Signals
 from typing import Self
 
-from rlxf.training.file_contents import CONFIG
 from rlxf.training.json_rules import NOTHING, TEXT, TEXTS, check_fields, number, whole
 from rlxf.training.run_folder import Completion
-from rlxf.training.serialization import dump_json, load_json, load_json_file
-from rlxf.utils.files import atomic_write
+from rlxf.training.serialization import load_json, load_json_file, write_json_file
+from rlxf.utils.run_files import CONFIG
 
 RESUMED = "train "
 """Start of the commands whose runs have checkpoints, so that they can be resumed."""
@@ -119,8 +118,7 @@ class Outcome:
 
     def write(self, job: Job) -> None:
         """Replace the file with the outcome of a run."""
-        content = dump_json(self.__dict__, indent=2)
-        atomic_write(job.sibling("json"), lambda file: file.write(content))
+        write_json_file(job.sibling("json"), self.__dict__)
 
 
 def _ended_by(signal: int) -> str:

@@ -30,11 +30,12 @@ from rlxf.experiments.columns import (
 )
 from rlxf.training.serialization import load_json
 from rlxf.utils.files import read_bounded
+from rlxf.utils.run_files import PROGRESS
 from rlxf.utils.warnings import warn_user
 
 STEP_COLUMNS = ("time/total_timesteps", "total_timesteps", "timesteps", "steps", "step")
 """Names of the column of steps, by priority."""
-PROGRESS, MONITOR, EVALUATIONS = "progress.csv", "monitor.csv", "evaluations.npz"
+MONITOR, EVALUATIONS = "monitor.csv", "evaluations.npz"
 EPISODE_WINDOW = 100
 """Number of episodes in the mean of ``rollout/ep_rew_mean`` of Stable-Baselines3."""
 

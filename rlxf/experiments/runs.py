@@ -10,9 +10,9 @@ from typing import Any
 from zlib import crc32
 
 from rlxf.experiments.log_files import open_logs
-from rlxf.training.file_contents import CONFIG
-from rlxf.training.run_folder import COMPLETED, Completion, RunFolder, check_no_links
+from rlxf.training.run_folder import Completion, RunFolder, check_no_links
 from rlxf.training.serialization import load_json_object
+from rlxf.utils.run_files import COMPLETED, CONFIG
 from rlxf.utils.tables import printable
 from rlxf.utils.warnings import warn_user
 
@@ -136,7 +136,7 @@ def _run_of_config(path: Path, config: Mapping[str, Any]) -> Run:
         task_of(config),
         settings_of(config),
         seed if type(seed := config.get("seed")) is int else None,
-        "updates" if "updates" in config else "environment steps",
+        unit_of(config),
         _has_ended(RunFolder(path, dict(config))),
         completion is not None and completion.ended_early,
     )
@@ -148,6 +148,11 @@ def _has_ended(run: RunFolder) -> bool:
         return True
     is_student = "teacher" in run.config  # a distillation has no checkpoints to resume, but a marker
     return run.final_checkpoint.is_file() and not is_student and not run.resume_checkpoints.files()
+
+
+def unit_of(config: Mapping[str, Any]) -> str:
+    """Return the unit of the steps of a training with these options: updates, if it is offline."""
+    return "updates" if "updates" in config or "dataset" in config else "environment steps"
 
 
 def task_of(config: Mapping[str, Any]) -> str:

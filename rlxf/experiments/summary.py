@@ -31,9 +31,11 @@ from rlxf.experiments.groups import Group
 from rlxf.experiments.jobs import ExperimentError
 from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Cell, Plan
 from rlxf.experiments.results import Results
+from rlxf.experiments.runs import unit_of
 from rlxf.experiments.task_table import agents_of, can_end_early, task_table
 from rlxf.training.serialization import load_json_file
-from rlxf.utils.files import atomic_write
+from rlxf.utils.files import write_file
+from rlxf.utils.run_files import PROGRESS
 from rlxf.utils.tables import Table, printable
 
 METRIC = "eval/mean_reward"
@@ -170,19 +172,15 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
     note = f"{NOTE} {STEPS_NOTE}" if early else NOTE
     text = "\n\n".join([*tables, note, *left_out, *_failures(results)])
     numbers = json.dumps(_as_json(summary), indent=1, allow_nan=False)  # of any size, unlike `dump_json`
-    yield _written(folder / TABLE, f"{text}\n".encode())
-    yield _written(folder / NUMBERS, f"{numbers}\n".encode())
+    for name, content in ((TABLE, text), (NUMBERS, numbers)):
+        write_file(folder / name, f"{content}\n".encode())
+        yield folder / name
     for name in FIGURES:
         if name in figures:
             save_figure(figures[name], folder / name)
             yield folder / name
         else:
             (folder / name).unlink(missing_ok=True)
-
-
-def _written(path: Path, content: bytes) -> Path:
-    atomic_write(path, lambda file: file.write(content))
-    return path
 
 
 def _drawn(plan: Plan) -> list[str]:
@@ -283,14 +281,14 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
 def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
     """Return the learning curves of the complete runs of an agent on a task; of all if none is complete."""
     runs = results.of(task, agent)
-    logged = [run for run in runs if (folder / run.cell.name / "progress.csv").is_file()]
+    logged = [run for run in runs if (folder / run.cell.name / PROGRESS).is_file()]
     try:
         curves = [find_curve(folder / run.cell.name, METRIC) for run in logged]
     except ValueError as error:
         raise ExperimentError(f"{error}; remove the folder of the run to repeat it") from None
     drawn = [(run, curve) for run, curve in zip(logged, curves, strict=True) if curve is not None]
     unfinished = sum(run.returns is None for run in runs)
-    unit = "updates" if "dataset" in runs[0].cell.settings else "environment steps"
+    unit = unit_of(runs[0].cell.settings)
     early = [run.ended_early for run, _ in drawn]
     finished = [run.returns is not None for run, _ in drawn]
     group = Group(agent, task, [curve for _, curve in drawn], unfinished, unit, early, finished)

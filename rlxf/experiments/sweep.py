@@ -21,9 +21,9 @@ from rlxf.experiments.jobs import ExperimentError, Job
 from rlxf.experiments.results import read_returns
 from rlxf.experiments.study import REASON, SweepStudy, storage_errors
 from rlxf.experiments.sweep_plan import METRIC, SweepPlan
-from rlxf.training.run_folder import EVALUATION
 from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import make_folder
+from rlxf.utils.run_files import CONFIG, EVALUATION
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
@@ -115,7 +115,7 @@ class LearningCurve:
 
     def _values(self) -> Any:
         """Return the metric after each part of the training, from 0 to `POINTS`; NaN if it is unknown."""
-        config = load_json_file(self.folder / "config.json")
+        config = load_json_file(self.folder / CONFIG)
         total = config.get("total_timesteps") or config["updates"]
         steps, values = find_points(self.folder, self.plan.metric)
         grid = np.arange(POINTS + 1) * (total / POINTS)
@@ -294,7 +294,7 @@ class Sweep:
         if self._stopped.is_set():
             raise InterruptedTrialError
         outcome = run_job(job, curve)
-        if curve() or curve.pruned:
+        if curve():
             return None
         if outcome.returncode in STOPPED and self._stopped.wait(GRACE_SECONDS):
             raise InterruptedTrialError

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from rlxf.experiments.figures import COLORS, DPI, PANEL, plain, save_figure
 from rlxf.experiments.study import REASON, SweepStudy, shown
-from rlxf.utils.files import atomic_write
+from rlxf.utils.files import write_file
 from rlxf.utils.tables import Table
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def write_report(
 
 
 def _written(path: Path, text: str) -> Path:
-    atomic_write(path, lambda file: file.write(text.encode()))
+    write_file(path, text.encode())
     return path
 
 

@@ -19,11 +19,11 @@ from rlxf.export.formats import (
     check_format,
     check_installed,
     check_opset,
-    trace,
+    trace_step,
     write_onnx,
     write_torch,
 )
-from rlxf.utils.files import atomic_write
+from rlxf.utils.files import write_file
 from rlxf.utils.warnings import silenced
 
 PLAYER = Path(__file__).with_name("onnx_player.py")
@@ -144,7 +144,7 @@ def export_step(
 
     Args:
         step: the acting step.
-        techniques: see `trace`.
+        techniques: see `trace_step`.
         target: result of `check_target`.
         opset: ONNX opset; None for the default.
 
@@ -157,7 +157,7 @@ def export_step(
     inputs = [*observations, "episode_start", *(f"state.{name}" for name in state)]
     outputs = ["action", *(f"next_state.{name}" for name in state)]
     with silenced():
-        program = trace(step.eval(), techniques)
+        program = trace_step(step.eval(), techniques)
         if format == "onnx":
             content = write_onnx(program, step, inputs, outputs, check_opset(opset))
         else:
@@ -171,7 +171,7 @@ def export_step(
     if format == "onnx":
         files[PLAYER.name] = PLAYER.read_bytes()
     for name, data in files.items():
-        atomic_write(path.parent / name, lambda handle, data=data: handle.write(data))  # type: ignore[misc]
+        write_file(path.parent / name, data)
 
 
 def describe(step: ActingStep, action: Tensor) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def check_format(name: str) -> Format:
     return name
 
 
-def trace(step: ActingStep, techniques: dict[str, Any]) -> ExportedProgram:
+def trace_step(step: ActingStep, techniques: dict[str, Any]) -> ExportedProgram:
     """Trace an acting step with torch.export.
 
     Args:
@@ -131,7 +131,7 @@ def write_onnx(
     If onnxruntime is installed, it plays the result for a few steps, and the results are compared.
 
     Args:
-        program: result of `trace`.
+        program: result of `trace_step`.
         step: the acting step.
         inputs: names of the inputs of the graph, in order.
         outputs: names of the outputs.

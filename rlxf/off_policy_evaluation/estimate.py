@@ -1,10 +1,9 @@
 """`estimate_return`: estimate the return of an agent from logged episodes, without its environment."""
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import scipy
@@ -14,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.utils import get_device
 
 from rlxf.agents.common.arguments import check_device
-from rlxf.agents.common.checkpoint import MAX_SEED
-from rlxf.attention.technique import check_int
+from rlxf.agents.common.checkpoint import MAX_NUMPY_SEED
 from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import unused_rewards
@@ -38,82 +36,17 @@ from rlxf.off_policy_evaluation.fitted_q import (
     resample_counts,
 )
 from rlxf.off_policy_evaluation.policy_replay import Replay, check_replayable, replay
+from rlxf.off_policy_evaluation.result import METHODS, Method, OffPolicyEstimate
+from rlxf.utils.checks import check_int
 from rlxf.utils.errors import NumericalError
-from rlxf.utils.tables import Table, Tabular
 from rlxf.utils.warnings import warn_user
 
-Method = Literal["fqe", "dr", "wdr"]
-METHODS: tuple[Method, ...] = get_args(Method)
-NAMES = {"fqe": "fitted Q evaluation", "dr": "doubly robust", "wdr": "weighted doubly robust"}
-"""Names of the methods in tables."""
 RESAMPLES = 200
 """Number of resamples of the episodes for the interval, for each member of the ensemble."""
 FEW_SAMPLES = 10
 """Effective sample size below which a doubly robust estimate is reported as unreliable."""
 PROPAGATION = 3.0
 """Horizons ``1 / (1 - discount)`` over which values must propagate in the training, see `FittedQConfig`."""
-
-
-@dataclass(frozen=True, repr=False)
-class OffPolicyEstimate(Tabular):
-    """Estimate of the expected discounted return ``sum_t gamma^t r_t`` of an agent from logged episodes.
-
-    ``print(estimate)`` shows one line, ``print(estimate.table())`` and notebooks the table.
-
-    Args:
-        value: the estimate, in units of the rewards, averaged over the initial observations of the data.
-        ci_low: lower end of the 95% interval.
-        ci_high: upper end of the 95% interval.
-        method: method that was used: "fqe", "dr" or "wdr". It is "fqe" if the requested one is undefined.
-        discount: gamma.
-        logged_value: mean discounted return of the logged episodes, up to their ends.
-        effective_sample_size: number of episodes of the agent that would have the variance of the importance
-            ratios; None for "fqe".
-        target_return: target return of a return-conditioned agent; None for other agents.
-        warnings: limitations of this estimate, as sentences.
-    """
-
-    value: float
-    ci_low: float
-    ci_high: float
-    method: Method
-    discount: float
-    logged_value: float
-    effective_sample_size: float | None = None
-    target_return: float | None = None
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def ci(self) -> tuple[float, float]:
-        """95% interval of the estimate."""
-        return self.ci_low, self.ci_high
-
-    def to_json(self) -> str:
-        """Return all fields as JSON text."""
-        return json.dumps(asdict(self), allow_nan=False)
-
-    def __str__(self) -> str:
-        return (
-            f"estimated discounted return {self.value:.4g} ({NAMES[self.method]}, discount "
-            f"{self.discount:g}), 95% interval {self.ci_low:.4g} to {self.ci_high:.4g}"
-        )
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self}>"
-
-    def table(self) -> Table:
-        """Return the estimate as a table that ``print`` renders."""
-        table = Table(title="Estimate from logged episodes", show_header=False)
-        table.add_row("method", NAMES[self.method])
-        table.add_row("discount", f"{self.discount:g}")
-        if self.target_return is not None:
-            table.add_row("target return", f"{self.target_return:g}")
-        table.add_row("discounted return", f"{self.value:.4g}")
-        table.add_row("95% interval", f"{self.ci_low:.4g} to {self.ci_high:.4g}")
-        table.add_row("logged episodes", f"{self.logged_value:.4g}")
-        if self.effective_sample_size is not None:
-            table.add_row("effective sample size", f"{self.effective_sample_size:.1f} episodes")
-        return table
 
 
 UNKNOWN_BEHAVIOR = (
@@ -196,7 +129,7 @@ def estimate_return(
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    check_int("seed", seed, least=0, most=MAX_SEED)
+    check_int("seed", seed, least=0, most=MAX_NUMPY_SEED)
     config = FittedQConfig(discount=discount, updates=updates, members=members)
     check_device(device)
     data = as_trajectories(dataset)
@@ -207,33 +140,86 @@ def estimate_return(
         behavior_probabilities = check_probabilities(behavior_probabilities, data)
     replayed = replay(agent, data, target, deterministic, seed, progress_bar)
     chosen, reason = _defined_method(method, replayed, data)
-    limitations = _data_limitations(data, config)
-    limitations += _method_limitations(method, reason, behavior_probabilities is not None)
+    limitations = [
+        *_data_limitations(data, config),
+        *_method_limitations(method, reason, behavior_probabilities is not None),
+    ]
     for limitation in limitations:
         warn_user(limitation)
-    fold_seed, interval_seed = np.random.SeedSequence(seed).spawn(2)
-    folds = None if chosen == "fqe" else folds_of_episodes(data.episodes, members, fold_seed)
-    values = _fit_values(data, replayed, config, folds, seed, get_device(device), progress_bar)
-    ratios = None
-    if chosen != "fqe":
-        ratios = _ratios(replayed, data, behavior_probabilities, folds, seed, get_device(device))
-    log = LoggedEpisodes.of(data, discount, ratios)
-    effective_size = None if ratios is None else effective_sample_size(log.corrected_log_ratios)
-    if effective_size is not None and effective_size < FEW_SAMPLES:
-        limitations.append(_few_samples(effective_size, log.episodes))
-        warn_user(limitations[-1])
-    value, margin = _interval(log, values, chosen, interval_seed)
-    return OffPolicyEstimate(
-        value=value,
-        ci_low=value - margin,
-        ci_high=value + margin,
-        method=chosen,
-        discount=discount,
-        logged_value=float(discounted_returns_to_go(data, discount)[data.offsets[:-1]].mean()),
-        effective_sample_size=effective_size,
-        target_return=target,
-        warnings=tuple(limitations),
+    evaluation = PolicyEvaluation(
+        data, replayed, config, behavior_probabilities, seed, get_device(device), progress_bar
     )
+    estimate = evaluation.estimate(chosen)
+    return replace(estimate, target_return=target, warnings=(*limitations, *estimate.warnings))
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyEvaluation:
+    """Evaluation of an agent whose actions at the logged steps are known.
+
+    Args:
+        data: the logged episodes.
+        replayed: actions of the agent.
+        config: settings of fitted Q evaluation.
+        behavior_probabilities: probability of each logged action, (N,); None to estimate it.
+        seed: seed of all random numbers.
+        device: device of the Q functions.
+        progress_bar: show progress bars.
+    """
+
+    data: Trajectories
+    replayed: Replay
+    config: FittedQConfig
+    behavior_probabilities: NDArray[np.float64] | None
+    seed: int
+    device: torch.device
+    progress_bar: bool
+
+    def estimate(self, method: Method) -> OffPolicyEstimate:
+        """Return the estimate of a method, with a warning if the effective sample size is small."""
+        fold_seed, interval_seed = np.random.SeedSequence(self.seed).spawn(2)
+        by_ratios, discount = method != "fqe", self.config.discount
+        folds = folds_of_episodes(self.data.episodes, self.config.members, fold_seed) if by_ratios else None
+        values = self._fit_values(folds)
+        log = LoggedEpisodes.of(self.data, discount, self._ratios(folds) if by_ratios else None)
+        effective_size = effective_sample_size(log.corrected_log_ratios) if by_ratios else None
+        limitations = _sample_limitations(effective_size, log.episodes)
+        value, margin = _interval(log, values, method, interval_seed)
+        return OffPolicyEstimate(
+            value=value,
+            ci_low=value - margin,
+            ci_high=value + margin,
+            method=method,
+            discount=discount,
+            logged_value=float(self._logged_returns().mean()),
+            effective_sample_size=effective_size,
+            warnings=tuple(limitations),
+        )
+
+    def _logged_returns(self) -> NDArray[np.float64]:
+        """Return the discounted returns of the logged episodes, (E,)."""
+        return discounted_returns_to_go(self.data, self.config.discount)[self.data.offsets[:-1]]
+
+    def _fit_values(self, folds: NDArray[np.int64] | None) -> StepValues:
+        """Fit the Q functions, and return their values at the logged steps.
+
+        For cross-fitting, ``folds`` is the fold of each episode, (E,): each member is trained without one
+        fold, and its values are those of the steps of this fold. Without folds all members are trained on all
+        episodes.
+        """
+        held_out = None if folds is None else folds == np.arange(self.config.members)[:, None]
+        replayed = self.replayed
+        training = (self.config, replayed.return_to_go, self.seed, self.device, self.progress_bar)
+        values = fit_q(self.data, replayed.actions, *training, held_out)
+        return values if folds is None else values.of_members(np.repeat(folds, self.data.lengths))
+
+    def _ratios(self, folds: NDArray[np.int64] | None) -> NDArray[np.float64]:
+        """Return the importance ratios of the steps; probabilities of the data are estimated if unknown."""
+        assert self.replayed.probability is not None
+        behavior = self.behavior_probabilities
+        if behavior is None:
+            behavior = estimate_behavior(self.data, self.seed, self.device, folds=folds)
+        return self.replayed.probability / behavior
 
 
 def _target(agent: Any, data: Trajectories, target: float | None) -> float | None:
@@ -298,40 +284,13 @@ def _method_limitations(method: Method, reason: str | None, behavior_is_known: b
     return [] if behavior_is_known else [UNKNOWN_BEHAVIOR]
 
 
-def _fit_values(
-    data: Trajectories,
-    replayed: Replay,
-    config: FittedQConfig,
-    folds: NDArray[np.int64] | None,
-    seed: int,
-    device: torch.device,
-    progress_bar: bool,
-) -> StepValues:
-    """Fit the Q functions, and return their values at the logged steps.
-
-    For cross-fitting, ``folds`` is the fold of each episode, (E,): each member is trained without one fold,
-    and its values are those of the steps of this fold. Without folds all members are trained on all episodes.
-    """
-    held_out = None if folds is None else folds == np.arange(config.members)[:, None]
-    values = fit_q(
-        data, replayed.actions, config, replayed.return_to_go, seed, device, progress_bar, held_out
-    )
-    return values if folds is None else values.of_members(np.repeat(folds, data.lengths))
-
-
-def _ratios(
-    replayed: Replay,
-    data: Trajectories,
-    behavior_probabilities: NDArray[np.float64] | None,
-    folds: NDArray[np.int64] | None,
-    seed: int,
-    device: torch.device,
-) -> NDArray[np.float64]:
-    """Return the importance ratios of the steps; the probabilities of the data are estimated if unknown."""
-    assert replayed.probability is not None
-    if behavior_probabilities is None:
-        behavior_probabilities = estimate_behavior(data, seed, device, folds=folds)
-    return replayed.probability / behavior_probabilities
+def _sample_limitations(effective_size: float | None, episodes: int) -> list[str]:
+    """Return the limitation by a small effective sample size, after a warning; [] if there is none."""
+    if effective_size is None or effective_size >= FEW_SAMPLES:
+        return []
+    limitation = _few_samples(effective_size, episodes)
+    warn_user(limitation)
+    return [limitation]
 
 
 def _few_samples(effective_size: float, episodes: int) -> str:

@@ -11,7 +11,6 @@ from rich.progress import track
 from torch import Tensor
 
 from rlxf.agents.common.numerics import clip_grad_norm_checked, numerical_error_context
-from rlxf.attention.technique import PythonNumbers, check_finite_number, check_int
 from rlxf.data import Trajectories
 from rlxf.data.findings import UNUSED_REWARDS
 from rlxf.off_policy_evaluation.networks import (
@@ -22,6 +21,7 @@ from rlxf.off_policy_evaluation.networks import (
     check_no_large_images,
     q_class,
 )
+from rlxf.utils.checks import PythonNumbers, check_between, check_int, check_positive
 from rlxf.utils.errors import NumericalError
 from rlxf.utils.matrix_products import float32_products
 
@@ -65,13 +65,9 @@ class FittedQConfig(PythonNumbers):
     def __post_init__(self) -> None:
         for name, least in (("updates", 1), ("members", 2), ("batch_size", 1), ("width", 2)):
             check_int(name, getattr(self, name), least=least)
-        for name in ("discount", "target_rate", "learning_rate"):
-            check_finite_number(name, getattr(self, name))
         for name in ("discount", "target_rate"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be above 0 and at most 1, got {getattr(self, name)}")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+            check_between(name, getattr(self, name), 0, 1, inclusive="right")
+        check_positive("learning_rate", self.learning_rate)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,20 +14,21 @@ from typing import Any
 
 from rlxf.sharing.hub import HubError, check_repository, client, hub_request, redacted
 from rlxf.utils.files import create_folder, not_writable_by_others
+from rlxf.utils.run_files import BEST, BEST_NORMALIZER, CHECKPOINT, CONFIG, EVALUATION, NORMALIZER, SHARED
 
 CHECKPOINT_BYTES = 2**30
 """Maximum size of a checkpoint or of statistics."""
 TEXT_BYTES = 8 * 2**20
 """Maximum size of a JSON or Markdown file."""
-CONFIG, CHECKPOINT, CARD = "config.json", "checkpoint.zip", "README.md"
+CARD = "README.md"
 FILES = {
     CONFIG: TEXT_BYTES,
     CHECKPOINT: CHECKPOINT_BYTES,
-    "normalizer.zip": CHECKPOINT_BYTES,
-    "best.zip": CHECKPOINT_BYTES,
-    "best-normalizer.zip": CHECKPOINT_BYTES,
-    "evaluation.json": TEXT_BYTES,
-    "shared.json": TEXT_BYTES,
+    NORMALIZER: CHECKPOINT_BYTES,
+    BEST: CHECKPOINT_BYTES,
+    BEST_NORMALIZER: CHECKPOINT_BYTES,
+    EVALUATION: TEXT_BYTES,
+    SHARED: TEXT_BYTES,
     CARD: TEXT_BYTES,
 }
 """Names of the files that are downloaded -> their maximum size in bytes."""

@@ -6,9 +6,8 @@ from typing import Any
 
 from rlxf.training.archive import Archive, read_archive
 from rlxf.utils.errors import CheckpointError
+from rlxf.utils.run_files import CHECKPOINT, CONFIG
 
-CONFIG = "config.json"
-CHECKPOINT = "checkpoint.zip"
 PROGRAM = "program"
 """Key in ``config.json`` with the name of the program that started a run, if it was not rlxf."""
 BASELINE = "rlxf baseline"

@@ -1,4 +1,4 @@
-"""Logs of a resumed run without the entries after its checkpoint, and functions that write to TensorBoard."""
+"""Logs of a resumed run, without the entries after its checkpoint."""
 
 import csv
 import io
@@ -9,25 +9,21 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-import numpy as np
 from stable_baselines3.common.logger import (
     Figure,
     FormatUnsupportedError,
     HParam,
     Image,
     KVWriter,
-    Logger,
-    TensorBoardOutputFormat,
     Video,
     filter_excluded_keys,
 )
-from torch.utils.tensorboard.summary import hparams
 
 from rlxf.training.compat import checkpoint_errors
 from rlxf.utils.errors import CheckpointError
 from rlxf.utils.files import atomic_write, sync_file
+from rlxf.utils.run_files import PROGRESS
 
-LOG = "progress.csv"
 EVENTS = "events.out.tfevents.*"
 EVALUATION_EVENTS = ".evaluation"
 """Start of the suffix of event files of evaluations after the training, which a resumed run keeps."""
@@ -77,12 +73,12 @@ class LogFiles:
 
     def state(self) -> dict[str, Any]:
         """Return the current `LogPosition` as JSON."""
-        rows = count_rows(self.folder / LOG)
+        rows = count_rows(self.folder / PROGRESS)
         return {"rows": rows, "events": {file.name: file.stat().st_size for file in event_files(self.folder)}}
 
     def sync(self) -> None:
         """Sync the files to the disk."""
-        for file in filter(Path.is_file, [*event_files(self.folder), self.folder / LOG]):
+        for file in filter(Path.is_file, [*event_files(self.folder), self.folder / PROGRESS]):
             with open(file, "rb+") as handle:
                 sync_file(handle)
 
@@ -221,49 +217,3 @@ class ProgressCSV(KVWriter):
 
 def _writer(file: Any, columns: list[str]) -> "csv.DictWriter[str]":
     return csv.DictWriter(file, columns, lineterminator="\n")
-
-
-OTHER_FORMATS = ("stdout", "log", "json", "csv")
-"""SB3's other output formats: they raise an error for figures, and print arrays element by element."""
-
-
-def writes_tensorboard(logger: Logger) -> bool:
-    """Return whether the logger writes TensorBoard events."""
-    return any(isinstance(output, TensorBoardOutputFormat) for output in logger.output_formats)
-
-
-def record_for_tensorboard(logger: Logger, tag: str, value: Any) -> None:
-    """Record a `Figure` or an array (as a histogram) for TensorBoard only."""
-    logger.record(tag, value, exclude=OTHER_FORMATS)
-
-
-HyperparameterValue = bool | int | float | str
-
-
-def to_hyperparameters(values: Mapping[str, Any]) -> dict[str, HyperparameterValue]:
-    """Return values for `write_hyperparameters`, without those that are None.
-
-    Scalars of NumPy become Python numbers. Other objects become their representation as text.
-    """
-    numbers = {name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()}
-    return {
-        name: x if isinstance(x, HyperparameterValue) else repr(x)
-        for name, x in numbers.items()
-        if x is not None
-    }
-
-
-def write_hyperparameters(logger: Logger, values: Mapping[str, HyperparameterValue]) -> None:
-    """Write the hyperparameters of a run for TensorBoard's HPARAMS tab, if the logger writes events.
-
-    This function only writes the session start summary. SB3's ``HParam`` also writes an experiment summary,
-    which lists columns. TensorBoard applies the experiment summary of one run to all runs of a log folder,
-    which hides the hyperparameters of other agents. Without it, TensorBoard shows the hyperparameters and
-    scalars of all runs.
-    """
-    for output in logger.output_formats:
-        if isinstance(output, TensorBoardOutputFormat):
-            _, start, _ = hparams(dict(values), {})
-            writer: Any = output.writer
-            writer.file_writer.add_summary(start)
-            writer.flush()

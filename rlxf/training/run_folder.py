@@ -10,25 +10,29 @@ from typing import Any, Self
 from stable_baselines3.common.logger import Logger
 
 from rlxf.training.checkpoints import CheckpointFolder
-from rlxf.training.file_contents import (
-    BASELINE,
-    CHECKPOINT,
-    CONFIG,
-    PROGRAM,
-    describe_file,
-    no_run_folder_message,
-)
-from rlxf.training.resumed_logger import LOG, LogFiles, LogPosition, ProgressCSV
-from rlxf.training.serialization import dump_json, load_json_file, load_json_object
+from rlxf.training.file_contents import BASELINE, PROGRAM, describe_file, no_run_folder_message
+from rlxf.training.resumed_logger import LogFiles, LogPosition, ProgressCSV
+from rlxf.training.serialization import dump_json, load_json_file, load_json_object, write_json_file
 from rlxf.training.tensorboard import described_output, resumed_output
-from rlxf.utils.files import atomic_write, create_folder, file_sha256, not_writable_by_others, sync_folder
-
-COMPLETED = "completed.json"
-EVALUATION = "evaluation.json"
-"""Name of the file with the episodes and statistics of the final evaluation."""
-SHARED = "shared.json"
-"""Name of the file in a shared folder with the name of the checkpoint that ``checkpoint.zip`` is, unless it
-is the last one: ``{"checkpoint": "best"}``."""
+from rlxf.utils.files import (
+    create_folder,
+    file_sha256,
+    not_writable_by_others,
+    sync_folder,
+    write_file,
+)
+from rlxf.utils.run_files import (
+    BEST,
+    BEST_NORMALIZER,
+    BEST_VALIDATION,
+    CHECKPOINT,
+    CHECKPOINTS,
+    COMPLETED,
+    CONFIG,
+    EVALUATION,
+    NORMALIZER,
+    PROGRESS,
+)
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,6 @@ class Completion:
         return [name for name, digest in self.sha256.items() if file_sha256(folder / name) != digest]
 
 
-CHECKPOINTS = "checkpoints"
-BEST = "best.zip"
-BEST_VALIDATION = "best-validation.zip"
-NORMALIZER = "normalizer.zip"
-BEST_NORMALIZER = "best-normalizer.zip"
 RESULTS = (CHECKPOINT, NORMALIZER, BEST, BEST_NORMALIZER, BEST_VALIDATION)
 """Names of the files that the completion marker lists, if they exist."""
 SB3_ADVICE = "For a file of Stable-Baselines3, use rlxf.import_sb3, or rlxf collect --sb3.files"
@@ -121,7 +120,7 @@ class RunFolder:
         text = dump_json(config, indent=2)
 
         def write(folder: Path) -> None:
-            atomic_write(folder / CONFIG, lambda handle: handle.write(text))
+            write_file(folder / CONFIG, text)
             fill(folder)
 
         create_folder(path, write)
@@ -204,10 +203,11 @@ class RunFolder:
         Raises:
             FileExistsError: if the run has a ``progress.csv``, which a second logger would overwrite.
         """
-        if (self.path / LOG).exists():
-            raise FileExistsError(f"{self.path / LOG} exists and would be overwritten; use a new run folder")
+        log = self.path / PROGRESS
+        if log.exists():
+            raise FileExistsError(f"{log} exists and would be overwritten; use a new run folder")
         events = described_output(self.path)
-        return Logger(str(self.path), [events, ProgressCSV(self.path / LOG)])
+        return Logger(str(self.path), [events, ProgressCSV(log)])
 
     @property
     def log_files(self) -> LogFiles:
@@ -223,7 +223,7 @@ class RunFolder:
             step: number of steps at this position.
         """
         events = resumed_output(self.path, position, step)
-        return Logger(str(self.path), [events, ProgressCSV(self.path / LOG, position.rows)])
+        return Logger(str(self.path), [events, ProgressCSV(self.path / PROGRESS, position.rows)])
 
     def reconfigured(self, **changes: Any) -> Self:
         """Replace values in ``config.json`` atomically, and remove the completion marker and the evaluation.
@@ -240,8 +240,7 @@ class RunFolder:
             OSError: if a file cannot be written.
         """
         config = self.config | changes
-        text = dump_json(config, indent=2)
-        atomic_write(self.path / CONFIG, lambda handle: handle.write(text))
+        write_json_file(self.path / CONFIG, config)
         for name in (EVALUATION, COMPLETED):  # a run with this total and the marker is reconfigured again
             (self.path / name).unlink(missing_ok=True)
         sync_folder(self.path)
@@ -270,8 +269,8 @@ class RunFolder:
         self.log_files.sync()
         results = [self.path / name for name in RESULTS]
         digests = {file.name: file_sha256(file) for file in results if file.is_file()}
-        text = dump_json({"steps": steps, "ended_early": ended_early, "sha256": digests}, indent=2)
-        atomic_write(self.path / COMPLETED, lambda handle: handle.write(text))
+        marker = {"steps": steps, "ended_early": ended_early, "sha256": digests}
+        write_json_file(self.path / COMPLETED, marker)
 
 
 def _check_folder(path: Path) -> None:

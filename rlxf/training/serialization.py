@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
+from rlxf.utils.files import write_file
+
 MAX_JSON_BYTES = 8 * 2**20
 MAX_DEPTH = 64
 _MEMORY = {b",": 48, b"[": 72, b"{": 128, b":": 160, b'"': 32}
@@ -77,6 +79,16 @@ def load_json_file(path: Path) -> Any:
     """
     with open(path, "rb") as file:
         return load_json(file.read(MAX_JSON_BYTES + 1))
+
+
+def write_json_file(path: Path, value: Any) -> None:
+    """Replace the content of a file atomically by a JSON value, with one member in each line.
+
+    Raises:
+        TypeError, ValueError: as in `dump_json`; the file is unchanged.
+        OSError: if the file cannot be written; an existing one is unchanged.
+    """
+    write_file(path, dump_json(value, indent=2))
 
 
 def load_json_object(path: Path, advice: str) -> dict[str, Any]:

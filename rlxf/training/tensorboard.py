@@ -1,4 +1,4 @@
-"""TensorBoard events of a run: descriptions of tags, layout of charts, texts, and later evaluations."""
+"""TensorBoard events: descriptions of tags, layout of charts, texts, hyperparameters, later evaluations."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 from tensorboard.compat.proto.summary_pb2 import (  # type: ignore[import-untyped]
     DATA_CLASS_SCALAR,
@@ -13,9 +14,11 @@ from tensorboard.compat.proto.summary_pb2 import (  # type: ignore[import-untype
     SummaryMetadata,
 )
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from rlxf.training.resumed_logger import EVALUATION_EVENTS, EVENTS, LogPosition, cut_events
 from rlxf.training.serialization import dump_json
+from rlxf.utils.tensorboard import writers
 
 RETURN_CHART = "mean return of evaluations, 95% interval"
 INTERVAL_TAGS = ("eval/mean_reward", "eval/ci_low", "eval/ci_high")
@@ -92,12 +95,6 @@ def resumed_output(folder: Path, position: LogPosition, step: int) -> TensorBoar
     """
     cut_events(folder, position.events)
     return described_output(folder, purge_step=step + 1)
-
-
-def writers(logger: Logger) -> list[SummaryWriter]:
-    """Return the TensorBoard writers of a logger."""
-    outputs = logger.output_formats
-    return [output.writer for output in outputs if isinstance(output, TensorBoardOutputFormat)]
 
 
 def write_layout(logger: Logger, losses: Sequence[str], targets: bool = False) -> None:
@@ -178,6 +175,37 @@ class EvaluationWriter(DescribedWriter):
     def add_text(self, tag: str, *args: Any, **options: Any) -> None:
         """Write a text; arguments as in SummaryWriter."""
         super().add_text(self._renamed(tag), *args, **options)
+
+
+HyperparameterValue = bool | int | float | str
+
+
+def to_hyperparameters(values: Mapping[str, Any]) -> dict[str, HyperparameterValue]:
+    """Return values for `write_hyperparameters`, without those that are None.
+
+    Scalars of NumPy become Python numbers. Other objects become their representation as text.
+    """
+    numbers = {name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()}
+    return {
+        name: x if isinstance(x, HyperparameterValue) else repr(x)
+        for name, x in numbers.items()
+        if x is not None
+    }
+
+
+def write_hyperparameters(logger: Logger, values: Mapping[str, HyperparameterValue]) -> None:
+    """Write the hyperparameters of a run for TensorBoard's HPARAMS tab, if the logger writes events.
+
+    This function only writes the session start summary. SB3's ``HParam`` also writes an experiment summary,
+    which lists columns. TensorBoard applies the experiment summary of one run to all runs of a log folder,
+    which hides the hyperparameters of other agents. Without it, TensorBoard shows the hyperparameters and
+    scalars of all runs.
+    """
+    for writer in writers(logger):
+        _, start, _ = hparams(dict(values), {})
+        assert writer.file_writer is not None
+        writer.file_writer.add_summary(start)
+        writer.flush()
 
 
 @contextmanager

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.logger import Figure, KVWriter, Logger, Video
 
-from rlxf.training.resumed_logger import LOG
 from rlxf.training.run_folder import RunFolder
-from rlxf.training.serialization import dump_json, load_json_file
+from rlxf.training.serialization import load_json_file, write_json_file
 from rlxf.training.tracker_backends import BACKENDS, Media, TrackerBackend
 from rlxf.utils.extras import install_command
-from rlxf.utils.files import atomic_write
-from rlxf.utils.gif import encode_gif
+from rlxf.utils.gif import encode_gif, video_frames
+from rlxf.utils.run_files import PROGRESS
 from rlxf.utils.warnings import warn_user
 
 TRACKER = "tracker.json"
@@ -131,7 +130,7 @@ class TrackerOutput(KVWriter):
         folder = self.backend.folder
         warn_user(
             f"{folder} is not tracked completely by {self.backend.package}: {self._fault}. The training is "
-            f"not affected, and {folder / LOG} and the TensorBoard events contain all values"
+            f"not affected, and {folder / PROGRESS} and the TensorBoard events contain all values"
         )
 
     def _work(self, run_id: str | None, on_start: Callable[[str], None]) -> None:
@@ -168,8 +167,7 @@ def _encode(value: Any) -> Media | None:
         value.figure.savefig(content, format="png")
         return Media(content.getvalue(), "png")
     if isinstance(value, Video):
-        frames = value.frames[0].permute(0, 2, 3, 1).cpu().numpy()
-        return Media(encode_gif(frames, value.fps), "gif")
+        return Media(encode_gif(video_frames(value), value.fps), "gif")
     return None
 
 
@@ -222,8 +220,7 @@ def read_run_id(folder: Path, name: str) -> str | None:
 
 
 def _save_run_id(folder: Path, name: str, run_id: str) -> None:
-    text = dump_json({"tracker": name, "id": run_id}, indent=2)
-    atomic_write(folder / TRACKER, lambda handle: handle.write(text))
+    write_json_file(folder / TRACKER, {"tracker": name, "id": run_id})
 
 
 def tracker_outputs(logger: Logger) -> list[TrackerOutput]:

@@ -91,6 +91,19 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
     sync_folder(target.parent)
 
 
+def write_file(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
+    """Replace the content of a file, as `atomic_write` does.
+
+    Args:
+        path: the file to write; its folder must exist.
+        data: the new content.
+
+    Raises:
+        OSError: as in `atomic_write`.
+    """
+    atomic_write(path, lambda handle: handle.write(data))
+
+
 def _write_and_rename(target: Path, write: Callable[[BinaryIO], object]) -> None:
     remove_abandoned(target.parent)
     temporary = temporary_name(target.parent)

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from rlxf.utils.checks import MAX_INT64, check_int
+
 VARIABLE = "RLXF_MEMORY_BUDGET"
 """Environment variable that sets the budget, in bytes."""
 DEFAULT = 128 * 2**20
@@ -47,10 +49,7 @@ def memory_budget(max_bytes: int) -> Iterator[None]:
         TypeError: if max_bytes is not an integer.
         ValueError: if max_bytes is less than 1.
     """
-    if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):
-        raise TypeError(f"max_bytes must be an integer number of bytes, got {max_bytes!r}")
-    if max_bytes < 1:
-        raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
+    check_int("max_bytes", max_bytes, most=MAX_INT64)
     token = _chosen.set(max_bytes)
     try:
         yield

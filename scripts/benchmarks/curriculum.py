@@ -11,7 +11,7 @@ from rich.table import Table
 from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks.mixers import core_of
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import SOLVED, run_missing
 from rlxf import GTrXLPPO, TransformerSpec, evaluate
 from rlxf.attention.registry import TECHNIQUES
 from rlxf.envs import make_vec_env
@@ -19,7 +19,6 @@ from rlxf.envs.tmaze import PenaltyRule
 from rlxf.evaluation import EvaluationCallback
 
 N_ENVS = 32
-SOLVED = 0.95
 """Mean return of an evaluation at which a stage ends, and the threshold of solved stages."""
 COLUMNS = ("corridor", "mean return of each seed", "solved: median and most steps")
 

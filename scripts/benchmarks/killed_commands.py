@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import re
 import shlex
 import signal
 import sys
@@ -52,7 +51,6 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 """Audit events of operations that change files, in addition to "open"."""
 LOGS = (CSVOutputFormat, TensorBoardOutputFormat)
-STEP_FILE = re.compile(r"os\.rename .* step-")
 TIME_PREFIX = "time/"
 
 

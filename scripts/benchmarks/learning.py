@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from benchmarks.gtrxl_agents import FEWER_UPDATES
 from benchmarks.mixers import core_of
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import SOLVED, SuccessCurve, run_missing
 from benchmarks.techniques import learn_with_each
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.attention.registry import TECHNIQUES
@@ -24,7 +24,6 @@ from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback
 
 ENVS = 32
-SOLVED = 0.95
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ CORRIDORS = {
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(SuccessCurve):
     """Result of one training run.
 
     Args:
@@ -112,11 +111,6 @@ class Run:
     curve: list[tuple[int, float]]
     seconds: float
     learning_rate: float | None = None
-
-    @property
-    def solved_at(self) -> int | None:
-        """Steps before the first evaluation with a success rate of at least 0.95; None if there is none."""
-        return next((step for step, success in self.curve if success >= SOLVED), None)
 
     @property
     def lowest_after(self) -> float | None:

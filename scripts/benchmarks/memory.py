@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.acting import processor_seconds
 from benchmarks.distillation import step_in_episode
 from benchmarks.gtrxl_agents import FEWER_UPDATES
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import SuccessCurve, run_missing
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl
 from rlxf.agents.gtrxl.rollout_collector import memory_receptive_field
@@ -24,13 +24,13 @@ from rlxf.envs.make import make_vec_env
 from rlxf.envs.tmaze import PenaltyRule
 from rlxf.evaluation import EvaluationCallback
 
-ENVS, SOLVED, RATIO, TOP = 32, 0.95, 4, 32
+ENVS, RATIO, TOP = 32, 4, 32
 CALLS = 300
 """Number of timed calls of ``predict``."""
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(SuccessCurve):
     """Result of one agent.
 
     Args:
@@ -50,11 +50,6 @@ class Run:
     carried: int
     remembered: int
     curve: list[tuple[int, float]]
-
-    @property
-    def solved_at(self) -> int | None:
-        """Steps before the first evaluation with a success rate of at least 0.95; None if there is none."""
-        return next((step for step, success in self.curve if success >= SOLVED), None)
 
 
 @dataclass

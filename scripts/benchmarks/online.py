@@ -25,11 +25,11 @@ from rlxf.agents.decision_transformer import (
 )
 from rlxf.agents.decision_transformer.replay_buffer import REMOVALS
 from rlxf.agents.offline.trajectory_model import default_return_scale
-from rlxf.attention.technique import check_choice
 from rlxf.data import Trajectories, load_trajectories
 from rlxf.evaluation import EvaluationCallback
 from rlxf.evaluation.intervals import bootstrap_interval
 from rlxf.training import linear
+from rlxf.utils.checks import check_choice
 
 ENVS = 8
 """Number of parallel environments."""

@@ -1,4 +1,4 @@
-"""Cache of completed benchmark runs as JSON lines of a file."""
+"""Cache of completed benchmark runs as JSON lines of a file, and their learning curves."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,6 +13,21 @@ from benchmarks.machine import fresh_processes, machine
 
 Jobs = Mapping[str, Callable[[], Any]]
 """By key of a run: picklable function that makes it and returns a dataclass of JSON data."""
+
+SOLVED = 0.95
+"""Success rate from which a task counts as solved."""
+
+
+class SuccessCurve:
+    """Base of the results of runs with periodic evaluations of their success."""
+
+    curve: list[tuple[int, float]]
+    """(environment steps, success rate) of each evaluation."""
+
+    @property
+    def solved_at(self) -> int | None:
+        """Steps before the first evaluation with a success rate of at least 0.95; None if there is none."""
+        return next((step for step, success in self.curve if success >= SOLVED), None)
 
 
 def run_missing(jobs: Jobs, processes: int, output: Path) -> dict[str, dict[str, Any]]:

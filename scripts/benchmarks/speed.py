@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from sb3_contrib import RecurrentPPO
+from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks import cleanrl, gtrxl_agents
 from benchmarks.acting import acting_milliseconds
 from benchmarks.machine import machine
 from benchmarks.operations import matrix_rate, steps_per_second_at_most, torch_matrix_rate
-from benchmarks.recurrent import recurrent_ppo
 from benchmarks.shapes import SMALL, Shape, cleanrl_shape
 from benchmarks.throughput import iteration_rates, typical
 from rlxf.envs.make import make_vec_env
@@ -57,6 +58,22 @@ class Row:
     def at_most(self, matrix_rate: float) -> float | None:
         """Return the upper bound of steps per second from its operation count; None without a shape."""
         return None if self.shape is None else steps_per_second_at_most(self.shape, matrix_rate)
+
+
+def recurrent_ppo(env: VecEnv, shape: Shape, **options: Any) -> RecurrentPPO:
+    """Build a RecurrentPPO with the width, rollouts and minibatches of a shape.
+
+    Other settings are RecurrentPPO's defaults: a separate LSTM for the critic, and two hidden layers of 64.
+    """
+    return RecurrentPPO(
+        "MlpLstmPolicy",
+        env,
+        n_steps=shape.steps,
+        batch_size=shape.minibatch,
+        n_epochs=shape.epochs,
+        policy_kwargs={"lstm_hidden_size": shape.width},
+        **options,
+    )
 
 
 @dataclass

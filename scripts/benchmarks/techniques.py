@@ -13,6 +13,7 @@ from rich.table import Table
 
 from benchmarks.gtrxl_agents import FEWER_UPDATES
 from benchmarks.machine import fresh_processes, machine
+from benchmarks.result_cache import SuccessCurve
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
 from rlxf.attention import Full, RoPE, TransformerSpec
@@ -22,7 +23,7 @@ from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback
 
 ENVS, LENGTH, STEPS, SEEDS = 32, 50, 150_000, 2
-EVALUATIONS, EPISODES, SOLVED = 15, 200, 0.95
+EVALUATIONS, EPISODES = 15, 200
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(SuccessCurve):
     """Result of one training run.
 
     Args:
@@ -61,11 +62,6 @@ class Trial:
     weights: int
     seconds: float
     curve: list[tuple[int, float]]
-
-    @property
-    def solved_at(self) -> int | None:
-        """Steps before the first evaluation with a success rate of at least 0.95; None if there is none."""
-        return next((step for step, success in self.curve if success >= SOLVED), None)
 
 
 def subjects() -> Iterator[Subject]:

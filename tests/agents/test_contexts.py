@@ -76,7 +76,7 @@ def test_nucleus_is_minimal():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beta": -1.0}, "NBCE beta must be at least 0, got -1.0"),
+        ({"beta": -1.0}, "NBCE beta must not be negative, got -1.0"),
         ({"eta": float("nan")}, "NBCE eta must be finite, got nan"),
         ({"top_p": 0.0}, "NBCE top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": "all"}, "NBCE top_p must be a number, got 'all'"),
@@ -88,7 +88,7 @@ def test_options_are_in_range(options, message):
 
 
 def test_beta_of_the_average_is_in_range():
-    with pytest.raises(ValueError, match=r"AverageNBCE beta must be at least 0, got -1\.0"):
+    with pytest.raises(ValueError, match=r"AverageNBCE beta must not be negative, got -1\.0"):
         AverageNBCE(-1.0)
 
 

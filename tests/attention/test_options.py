@@ -31,7 +31,7 @@ from rlxf.attention import (
     Window,
 )
 from rlxf.attention.registry import HEADS, TECHNIQUES, technique_from_json
-from rlxf.attention.technique import MAX_INT, MAX_SEED
+from rlxf.utils.checks import MAX_INT, MAX_SEED
 
 OPTIONS = [
     (axis, technique, option.name)
@@ -102,7 +102,7 @@ def test_too_large_numbers_raise(axis, technique, name):
         (lambda: Blockwise(2, 2, ((False, True),)), "permutations must be a whole number, got False"),
         (lambda: RFA(sigma=1e-300), "RFA sigma must be 0 or from 1.2e-38 to 3.4e\\+38 in size, got 1e-300"),
         (lambda: GRUGate(1e300), "bias must be 0 or from 1.2e-38 to 3.4e\\+38 in size, got 1e\\+300"),
-        (lambda: Floater(step=101.0), "Floater step must be at most 100.0, got 101.0"),
+        (lambda: Floater(step=101.0), "Floater step must be above 0 and at most 100.0, got 101.0"),
         (lambda: Softmax("yes"), "Softmax softmax1 must be True or False, got 'yes'"),
         (lambda: Linformer(bias=1), "Linformer bias must be True or False, got 1"),
         (lambda: TransformerSpec(dropout="0.1"), "dropout must be a number, got '0.1'"),

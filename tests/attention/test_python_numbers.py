@@ -19,9 +19,9 @@ from rlxf.attention import (
     TransformerSpec,
     Window,
 )
-from rlxf.attention.technique import PythonNumbers, to_python_number
 from rlxf.data.sampling import ReturnWeighted
 from rlxf.off_policy_evaluation import FittedQConfig
+from rlxf.utils.checks import PythonNumbers, to_python_number
 
 EIGHT, HALF = np.int64(8), np.float32(0.5)
 

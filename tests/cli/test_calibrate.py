@@ -92,7 +92,7 @@ def test_errors_are_one_line(offline, finished, capsys):
         ([str(finished)], "has a threshold to calibrate, this one has depth=Fixed()"),
         (["adaptive"], "has a threshold to calibrate, this one has depth=DepthAdaptive("),
         (["lasting"], "with persist_memory_across_episodes=True each episode depends on the previous ones"),
-        ([offline, "--alpha", "1"], "alpha must lie between 0 and 1, got 1"),
+        ([offline, "--alpha", "1"], "alpha must be above 0 and below 1, got 1"),
         ([offline, "--delta", "nan"], "delta must be finite, got nan"),
         (["lasting", "--episodes", "0"], "episodes must be at least 1, got 0"),
         ([offline, "--episodes", "9"], "--episodes applies to GTrXLPPO only, got 9"),

@@ -23,7 +23,8 @@ from rlxf.cli.commands import COMMANDS
 from rlxf.cli.config_file import JSON_OPTIONS, to_arguments
 from rlxf.cli.config_values import CHOICES, SettingsError, known_options
 from rlxf.cli.entry_point import parse
-from rlxf.cli.runs import GTRXL, TRAINING_COMMANDS, options_to_config
+from rlxf.cli.run_options import options_to_config
+from rlxf.cli.runs import GTRXL, TRAINING_COMMANDS
 from rlxf.utils.toml import MAX_BYTES
 from tests.cli.running import TASK, TINY, refused, train, wrong_usage
 from tests.datasets import ID, record_cartpole

@@ -12,8 +12,8 @@ from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.mlp import BehaviorCloning
 from rlxf.cli import main
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.run_folder import COMPLETED as MARKER
 from rlxf.training.serialization import load_json
+from rlxf.utils.run_files import COMPLETED as MARKER
 from tests.cli.running import refused
 from tests.cli.test_resume import die, rows, scalars
 from tests.cli.test_resume_gtrxl import lines

@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, ModelCard, constants
 
 from rlxf.cli import main
 from rlxf.cli.entry_point import parse
-from rlxf.cli.runs import options_to_config
+from rlxf.cli.run_options import options_to_config
 from tests.cli.running import refused, returns_of, train
 from tests.sharing.hub_server import TOKEN, HubServer, use
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlxf.cli.entry_point import parse
-from rlxf.cli.runs import NOT_SAVED, check_config_types, options_from_config, options_to_config
+from rlxf.cli.run_options import NOT_SAVED, check_config_types, options_from_config, options_to_config
 from rlxf.training.serialization import dump_json, load_json
 
 COMMANDS = [

@@ -54,10 +54,10 @@ def test_folder_that_cannot_be_created_is_reported(tmp_path):
 
 @pytest.mark.faults
 def test_full_disk_leaves_no_folder(tmp_path, monkeypatch):
-    def full(path, write):
+    def full(path, data):
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(run_folder, "atomic_write", full)
+    monkeypatch.setattr(run_folder, "write_file", full)
     with pytest.raises(OSError, match="full"):
         RunFolder.create(tmp_path / "run", CONFIG)
     assert files_in(tmp_path) == set()

@@ -6,8 +6,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.technique import check_int
 from rlxf.training.process_group import ProcessGroup
+from rlxf.utils.checks import check_int
 
 Losses = dict[str, Tensor]
 """Scalar losses and other means over a batch, by name."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.utils import get_system_info
 
-from rlxf.attention.technique import check_int
+from rlxf.utils.checks import check_int
 from rlxf.utils.names import did_you_mean
 
 P = ParamSpec("P")

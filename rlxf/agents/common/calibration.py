@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlxf.attention import Transformer
 from rlxf.attention.depth.base import CalibratableExit, Depth
-from rlxf.attention.technique import check_finite_number
+from rlxf.utils.checks import check_between, check_finite_number
 from rlxf.utils.tables import Table, Tabular
 from rlxf.utils.warnings import warn_user
 
@@ -74,9 +74,7 @@ def select_risk_controlled(losses: Losses, alpha: float, delta: float) -> NDArra
 def check_levels(alpha: float, delta: float) -> None:
     """Raise ValueError unless both lie between 0 and 1; TypeError if one is not a number."""
     for name, value in (("alpha", alpha), ("delta", delta)):
-        check_finite_number(name, value)
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must lie between 0 and 1, got {value}")
+        check_between(name, value, 0, 1, inclusive="neither")
 
 
 THRESHOLDS = (1.0, 0.999, 0.998, 0.995, 0.99, 0.98, 0.97, 0.96, *np.linspace(0.95, 0.0, 20).round(2).tolist())

@@ -25,9 +25,9 @@ from rlxf.utils.files import make_folder
 
 EXCLUDED = "excluded"
 """Key in the description of an agent: names of the parts that its file leaves out."""
-MAX_SEED = 2**32 - 1
+MAX_NUMPY_SEED = 2**32 - 1
 """Largest seed that NumPy accepts."""
-SEED_VALUE = whole(0, MAX_SEED)
+SEED_VALUE = whole(0, MAX_NUMPY_SEED)
 SEED_RULE = SEED_VALUE | NOTHING
 """Validation rule of a seed in a file."""
 PROGRESS = {

@@ -6,8 +6,8 @@ from typing import Literal, get_args
 import torch
 
 from rlxf.attention.linear import matmul_dtype
-from rlxf.attention.technique import check_choice
 from rlxf.training.json_rules import Rule
+from rlxf.utils.checks import check_choice
 from rlxf.utils.warnings import warn_user
 
 Precision = Literal["float32", "bf16-mixed"]

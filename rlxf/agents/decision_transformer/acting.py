@@ -20,11 +20,11 @@ from rlxf.agents.offline.heads import Head
 from rlxf.agents.offline.observations import ConditionedObservation
 from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
 from rlxf.attention.heads.base import Datastore, OutputHead
-from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories, Windows, action_encoder
 from rlxf.export.files import check_target, export_step
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
+from rlxf.utils.checks import check_int
 
 
 class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgorithm):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from rlxf.agents.common.losses import masked_mean, squared_error
 from rlxf.agents.decision_transformer.conditioning import Conditioning
 from rlxf.attention import TransformerSpec
-from rlxf.attention.technique import check_not_negative
+from rlxf.utils.checks import check_not_negative
 
 STATE, RETURN = "state_loss", "return_loss"
 """Names of the auxiliary losses."""

@@ -11,7 +11,7 @@ from rlxf.agents.decision_transformer.learner import DecisionTransformer
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
 from rlxf.evaluation.callback import PeriodicCallback
-from rlxf.training.resumed_logger import writes_tensorboard
+from rlxf.utils.tensorboard import writes_tensorboard
 
 
 class ContextAttentionCallback(PeriodicCallback):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.attention.technique import PythonNumbers, check_finite_number, check_int, check_not_negative
+from rlxf.utils.checks import PythonNumbers, check_between, check_int, check_not_negative
 
 
 class ReturnHead(nn.Module, ABC):
@@ -170,9 +170,7 @@ class MaxReturn(PredictedReturn):
     expectile: float = 0.99
 
     def __post_init__(self) -> None:
-        check_finite_number("MaxReturn expectile", self.expectile)
-        if not 0.5 <= self.expectile < 1:
-            raise ValueError(f"MaxReturn expectile must be from 0.5 to below 1, got {self.expectile}")
+        check_between("MaxReturn expectile", self.expectile, 0.5, 1, inclusive="left")
 
     def build(self, width: int) -> ExpectileHead:
         return ExpectileHead(width, self.expectile)

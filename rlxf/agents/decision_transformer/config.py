@@ -12,8 +12,8 @@ from rlxf.agents.offline.trajectory_model import (
 )
 from rlxf.attention import Add, TransformerSpec
 from rlxf.attention.residuals.base import Residual
-from rlxf.attention.technique import check_choice
 from rlxf.training.json_rules import Rule, number
+from rlxf.utils.checks import check_choice
 
 ContextKind = Literal["window", "episode"]
 """Steps that an action depends on: those of a window, or all those of the episode."""

@@ -41,10 +41,10 @@ from rlxf.agents.offline.objectives import Objective
 from rlxf.agents.offline.sb3_arguments import OFFLINE_SB3_ARGUMENTS
 from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
 from rlxf.attention import TransformerSpec
-from rlxf.attention.technique import check_choice, check_int
 from rlxf.data import DatasetError, Trajectories, Windows, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.sampling import Sampling
+from rlxf.utils.checks import check_choice, check_int
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl import GTrXLPPO

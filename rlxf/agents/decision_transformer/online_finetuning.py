@@ -31,7 +31,6 @@ from rlxf.agents.offline.agent import TargetReturnAgent
 from rlxf.agents.offline.checkpoint import restore_training_state
 from rlxf.agents.offline.config import check_sizes
 from rlxf.agents.offline.sb3_arguments import SB3_ONLINE_ARGUMENTS
-from rlxf.attention.technique import check_not_negative, to_python_number
 from rlxf.envs.action_replay import ActionReplay
 from rlxf.envs.make import make_vec_env
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, watch_processes
@@ -40,6 +39,7 @@ from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors
+from rlxf.utils.checks import check_not_negative, to_python_number
 
 ONLINE_ENVS = 8
 """Default number of environments of `learn_online`."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlxf.attention.technique import check_choice
 from rlxf.data import Trajectories, return_to_go
+from rlxf.utils.checks import check_choice
 
 
 class Transitions(NamedTuple):

@@ -35,7 +35,6 @@ from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.retrieval import PolicyBoxHead, PolicyDiscreteHead, action_head, encode_dataset
 from rlxf.attention import TransformerSpec
 from rlxf.attention.heads.base import Datastore
-from rlxf.attention.technique import check_int
 from rlxf.data import Trajectories
 from rlxf.data.spaces import space_mismatches, with_channels_first
 from rlxf.envs.make import as_vectorized
@@ -46,6 +45,7 @@ from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.process_group import ProcessGroup
 from rlxf.training.states import check_buildable
+from rlxf.utils.checks import check_int
 from rlxf.utils.names import did_you_mean
 
 

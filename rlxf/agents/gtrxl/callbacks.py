@@ -17,7 +17,7 @@ from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.inspection import gate_activations
 from rlxf.attention.token_index import EMPTY
-from rlxf.training.resumed_logger import record_for_tensorboard, writes_tensorboard
+from rlxf.utils.tensorboard import record_for_tensorboard, writes_tensorboard
 
 
 class RolloutCallback(BaseCallback):

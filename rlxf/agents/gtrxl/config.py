@@ -13,10 +13,10 @@ from rlxf.agents.common.accumulation import check_accumulation_steps
 from rlxf.agents.common.arguments import as_python_number
 from rlxf.agents.common.checkpoint import SEED_RULE
 from rlxf.agents.common.precision import PRECISION_RULE, Precision
-from rlxf.attention.technique import check_bool
 from rlxf.training.distributed import process_group
 from rlxf.training.json_rules import MAPPING, NOTHING, Rule, number, whole
 from rlxf.training.schedules import check_schedule
+from rlxf.utils.checks import check_bool
 
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 """Hyperparameters that may be schedules."""

@@ -11,7 +11,7 @@ from rlxf.agents.gtrxl.config import SCHEDULES
 from rlxf.attention import TransformerSpec
 from rlxf.envs.specs import single_spec
 from rlxf.training import schedule_to_text
-from rlxf.training.resumed_logger import HyperparameterValue, to_hyperparameters
+from rlxf.training.tensorboard import HyperparameterValue, to_hyperparameters
 
 EXCLUDED_FROM_HPARAMS = ("stats_window_size", "verbose", "policy_kwargs", "core")
 """Arguments that `hyperparameters` omits or replaces by their contents."""

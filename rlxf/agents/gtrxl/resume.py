@@ -21,10 +21,10 @@ from rlxf.envs.wrapper_state import load_wrapper_state, wrapper_state
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.process_group import ProcessGroup
-from rlxf.training.resumed_logger import writes_tensorboard
 from rlxf.training.serialization import arrays_to_tensors, tensors_to_arrays
 from rlxf.training.states import RNG_GROUP, get_rng_states, set_rng_states
 from rlxf.utils.errors import EpisodeLostError
+from rlxf.utils.tensorboard import writes_tensorboard
 
 RUN = "run"
 ENVIRONMENT, AGENT_STATE, WRAPPERS, EPISODES = "environment", "rollout_state", "wrappers", "episodes"

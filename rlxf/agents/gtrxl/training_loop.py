@@ -33,9 +33,9 @@ from rlxf.agents.gtrxl.resumable_agent import ResumableAgent
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.envs.sb3_vec_env import watch_processes
 from rlxf.envs.worker_vec_env import restart_counts
-from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
-from rlxf.training.tensorboard import write_layout
+from rlxf.training.tensorboard import write_hyperparameters, write_layout
 from rlxf.utils.allocator import keep_freed_memory
+from rlxf.utils.tensorboard import writes_tensorboard
 from rlxf.utils.warnings import warn_user
 
 LOSSES = ("train/policy_gradient_loss", "train/value_loss", "train/entropy_loss")

@@ -22,12 +22,12 @@ from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.objectives import Objective
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import default_return_scale
-from rlxf.attention.technique import check_positive
 from rlxf.data import Trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import differ_beyond_rounding
 from rlxf.data.sampling import Sampling
 from rlxf.training.json_rules import Rule, number
+from rlxf.utils.checks import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,17 +12,15 @@ import numpy as np
 from stable_baselines3.common.type_aliases import Schedule
 
 from rlxf.agents.common.accumulation import check_accumulation_steps
-from rlxf.agents.common.checkpoint import MAX_SEED, SEED_RULE, SEED_VALUE, setting_rules
+from rlxf.agents.common.checkpoint import MAX_NUMPY_SEED, SEED_RULE, SEED_VALUE, setting_rules
 from rlxf.agents.common.precision import PRECISION_RULE, Precision
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.attention.registry import technique_to_json
-from rlxf.attention.technique import check_int, check_not_negative, check_positive
 from rlxf.data import Trajectories
 from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingScheme
 from rlxf.data.splits import check_fraction
 from rlxf.training import CheckpointError
 from rlxf.training.json_rules import NOTHING, Rule, number, whole
-from rlxf.training.resumed_logger import HyperparameterValue, to_hyperparameters
 from rlxf.training.schedules import (
     check_schedule,
     is_custom_schedule,
@@ -30,6 +28,8 @@ from rlxf.training.schedules import (
     schedule_to_json,
     schedule_to_text,
 )
+from rlxf.training.tensorboard import HyperparameterValue, to_hyperparameters
+from rlxf.utils.checks import check_int, check_not_negative, check_positive
 from rlxf.utils.names import instance_from_json
 
 Converter = Callable[[Any], Any]
@@ -158,7 +158,7 @@ class OfflineConfig:
         check_fraction("weight_averaging", self.weight_averaging)
         check_fraction("validation_share", self.validation_share)
         counts = {"warmup_updates": sys.maxsize, "verbose": sys.maxsize}
-        for name, most in (counts | {"validation_seed": MAX_SEED, "seed": MAX_SEED}).items():
+        for name, most in (counts | {"validation_seed": MAX_NUMPY_SEED, "seed": MAX_NUMPY_SEED}).items():
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), least=0, most=most)
 

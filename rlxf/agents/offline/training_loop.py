@@ -28,9 +28,9 @@ from rlxf.agents.offline.weight_averaging import WeightAverage
 from rlxf.data import Windows
 from rlxf.training import Archive
 from rlxf.training.process_group import ProcessGroup
-from rlxf.training.resumed_logger import write_hyperparameters, writes_tensorboard
-from rlxf.training.tensorboard import write_layout
+from rlxf.training.tensorboard import write_hyperparameters, write_layout
 from rlxf.utils.allocator import keep_freed_memory
+from rlxf.utils.tensorboard import writes_tensorboard
 
 
 class OfflineTrainingLoop(ValidatedAlgorithm):

@@ -24,9 +24,9 @@ from rlxf.agents.offline.model import ObservationFeatures, OfflineModel, feature
 from rlxf.attention import Transformer, TransformerSpec
 from rlxf.attention.dropout import Dropout
 from rlxf.attention.recurrent.base import RecurrentMixer
-from rlxf.attention.technique import check_positive
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training.json_rules import Rule, number, whole
+from rlxf.utils.checks import check_positive
 
 INITIAL_STD = 0.02
 """Standard deviation of the initial weights, as in GPT-2."""

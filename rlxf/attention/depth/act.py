@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from rlxf.attention.depth.base import ConfidenceFn, DepthController, DepthCounter
 from rlxf.attention.depth.constant import Universal
-from rlxf.attention.technique import LayerPasses, PendingTerms, check_finite_number, check_not_negative
+from rlxf.attention.technique import LayerPasses, PendingTerms
 from rlxf.attention.token_index import may_contain_true
+from rlxf.utils.checks import check_between, check_finite_number, check_not_negative
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,8 @@ class ACT(Universal):
 
     def __post_init__(self) -> None:
         check_not_negative("ponder_cost", self.ponder_cost)
-        for name in ("epsilon", "bias"):
-            check_finite_number(name, getattr(self, name))
-        if not 0 < self.epsilon < 1:
-            raise ValueError(f"epsilon must lie between 0 and 1, got {self.epsilon}")
+        check_between("epsilon", self.epsilon, 0, 1, inclusive="neither")
+        check_finite_number("bias", self.bias)
 
     def build(self, width: int, passes: int) -> "ACTController":
         return ACTController(self, width)

@@ -17,13 +17,8 @@ from rlxf.attention.depth.base import (
     ExitTargets,
     normalized_loss_weights,
 )
-from rlxf.attention.technique import (
-    LayerPasses,
-    SpecView,
-    check_choice,
-    check_finite_number,
-    check_not_negative,
-)
+from rlxf.attention.technique import LayerPasses, SpecView
+from rlxf.utils.checks import check_between, check_choice, check_not_negative
 
 Confidence = Literal["softmax", "state", "classifier"]
 
@@ -64,10 +59,8 @@ class CALM(ExitDepth):
 
     def __post_init__(self) -> None:
         check_choice("CALM confidence", self.confidence, get_args(Confidence))
-        check_finite_number("CALM threshold", self.threshold)
+        check_between("CALM threshold", self.threshold, 0, 1)
         check_not_negative("CALM exit_coef", self.exit_coef)
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"CALM threshold must be from 0 to 1, got {self.threshold}")
 
     def check(self, choices: SpecView) -> None:
         super().check(choices)

@@ -16,7 +16,8 @@ from rlxf.attention.depth.base import (
     ExitTargets,
     normalized_loss_weights,
 )
-from rlxf.attention.technique import LayerPasses, check_choice, check_not_negative, check_positive
+from rlxf.attention.technique import LayerPasses
+from rlxf.utils.checks import check_choice, check_not_negative, check_positive
 
 ClassifierName = Literal["sequence", "multinomial", "geometric"]
 Oracle = Literal["likelihood", "correctness"]

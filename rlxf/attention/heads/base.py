@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.technique import PythonNumbers, check_choice, check_int, check_positive
+from rlxf.utils.checks import PythonNumbers, check_choice, check_int, check_positive
 from rlxf.utils.extras import import_faiss
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlxf.attention.heads.base import Neighbors, OutputHead, OutputHeadModule, distance_weights
-from rlxf.attention.technique import check_choice, check_finite_number
+from rlxf.utils.checks import check_between, check_choice
 
 
 def _root(squared: Tensor) -> Tensor:
@@ -50,9 +50,7 @@ class KNNLM(OutputHead):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_finite_number("KNNLM weight", self.weight)
-        if not 0 <= self.weight <= 1:
-            raise ValueError(f"KNNLM weight (lambda) must be from 0 to 1, got {self.weight}")
+        check_between("KNNLM weight (lambda)", self.weight, 0, 1)
         check_choice("KNNLM distance", self.distance, tuple(_DISTANCES))
 
     def build(self, width: int) -> "KNNLMModule":

@@ -19,7 +19,8 @@ from rlxf.attention.patterns.assigned import (
 from rlxf.attention.patterns.base import repeat_for_heads
 from rlxf.attention.positions.base import LayerPosition
 from rlxf.attention.sparse.attention import sparse_average
-from rlxf.attention.technique import SpecView, Technique, check_int, check_layer_numbers
+from rlxf.attention.technique import SpecView, Technique, check_layer_numbers
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

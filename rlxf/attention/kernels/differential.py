@@ -14,7 +14,8 @@ from rlxf.attention.attention_options import AttentionArguments, OutputGate, rep
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.kernels.softmax import SoftmaxAttention
 from rlxf.attention.norm import RMSNorm
-from rlxf.attention.technique import AttentionFactory, SpecView, check_finite_number
+from rlxf.attention.technique import AttentionFactory, SpecView
+from rlxf.utils.checks import check_between
 
 LAMBDA_STD = 0.1
 """Standard deviation of the vectors of lambda before training, as in the authors' code."""
@@ -52,9 +53,7 @@ class Differential(PairwiseKernel):
     def __post_init__(self) -> None:
         if self.initial_lambda is None:
             return
-        check_finite_number("Differential initial_lambda", self.initial_lambda)
-        if not 0 <= self.initial_lambda < 1:
-            raise ValueError(f"Differential initial_lambda must be in [0, 1), got {self.initial_lambda}")
+        check_between("Differential initial_lambda", self.initial_lambda, 0, 1, inclusive="left")
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless heads have two halves, and values depend on one projection of tokens."""

@@ -53,6 +53,12 @@ class KVState(NamedTuple):
         energy = kept.square() * self.energy + joined.square().mT @ keys.energy
         return KVState(kept * self.total + keys.features.mT @ (joined * values), scale, energy)
 
+    def decayed(self, log_decay: Tensor, reset: Tensor) -> "KVState":
+        """Return the state times e^log_decay (B, H); it is empty in the rows ``reset`` (B,) bool."""
+        scale = (self.scale + log_decay).to(self.scale.dtype).masked_fill(reset[:, None], LOWEST_SCALE)
+        cleared = reset[:, None, None, None]
+        return KVState(self.total.masked_fill(cleared, 0.0), scale, self.energy.masked_fill(cleared, 0.0))
+
     def rescaled(self, keys: KeyFeatures, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Return the factors that bring this state (B, H, 1, 1) and keys (B, H, T, 1) to a scale (B, H)."""
         kept, joined = self.scale - scale, keys.scale - scale[..., None]

@@ -16,7 +16,6 @@ from rlxf.attention.kernels.base import (
     RecurrentKernelState,
 )
 from rlxf.attention.kernels.kv_state import (
-    LOWEST_SCALE,
     KeyFeatures,
     KVState,
     append_ones,
@@ -24,7 +23,7 @@ from rlxf.attention.kernels.kv_state import (
     pairwise_sums,
     scan_chunk,
 )
-from rlxf.attention.technique import MAX_SEED
+from rlxf.attention.technique import layer_seed
 from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing
 
 CAUSAL_CHUNK = 128
@@ -49,7 +48,7 @@ class RandomFeatures(RecurrentKernel):
     def for_layers(self, layers: int) -> tuple[Kernel, ...]:
         """Return a kernel for each layer, with consecutive seeds that start at the kernel's own."""
         options: Any = self
-        return tuple(replace(options, seed=(self.seed + layer) % (MAX_SEED + 1)) for layer in range(layers))
+        return tuple(replace(options, seed=layer_seed(self.seed, layer)) for layer in range(layers))
 
 
 class LinearAttention(RecurrentAttentionKernel):
@@ -204,12 +203,9 @@ class LinearAttentionState(RecurrentKernelState):
             log_decay: logarithm of the factor that the token applies, (B, H).
         """
         episode = torch.where(index.episode == EMPTY, self.episode[:, None], index.episode)[:, 0]
-        other = (episode != self.episode)[:, None]
+        is_new = episode != self.episode
         self.episode = episode
-        total, scale, energy = self.sums
-        scale = (scale + log_decay).to(scale.dtype).masked_fill(other, LOWEST_SCALE)
-        reset = other[..., None, None]
-        return KVState(total.masked_fill(reset, 0.0), scale, energy.masked_fill(reset, 0.0))
+        return self.sums.decayed(log_decay, is_new)
 
 
 def uses_running_sums(mask: AttentionMask) -> bool:

@@ -13,8 +13,9 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import AttentionKernel, Kernel, one_hot
 from rlxf.attention.kernels.softmax import dot_product_attention
-from rlxf.attention.technique import SpecView, check_bool, check_choice, check_int
+from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import EMPTY, PositionBlocks, TokenIndex
+from rlxf.utils.checks import check_bool, check_choice, check_int
 
 Method = Literal["learned", "convolution", "mean", "max"]
 Sharing = Literal["none", "head", "key-value", "layer"]

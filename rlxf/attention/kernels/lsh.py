@@ -24,8 +24,9 @@ from rlxf.attention.kernels.bucket_attention import (
     count_shared_rounds,
 )
 from rlxf.attention.linear import mixed_linear, orthogonal_linear
-from rlxf.attention.technique import AttentionFactory, SpecView, check_int, check_seed
+from rlxf.attention.technique import AttentionFactory, SpecView
 from rlxf.attention.token_index import TokenIndex
+from rlxf.utils.checks import check_int, check_seed
 
 FEATURES_PER_STEP = 1 << 18
 """Number of rotated features that are computed at a time."""

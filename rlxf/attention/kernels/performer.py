@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.kernels.kv_state import KeyFeatures
 from rlxf.attention.kernels.linear_attention import LinearAttention, RandomFeatures
-from rlxf.attention.technique import check_choice, check_int, check_seed
+from rlxf.utils.checks import check_choice, check_int, check_seed
 
 MAX_EXPONENT_RANGE = 40.0
 """Features are at least ``e^-40`` of the token's largest feature, so that every visible key has weight."""

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from rlxf.attention.kernels.base import LinearFn, check_key_heads
 from rlxf.attention.kernels.kv_state import KeyFeatures
 from rlxf.attention.kernels.linear_attention import LinearAttention, RandomFeatures
-from rlxf.attention.technique import SpecView, check_bool, check_finite_number, check_int, check_seed
+from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import TokenIndex
+from rlxf.utils.checks import check_bool, check_finite_number, check_int, check_positive, check_seed
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,8 @@ class RFA(RandomFeatures):
         check_bool("RFA gate", self.gate)
         if self.features is not None:
             check_int("RFA features", self.features)
-        check_finite_number("RFA sigma", self.sigma)
+        check_positive("RFA sigma", self.sigma)
         check_finite_number("RFA gate_bias", self.gate_bias)
-        if self.sigma <= 0:
-            raise ValueError(f"RFA sigma must be above 0, got {self.sigma}")
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError for a second normalization, or a gate without past tokens or with shared keys."""

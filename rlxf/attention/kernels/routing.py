@@ -17,8 +17,9 @@ from rlxf.attention.kernels.bucket_attention import (
     check_bucket_numbers,
     count_shared_rounds,
 )
-from rlxf.attention.technique import SpecView, check_finite_number, check_int, check_not_negative, check_seed
+from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.utils.checks import check_between, check_int, check_not_negative, check_seed
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,8 @@ class Routing(PairwiseKernel):
         check_seed("Routing seed", self.seed)
         if self.window is not None:
             check_int("Routing window", self.window)
-        check_finite_number("Routing decay", self.decay)
+        check_between("Routing decay", self.decay, 0, 1, inclusive="left")
         check_not_negative("Routing commitment", self.commitment)
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"Routing decay must be in [0, 1), got {self.decay}")
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless clusters of equal size may be chosen from the whole sequence."""

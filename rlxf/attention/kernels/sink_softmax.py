@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rlxf.attention.kernels.base import PairwiseKernel
 from rlxf.attention.kernels.softmax import SoftmaxAttention
 from rlxf.attention.patterns.base import UNLIMITED
-from rlxf.attention.technique import check_finite_number
+from rlxf.utils.checks import check_finite_number
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.dropout import dropout as drop_some
 from rlxf.attention.kernels.base import AttentionKernel, PairwiseKernel, StepAverage
 from rlxf.attention.patterns.base import UNLIMITED
-from rlxf.attention.technique import check_bool
+from rlxf.utils.checks import check_bool
 from rlxf.utils.matrix_products import products
 
 LONGEST = 512

@@ -11,14 +11,9 @@ from torch import Tensor, nn
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import PairwiseKernel
 from rlxf.attention.kernels.softmax import SoftmaxAttention, weighted_average
-from rlxf.attention.technique import (
-    SpecView,
-    check_bool,
-    check_finite_number,
-    check_int,
-    check_not_negative,
-)
+from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import EMPTY
+from rlxf.utils.checks import check_between, check_bool, check_int, check_not_negative
 
 
 class SpanKernel(PairwiseKernel):
@@ -125,9 +120,7 @@ class AdaptiveSpan(SpanKernel):
         super().__post_init__()
         if self.start is None:
             return
-        check_finite_number("AdaptiveSpan start", self.start)
-        if not 0 <= self.start <= self.limit:
-            raise ValueError(f"AdaptiveSpan start must be in [0, limit {self.limit}], got {self.start}")
+        check_between("AdaptiveSpan start", self.start, 0, self.limit)
 
     def build(self, width: int, heads: int) -> "AdaptiveSpanAttention":
         return AdaptiveSpanAttention(self, heads)

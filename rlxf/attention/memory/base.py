@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache
-from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, RecurrentState
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.technique import SpecView, Technique
@@ -168,6 +168,14 @@ class Memory(Technique, ABC):
             raise ValueError(
                 f"{self} defines the visible tokens itself, and pattern {choices.pattern} would hide some of "
                 f"them; use pattern=Full()"
+            )
+
+    def check_full_softmax(self, choices: SpecView) -> None:
+        """Raise ValueError unless the kernel is a softmax over all visible keys."""
+        if choices.kernel.softmax_distance != UNLIMITED:
+            raise ValueError(
+                f"{self} requires a softmax over all visible keys, got {choices.kernel}; "
+                f"use kernel=Softmax() or memory=XL({self.length})"
             )
 
     def check_attention_everywhere(self, choices: SpecView) -> None:

@@ -233,9 +233,7 @@ class BlockView(MemoryView):
     def _mask(self) -> Tensor:
         """Mask (B, T, N) bool: True where a token of the segment sees a block compressed."""
         i, end = self.index.position[:, :, None], self.ends.position[:, None, :]
-        query_episode, block_episode = self.index.episode[:, :, None], self.ends.episode[:, None, :]
-        same = (query_episode == block_episode) & (block_episode != EMPTY)
-        return same & self.memory.is_compressed_visible(i, end)
+        return self.index.shares_episode(self.ends) & self.memory.is_compressed_visible(i, end)
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,8 +321,7 @@ class BlockCache(KVCache):
         assert isinstance(ring, LayerCache)
         summaries = layer.compression(self.inputs[pass_index, plan.completed][:, None], layer)
         k, v = layer.prepare_keys(summaries, plan.ends)
-        ring.keys[plan.completed, :, plan.slots] = k[:, :, 0]
-        ring.values[plan.completed, :, plan.slots] = v[:, :, 0]
+        ring.write_rows(plan.completed, plan.slots, k, v)
 
     def rows(self, rows: Tensor) -> "BlockCache":
         inputs, input_index = self.inputs[:, rows], self.input_index.rows(rows)

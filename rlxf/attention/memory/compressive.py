@@ -5,7 +5,8 @@ from typing import ClassVar, get_args
 
 from rlxf.attention.memory.block_memory import BlockMemory
 from rlxf.attention.memory.compression import LayerCompression, Loss, Measure, Method
-from rlxf.attention.technique import SpecView, check_choice, check_int, check_positive
+from rlxf.attention.technique import SpecView
+from rlxf.utils.checks import check_choice, check_int, check_positive
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from rlxf.attention.memory.knn_attention import (
     SearchBackend,
 )
 from rlxf.attention.memory.xl import XL
-from rlxf.attention.patterns.base import UNLIMITED
 from rlxf.attention.relative import DistanceTables
-from rlxf.attention.technique import AttentionFactory, SpecView, check_choice, check_int
+from rlxf.attention.technique import AttentionFactory, SpecView
 from rlxf.attention.token_index import TokenIndex
+from rlxf.utils.checks import check_choice, check_int
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +130,7 @@ class KNN(Memory):
         """
         super().check(choices)
         self._check_layer(choices)
-        if choices.kernel.softmax_distance != UNLIMITED:
-            raise ValueError(
-                f"{self} retrieves keys by softmax scores, which {choices.kernel} does not use; "
-                f"use kernel=Softmax()"
-            )
+        self.check_full_softmax(choices)
         if len(choices.pattern.query_rules) > 1:
             raise ValueError(
                 f"{self} uses one projection for all tokens of a layer, but {choices.pattern} has separate "

@@ -16,7 +16,7 @@ from rlxf.attention.attention_options import AttentionArguments, repeat_heads
 from rlxf.attention.dropout import dropout as apply_dropout
 from rlxf.attention.gather import gather_slots
 from rlxf.attention.memory.base import extend_mask
-from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.token_index import TokenIndex
 from rlxf.utils.extras import check_search_backend, import_faiss
 
 MAX_SCORES = 2**24
@@ -85,8 +85,7 @@ class KNNMask(AttentionMask):
         """Return the mask over far tokens, (B, Tq, F) bool, for the selected queries."""
         query = self.query.at(queries)
         i, j = query.position[:, :, None], self.far.position[:, None, :]
-        same = query.episode[:, :, None] == self.far.episode[:, None, :]
-        return same & (self.far.episode != EMPTY)[:, None, :] & self.sees_far(i, j)
+        return query.shares_episode(self.far) & self.sees_far(i, j)
 
 
 SearchFn = Callable[[Tensor, Tensor, Tensor, int], Tensor]

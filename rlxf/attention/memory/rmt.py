@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from rlxf.attention.kernels.softmax import dot_product_attention
 from rlxf.attention.memory.base import Memory
-from rlxf.attention.patterns.base import UNLIMITED, Pattern
+from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.recurrent.base import MixerState
-from rlxf.attention.technique import SpecView, check_choice, check_int
+from rlxf.attention.technique import SpecView
+from rlxf.utils.checks import check_choice, check_int
 
 TokenMask = Literal["causal", "mutual"]
 """Mask among the read tokens, and among the write tokens."""
@@ -90,11 +91,7 @@ class RMT(Memory):
                 f"{self} cannot be combined with cross_attention=True; use memory=XL(M) in a decoder"
             )
         self.check_full_pattern(choices)
-        if choices.kernel.softmax_distance != UNLIMITED:
-            raise ValueError(
-                f"{self} requires a softmax over memory tokens and segment, got {choices.kernel}; "
-                f"use kernel=Softmax() or memory=XL({self.length})"
-            )
+        self.check_full_softmax(choices)
         most = choices.max_positions
         if most is not None and most < self.positions:
             raise ValueError(

@@ -13,11 +13,12 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import KVCache
 from rlxf.attention.memory.base import Memory, MemoryView, State, extend_masks
 from rlxf.attention.patterns.attention_sinks import AttentionSinks
-from rlxf.attention.patterns.base import UNLIMITED, Pattern
+from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState
 from rlxf.attention.relative import DistanceTables
-from rlxf.attention.technique import SpecView, check_int
+from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import EMPTY, MISSING, TokenIndex, is_tracing, may_contain_true, selected_rows
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,7 @@ class StreamingXL(Memory):
         """Raise ValueError unless the pattern is `Full` and the kernel a softmax over all visible keys."""
         super().check(choices)
         self.check_full_pattern(choices)
-        if choices.kernel.softmax_distance != UNLIMITED:
-            raise ValueError(
-                f"{self} requires a softmax over the sinks and the recent tokens, got {choices.kernel}; "
-                f"use kernel=Softmax() or memory=XL({self.length})"
-            )
+        self.check_full_softmax(choices)
 
     @property
     def largest_distance(self) -> int:
@@ -242,6 +239,21 @@ class StreamingView(MemoryView):
         return weights[..., self._copies :]
 
 
+@dataclass(frozen=True, eq=False)
+class SinkPlan:
+    """Sinks among the tokens of one step.
+
+    Args:
+        rows: (R,) int64, rows whose token is a sink.
+        slots: (R,) int64, cache slots of the sinks.
+        index: (R, 1), index of the sinks.
+    """
+
+    rows: Tensor
+    slots: Tensor
+    index: TokenIndex
+
+
 @dataclass(eq=False)
 class StreamingCache(KVCache):
     """`KVCache` whose first s slots hold the sinks; the others are the ring buffer of recent tokens.
@@ -249,10 +261,12 @@ class StreamingCache(KVCache):
     Args:
         memory: memory technique, which defines the visible tokens.
         layer_modules: layer of each pass.
+        plan: sinks of the current step.
     """
 
     memory: StreamingXL
     layer_modules: Sequence[Any]
+    plan: SinkPlan | None = None
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
         return extend_masks(StreamingMask, masks, memory=self.memory, copies=self.memory.sinks)
@@ -269,17 +283,16 @@ class StreamingCache(KVCache):
         slot = super().write(index)
         position, episode = index.position[:, 0], index.episode[:, 0]
         is_sink = (episode != EMPTY) & (position < self.memory.sinks)
-        self._rows = selected_rows(is_sink)
-        self._new = index.rows(self._rows)
-        self._places = torch.where(is_sink, position, slot)[self._rows]
-        self.index.write(self._rows, self._places, self._new)
+        rows = selected_rows(is_sink)
+        self.plan = SinkPlan(rows, torch.where(is_sink, position, slot)[rows], index.rows(rows))
+        self.index.write(rows, self.plan.slots, self.plan.index)
         return slot
 
     def observe_input(self, pass_index: int, x: Tensor) -> None:
         """Store the keys and values of the inputs x (B, 1, C) of a pass that are sinks."""
-        ring = self.layers[pass_index]
-        if not len(self._rows) or not isinstance(ring, LayerCache):
+        assert self.plan is not None
+        plan, ring = self.plan, self.layers[pass_index]
+        if not len(plan.rows) or not isinstance(ring, LayerCache):
             return
-        k, v = self.layer_modules[pass_index].prepare_keys(x[self._rows], self._new)
-        ring.keys[self._rows, :, self._places] = k[:, :, 0]
-        ring.values[self._rows, :, self._places] = v[:, :, 0]
+        k, v = self.layer_modules[pass_index].prepare_keys(x[plan.rows], plan.index)
+        ring.write_rows(plan.rows, plan.slots, k, v)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlxf.attention.memory.base import Memory
-from rlxf.attention.technique import check_int
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

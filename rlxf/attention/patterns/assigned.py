@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from rlxf.attention.patterns.base import CombinedPattern, Either, Pattern, repeat_for_heads
-from rlxf.attention.technique import SpecView, check_int, check_layer_numbers
+from rlxf.attention.technique import SpecView, check_layer_numbers
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.patterns.base import Pattern, positions_near
-from rlxf.attention.technique import MAX_INT, check_int
+from rlxf.utils.checks import MAX_INT, check_int
 
 
 @dataclass(frozen=True)

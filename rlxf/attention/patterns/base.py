@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.technique import MAX_INT, SpecView, Technique, check_int
+from rlxf.attention.technique import SpecView, Technique
 from rlxf.attention.token_index import TokenIndex
+from rlxf.utils.checks import MAX_INT, check_int
 from rlxf.utils.errors import CompilationError
 
 UNLIMITED = 2**62

@@ -12,7 +12,8 @@ from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Patter
 from rlxf.attention.patterns.global_attention import GlobalPositions, is_global
 from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, checked_positions
 from rlxf.attention.sparse.plan import ENTRY_BYTES, LRUCache
-from rlxf.attention.technique import MAX_SEED, SpecView, check_choice, check_int, check_seed, is_tuple_or_list
+from rlxf.attention.technique import SpecView, layer_seed
+from rlxf.utils.checks import check_choice, check_int, check_seed, is_tuple_or_list
 
 MAX_RANDOM_BLOCKS = 2**16
 """Largest number of random blocks per block; drawn blocks are stored as numbers for each head."""
@@ -234,7 +235,7 @@ def for_layer_draws(pattern: "BigBird | BigBirdETC", layer: int) -> Pattern:
     """Return the pattern of a layer: with ``draw_sharing="layer"``, layers have consecutive seeds."""
     if pattern.draw_sharing == "shared":
         return pattern
-    return replace(pattern, seed=(pattern.seed + layer) % (MAX_SEED + 1), draw_sharing="shared")
+    return replace(pattern, seed=layer_seed(pattern.seed, layer), draw_sharing="shared")
 
 
 @dataclass(frozen=True)

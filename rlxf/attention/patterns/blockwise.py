@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.patterns.base import BlockPattern, Pattern, check_fits_heads
-from rlxf.attention.technique import SpecView, check_int, is_tuple_or_list
+from rlxf.attention.technique import SpecView
+from rlxf.utils.checks import check_int, is_tuple_or_list
 
 MAX_BLOCKS = 2**16
 """Largest number of blocks of a permutation; permutations are stored as numbers for each head."""

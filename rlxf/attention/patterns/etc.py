@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from rlxf.attention.patterns.base import Pattern, Window
 from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, Segments, checked_segments
-from rlxf.attention.technique import SpecView, check_int
+from rlxf.attention.technique import SpecView
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from rlxf.attention.patterns.global_attention import (
     is_global,
     number_of_kind,
 )
-from rlxf.attention.technique import AttentionFactory, SpecView, check_choice, check_int
+from rlxf.attention.technique import AttentionFactory, SpecView
 from rlxf.attention.token_index import TokenIndex
+from rlxf.utils.checks import check_choice, check_int
 
 GlobalInput = Literal["learned", "given"]
 """Global tokens of a bidirectional transformer: extra learned vectors, or the first tokens of an episode."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from rlxf.attention.patterns.base import Pattern, group_in_blocks, positions_between, positions_near
-from rlxf.attention.technique import check_int
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from rlxf.attention.patterns.base import (
 )
 from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.patterns.window import Dilated, check_plain_heads
-from rlxf.attention.technique import SpecView, check_int
+from rlxf.attention.technique import SpecView
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

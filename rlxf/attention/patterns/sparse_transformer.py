@@ -9,7 +9,8 @@ from torch import Tensor
 from rlxf.attention.patterns.base import Either, Pattern, Window, check_fits_heads, group_in_blocks
 from rlxf.attention.patterns.local import Local1D
 from rlxf.attention.patterns.window import SameColumn
-from rlxf.attention.technique import SpecView, check_choice, check_int
+from rlxf.attention.technique import SpecView
+from rlxf.utils.checks import check_choice, check_int
 
 Combination = Literal["by-layer", "by-head", "merged"]
 """Combination of two rules: alternating by layer, alternating by head, or both in every head."""

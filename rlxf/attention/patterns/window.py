@@ -14,7 +14,8 @@ from rlxf.attention.patterns.base import (
     numbers_by_layer,
     positions_near,
 )
-from rlxf.attention.technique import SpecView, check_int
+from rlxf.attention.technique import SpecView
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import AttentionKernel
-from rlxf.attention.technique import SpecView, Technique, check_finite_number, check_int
+from rlxf.attention.technique import SpecView, Technique
 from rlxf.attention.token_index import is_tracing
+from rlxf.utils.checks import check_finite_number, check_int
 
 AverageFn = Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionMask], Tensor]
 """Function of q, k, v, bias and mask with the interface of `AttentionKernel.forward`."""
@@ -148,6 +149,8 @@ class Position(Technique):
 
     causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L"
+    uses_distances: ClassVar[bool] = False
+    """True if attention depends on the distances of pairs, so that masks need the shared module."""
 
     @property
     def max_positions(self) -> int | None:
@@ -188,6 +191,7 @@ class PairwisePosition(Position):
     """
 
     cost: ClassVar[str] = "pairs seen"
+    uses_distances: ClassVar[bool] = True
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless the kernel computes each pair."""

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
-from rlxf.attention.technique import SpecView, check_int
+from rlxf.attention.technique import SpecView
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition, PositionEmbedding
-from rlxf.attention.technique import check_choice, check_int
+from rlxf.utils.checks import check_choice, check_int
 
 Form = Literal["code", "paper"]
 

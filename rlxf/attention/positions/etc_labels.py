@@ -10,7 +10,8 @@ from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.patterns.global_attention import is_global, number_of_kind
 from rlxf.attention.patterns.global_tokens import Segments, checked_positions, checked_segments, segment_of
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
-from rlxf.attention.technique import SpecView, check_int
+from rlxf.attention.technique import SpecView
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

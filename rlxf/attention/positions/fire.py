@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
-from rlxf.attention.technique import check_int, check_positive
+from rlxf.utils.checks import check_int, check_positive
 
 EPSILON = 1e-6
 """Number that the authors' code adds to the denominator."""

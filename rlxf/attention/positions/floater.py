@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.positions.base import Position, PositionEmbedding, last_position
-from rlxf.attention.technique import check_int, check_positive
+from rlxf.utils.checks import check_between, check_int
 
 MAX_STEP = 100.0
 """Largest step; with longer ones, position vectors soon overflow float32."""
@@ -52,10 +52,8 @@ class Floater(Position):
     substeps: int = 1
 
     def __post_init__(self) -> None:
-        check_positive("Floater step", self.step)
+        check_between("Floater step", self.step, 0, MAX_STEP, inclusive="right")
         check_int("Floater substeps", self.substeps)
-        if self.step > MAX_STEP:
-            raise ValueError(f"Floater step must be at most {MAX_STEP}, got {self.step}")
 
     def check_unlimited(self) -> None:
         """Raise ValueError, since the solver runs from position 0 to the last one."""

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
-from rlxf.attention.technique import check_choice
+from rlxf.utils.checks import check_choice
 
 Form = Literal["log", "power"]
 

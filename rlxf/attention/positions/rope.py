@@ -17,14 +17,8 @@ from rlxf.attention.positions.base import (
     frequencies,
     rotate_pairs,
 )
-from rlxf.attention.technique import (
-    SpecView,
-    check_bool,
-    check_choice,
-    check_finite_number,
-    check_int,
-    check_positive,
-)
+from rlxf.attention.technique import SpecView
+from rlxf.utils.checks import check_bool, check_choice, check_finite_number, check_int, check_positive
 
 Scaling = Literal["linear", "ntk", "yarn", "dynamic"]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.kernels.base import AttentionKernel
 from rlxf.attention.positions.base import AverageFn, PairwiseLayerPosition, PairwisePosition
-from rlxf.attention.technique import check_int
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from rlxf.attention.positions.base import (
     PositionEmbedding,
 )
 from rlxf.attention.positions.t5_bias import check_buckets, two_sided_buckets
-from rlxf.attention.technique import check_int
 from rlxf.attention.token_index import TokenIndex
+from rlxf.utils.checks import check_int
 
 EXTRA_TOKENS_NOTE = ", including the extra global tokens of a bidirectional pattern"
 """Message part about extra global tokens, which have the first positions; see `LearnedGlobalTokens`."""

@@ -10,8 +10,9 @@ from torch import Tensor
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition, check_base, frequencies
 from rlxf.attention.positions.rope import check_pairs, rotate
-from rlxf.attention.technique import MAX_INT, SpecView, check_positive
+from rlxf.attention.technique import SpecView
 from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing
+from rlxf.utils.checks import MAX_INT, check_positive
 
 GAMMA = 0.4
 """The paper's gamma, which limits the decay of the fastest pair."""

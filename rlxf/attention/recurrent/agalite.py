@@ -11,7 +11,7 @@ from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
 from rlxf.attention.recurrent.heads import split_heads
 from rlxf.attention.recurrent.scan import linear_scan
-from rlxf.attention.technique import check_int
+from rlxf.utils.checks import check_int
 
 EPSILON = 1e-5
 """Added to the denominator, as in the authors' code."""

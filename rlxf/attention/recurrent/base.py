@@ -10,8 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.technique import MAX_FLOAT, SpecView, Technique
+from rlxf.attention.technique import SpecView, Technique
 from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.utils.checks import MAX_FLOAT
 
 MixerState = dict[str, Tensor]
 """State of a mixer by name; the first axis of each tensor is the batch B."""

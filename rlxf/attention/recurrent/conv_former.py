@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer
 from rlxf.attention.recurrent.scan import causal_windows
-from rlxf.attention.technique import check_int
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
 from rlxf.attention.recurrent.decayed_attention import delta_rule
 from rlxf.attention.recurrent.heads import ShortConvolution, rms_norm, split_heads, unit_norm
-from rlxf.attention.technique import check_bool, check_int
+from rlxf.utils.checks import check_bool, check_int
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rlxf.attention.recurrent.base import (
     time_constants,
 )
 from rlxf.attention.recurrent.deltanet import DeltaNet, DeltaRuleMixer
-from rlxf.attention.technique import check_int
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
 from rlxf.attention.recurrent.decayed_attention import decayed_attention
 from rlxf.attention.recurrent.heads import rms_norm, split_heads
-from rlxf.attention.technique import check_finite_number
+from rlxf.utils.checks import check_positive
 
 DECAY_RANK = 16
 """Rank of the projection of a token to its decays, as in the paper."""
@@ -37,9 +37,7 @@ class GLA(Recurrence):
     temperature: float = 16.0
 
     def __post_init__(self) -> None:
-        check_finite_number("GLA temperature", self.temperature)
-        if self.temperature <= 0:
-            raise ValueError(f"GLA temperature must be above 0, got {self.temperature}")
+        check_positive("GLA temperature", self.temperature)
 
     def build(self, width: int, heads: int) -> "GatedLinearAttention":
         return GatedLinearAttention(self, width, heads)

@@ -7,7 +7,7 @@ from torch import nn
 
 from rlxf.attention.recurrent.base import DEFAULT_HORIZON, Recurrence, time_constants
 from rlxf.attention.recurrent.lstm import GatedRNN
-from rlxf.attention.technique import check_int
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from rlxf.attention.recurrent.base import (
     zeros,
 )
 from rlxf.attention.recurrent.heads import split_heads
-from rlxf.attention.technique import check_choice, check_int
 from rlxf.attention.token_index import MISSING
+from rlxf.utils.checks import check_choice, check_int
 
 Update = Literal["linear", "delta"]
 """Values that a segment adds to the memory: its own, or what the memory does not predict of them."""

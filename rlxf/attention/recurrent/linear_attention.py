@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from rlxf.attention.kernels.kv_state import (
-    LOWEST_SCALE,
     KeyFeatures,
     KVState,
     append_ones,
@@ -19,7 +18,7 @@ from rlxf.attention.kernels.performer import Performer
 from rlxf.attention.kernels.rfa import RFA
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer
-from rlxf.attention.technique import MAX_SEED
+from rlxf.attention.technique import layer_seed
 from rlxf.attention.token_index import EMPTY, TokenIndex
 
 
@@ -36,7 +35,7 @@ class RandomFeatureRecurrence(Recurrence):
     def for_layer(self, number: int) -> Self:
         """Return the recurrence of a layer, counted from 0; its seed is larger by this number."""
         options: Any = self
-        seeded: Self = replace(options, seed=(self.seed + number) % (MAX_SEED + 1))
+        seeded: Self = replace(options, seed=layer_seed(self.seed, number))
         return seeded
 
     def build(self, width: int, heads: int) -> "LinearAttentionMixer":
@@ -166,7 +165,7 @@ class LinearAttentionMixer(RecurrentMixer):
         scale = (keys.scale + log_decay[..., None]).to(values.dtype)
         last = KeyFeatures(keys.features, scale).exclude(~kept)
         values = values.masked_fill(~kept[:, None, :, None], 0.0)
-        return y, _decay(before, log_decay, ~chunk.continues[:, -1]).add(last, values)
+        return y, before.decayed(log_decay, ~chunk.continues[:, -1]).add(last, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,10 +199,3 @@ class Chunk:
     def in_last_episode(self) -> Tensor:
         """True for the tokens of the last episode, (B, T) bool."""
         return self.valid & (self.number == self.number[:, -1:])
-
-
-def _decay(state: KVState, log_decay: Tensor, reset: Tensor) -> KVState:
-    """Multiply a state by e^log_decay (B, H), or clear it in the rows ``reset`` (B,) bool."""
-    scale = (state.scale + log_decay).to(state.scale.dtype).masked_fill(reset[:, None], LOWEST_SCALE)
-    cleared = reset[:, None, None, None]
-    return KVState(state.total.masked_fill(cleared, 0.0), scale, state.energy.masked_fill(cleared, 0.0))

@@ -16,7 +16,7 @@ from rlxf.attention.recurrent.base import (
     zeros,
 )
 from rlxf.attention.recurrent.scan import linear_scan
-from rlxf.attention.technique import check_finite_number
+from rlxf.utils.checks import check_finite_number
 
 MAX_RADIUS = 1 - 2.0**-20
 """Largest initial absolute value of an eigenvalue: float32 resolves the logarithm of smaller ones."""

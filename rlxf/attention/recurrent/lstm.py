@@ -18,8 +18,8 @@ from rlxf.attention.recurrent.base import (
     RecurrentMixer,
     time_constants,
 )
-from rlxf.attention.technique import check_int
 from rlxf.attention.token_index import is_tracing
+from rlxf.utils.checks import check_int
 
 BLOCK = 256
 """Time steps that torch's module processes in one call; the backward pass of a call is quadratic in them."""

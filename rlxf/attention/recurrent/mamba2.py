@@ -20,7 +20,7 @@ from rlxf.attention.recurrent.base import (
 )
 from rlxf.attention.recurrent.decayed_attention import decayed_attention
 from rlxf.attention.recurrent.heads import ShortConvolution, split_heads
-from rlxf.attention.technique import check_int
+from rlxf.utils.checks import check_int
 
 TIME_STEPS = (0.001, 0.1)
 """Range of the initial time steps of the paper's code."""

@@ -16,7 +16,7 @@ from rlxf.attention.recurrent.base import (
     zeros,
 )
 from rlxf.attention.recurrent.scan import linear_scan
-from rlxf.attention.technique import check_int
+from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)

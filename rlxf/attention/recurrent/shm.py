@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rlxf.attention.linear import orthogonal_linear
 from rlxf.attention.recurrent.base import EpisodeRuns, MixerState, Recurrence, RecurrentMixer, zeros
 from rlxf.attention.recurrent.scan import growing_scan
-from rlxf.attention.technique import check_int
+from rlxf.utils.checks import check_int
 
 NORM_EPSILON = 1e-5
 """Added to the sum of the features of keys and queries, as in the authors' code."""

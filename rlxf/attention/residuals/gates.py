@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.linear import TokenFunction, cast, mixed_linear, stacked_orthogonal
 from rlxf.attention.residuals.base import Gate, Residual
-from rlxf.attention.technique import check_finite_number
+from rlxf.utils.checks import check_finite_number
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlxf.cli.options import check_counts, check_not_negative, json_object, options
+from rlxf.cli.options import check_counts, check_options_not_negative, json_object, options
 from rlxf.cli.output import print_out
 from rlxf.cli.playback_command import PlaybackCommand
 
@@ -51,7 +51,7 @@ class AttentionPage(PlaybackCommand):
         from rlxf.cli.runs import TRANSFORMERS, agent_name
 
         check_counts(self, "max_steps")
-        check_not_negative(self, "seed")
+        check_options_not_negative(self, "seed")
         kwargs = dict(json_object(self.env_kwargs))
         run = open_run(self.run, self.checkpoint, self.env)
         agent_name(run, TRANSFORMERS)
@@ -81,14 +81,13 @@ class AttentionPage(PlaybackCommand):
         self, inspector: "EpisodeInspector", vec_env: "VecEnv", recording: "Recording", about: str
     ) -> None:
         from rlxf.cli.attention_page.page import page
-        from rlxf.utils.files import atomic_write
+        from rlxf.utils.files import write_file
 
         with closing(vec_env):
             limit = longest_episode(inspector.rows, self.max_steps)
             recording.play(inspector, vec_env, self.seed, limit)
         episode = self._episode(inspector, recording, about)
-        text = page(episode).encode("utf-8")
-        atomic_write(self._path, lambda handle: handle.write(text))
+        write_file(self._path, page(episode).encode())
         steps = f"{len(episode.steps):,} steps"
         written = f"the first {steps} of the episode" if episode.end == "cut" else steps
         print_out(f"{written} are written to {self._path}")

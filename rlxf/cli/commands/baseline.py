@@ -18,7 +18,7 @@ from rlxf.cli.options import (
     Track,
     check_counts,
     check_new_folder,
-    check_not_negative,
+    check_options_not_negative,
     check_stop_return,
     default_run_path,
     json_object,
@@ -81,7 +81,7 @@ class Baseline(Command):
     def check(self) -> None:
         """Raise ValueError or TypeError if an option is out of range, or an argument is invalid."""
         check_counts(self, "total_timesteps", "episodes", "evaluation_episodes", "n_envs", "frame_stack")
-        check_not_negative(self, "seed", "evaluate_every")
+        check_options_not_negative(self, "seed", "evaluate_every")
         check_stop_return(self.stop_return, self.evaluate_every, self.episodes)
         self.task.check()
         json_object(self.arguments, "--arguments")
@@ -92,7 +92,7 @@ class Baseline(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Check the options, make the agent and the run, and return the training to run."""
-        from rlxf.cli.runs import options_to_config
+        from rlxf.cli.run_options import options_to_config
         from rlxf.training import RunFolder
         from rlxf.training.file_contents import BASELINE, PROGRAM
         from rlxf.training.trackers import check_tracker

@@ -14,7 +14,7 @@ from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.calibration import check_independent_episodes
 from rlxf.cli.normalization import normalize_as_in_training
-from rlxf.cli.options import Command, Device, Trust, check_counts, check_not_negative, options
+from rlxf.cli.options import Command, Device, Trust, check_counts, check_options_not_negative, options
 from rlxf.cli.output import print_out
 from rlxf.cli.reports import checkpoints_of, print_titled
 from rlxf.cli.runs import OFFLINE, TRANSFORMERS, agent_name, dataset_ids, make_env
@@ -71,7 +71,7 @@ class Calibrate(Command):
         init_distributed()
         process_group().check_single_process("rlxf calibrate")
         check_counts(self, "episodes", "n_envs")
-        check_not_negative(self, "seed")
+        check_options_not_negative(self, "seed")
         check_levels(self.alpha, self.delta)
         run = RunFolder.open(self.run)
         offline = agent_name(run, TRANSFORMERS) == OFFLINE

@@ -19,7 +19,7 @@ from rlxf.cli.options import (
     Trust,
     check_counts,
     check_figure_path,
-    check_not_negative,
+    check_options_not_negative,
     options,
 )
 from rlxf.cli.output import console, print_out
@@ -256,7 +256,7 @@ class Collect(Command):
         from rlxf.training import RunFolder
 
         check_counts(self, "episodes", "n_envs")
-        check_not_negative(self, "seed")
+        check_options_not_negative(self, "seed")
         check_new(self.dataset)
         self.sb3.check()
         runs = [RunFolder.open(path) for path in self.runs]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from rlxf.cli.options import Command, Device, Trust, check_counts, check_not_negative, options
+from rlxf.cli.options import Command, Device, Trust, check_counts, check_options_not_negative, options
 
 if TYPE_CHECKING:
     from rlxf.cli.runs import Agent
@@ -66,7 +66,7 @@ class Estimate(Command):
         from rlxf.training import RunFolder
 
         check_counts(self, "updates", "members")
-        check_not_negative(self, "seed")
+        check_options_not_negative(self, "seed")
         FittedQConfig(discount=self.discount, updates=self.updates, members=self.members)
         run = RunFolder.open(self.run)
         files = select_checkpoints(run, self.checkpoint)

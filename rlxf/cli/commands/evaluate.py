@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from rlxf.cli.options import Command, Device, Json, Trust, check_counts, check_not_negative, options
+from rlxf.cli.options import Command, Device, Json, Trust, check_counts, check_options_not_negative, options
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -70,7 +70,7 @@ class Evaluate(Command):
         from rlxf.training import RunFolder
 
         check_counts(self, "episodes", "n_envs")
-        check_not_negative(self, "seed")
+        check_options_not_negative(self, "seed")
         run = RunFolder.open(self.run)
         env = make_env(run, self.env, self.env_kwargs, min(self.n_envs, self.episodes), self.trust)
         files = select_checkpoints(run, self.checkpoint)

@@ -50,8 +50,8 @@ class Pack(Command):
     def _pack(self, run: "RunFolder", agent: Any) -> None:
         from rlxf.agents.common.checkpoint import OPTIMIZER
         from rlxf.cli.shared_runs import shared_content
-        from rlxf.sharing.download import CHECKPOINT
         from rlxf.sharing.packing import Content, pack
+        from rlxf.utils.run_files import CHECKPOINT
 
         content = shared_content(
             run,

@@ -6,7 +6,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlxf.cli.options import check_counts, check_not_negative, json_object, options
+from rlxf.cli.options import check_counts, check_options_not_negative, json_object, options
 from rlxf.cli.output import print_out
 from rlxf.cli.playback_command import PlaybackCommand
 
@@ -43,7 +43,7 @@ class Play(PlaybackCommand):
         from rlxf.cli.reports import select_checkpoints
 
         check_counts(self, "episodes")
-        check_not_negative(self, "seed")
+        check_options_not_negative(self, "seed")
         if self.fps is not None and not SLOWEST <= self.fps <= FASTEST:
             raise ValueError(f"--fps must be from {SLOWEST} to {FASTEST:,}, got {self.fps:g}")
         run = open_run(self.run, self.checkpoint, self.env)
@@ -78,13 +78,12 @@ class Play(PlaybackCommand):
 
     def _write(self, recorder: Any, fps: float) -> None:
         from rlxf.evaluation.video import MAX_STEPS
-        from rlxf.utils.files import atomic_write
+        from rlxf.utils.files import write_file
         from rlxf.utils.gif import encode_gif
 
         path = self.run.with_suffix(".gif") if self.run.is_file() else self.run / "play.gif"
         frames = recorder.frames(self.episodes)
-        gif = encode_gif(frames, self.fps or fps)
-        atomic_write(path, lambda handle: handle.write(gif))
+        write_file(path, encode_gif(frames, self.fps or fps))
         limit = " (the limit)" if len(frames) >= MAX_STEPS else ""
         print_out(f"{len(frames):,} frames{limit} are written to {path}")
 

@@ -54,7 +54,7 @@ class Techniques(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Return the function that prints the list or the pairs, or draws the pattern."""
-        from rlxf.attention.technique import check_int
+        from rlxf.utils.checks import check_int
 
         if bool(self.names) + self.pairs + (self.draw is not None) > 1:
             raise ValueError("names, --pairs and --draw exclude each other: leave out all but one")

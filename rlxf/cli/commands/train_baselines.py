@@ -34,7 +34,8 @@ from rlxf.cli.options import (
     argument_defaults,
     options,
 )
-from rlxf.cli.runs import CLONING, FLOAT32_BYTES, RVS, check_config_budget
+from rlxf.cli.run_options import FLOAT32_BYTES, check_config_budget
+from rlxf.cli.runs import CLONING, RVS
 from rlxf.training import RunFolder, parse_schedule
 from rlxf.training.checkpoints import EVERY_SECONDS
 

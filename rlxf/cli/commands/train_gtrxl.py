@@ -35,7 +35,8 @@ from rlxf.cli.options import (
     options,
 )
 from rlxf.cli.progress import ONLINE_METRICS
-from rlxf.cli.runs import FLOAT32_BYTES, GTRXL
+from rlxf.cli.run_options import FLOAT32_BYTES
+from rlxf.cli.runs import GTRXL
 from rlxf.envs.curriculum import CurriculumCallback
 from rlxf.envs.worker_pool import Workers
 from rlxf.training import RunFolder, parse_schedule

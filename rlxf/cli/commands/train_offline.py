@@ -45,7 +45,8 @@ from rlxf.cli.options import (
     given_options,
     options,
 )
-from rlxf.cli.runs import FLOAT32_BYTES, OFFLINE, PRETRAINING
+from rlxf.cli.run_options import FLOAT32_BYTES
+from rlxf.cli.runs import OFFLINE, PRETRAINING
 from rlxf.training import RunFolder, parse_schedule, schedule_to_text
 from rlxf.training.checkpoints import EVERY_SECONDS
 from rlxf.training.distributed import process_group

@@ -13,7 +13,7 @@ from rlxf.agents.decision_transformer.conditioning import (
 from rlxf.agents.offline.objectives import QRegularized
 from rlxf.attention import GatedDeltaNet, TransformerSpec
 from rlxf.envs.wrappers import encoded_observation_space
-from rlxf.export.formats import trace
+from rlxf.export.formats import trace_step
 from rlxf.utils.warnings import silenced
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
@@ -96,7 +96,7 @@ def test_exported_step_equals_predict(core):
     agent = small_agent(core=CORES[core])
     step = step_of(agent)
     with silenced():
-        program = trace(step, vars(agent.policy.transformer.spec))
+        program = trace_step(step, vars(agent.policy.transformer.spec))
     assert largest_difference(agent, program.module(), step) < 1e-5
 
 
@@ -121,7 +121,7 @@ def test_exported_step_predicts_returns(conditioning):
     agent = small_agent(some_trajectories(NESTED), conditioning=conditioning, objective=objective)
     step = step_of(agent)
     with silenced():
-        program = trace(step, vars(agent.policy.transformer.spec))
+        program = trace_step(step, vars(agent.policy.transformer.spec))
     assert largest_difference(agent, program.module(), step) < 1e-5
 
 

@@ -132,7 +132,7 @@ def test_data_of_other_spaces_are_refused(observations, actions, kind):
 def test_levels_are_validated_before_any_computation(monkeypatch):
     monkeypatch.setattr("rlxf.agents.decision_transformer.learner.measure_exits", lambda *_: 1 / 0)
     for wrong in ({"alpha": 1.0}, {"delta": 0.0}):
-        with pytest.raises(ValueError, match="must lie between 0 and 1"):
+        with pytest.raises(ValueError, match="must be above 0 and below 1"):
             agent().calibrate(**wrong)
 
 

@@ -32,7 +32,7 @@ from rlxf.attention import (
     Window,
     XPos,
 )
-from rlxf.export.formats import ExportError, trace
+from rlxf.export.formats import ExportError, trace_step
 from rlxf.export.onnx_player import Player
 from rlxf.utils.warnings import silenced
 from tests.agents.gtrxl.worlds import (
@@ -99,7 +99,7 @@ def small(actions="Box", policy="MlpGTrXLPolicy", **changes):
 
 def traced(agent, step):
     with silenced():
-        return trace(step, vars(agent.core)).module()
+        return trace_step(step, vars(agent.core)).module()
 
 
 GENERAL = ("Compressive", "StreamingXL", "ACT")

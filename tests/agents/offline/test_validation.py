@@ -242,7 +242,7 @@ def test_a_single_best_episode_cannot_be_split():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"validation_share": 1}, ValueError, "validation_share must be above 0 and below 1, or None, got 1"),
+        ({"validation_share": 1}, ValueError, "validation_share must be above 0 and below 1, got 1"),
         ({"validation_share": "a"}, TypeError, "validation_share must be a number or None, got 'a'"),
         ({"validation_seed": -1}, ValueError, "validation_seed must be at least 0, got -1"),
         ({"validation_seed": 0.5}, TypeError, "validation_seed must be an integer, got 0.5"),

@@ -214,7 +214,7 @@ def test_incompatible_settings_raise(choices, message):
         (lambda: LSH(seed=-1), "LSH seed must be at least 0, got -1"),
         (lambda: Routing(clusters=0), "Routing clusters must be at least 1, got 0"),
         (lambda: Routing(window=0), "Routing window must be at least 1, got 0"),
-        (lambda: Routing(decay=1.0), "Routing decay must be in [0, 1), got 1.0"),
+        (lambda: Routing(decay=1.0), "Routing decay must be from 0 to below 1, got 1.0"),
         (lambda: Routing(commitment=-1.0), "Routing commitment must not be negative, got -1.0"),
         (lambda: Routing(seed=-1), "Routing seed must be at least 0, got -1"),
     ],

@@ -294,8 +294,8 @@ def test_invalid_options_raise(wrong, error, message):
     ("other", "message"),
     [
         ({"memory": KNN(layer=3)}, "must be at most the number of layers, 2"),
-        ({"kernel": Performer()}, "retrieves keys by softmax scores, which Performer"),
-        ({"kernel": LSH()}, "retrieves keys by softmax scores, which LSH"),
+        ({"kernel": Performer()}, "requires a softmax over all visible keys, got Performer"),
+        ({"kernel": LSH()}, "requires a softmax over all visible keys, got LSH"),
         ({"pattern": Longformer()}, "uses one projection for all tokens of a layer, but Longformer"),
         ({"depth": Universal()}, "reuses layers"),
         ({"causal": False}, "needs causal=True"),

@@ -15,8 +15,8 @@ from rlxf.agents.offline.objectives.critic import (
     CriticWindows,
 )
 from rlxf.attention import TransformerSpec
-from rlxf.attention.technique import PythonNumbers
 from rlxf.data import Trajectories
+from rlxf.utils.checks import PythonNumbers
 
 
 class ObjectiveLoss(nn.Module, ABC):

@@ -15,7 +15,7 @@ from rlxf.agents.offline.heads import (
     StochasticHead,
 )
 from rlxf.agents.offline.objectives.base import ObjectiveLoss, ObjectiveSpec
-from rlxf.attention.technique import check_finite_number, check_positive
+from rlxf.utils.checks import check_finite_number, check_positive
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from rlxf.agents.offline.objectives.critic import (
     window_targets,
 )
 from rlxf.attention import TransformerSpec
-from rlxf.attention.technique import check_finite_number, check_int, check_positive
 from rlxf.data import DatasetError, Trajectories
 from rlxf.data.findings import UNUSED_REWARDS, unused_rewards
+from rlxf.utils.checks import check_finite_number, check_int, check_positive
 from rlxf.utils.warnings import warn_user
 
 SMALLEST_SCALE = 1e-6

@@ -1,0 +1,39 @@
+"""Tests of the checks of arguments."""
+
+import math
+from fractions import Fraction
+from numbers import Integral
+
+import numpy as np
+import pytest
+
+from rlxf.utils.checks import check_between, is_number
+
+
+@pytest.mark.parametrize(
+    ("inclusive", "low", "high"),
+    [("both", True, True), ("left", True, False), ("right", False, True), ("neither", False, False)],
+)
+def test_ends_belong_to_a_range_as_stated(inclusive, low, high):
+    check_between("x", 0.5, 0, 1, inclusive)
+    for value, belongs in ((0, low), (1, high), (-0.1, False), (1.1, False)):
+        if belongs:
+            check_between("x", value, 0, 1, inclusive)
+        else:
+            with pytest.raises(ValueError, match=f"^x must be (from|above) 0 .* 1, got {value}$"):
+                check_between("x", value, 0, 1, inclusive)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(math.nan, ValueError), (math.inf, ValueError), ("1", TypeError), (True, TypeError)]
+)
+def test_other_values_are_in_no_range(value, error):
+    with pytest.raises(error, match=r"^x must be"):
+        check_between("x", value, -1, 1)
+
+
+def test_bools_are_no_numbers():
+    assert all(map(is_number, (1, 0.5, np.int8(1), np.float32(0.5), Fraction(1, 2))))
+    assert not any(map(is_number, (True, np.True_, "1", None, 1j)))
+    assert is_number(np.int64(1), Integral)
+    assert not is_number(1.0, Integral)
