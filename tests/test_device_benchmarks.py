@@ -77,7 +77,7 @@ def test_attention_is_measured(tmp_path, capsys):
     ]
     assert all(point.seconds > 0 for point in bench.points())
     assert len(bench.output.read_text().splitlines()) == 4
-    with pytest.raises(ValueError, match="only must be among every pair"):
+    with pytest.raises(ValueError, match="only must be among all pairs"):
         Attention(only=("flex_attention, Window",))
 
 

@@ -19,7 +19,7 @@ from rlxf.evaluation.aggregates import (
     probability_of_improvement,
 )
 from rlxf.evaluation.intervals import Interval
-from rlxf.experiments.curves import find_curve
+from rlxf.experiments.curves import Curve, find_points
 from rlxf.experiments.figures import (
     MAX_LINES,
     MAX_PANELS,
@@ -273,7 +273,10 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
         if agent in drawn and (group := _group(results, folder, task.name, agent)).curves
     ]
     if groups:
-        yield CURVES, learning_curves(groups, METRIC)
+        figure = learning_curves(groups, METRIC)
+        for axes in figure.axes:
+            axes.set_ylabel("mean return")
+        yield CURVES, figure
     if scores := _profiled(summary):
         yield PROFILE, performance_profile_figure(scores)
 
@@ -283,7 +286,7 @@ def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
     runs = results.of(task, agent)
     logged = [run for run in runs if (folder / run.cell.name / PROGRESS).is_file()]
     try:
-        curves = [find_curve(folder / run.cell.name, METRIC) for run in logged]
+        curves = [_training_curve(folder / run.cell.name, run.returns is not None) for run in logged]
     except ValueError as error:
         raise ExperimentError(f"{error}; remove the folder of the run to repeat it") from None
     drawn = [(run, curve) for run, curve in zip(logged, curves, strict=True) if curve is not None]
@@ -293,3 +296,14 @@ def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
     finished = [run.returns is not None for run, _ in drawn]
     group = Group(agent, task, [curve for _, curve in drawn], unfinished, unit, early, finished)
     return group.finished_only()
+
+
+def _training_curve(run: Path, complete: bool) -> Curve | None:
+    """Return the evaluations during a training; None if there are none.
+
+    The last one of a complete run follows the training and has other episodes, so it is left out unless it
+    is the only one.
+    """
+    steps, values = find_points(run, METRIC)
+    during = len(steps) - 1 if complete and len(steps) > 1 else len(steps)
+    return Curve.of_points(steps[:during], values[:during]) if during else None

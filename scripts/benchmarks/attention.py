@@ -10,6 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -20,11 +21,16 @@ from benchmarks.attention_subjects import SUBJECTS, Subject
 from benchmarks.machine import is_cuda, now
 from benchmarks.process_memory import peak_bytes
 from benchmarks.result_cache import run_missing, run_missing_here
+from rlxf.attention.registry import TECHNIQUES
 from rlxf.utils.matrix_products import float32_products
 
-ALL_PAIRS = "every pair"
+ALL_PAIRS = "all pairs"
 OTHERS = (ALL_PAIRS, "package")
 """First words of the names of subjects that are not those of rlxf."""
+MARKERS = "osD^v<>PXph*d8"
+"""Markers of the lines in a panel of the figure."""
+LIGHT = plt.colormaps["tab20"].resampled(20)
+"""Colors of the lines after the tenth."""
 FITTED = 2048
 """Minimum length for the fit of the exponent; below, constant costs of a pass matter."""
 
@@ -59,7 +65,7 @@ class Attention:
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
     """Sequence lengths, in tokens."""
     only: tuple[str, ...] = ()
-    """Names of the subjects, in addition to dense attention ("every pair"); default: all."""
+    """Names of the subjects, in addition to dense attention ("all pairs"); default: all."""
     repeats: int = 5
     """Timed passes after two for warm-up; the fastest counts."""
     device: str = "cpu"
@@ -187,14 +193,32 @@ def claims(subject: Subject, own: Sequence[Point], dense: dict[int, float]) -> I
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
-    """Plot time and memory over the length, with a line for each subject."""
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5))
-    for name, own in by_name(points).items():
-        lengths = [point.length for point in own]
-        axes[0].loglog(lengths, [1e3 * point.seconds for point in own], marker="o", label=name)
-        axes[1].loglog(lengths, [max(1, point.bytes) / 1e6 for point in own], marker="o", label=name)
-    axes[0].set(xlabel="tokens", ylabel="forward and backward, ms")
-    axes[1].set(xlabel="tokens", ylabel="peak memory, MB")
-    axes[0].legend(fontsize=8)
+    """Plot time over the length: patterns, and kernels, each with dense attention; packages are left out."""
+    figure, panels = plt.subplots(1, 2, figsize=(13, 5), sharey=True)
+    for kind, panel in zip(("pattern", "kernel"), panels, strict=True):
+        draw_lines(panel, [point for point in points if kind_of(point.name) in (None, kind)])
+        panel.set(xlabel="tokens", title=f"{kind}s")
+    panels[0].set(ylabel="forward and backward pass, ms")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def draw_lines(panel: Axes, points: Sequence[Point]) -> None:
+    """Draw a line for each subject, with its own color and marker; packages are left out."""
+    own = {name: own for name, own in by_name(points).items() if not name.startswith("package")}
+    for number, (name, measured) in enumerate(own.items()):
+        panel.loglog(
+            [point.length for point in measured],
+            [1e3 * point.seconds for point in measured],
+            color="black" if name == ALL_PAIRS else f"C{number}" if number < 10 else LIGHT(2 * number - 19),
+            marker=MARKERS[number % len(MARKERS)],
+            label=name,
+        )
+    panel.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+
+
+def kind_of(name: str) -> str | None:
+    """Return the axis of the technique that the name of a subject contains, None if there is none."""
+    words = {word.strip(",") for word in name.split()}
+    return next((axis for axis in ("pattern", "kernel") if words & {*TECHNIQUES[axis]}), None)

@@ -120,7 +120,7 @@ class SublayersWithKeptMasks(Sublayers):
 
 
 SUBJECTS: dict[str, Subject] = {
-    "every pair": Subject(lambda length: DenseAttention()),
+    "all pairs": Subject(lambda length: DenseAttention()),
     "Window": Subject(lambda length: Sublayers(pattern=Window(129)), 1.15),
     "Dilated": Subject(lambda length: Sublayers(pattern=Dilated(129, 4)), 1.15),
     "Local1D": Subject(lambda length: Sublayers(pattern=Local1D(64, 64)), 1.15),
@@ -128,14 +128,14 @@ SUBJECTS: dict[str, Subject] = {
     "ETC": Subject(lambda length: Sublayers(pattern=ETC(128)), 1.15),
     "BigBird": Subject(lambda length: Sublayers(pattern=BigBird(32)), 1.15),
     "Blockwise": Subject(lambda length: Sublayers(pattern=Blockwise(64)), 1.15),
-    "Longformer, both ways": Subject(
+    "Longformer, bidirectional": Subject(
         lambda length: Sublayers(pattern=Longformer(AROUND), causal=False), 1.15
     ),
-    "BigBird, both ways": Subject(
+    "BigBird, bidirectional": Subject(
         lambda length: Sublayers(pattern=BigBird(BLOCK, global_blocks=2), causal=False), 1.15
     ),
     "Linformer": Subject(lambda length: Sublayers(kernel=Linformer(length, SUMMARIES), causal=False), 1.15),
-    "Linformer, heads by themselves": Subject(
+    "Linformer, separate heads": Subject(
         lambda length: Sublayers(kernel=Linformer(length, SUMMARIES, sharing="none"), causal=False),
         1.15,
     ),
@@ -148,9 +148,9 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "Routing": Subject(lambda length: Sublayers(kernel=Routing(root(length))), 1.65, faster_from=8192),
     "Performer": Subject(lambda length: Sublayers(kernel=Performer()), 1.15),
-    "Performer, both ways": Subject(lambda length: Sublayers(kernel=Performer(), causal=False), 1.15),
+    "Performer, bidirectional": Subject(lambda length: Sublayers(kernel=Performer(), causal=False), 1.15),
     "RFA": Subject(lambda length: Sublayers(kernel=RFA()), 1.15),
-    "RFA that forgets": Subject(lambda length: Sublayers(kernel=RFA(gate=True)), 1.15),
+    "RFA with a gate": Subject(lambda length: Sublayers(kernel=RFA(gate=True)), 1.15),
     "Strided": Subject(lambda length: Sublayers(pattern=Strided(root(length))), 1.65, layers=LAYERS),
     "FixedColumns": Subject(lambda length: Sublayers(pattern=FixedColumns(root(length), 4)), 1.65),
 }

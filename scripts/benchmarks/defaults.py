@@ -223,21 +223,21 @@ def table(runs: dict[str, dict[str, Any]]) -> Table:
 
 
 def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
-    """Plot training returns over environment steps, with a panel for each task and a line for each run."""
+    """Plot training returns over steps: a panel for each task, as in `TASKS`, and a line for each run."""
     groups = grouped(runs)
-    names = list(dict.fromkeys(task for task, _ in groups))
+    names = [name for name in TASKS if name in {task for task, _ in groups}]
     columns = min(len(names), 4)
     rows = -(-len(names) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4.5 * columns, 3.2 * rows), squeeze=False)
-    colours = dict(zip(PROGRAMS, ("tab:blue", "tab:orange", "tab:gray"), strict=True))
+    colors = dict(zip(PROGRAMS, ("tab:blue", "tab:orange", "tab:gray"), strict=True))
     for (task, program), group in groups.items():
         axis = axes.flat[names.index(task)]
         for run in group:
             steps, returns = zip(*((step / 1000, value) for step, value in run["curve"]), strict=True)
-            axis.plot(steps, returns, color=colours[program], alpha=0.7)
+            axis.plot(steps, returns, color=colors[program], alpha=0.7)
         axis.set(title=task, xlabel="environment steps, thousands")
     axes[0, 0].set_ylabel("mean training return")
-    lines = [Line2D([], [], color=colour, label=program) for program, colour in colours.items()]
+    lines = [Line2D([], [], color=color, label=program) for program, color in colors.items()]
     figure.legend(handles=lines, loc="lower right", ncols=len(lines))
     figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(path, dpi=120)

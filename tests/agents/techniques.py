@@ -26,7 +26,7 @@ CHOICES = {
 for name in ("Compressive", "StreamingXL", "RMT", "RATE"):
     CHOICES[f"memory {name}"]["pattern"] = Full()
 CHOICES["memory KNN"]["pattern"] = Window(SHORT["KNN"].length + 1)
-CHOICES["kernel RFA that forgets"] = {"kernel": GATED_RFA, "position": RoPE()}
+CHOICES["kernel RFA with a gate"] = {"kernel": GATED_RFA, "position": RoPE()}
 each = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 """Decorator that runs a test with each option: ``{axis: technique}``."""
 

@@ -97,7 +97,7 @@ def test_steps_are_shown_for_a_task_whose_trainings_can_end_early(plan, tmp_path
 
 
 def test_curves_of_trainings_that_ended_early_are_continued(plan, tmp_path, monkeypatch):
-    values = {0: (1.0, 9.0), 1: (1.0, 2.0, 3.0), 2: (1.0, 5.0)}
+    values = {0: (1.0, 9.0, 8.0), 1: (1.0, 2.0, 3.0, 4.0), 2: (1.0, 5.0)}
     for seed, each in values.items():
         write_run(tmp_path / f"pole/ppo/seed-{seed}", each, seed)
     marks = {0: Completion(250, {}, ended_early=True), 1: Completion(300, {}), 2: None}
@@ -112,7 +112,7 @@ def test_curves_of_trainings_that_ended_early_are_continued(plan, tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("failed", "ends"), [((2,), [300, 300]), ((0, 1), [100]), ((0, 1, 2), [300, 300, 100])]
+    ("failed", "ends"), [((2,), [200, 200]), ((0, 1), [100]), ((0, 1, 2), [300, 300, 100])]
 )
 def test_curves_of_runs_that_failed_are_drawn_only_without_complete_runs(
     plan, tmp_path, monkeypatch, failed, ends
@@ -124,6 +124,15 @@ def test_curves_of_runs_that_failed_are_drawn_only_without_complete_runs(
     list(write_summary(summary(plan, tuple(f"pole/ppo/seed-{seed}" for seed in failed)), tmp_path))
     assert [curve.steps[-1] for curve in drawn[0].lines("eval/mean_reward")] == ends
     assert drawn[0].unfinished == len(failed)
+
+
+def test_the_evaluation_after_a_training_is_not_in_the_figure(plan, tmp_path):
+    values = [1.0, 2.0, 9.0]
+    for seed in range(3):
+        write_run(tmp_path / f"pole/ppo/seed-{seed}", values, seed)
+    ((_, figure), *_) = module._figures(summary(plan), tmp_path)
+    assert figure.axes[0].lines[0].get_xydata().tolist() == [[100, 1], [200, 2]]
+    assert figure.axes[0].get_ylabel() == "mean return"
 
 
 def test_failed_runs_are_counted_and_named(plan, tmp_path):

@@ -104,8 +104,8 @@ class PPOOptions:
     """Learning rate of Adam over the training: NUMBER, linear:START:END[:FRACTION] or cosine:START:END.
     The default decays to 0, so that the policy stops changing at the end."""
     gamma: float = DEFAULTS["gamma"]
-    """Discount factor. The horizon is about 1 / (1 - gamma) steps: use 0.995 for a T-Maze with a
-    long corridor, for example."""
+    """Discount factor. The horizon is about 1 / (1 - gamma) steps: use 0.995 or more if rewards are
+    several hundred steps ahead."""
     gae_lambda: float = DEFAULTS["gae_lambda"]
     """Lambda of generalized advantage estimation. Values near 1 have less bias and more variance."""
     critic_lambda: float | None = DEFAULTS["critic_lambda"]
@@ -144,7 +144,8 @@ class PPOOptions:
     """Recompute the memory with the current weights after each update.
     This costs one extra pass over (layers * memory length) steps per environment."""
     reconstruction_coef: float = DEFAULTS["reconstruction_coef"]
-    """Coefficient of the observation reconstruction loss. 0 turns it off. It helps with sparse rewards."""
+    """Coefficient of the observation reconstruction loss. 0 turns it off. It trains the memory before the
+    first reward, but does not help to find rewards."""
     gradient_accumulation_steps: int = DEFAULTS["gradient_accumulation_steps"]
     """Number of micro-batches into which each minibatch is divided to save memory, at most its number of
     segments. The update stays the same, apart from rounding."""

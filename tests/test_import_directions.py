@@ -76,11 +76,11 @@ def target(name: str) -> str:
     return name if name in SOURCES else head
 
 
-def arrows(tree: ast.AST) -> set[str]:
+def imported_modules(tree: ast.AST) -> set[str]:
     return {target(name) for name in imported(tree) if name.split(".")[0] == "rlxf"}
 
 
-ARROWS = {module: arrows(tree) for module, tree in SOURCES.items()}
+IMPORTS = {module: imported_modules(tree) for module, tree in SOURCES.items()}
 
 
 def test_all_forms_of_import_are_detected():
@@ -92,14 +92,14 @@ def test_all_forms_of_import_are_detected():
 
 @pytest.mark.parametrize("module", SOURCES)
 def test_package_imports_only_allowed_packages(module):
-    packages = {package_of(other) for other in ARROWS[module]} - {""}
+    packages = {package_of(other) for other in IMPORTS[module]} - {""}
     assert packages <= MAY_IMPORT[package_of(module)], (
         f"{module} imports {packages - MAY_IMPORT[package_of(module)]}"
     )
 
 
 def test_there_are_no_import_cycles():
-    graph = {module: arrows(without_type_imports(tree)) for module, tree in SOURCES.items()}
+    graph = {module: imported_modules(without_type_imports(tree)) for module, tree in SOURCES.items()}
     TopologicalSorter(graph).prepare()
 
 
@@ -111,10 +111,10 @@ def test_attention_imports_only_torch(module):
 
 @pytest.mark.parametrize("module", [name for name in SOURCES if TECHNIQUES & set(name.split(".")[2:3])])
 def test_technique_does_not_import_its_composition(module):
-    above = {other for other in ARROWS[module] if COMPOSERS & set(other.split(".")[2:3])}
+    above = {other for other in IMPORTS[module] if COMPOSERS & set(other.split(".")[2:3])}
     assert above <= COMPOSES.get(module, set()), f"{module} imports {above}"
 
 
 @pytest.mark.parametrize("module", SOURCES)
 def test_commands_are_not_imported_directly(module):
-    assert not ARROWS[module] & COMMANDS, f"{module} imports {ARROWS[module] & COMMANDS}"
+    assert not IMPORTS[module] & COMMANDS, f"{module} imports {IMPORTS[module] & COMMANDS}"
