@@ -19,7 +19,7 @@ from rlxf.agents.common.arguments import (
 from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.captured_function import supports_graphs
 from rlxf.agents.common.episode_statistics import EpisodeStatistics
-from rlxf.agents.common.losses import Distillation
+from rlxf.agents.common.losses import Distillation, check_distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.precision import Precision, check_precision
 from rlxf.agents.common.training_env import as_training_env, warn_of_ignored_n_envs
@@ -431,15 +431,18 @@ class GTrXLPPO(TrainingLoop):
             progress_bar: show a progress bar.
 
         Raises:
-            TypeError: if ``total_timesteps`` or ``log_interval`` is not a number.
-            ValueError: if they are out of range, spaces or device of the teacher differ, the teacher has a
-                datastore, or actor is unknown.
+            TypeError: if ``total_timesteps`` or ``log_interval`` is not a number, the teacher is not a
+                `GTrXLPPO`, or distillation not a `Distillation`.
+            ValueError: if numbers are out of range, the teacher is this agent, has other spaces or another
+                device, or has a datastore, or actor is unknown.
 
         Warns:
             UserWarning: if target_kl is set.
         """
         total_timesteps = as_whole_number("total_timesteps", total_timesteps, least=0)
         log_interval = as_log_interval(log_interval)
+        distillation = Distillation() if distillation is None else distillation
+        check_distillation(self, GTrXLPPO, teacher, distillation)
         self.ranks.check_single_process("distill")
         if self.target_kl is not None:
             warn_user(f"distill has no KL limit, target_kl={self.target_kl} has no effect")
@@ -447,7 +450,7 @@ class GTrXLPPO(TrainingLoop):
             student=self.policy,
             teacher=teacher.policy,
             n_envs=self.n_envs,
-            distillation=distillation or Distillation(),
+            distillation=distillation,
             actor=actor,
             generator=self.order,
         )
