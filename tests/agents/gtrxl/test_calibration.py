@@ -90,7 +90,8 @@ def test_statistics_of_the_training_are_not_changed():
     one.learn(one.n_steps * one.n_envs)
     before = env.obs_rms.mean.copy(), env.obs_rms.count
     one.calibrate(one.get_env(), thresholds=(0.5,), episodes=6, seed=0)
-    assert (env.obs_rms.mean == before[0]).all() and env.obs_rms.count == before[1]
+    assert (env.obs_rms.mean == before[0]).all()
+    assert env.obs_rms.count == before[1]
     assert env.training
 
 
