@@ -67,8 +67,6 @@ class GTrXLActingStep(ActingStep):
         raw_space: spaces.Space[Any] | None = None,
     ):
         check_exportable(policy.core)
-        with torch.no_grad():  # the distribution of the last update has gradients and cannot be copied
-            policy.heads(torch.zeros(1, policy.core.width, device=policy.device))
         policy = copy_for_export(policy)
         policy.network_step = None
         statistics = policy.observation_space if normalizer is None else normalizer.venv.observation_space
@@ -81,13 +79,7 @@ class GTrXLActingStep(ActingStep):
         self._template = template
         self._statistics = statistics
         self.normalization = None if normalizer is None else ObservationNormalization(normalizer)
-        dtype = torch.as_tensor(policy.to_environment(self._example_action())).dtype
-        self.decode = EnvironmentActions(policy.action_space, dtype)
-
-    def _example_action(self) -> Tensor:
-        with torch.no_grad():
-            latent = torch.zeros(self.envs, self.policy.core.width)
-            return self.policy.most_likely_actions(latent)
+        self.decode = EnvironmentActions(policy.action_space)
 
     def forward(
         self, observations: dict[str, Tensor], episode_start: Tensor, state: dict[str, Tensor]
