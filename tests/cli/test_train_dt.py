@@ -19,8 +19,9 @@ from rlxf import DecisionTransformer, TransformerSpec
 from rlxf.agents.decision_transformer import KZL, ODT, Imitation
 from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, TargetReturn
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.offline.objectives import OBJECTIVES, QRegularized
+from rlxf.agents.offline.objectives import OBJECTIVES, MaximumEntropy, QRegularized
 from rlxf.cli import main
+from rlxf.cli.choices import choice_to_text, parse_choice
 from rlxf.cli.commands.train_offline import OfflineOptions
 from rlxf.cli.entry_point import parse
 from rlxf.data import UniformSteps
@@ -118,6 +119,18 @@ def test_published_settings_can_be_chosen(name, published):
     others = {each: value for each, value in OfflineOptions().arguments().items() if each not in published}
     assert options.learner.arguments() | {"core": options.core} == published | others
     assert options.settings == name
+
+
+@pytest.mark.parametrize(
+    ("objective", "text"),
+    [
+        (MaximumEntropy(), "MaximumEntropy"),
+        (MaximumEntropy(temperature=0.2), '{"name": "MaximumEntropy", "temperature": 0.2}'),
+    ],
+)
+def test_text_of_an_objective_has_its_options(objective, text):
+    assert choice_to_text(objective) == text
+    assert parse_choice("objective", text, OBJECTIVES) == objective
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["before", "after"])
