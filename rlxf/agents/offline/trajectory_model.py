@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -97,8 +97,7 @@ class TrajectoryConfig(OfflineConfig):
 
     def _loggable_settings(self) -> dict[str, Any]:
         settings = {name: value for name, value in super()._loggable_settings().items() if name != "core"}
-        core = {field.name: getattr(self.core, field.name) for field in fields(self.core)}
-        return settings | core | {"feed_forward": self.core.inner_width}
+        return settings | vars(self.core.resolved())
 
 
 def default_return_scale(data: Trajectories) -> float:
