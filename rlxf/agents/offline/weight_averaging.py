@@ -50,7 +50,8 @@ class WeightAverage:
         self.updates = 0
         own, new = dict(acting.named_parameters()), dict(trained.named_parameters())
         names = [name for name in new if not name.startswith(copied)]
-        self._averages, self._weights = ([each[name] for name in names] for each in (own, new))
+        self._averages: list[Tensor] = [own[name] for name in names]
+        self._weights: list[Tensor] = [new[name] for name in names]
         self._copies = [(own[name], new[name]) for name in new if name.startswith(copied)]
 
     def begin(self) -> None:
