@@ -35,12 +35,6 @@ class BehaviorCloningConfig(MLPConfig):
     BOUNDS: ClassVar[dict[str, Rule]] = MLPConfig.BOUNDS | {"best": number(most=1, above=0)}
     best: float
 
-    def check(self) -> None:
-        """Check all numbers; errors as in `MLPConfig`."""
-        super().check()
-        if not 0 < self.best <= 1:
-            raise ValueError(f"best must be a share of the episodes above 0 and at most 1, got {self.best}")
-
 
 class BehaviorCloning(MLPAgent):
     """Behavior cloning: a multilayer perceptron that imitates the actions of the data.

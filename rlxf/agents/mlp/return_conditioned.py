@@ -22,7 +22,6 @@ from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.objectives import Objective
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
 from rlxf.agents.offline.trajectory_model import default_return_scale
-from rlxf.attention.technique import check_positive
 from rlxf.data import Trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import differ_beyond_rounding
@@ -39,12 +38,6 @@ class ReturnConditionedMLPConfig(MLPConfig):
 
     BOUNDS: ClassVar[dict[str, Rule]] = MLPConfig.BOUNDS | {"return_scale": number(above=0)}
     return_scale: float | None
-
-    def check(self) -> None:
-        """Check all numbers; errors as in `MLPConfig`."""
-        super().check()
-        if self.return_scale is not None:
-            check_positive("return_scale", self.return_scale)
 
     def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
         """Return the scale of returns."""

@@ -17,14 +17,13 @@ from rlxf.agents.common.checkpoint import state_memory, window_memory
 from rlxf.agents.common.compiled_losses import check_transformer
 from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.common.weights import check_stored_parameters, core_error_context
-from rlxf.agents.offline.config import Converter, OfflineConfig, check_sizes
+from rlxf.agents.offline.config import Converter, OfflineConfig
 from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel, feature_width
 from rlxf.attention import Transformer, TransformerSpec
 from rlxf.attention.dropout import Dropout
 from rlxf.attention.recurrent.base import RecurrentMixer
-from rlxf.attention.technique import check_positive
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training.json_rules import Rule, number, whole
 
@@ -72,13 +71,6 @@ class TrajectoryConfig(OfflineConfig):
     def acting_windows(self) -> int:
         """Number of context windows that an acting step of one environment processes at once."""
         return 1
-
-    def check(self) -> None:
-        """Check all numbers; errors as in `OfflineConfig`."""
-        super().check()
-        check_sizes(episode_length=self.episode_length)
-        if self.return_scale is not None:
-            check_positive("return_scale", self.return_scale)
 
     def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
         """Return the scale of returns, and the number of time-step embeddings."""
