@@ -16,7 +16,8 @@ from rlxf.training.json_rules import Rule, choice, number
 
 ContextKind = Literal["window", "episode"]
 """Steps that an action depends on: those of a window, or all those of the episode."""
-CONTEXTS = get_args(ContextKind)
+CONTEXT_RULE = choice(*get_args(ContextKind))
+"""Rule of the context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class DecisionTransformerConfig(TrajectoryConfig):
     """Arguments of `DecisionTransformer` that its checkpoints hold."""
 
     BOUNDS: ClassVar[dict[str, Rule]] = TrajectoryConfig.BOUNDS | {
-        "context": choice(*CONTEXTS),
+        "context": CONTEXT_RULE,
         "state_loss_weight": number(0),
         "return_loss_weight": number(0),
     }

@@ -25,7 +25,7 @@ from rlxf.agents.decision_transformer.conditioning import (
     SampledReturn,
 )
 from rlxf.agents.decision_transformer.config import (
-    CONTEXTS,
+    CONTEXT_RULE,
     ContextKind,
     DecisionTransformerConfig,
     decision_transformer,
@@ -41,7 +41,7 @@ from rlxf.agents.offline.objectives import Objective
 from rlxf.agents.offline.sb3_arguments import OFFLINE_SB3_ARGUMENTS
 from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
 from rlxf.attention import TransformerSpec
-from rlxf.attention.technique import check_choice, check_int
+from rlxf.attention.technique import check_int
 from rlxf.data import DatasetError, Trajectories, Windows, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.sampling import Sampling
@@ -209,7 +209,7 @@ class DecisionTransformer(OnlineFinetuning):
         _init_setup_model: bool = True,
     ):
         core = decision_transformer() if core is None else core
-        check_choice("context", context, CONTEXTS)
+        CONTEXT_RULE.check_argument("context", context)
         config = DecisionTransformerConfig.of(locals())
         model = model_class(context, config.conditioning)
         super().__init__(
