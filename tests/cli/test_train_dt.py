@@ -221,7 +221,7 @@ def test_datasets_are_concatenated(data):
             ["--dataset", "test/small-v0", "--context", "episode"],
             "needs a core with memory, e.g. memory=XL(128), pattern=Window(129), or context='window'",
         ),
-        (["--dataset", "test/small-v0", "--context-length", "0"], "context_length must be at least 1, got 0"),
+        (["--dataset", "test/small-v0", "--context-length", "0"], "must be an integer of at least 1, got 0"),
         (["--dataset", "test/small-v0", "--learning-rate", "fast"], "a schedule is NUMBER"),
         (["--dataset", "test/small-v0", "--env", "Pendulum-v1"], "does not fit dataset test/small-v0"),
         (["--dataset", "test/small-v0", "--env", "Pendlum-v1"], "similar ids: Pendulum-v1"),
